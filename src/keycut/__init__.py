@@ -1,0 +1,7 @@
+"""Keycut: prune the key and query channels of linear-attention language models.
+
+Importing this package is cheap on purpose: torch, transformers and flash-linear-attention are
+imported by the modules that need them, not here.
+"""
+
+__version__ = "0.1.0"

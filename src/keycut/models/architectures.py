@@ -1,0 +1,156 @@
+"""Where each architecture keeps its key channels: a table, and arithmetic on config.json.
+
+Nothing here knows a model class. A checkpoint is its config.json (a dict) and its tensors by
+name; an architecture says which axis of which tensor runs over the key channels, and what a
+config looks like when they become fewer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from keycut.errors import InputError, nearest
+
+Config = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class KeyShape:
+    """The mixer of a model, in numbers. All layers have the same."""
+
+    layers: tuple[int, ...]  # those with a delta rule; a hybrid has softmax layers between them
+    heads: int
+    width: int  # d_k
+    value_heads: int
+    value_width: int  # d_v
+
+    def state_bytes(self, bytes_per_number: int = 4) -> int:
+        """The recurrent state of one sequence; the kernels hold it in float32."""
+        per_layer = self.value_heads * self.width * self.value_width
+        return len(self.layers) * per_layer * bytes_per_number
+
+
+def by_head(shape: KeyShape) -> np.ndarray:
+    """(heads, d_k): the rows of head 0, then those of head 1, and so on."""
+    return np.arange(shape.heads * shape.width).reshape(shape.heads, shape.width)
+
+
+@dataclass(frozen=True)
+class KeyTensor:
+    """A tensor with an axis over the key channels; `layout` gives the place of each on it."""
+
+    name: str  # below the layer's mixer
+    axis: int = 0
+    layout: Callable[[KeyShape], np.ndarray] = by_head
+
+
+@dataclass(frozen=True)
+class Architecture:
+    model_type: str
+    shape: Callable[[Config], KeyShape]
+    resized: Callable[[Config, int], Config]
+    """The config with another d_k and the same d_v."""
+    q_proj: KeyTensor = KeyTensor("q_proj.weight")
+    k_proj: KeyTensor = KeyTensor("k_proj.weight")
+    q_filters: tuple[KeyTensor, ...] = (KeyTensor("q_conv1d.weight"), KeyTensor("q_conv1d.bias"))
+    k_filters: tuple[KeyTensor, ...] = (KeyTensor("k_conv1d.weight"), KeyTensor("k_conv1d.bias"))
+    mixer: str = "model.layers.{layer}.attn."
+
+    def name(self, layer: int, tensor: KeyTensor) -> str:
+        return self.mixer.format(layer=layer) + tensor.name
+
+    def key_tensors(self) -> Iterator[KeyTensor]:
+        """All of them. Filters are optional: a model may have no bias, or no convolution."""
+        yield self.q_proj
+        yield self.k_proj
+        yield from self.q_filters
+        yield from self.k_filters
+
+
+def _need(config: Config, key: str) -> Any:
+    if key not in config:
+        raise InputError(f"config.json of a {config['model_type']} model: {key!r} is missing")
+    return config[key]
+
+
+def _mixer_layers(config: Config) -> tuple[int, ...]:
+    softmax = set((config.get("attn") or {}).get("layers", ()))
+    return tuple(i for i in range(_need(config, "num_hidden_layers")) if i not in softmax)
+
+
+def _whole(value: float, what: str) -> int:
+    if not math.isclose(value, round(value), rel_tol=1e-5) or round(value) < 1:
+        raise InputError(f"{what} is {value}: must be a whole number, 1 or more")
+    return round(value)
+
+
+def _delta_net_shape(config: Config) -> KeyShape:
+    hidden, heads = _need(config, "hidden_size"), _need(config, "num_heads")
+    key_dim = hidden * config.get("expand_k", 1.0)
+    value_dim = hidden * config.get("expand_v", 1.0)
+    said = f"with hidden_size {hidden} and num_heads {heads}"
+    return KeyShape(
+        layers=_mixer_layers(config),
+        heads=heads,
+        width=_whole(key_dim / heads, f"the key width of a head {said}"),
+        value_heads=heads,
+        value_width=_whole(value_dim / heads, f"the value width of a head {said}"),
+    )
+
+
+def _delta_net_resized(config: Config, width: int) -> Config:
+    return {**config, "expand_k": config["num_heads"] * width / config["hidden_size"]}
+
+
+def _gated_shape(config: Config) -> KeyShape:
+    heads, width = _need(config, "num_heads"), _need(config, "head_dim")
+    value_heads = config.get("num_v_heads") or heads
+    if value_heads % heads:
+        raise InputError(f"num_v_heads {value_heads}: must be a multiple of num_heads {heads}")
+    value_width = width * config.get("expand_v", 2.0)
+    return KeyShape(
+        layers=_mixer_layers(config),
+        heads=heads,
+        width=_whole(width, "head_dim"),
+        value_heads=value_heads,
+        value_width=_whole(value_width, f"head_dim {width} times expand_v"),
+    )
+
+
+def _gated_resized(config: Config, width: int) -> Config:
+    values = _gated_shape(config).value_width
+    expand_v = values / width
+    # fla takes int(head_dim * expand_v), which for some widths falls one short of the values.
+    while int(width * expand_v) < values:
+        expand_v = math.nextafter(expand_v, math.inf)
+    return {**config, "head_dim": width, "expand_v": expand_v}
+
+
+ARCHITECTURES = {
+    architecture.model_type: architecture
+    for architecture in (
+        Architecture("delta_net", _delta_net_shape, _delta_net_resized),
+        Architecture(
+            "delta_net_shared_conv",
+            _delta_net_shape,
+            _delta_net_resized,
+            # A filter of a whole head, or of all of them, has no key channels of its own.
+            q_filters=(),
+            k_filters=(),
+        ),
+        Architecture("gated_deltanet", _gated_shape, _gated_resized),
+    )
+}
+
+
+def architecture(config: Config) -> Architecture:
+    model_type = config.get("model_type")
+    if model_type not in ARCHITECTURES:
+        hint = nearest(str(model_type), ARCHITECTURES)
+        raise InputError(f"model_type {model_type!r} is none that Keycut knows{hint}")
+    return ARCHITECTURES[model_type]

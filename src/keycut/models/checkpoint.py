@@ -1,0 +1,220 @@
+"""Models on disk: opened, loaded without anything left to chance, saved whole."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from keycut.artefact import digest, read_json, sha256, whole
+from keycut.errors import InputError
+from keycut.models.architectures import Config, architecture
+
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "tokenizer.model",
+)
+
+# What wrappers put before a name: torch.compile, data parallel training, peft.
+WRAPPERS = ("_orig_mod.", "module.", "base_model.model.")
+
+# Names that older flash-linear-attention gave, and what they are called now; None: never used in
+# a forward pass, so dropped.
+RENAMES: tuple[tuple[str, str | None], ...] = (
+    (r"(model\.layers\.\d+\.)attn\.norm\.weight", r"\1attn_norm.weight"),
+    (r"(model\.layers\.\d+\.)mlp\.norm\.weight", r"\1mlp_norm.weight"),
+    (r"model\.layers\.\d+\.attn\.D", None),
+)
+
+
+class Checkpoint:
+    """A model folder: its config.json and its safetensors, read tensor by tensor."""
+
+    def __init__(self, folder: Path | str):
+        self.folder = Path(folder)
+        config = self.folder / "config.json"
+        if not config.is_file():
+            raise InputError(f"{self.folder} is no model folder: it has no config.json")
+        self.config: Config = read_json(config)
+        self.architecture = architecture(self.config)
+        self.shape = self.architecture.shape(self.config)
+        self.files = self._files()
+
+    def _files(self) -> dict[str, str]:
+        """The file of each tensor."""
+        if (self.folder / INDEX).is_file():
+            return dict(read_json(self.folder / INDEX)["weight_map"])
+        if (self.folder / WEIGHTS).is_file():
+            with self._open(WEIGHTS) as file:
+                return dict.fromkeys(file.keys(), WEIGHTS)
+        pickles = sorted(p.name for p in self.folder.glob("*.bin"))
+        if pickles:
+            raise InputError(
+                f"{self.folder} has pickled weights only ({pickles[0]}), which can run code when "
+                "they are read: `keycut download` converts those of a hub model; for your own, "
+                "call save_pretrained once where you trust them"
+            )
+        raise InputError(f"{self.folder} is no model folder: it has no {WEIGHTS}")
+
+    def _open(self, name: str) -> Any:
+        path = self.folder / name
+        if not path.is_file():
+            raise InputError(f"{path} is missing, though {INDEX} names it")
+        try:
+            return safe_open(path, framework="pt")
+        except SafetensorError as error:
+            raise InputError(f"{path} is cut off or damaged: {error}") from None
+
+    def tensors(self, names: Iterable[str] | None = None) -> Iterator[tuple[str, torch.Tensor]]:
+        """Those named, or all, file by file."""
+        wanted = set(self.files if names is None else names)
+        absent = sorted(wanted - set(self.files))
+        if absent:
+            raise InputError(f"{self.folder}: no tensor named {', '.join(absent)}")
+        for name in sorted(set(self.files.values())):
+            with self._open(name) as file:
+                for tensor in file.keys():  # noqa: SIM118 (not a dict)
+                    if tensor in wanted:
+                        yield tensor, file.get_tensor(tensor)
+
+    def tensor(self, name: str) -> torch.Tensor:
+        return next(self.tensors([name]))[1]
+
+    def digest(self) -> str:
+        """What the model is: its config and the bytes of its weights."""
+        weights = {name: sha256(self.folder / name) for name in sorted(set(self.files.values()))}
+        return digest({"config": self.config, "weights": weights})
+
+
+def todays_name(name: str) -> str | None:
+    """What a tensor is called now, or None for one that no forward pass used."""
+    for wrapper in WRAPPERS:
+        name = name.removeprefix(wrapper)
+    for old, new in RENAMES:
+        if re.fullmatch(old, name):
+            return None if new is None else re.sub(old, new, name)
+    return name
+
+
+def renamed(tensors: Iterable[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    """Tensors by today's names; the MLP's gate and up matrices, once joined, apart."""
+    found = {today: tensor for name, tensor in tensors if (today := todays_name(name))}
+    for name in [name for name in found if name.endswith(".mlp.gate_proj.weight")]:
+        up = name.replace("gate_proj", "up_proj")
+        down = found.get(name.replace("gate_proj", "down_proj"))
+        if up not in found and down is not None and found[name].shape[0] == 2 * down.shape[1]:
+            found[name], found[up] = (half.clone() for half in found[name].chunk(2))
+    return found
+
+
+def fitted(
+    tensors: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor], where: Path
+) -> dict[str, torch.Tensor]:
+    """The tensors, if they are those expected and of their shapes; else an error naming them."""
+    missing = sorted(set(expected) - set(tensors))
+    unexpected = sorted(set(tensors) - set(expected))
+    misfits = [
+        f"{name} is {list(tensors[name].shape)}, expected {list(expected[name].shape)}"
+        for name in sorted(set(expected) & set(tensors))
+        if tensors[name].shape != expected[name].shape
+    ]
+    problems = [
+        f"{kind}: {', '.join(names[:8])}{f' and {len(names) - 8} more' if names[8:] else ''}"
+        for kind, names in (
+            ("missing", missing),
+            ("unexpected", unexpected),
+            ("of another shape", misfits),
+        )
+        if names
+    ]
+    if problems:
+        raise InputError(f"{where}: the parameters do not fit the model; " + "; ".join(problems))
+    return dict(tensors)
+
+
+def _auto_classes() -> tuple[Any, Any]:
+    """transformers' Auto classes, with every architecture of ours registered and runnable."""
+    import fla  # noqa: F401 (registers its models)
+    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.utils import logging
+
+    import keycut.models.shared_conv  # noqa: F401 (registers ours)
+    from keycut.models import cpu
+
+    cpu.install()
+    logging.disable_progress_bar()  # a bar for every file, in logs that nobody watches
+    return AutoConfig, AutoModelForCausalLM
+
+
+def load(
+    source: Path | str, *, dtype: torch.dtype | None = None, device: torch.device | str = "cpu"
+) -> Any:
+    """The causal language model in a folder, in evaluation mode, every parameter accounted for.
+
+    `dtype` is the type of all its floating-point parameters: by default the one its config names.
+    """
+    checkpoint = Checkpoint(source)
+    auto_config, auto_model = _auto_classes()
+    config = auto_config.from_pretrained(checkpoint.folder, trust_remote_code=False)
+    with torch.device("meta"):
+        model = auto_model.from_config(config, trust_remote_code=False)
+    expected = model.state_dict()
+    tied = set(model.all_tied_weights_keys) if config.tie_word_embeddings else set()
+    for name in tied:
+        del expected[name]
+    dtype = dtype or config.dtype
+    tensors = {
+        name: (tensor.to(dtype) if dtype and tensor.is_floating_point() else tensor).to(device)
+        for name, tensor in renamed(checkpoint.tensors()).items()
+        if name not in tied
+    }
+    model.load_state_dict(fitted(tensors, expected, checkpoint.folder), strict=False, assign=True)
+    model.tie_weights()
+    if dtype:
+        model.config.dtype = dtype
+    return model.eval()
+
+
+def create(config: Config, *, seed: int, dtype: torch.dtype = torch.float32) -> Any:
+    """A new model at its random start, the same for the same seed."""
+    auto_config, auto_model = _auto_classes()
+    architecture(config).shape(config)  # widths that do not divide are refused here
+    values = {key: value for key, value in config.items() if key != "model_type"}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = auto_model.from_config(
+            auto_config.for_model(config["model_type"], **values), trust_remote_code=False
+        )
+    return model.to(dtype)
+
+
+def save(
+    model: Any,
+    folder: Path | str,
+    *,
+    tokenizer: Path | str | None = None,
+    card: str | None = None,
+    force: bool = False,
+) -> None:
+    """Write a model folder, whole or not at all; `tokenizer` is a folder to copy its files from."""
+    with whole(folder, force=force, folder=True) as aside:
+        model.save_pretrained(aside)
+        if tokenizer is not None:
+            copy_tokenizer(Path(tokenizer), aside)
+        if card is not None:
+            (aside / "README.md").write_text(card)
+
+
+def copy_tokenizer(source: Path, target: Path) -> None:
+    for name in TOKENIZER_FILES:
+        if (source / name).is_file():
+            shutil.copyfile(source / name, target / name)

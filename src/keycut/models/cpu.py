@@ -1,0 +1,330 @@
+"""flash-linear-attention without a GPU.
+
+Its layers call Triton kernels, which need a device that Triton can drive. Where there is none,
+`install` puts a plain PyTorch function in the place of each kernel that DeltaNet and Gated
+DeltaNet use; the classes, their parameters and their configurations stay as they are. Everything
+is computed in float32 (or float64, if that is what comes in) and given back in the input's type.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from keycut.models.delta_rule import chunked_delta_rule
+
+L2_EPS = 1e-6  # as in the kernels
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x if x.dtype == torch.float64 else x.float()
+
+
+# Sequences of several lengths packed into one row: spread out to a batch, and back.
+
+
+class Packed:
+    """The places of packed sequences in a batch of rows as long as the longest of them."""
+
+    def __init__(self, cu_seqlens: Tensor):
+        lengths = cu_seqlens.diff().long()
+        self.lengths = lengths
+        columns = torch.arange(int(lengths.max()), device=lengths.device)
+        self.filled = columns < lengths[:, None]  # (N, longest)
+
+    def spread(self, x: Tensor) -> Tensor:
+        """(1, tokens, ...) to (N, longest, ...), zeros where a row has ended."""
+        rows = x.new_zeros(*self.filled.shape, *x.shape[2:])
+        rows[self.filled] = x[0]
+        return rows
+
+    def pack(self, rows: Tensor) -> Tensor:
+        return rows[self.filled][None]
+
+
+# The delta rules
+
+
+def _delta_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor,
+    g: Tensor | None,
+    scale: float | None,
+    initial_state: Tensor | None,
+    output_final_state: bool,
+    cu_seqlens: Tensor | None,
+    use_qk_l2norm_in_kernel: bool,
+) -> tuple[Tensor, Tensor | None]:
+    """Shapes as fla's kernels have them: (B, T, H, ...); the state (N, H, d_k, d_v)."""
+    given = v.dtype
+    q, k, v, beta = _wide(q), _wide(k), _wide(v), _wide(beta)
+    g = torch.zeros_like(beta) if g is None else g
+    if use_qk_l2norm_in_kernel:
+        q, k = (x * (x.square().sum(-1, keepdim=True) + L2_EPS).rsqrt() for x in (q, k))
+    if v.shape[2] > q.shape[2]:  # several value heads to one key head
+        q, k = (x.repeat_interleave(v.shape[2] // q.shape[2], 2) for x in (q, k))
+    packed = Packed(cu_seqlens) if cu_seqlens is not None else None
+    if packed is not None:
+        q, k, v, beta, g = (packed.spread(x) for x in (q, k, v, beta, g))
+    if initial_state is None:
+        state = v.new_zeros(v.shape[0], v.shape[2], k.shape[-1], v.shape[-1])
+    else:
+        state = initial_state.to(v.dtype)
+    scale = k.shape[-1] ** -0.5 if scale is None else scale
+    o, state = chunked_delta_rule(q, k, v, beta, g, scale, state)
+    if packed is not None:
+        o = packed.pack(o)
+    return o.to(given), state if output_final_state else None
+
+
+def delta_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    cu_seqlens: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """For fla's chunk_delta_rule and fused_recurrent_delta_rule."""
+    return _delta_rule(
+        q, k, v, beta, None, scale, initial_state, output_final_state, cu_seqlens,
+        use_qk_l2norm_in_kernel,
+    )  # fmt: skip
+
+
+def log_decay(g: Tensor, A_log: Tensor, dt_bias: Tensor) -> Tensor:
+    """Gated DeltaNet's gate: g = -e^A softplus(x + bias), the logarithm of the decay a_t."""
+    return -_wide(A_log).exp() * F.softplus(_wide(g) + _wide(dt_bias))
+
+
+def gated_delta_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    use_beta_sigmoid_in_kernel: bool = False,
+    allow_neg_eigval: bool = False,
+    state_v_first: bool = False,
+    cu_seqlens: Tensor | None = None,
+    use_gate_in_kernel: bool = False,
+    A_log: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """For fla's chunk_gated_delta_rule and fused_recurrent_gated_delta_rule."""
+    if use_beta_sigmoid_in_kernel:
+        beta = _wide(beta).sigmoid() * (2 if allow_neg_eigval else 1)
+    if use_gate_in_kernel:
+        assert A_log is not None
+        assert dt_bias is not None
+        g = log_decay(g, A_log, dt_bias)
+    if state_v_first and initial_state is not None:
+        initial_state = initial_state.mT
+    o, state = _delta_rule(
+        q, k, v, beta, _wide(g), scale, initial_state, output_final_state, cu_seqlens,
+        use_qk_l2norm_in_kernel,
+    )  # fmt: skip
+    return o, state.mT.contiguous() if state is not None and state_v_first else state
+
+
+# The causal convolution
+
+
+def causal_conv1d(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    activation: str | None = None,
+    backend: str = "triton",
+    cu_seqlens: Tensor | None = None,
+    chunk_indices: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """x: (B, T, D), weight: (D, W). The state (N, D, W) is the last W inputs, oldest first."""
+    packed = Packed(cu_seqlens) if cu_seqlens is not None else None
+    rows = packed.spread(x) if packed is not None else x
+    N, T, D = rows.shape
+    W = weight.shape[1]
+    past = rows.new_zeros(N, W, D) if initial_state is None else initial_state.mT.to(rows.dtype)
+    whole = _wide(torch.cat([past, rows], 1))  # (N, W + T, D)
+    y = whole[:, 1 : 1 + T] * _wide(weight[:, 0])
+    for i in range(1, W):
+        y = torch.addcmul(y, whole[:, i + 1 : i + 1 + T], _wide(weight[:, i]))
+    if bias is not None:
+        y = y + _wide(bias)
+    if activation is not None:
+        y = F.silu(y)
+    if packed is not None:
+        y = packed.pack(y)
+    if residual is not None:
+        y = y + residual
+    if not output_final_state:
+        return y.to(x.dtype), None
+    ends = packed.lengths if packed is not None else torch.full((N,), T, device=x.device)
+    last = ends[:, None] + torch.arange(W, device=x.device)  # a row's last W of W + length inputs
+    state = whole[torch.arange(N, device=x.device)[:, None], last].mT
+    return y.to(x.dtype), state.to(x.dtype).contiguous()
+
+
+def causal_conv1d_update(
+    x: Tensor,
+    cache: Tensor,
+    residual: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    activation: str | None = None,
+) -> tuple[Tensor, Tensor]:
+    """One new token for each of N sequences: x is (N, 1, D) or, packed, (1, N, D)."""
+    assert weight is not None
+    rows = x.reshape(-1, 1, x.shape[-1])
+    y, state = causal_conv1d(
+        rows, weight, bias, None, cache, output_final_state=True, activation=activation
+    )
+    assert state is not None
+    y = y.reshape(x.shape)
+    return y if residual is None else y + residual, state
+
+
+# Norms, activations, losses
+
+
+def rms_norm(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    residual: Tensor | None = None,
+    eps: float = 1e-5,
+    prenorm: bool = False,
+    residual_in_fp32: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    total = _wide(x) if residual is None else _wide(x) + _wide(residual)
+    y = total * (total.square().mean(-1, keepdim=True) + eps).rsqrt()
+    if weight is not None:
+        y = y * weight
+    if bias is not None:
+        y = y + bias
+    if not prenorm:
+        return y.to(x.dtype)
+    if residual is not None:
+        kept = total.to(residual.dtype)
+    else:
+        kept = total if residual_in_fp32 else total.to(x.dtype)
+    return y.to(x.dtype), kept
+
+
+def rms_norm_gated(
+    x: Tensor,
+    g: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    activation: str = "swish",
+    residual: Tensor | None = None,
+    prenorm: bool = False,
+    residual_in_fp32: bool = False,
+    eps: float = 1e-6,
+) -> Tensor | tuple[Tensor, Tensor]:
+    normed = rms_norm(_wide(x), weight, bias, residual, eps, prenorm, residual_in_fp32)
+    y = normed[0] if isinstance(normed, tuple) else normed
+    y = (y * (torch.sigmoid if activation == "sigmoid" else F.silu)(_wide(g))).to(x.dtype)
+    return (y, normed[1].to(x.dtype)) if isinstance(normed, tuple) else y
+
+
+def swiglu(x: Tensor, y: Tensor) -> Tensor:
+    return (F.silu(_wide(x)) * y).to(x.dtype)
+
+
+def swiglu_linear(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return F.linear(swiglu(x, y), weight, bias)
+
+
+class CrossEntropyLoss(nn.CrossEntropyLoss):
+    """Takes and leaves aside the option that only concerns a kernel's memory."""
+
+    def __init__(self, reduction: str = "mean", inplace_backward: bool = False):
+        super().__init__(reduction=reduction)
+
+    def forward(self, logits: Tensor, target: Tensor) -> Tensor:
+        return super().forward(_wide(logits), target)
+
+
+class LinearCrossEntropyLoss(nn.Module):
+    """The loss straight from hidden states, a slice of tokens at a time, so that the logits of a
+    whole batch never exist at once."""
+
+    ignore_index = -100
+    tokens_at_once = 1024
+
+    def __init__(self, reduction: str = "mean", use_l2warp: bool = False):
+        super().__init__()
+        if use_l2warp:
+            raise NotImplementedError("use_l2warp needs the Triton kernels of a GPU")
+        self.reduction = reduction
+
+    def forward(
+        self, hidden: Tensor, target: Tensor, weight: Tensor, bias: Tensor | None
+    ) -> Tensor:
+        hidden, target = hidden.reshape(-1, hidden.shape[-1]), target.reshape(-1)
+        total = hidden.new_zeros((), dtype=torch.float32)
+        for some, wanted in zip(
+            hidden.split(self.tokens_at_once), target.split(self.tokens_at_once), strict=True
+        ):
+            total = total + torch.utils.checkpoint.checkpoint(
+                self._loss, some, wanted, weight, bias, use_reentrant=False
+            )
+        return total / (target != self.ignore_index).sum() if self.reduction == "mean" else total
+
+    @staticmethod
+    def _loss(hidden: Tensor, target: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return F.cross_entropy(_wide(F.linear(hidden, weight, bias)), target, reduction="sum")
+
+
+# Where fla looks each of them up: module, name, what stands there on a CPU.
+REPLACEMENTS: list[tuple[str, str, Callable[..., Any]]] = [
+    ("fla.layers.delta_net", "chunk_delta_rule", delta_rule),
+    ("fla.layers.delta_net", "fused_recurrent_delta_rule", delta_rule),
+    ("fla.layers.gated_deltanet", "chunk_gated_delta_rule", gated_delta_rule),
+    ("fla.layers.gated_deltanet", "fused_recurrent_gated_delta_rule", gated_delta_rule),
+    ("fla.layers.gated_deltanet", "causal_conv1d", causal_conv1d),
+    ("fla.modules.causal_conv1d.ops", "causal_conv1d", causal_conv1d),
+    ("fla.modules.causal_conv1d.ops", "causal_conv1d_update", causal_conv1d_update),
+    ("fla.modules.norm.layernorm", "rms_norm", rms_norm),
+    ("fla.modules.norm.fused_norm_gate", "rms_norm_gated", rms_norm_gated),
+    ("fla.modules.mlp", "swiglu", swiglu),
+    ("fla.modules.mlp", "swiglu_linear", swiglu_linear),
+    ("fla.models.modeling_utils", "FusedCrossEntropyLoss", CrossEntropyLoss),
+    ("fla.models.modeling_utils", "FusedLinearCrossEntropyLoss", LinearCrossEntropyLoss),
+]
+
+
+def triton_device() -> bool:
+    """Whether Triton can drive a device here (fla asks the same question)."""
+    from fla.utils import device_platform
+
+    return bool(device_platform != "cpu")
+
+
+def install() -> None:
+    """Put the plain functions in place, if there is no device for the kernels. Safe to repeat."""
+    if triton_device():
+        return
+    for module, name, plain in REPLACEMENTS:
+        place = importlib.import_module(module)
+        if not hasattr(place, name):
+            raise RuntimeError(f"{module}.{name} is gone: not the fla version Keycut is pinned to")
+        setattr(place, name, plain)

@@ -1,0 +1,64 @@
+"""DeltaNet and Gated DeltaNet once more, written out: the slow obvious version to compare with.
+
+It reads a model's own parameters by name, one sequence at a time and one token at a time, so that
+autograd gives gradients of the same parameters through none of the same code.
+"""
+
+import torch
+import torch.nn.functional as F
+
+
+def plain_logits(model, ids):
+    """ids: (T,) to logits: (T, vocabulary)."""
+    config, p = model.config, dict(model.named_parameters())
+    x = p["model.embeddings.weight"][ids]  # (T, hidden)
+    for layer in range(config.num_hidden_layers):
+        at = f"model.layers.{layer}."
+        w = {name.removeprefix(at): tensor for name, tensor in p.items() if name.startswith(at)}
+        x = x + mixer(config, w, norm(x, w["attn_norm.weight"], config.norm_eps))
+        h = norm(x, w["mlp_norm.weight"], config.norm_eps)
+        h = F.silu(h @ w["mlp.gate_proj.weight"].T) * (h @ w["mlp.up_proj.weight"].T)
+        x = x + h @ w["mlp.down_proj.weight"].T
+    head = p.get("lm_head.weight", p["model.embeddings.weight"])
+    return norm(x, p["model.norm.weight"], config.norm_eps) @ head.T
+
+
+def norm(x, weight, eps):
+    return x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * weight
+
+
+def mixer(config, w, x):
+    T, heads = len(x), config.num_heads
+    q, k, v = (
+        convolved(x @ w[f"attn.{n}_proj.weight"].T, w[f"attn.{n}_conv1d.weight"]) for n in "qkv"
+    )
+    q, k = (z.view(T, heads, -1) for z in (q, k))
+    q, k = (z / (z.square().sum(-1, keepdim=True) + 1e-6).sqrt() for z in (q, k))
+    value_heads = getattr(config, "num_v_heads", None) or heads
+    q, k = (z.repeat_interleave(value_heads // heads, 1) for z in (q, k))
+    v = v.view(T, value_heads, -1)
+    beta = torch.sigmoid(x @ w["attn.b_proj.weight"].T)  # (T, heads)
+    decay = torch.ones_like(beta)
+    if "attn.A_log" in w:
+        a = F.softplus(x @ w["attn.a_proj.weight"].T + w["attn.dt_bias"])
+        decay = torch.exp(-torch.exp(w["attn.A_log"]) * a)
+
+    S = x.new_zeros(value_heads, v.shape[-1], k.shape[-1])  # d_v x d_k, as in the paper
+    outputs = []
+    for t in range(T):
+        S = decay[t, :, None, None] * S
+        error = v[t] - torch.einsum("hvk,hk->hv", S, k[t])
+        S = S + beta[t, :, None, None] * torch.einsum("hv,hk->hvk", error, k[t])
+        outputs.append(torch.einsum("hvk,hk->hv", S, q[t]) * k.shape[-1] ** -0.5)
+    o = norm(torch.stack(outputs), w["attn.o_norm.weight"], config.norm_eps)
+    if config.use_gate:
+        o = o * F.silu(x @ w["attn.g_proj.weight"].T).view_as(o)
+    return o.reshape(T, -1) @ w["attn.o_proj.weight"].T
+
+
+def convolved(x, filters):
+    """x: (T, channels); filters: (channels, 1, W), or fewer that neighbouring channels share."""
+    filters = filters[:, 0].repeat_interleave(x.shape[1] // len(filters), 0)
+    W = filters.shape[1]
+    padded = torch.cat([x.new_zeros(W - 1, x.shape[1]), x])
+    return F.silu(sum(padded[i : i + len(x)] * filters[:, i] for i in range(W)))

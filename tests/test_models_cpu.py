@@ -1,0 +1,165 @@
+"""Models without a GPU: the same classes, the same numbers as the definition."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from plain_model import plain_logits
+from small_models import SMALL
+
+from keycut.models import create
+from keycut.models.cpu import LinearCrossEntropyLoss, log_decay
+from keycut.models.delta_rule import chunked_delta_rule, recurrent_delta_rule
+
+ALL = sorted(SMALL)
+
+
+def relative(a, b):
+    return ((a - b).norm() / b.norm()).item()
+
+
+def model_named(name):
+    return create(SMALL[name], seed=7)
+
+
+def tokens(*shape):
+    return torch.randint(0, 97, shape, generator=torch.Generator().manual_seed(3))
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    length=st.integers(1, 200),
+    seed=st.integers(0, 2**31),
+    gated=st.booleans(),
+    given_state=st.booleans(),
+)
+def test_chunked_delta_rule_is_the_recurrence(length, seed, gated, given_state):
+    torch.manual_seed(seed)
+    q, k = torch.randn(2, 2, length, 3, 5, dtype=torch.float64)
+    k = torch.nn.functional.normalize(k, dim=-1)
+    v = torch.randn(2, length, 3, 7, dtype=torch.float64)
+    beta = torch.rand(2, length, 3, dtype=torch.float64)
+    # Decays down to e^-20 a step: their products underflow, their inverses would overflow.
+    g = -20 * torch.rand(2, length, 3, dtype=torch.float64) ** 4 * gated
+    state = torch.randn(2, 3, 5, 7, dtype=torch.float64) * given_state
+    inputs = [x.requires_grad_() for x in (q, k, v, beta, g, state)]
+    results = []
+    for rule in (recurrent_delta_rule, chunked_delta_rule):
+        o, last = rule(q, k, v, beta, g, 0.3, state)
+        grads = torch.autograd.grad((o.sin().sum() + last.cos().sum()), inputs)
+        results.append([o, last, *grads])
+    for slow, fast in zip(*results, strict=True):
+        torch.testing.assert_close(fast, slow, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_logits_and_gradients_are_those_of_the_plain_recurrence(name):
+    model = model_named(name).train()
+    for length in (1, 63, 130):
+        ids = tokens(2, length)
+        model.zero_grad()
+        out = model(ids, labels=ids)
+        expected = torch.stack([plain_logits(model, row) for row in ids])
+        assert relative(out.logits, expected) < 1e-4
+        if length == 1:  # nothing to predict
+            continue
+        loss = torch.nn.functional.cross_entropy(
+            expected[:, :-1].reshape(-1, 97), ids[:, 1:].reshape(-1)
+        )
+        parameters = dict(model.named_parameters())
+        wanted = torch.autograd.grad(loss, list(parameters.values()))
+        out.loss.backward()
+        for (key, parameter), gradient in zip(parameters.items(), wanted, strict=True):
+            assert relative(parameter.grad, gradient) < 1e-4, key
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("prefill", [1, 3, 65])
+def test_prefill_and_single_steps_are_the_full_pass(name, prefill):
+    model, ids = model_named(name).eval(), tokens(2, prefill + 32)
+    with torch.no_grad():
+        full = model(ids).logits
+        out = model(ids[:, :prefill], use_cache=True)
+        pieces = [out.logits]
+        for t in range(prefill, prefill + 32):
+            out = model(ids[:, t : t + 1], past_key_values=out.past_key_values, use_cache=True)
+            pieces.append(out.logits)
+    assert relative(torch.cat(pieces, 1), full) < 1e-5
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_a_padded_batch_is_its_rows_alone(name, side):
+    model = model_named(name).eval()
+    rows = [tokens(length) for length in (70, 1, 64, 33)]
+    ids, mask = torch.zeros(4, 70, dtype=torch.long), torch.zeros(4, 70, dtype=torch.long)
+    for i, row in enumerate(rows):
+        place = slice(70 - len(row), 70) if side == "left" else slice(len(row))
+        ids[i, place], mask[i, place] = row, 1
+    with torch.no_grad():
+        logits = model(ids, attention_mask=mask).logits
+        for i, row in enumerate(rows):
+            assert relative(logits[i][mask[i].bool()], model(row[None]).logits[0]) < 1e-5
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_left_padded_batch_generates_what_its_rows_do(name):
+    model = model_named(name).eval()
+    rows = [tokens(length) for length in (9, 4, 1)]
+    ids = torch.stack([torch.nn.functional.pad(row, (9 - len(row), 0)) for row in rows])
+    mask = torch.stack([(torch.arange(9) >= 9 - len(row)).long() for row in rows])
+    options = {"max_new_tokens": 6, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    together = model.generate(ids, attention_mask=mask, **options)[:, 9:]
+    for row, generated in zip(rows, together, strict=True):
+        assert model.generate(row[None], **options)[0, len(row) :].tolist() == generated.tolist()
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_packed_sequences_are_those_sequences_alone(name):
+    model, lengths = model_named(name).eval(), (5, 1, 80)
+    rows = [tokens(length) for length in lengths]
+    bounds = torch.tensor([0, 5, 6, 86], dtype=torch.int32)
+    with torch.no_grad():
+        together = model(torch.cat(rows)[None], cu_seqlens=bounds).logits[0].split(lengths)
+        for row, logits in zip(rows, together, strict=True):
+            assert relative(logits, model(row[None]).logits[0]) < 1e-5
+
+
+def test_the_loss_in_slices_is_the_loss():
+    torch.manual_seed(0)
+    hidden = torch.randn(2, 1500, 8, requires_grad=True)
+    weight = torch.randn(50, 8, requires_grad=True)
+    target = torch.randint(0, 50, (2, 1500))
+    target[:, ::7] = -100
+    whole = torch.nn.functional.cross_entropy((hidden @ weight.T).view(-1, 50), target.view(-1))
+    sliced = LinearCrossEntropyLoss()(hidden, target, weight, None)
+    torch.testing.assert_close(sliced, whole)
+    for a, b in zip(
+        torch.autograd.grad(sliced, [hidden, weight]),
+        torch.autograd.grad(whole, [hidden, weight]),
+        strict=True,
+    ):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-8)
+
+
+def test_the_fused_loss_of_the_config_trains_the_same():
+    ids = tokens(2, 50)
+    losses = []
+    for fused in ({}, {"fuse_linear_cross_entropy": True, "fuse_cross_entropy": False}):
+        model = create({**SMALL["delta_net"], **fused}, seed=7).train()
+        losses.append(model(ids, labels=ids).loss)
+    torch.testing.assert_close(losses[0], losses[1])
+
+
+def test_the_decay_is_between_zero_and_one():
+    g = log_decay(torch.randn(2, 9, 3), torch.randn(3), torch.randn(3))
+    assert (g < 0).all()
+
+
+def test_bf16_weights_give_bf16_logits_close_to_float32():
+    model, ids = model_named("gated").eval(), tokens(1, 40)
+    with torch.no_grad():
+        exact = model(ids).logits
+        rough = model.bfloat16()(ids).logits
+    assert rough.dtype == torch.bfloat16
+    assert relative(rough.float(), exact) < 0.05
