@@ -1,0 +1,424 @@
+"""Downloads against a hub on 127.0.0.1: what arrives, what is pinned, and what is refused."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import io
+import json
+import os
+import random
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hub_server import Hub
+
+from keycut.errors import InputError
+from keycut.hub import HubItem, download, resolve
+
+MODEL = HubItem("model", "owner/net")
+DATA = HubItem("dataset", "owner/text", patterns=("data/*",))
+WEIGHTS = random.Random(0).randbytes(3_000_000)
+NET = {
+    "config.json": b'{"model_type": "delta_net"}\n',
+    "model.safetensors": WEIGHTS,
+    "modeling_net.py": b"raise SystemExit",
+    "training_args.bin": b"a pickle",
+    "pytorch_model.bin": b"the same weights, pickled",
+    "checkpoint-1/model.safetensors": b"older weights",
+}
+
+
+@dataclass(frozen=True)
+class Desk:
+    """A hub, and a place to download to."""
+
+    hub: Hub
+    folder: Path
+    lock: Path
+
+    def download(self, *items: HubItem, update: tuple[str, ...] = ()) -> None:
+        download(items, self.folder, self.lock, update=update, endpoint=self.hub.url)
+
+    def resolve(self, item: HubItem, **options: Any) -> Path:
+        return resolve(item.name, item.kind, self.folder, self.lock, **options)
+
+    def pin(self, item: HubItem) -> dict[str, Any]:
+        return json.loads(self.lock.read_text())[f"{item.kind}s"][item.name]
+
+    def files(self) -> set[str]:
+        """All that a job could find: what lies under its final name."""
+        paths = (path.relative_to(self.folder) for path in self.folder.rglob("*") if path.is_file())
+        return {path.name for path in paths if path.parts[0] != ".incoming"}
+
+
+@pytest.fixture
+def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
+    # The only hub in reach is our own, so that neither a switched-off hub nor a proxy may apply.
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    with Hub() as hub:
+        hub.push("model", "owner/net", NET)
+        hub.push("dataset", "owner/text", {"data/a/1.jsonl": b"{}\n", "data/2": b"", "x": b"-"})
+        yield Desk(hub, tmp_path / "hub", tmp_path / "config" / "revisions.lock")
+
+
+def pickled(value: object, **options: Any) -> bytes:
+    import torch
+
+    file = io.BytesIO()
+    torch.save(value, file, **options)
+    return file.getvalue()
+
+
+def test_a_fresh_download_writes_files_and_lock(desk: Desk) -> None:
+    desk.download(MODEL, DATA)
+    commit = desk.hub.branches["model", "owner/net"]["main"]
+    home = desk.resolve(MODEL, verify=True)
+    assert home == desk.folder / "models" / "owner--net" / commit
+    assert {path.name: path.read_bytes() for path in home.iterdir()} == {
+        name: NET[name] for name in ("config.json", "model.safetensors")
+    }
+    data = desk.resolve(DATA, verify=True)
+    assert (data / "data/a/1.jsonl").read_bytes() == b"{}\n"
+    assert (data / "data/2").read_bytes() == b""
+    assert not (data / "x").exists()
+    pin = desk.pin(MODEL)
+    assert (pin["revision"], pin["commit"]) == ("main", commit)
+    assert pin["files"] == {
+        name: {"sha256": hashlib.sha256(NET[name]).hexdigest(), "size": len(NET[name])}
+        for name in ("config.json", "model.safetensors")
+    }
+    assert not list((desk.folder / ".incoming").rglob("config.json"))
+
+
+def test_a_second_download_asks_the_hub_nothing_and_leaves_the_lock_untouched(desk: Desk) -> None:
+    desk.download(MODEL, DATA)
+    desk.hub.requests.clear()
+    before = desk.lock.stat().st_mtime_ns
+    desk.download(MODEL, DATA)
+    assert desk.hub.requests == []
+    assert desk.lock.stat().st_mtime_ns == before
+
+
+def test_a_lock_alone_brings_the_same_files_to_another_machine(desk: Desk) -> None:
+    desk.download(MODEL)
+    locked = desk.lock.read_text()
+    shutil.rmtree(desk.folder)
+    desk.hub.push("model", "owner/net", {"config.json": b"{}", "model.safetensors": b"newer"})
+    desk.download(MODEL)
+    assert (desk.resolve(MODEL, verify=True) / "model.safetensors").read_bytes() == WEIGHTS
+    assert desk.lock.read_text() == locked
+
+
+def test_a_download_that_was_cut_off_resumes(desk: Desk) -> None:
+    desk.hub.cut["model.safetensors"] = 1_000_000
+    with pytest.raises(InputError, match=r"model owner/net: the hub answered 503"):
+        desk.download(MODEL)
+    assert "model.safetensors" not in desk.files()
+    assert not desk.lock.exists()
+    desk.hub.cut.clear()
+    desk.download(MODEL)
+    assert desk.hub.sent["model.safetensors"] == len(WEIGHTS)
+    assert (desk.resolve(MODEL, verify=True) / "model.safetensors").read_bytes() == WEIGHTS
+
+
+def test_a_server_that_ignores_ranges_sends_the_whole_file_again(desk: Desk) -> None:
+    desk.hub.hiccup["model.safetensors"] = 1_000_000
+    desk.hub.rangeless.add("model.safetensors")
+    desk.download(MODEL)
+    assert desk.hub.sent["model.safetensors"] == 1_000_000 + len(WEIGHTS)
+    desk.resolve(MODEL, verify=True)
+
+
+def test_a_broken_connection_is_taken_up_again_at_once(desk: Desk) -> None:
+    desk.hub.hiccup["model.safetensors"] = 1_000_000
+    desk.download(MODEL)
+    assert desk.hub.sent["model.safetensors"] == len(WEIGHTS)
+    desk.resolve(MODEL, verify=True)
+
+
+def test_the_lock_wins_over_a_branch_that_moved_until_updated(desk: Desk) -> None:
+    desk.download(MODEL, DATA)
+    first = desk.pin(MODEL)["commit"]
+    moved = desk.hub.push("model", "owner/net", NET | {"config.json": b"{}"})
+    desk.download(MODEL, DATA)
+    assert desk.pin(MODEL)["commit"] == first
+    desk.hub.requests.clear()
+    desk.download(MODEL, DATA, update=("owner/net",))
+    assert desk.pin(MODEL)["commit"] == moved != first
+    assert (desk.resolve(MODEL, verify=True) / "config.json").read_bytes() == b"{}"
+    assert not [path for path in desk.hub.requests if "owner/text" in path]
+
+
+def test_an_update_must_name_a_known_item(desk: Desk) -> None:
+    with pytest.raises(InputError, match=r"owner/nett.*did you mean 'owner/net'\?"):
+        desk.download(MODEL, update=("owner/nett",))
+
+
+def test_another_revision_than_the_locked_one_is_refused(desk: Desk) -> None:
+    desk.hub.push("model", "owner/net", NET, branch="v2")
+    desk.download(MODEL)
+    other = HubItem("model", "owner/net", "v2")
+    for refused in (lambda: desk.download(other), lambda: desk.resolve(other, revision="v2")):
+        with pytest.raises(InputError, match=r"'v2' is wanted, but 'main' is locked.*--update"):
+            refused()
+    desk.resolve(MODEL, revision=desk.pin(MODEL)["commit"])
+    with pytest.raises(InputError, match="revisions 'main' and 'v2'"):
+        desk.download(MODEL, other)
+
+
+def test_further_patterns_are_fetched_at_the_locked_commit(desk: Desk) -> None:
+    desk.download(DATA)
+    first = desk.pin(DATA)["commit"]
+    desk.hub.push("dataset", "owner/text", {"data/2": b"other", "x": b"other"})
+    with pytest.raises(InputError, match="its files x are not in"):
+        desk.resolve(DATA, patterns=("x",))
+    desk.download(HubItem("dataset", "owner/text", patterns=("x",)))
+    assert desk.pin(DATA)["commit"] == first
+    assert desk.pin(DATA)["patterns"] == ["data/*", "x"]
+    assert (desk.resolve(DATA, patterns=("x",)) / "x").read_bytes() == b"-"
+    with pytest.raises(InputError, match="matches the pattern 'nothing'"):
+        desk.download(HubItem("dataset", "owner/text", patterns=("nothing",)))
+
+
+def test_an_altered_file_is_refused_by_resolve_and_mended_by_download(desk: Desk) -> None:
+    desk.download(MODEL)
+    config = desk.resolve(MODEL) / "config.json"
+    config.write_bytes(NET["config.json"].replace(b"delta", b"gamma"))
+    desk.resolve(MODEL)
+    with pytest.raises(InputError, match=r"config\.json has not the sha256"):
+        desk.resolve(MODEL, verify=True)
+    desk.hub.requests.clear()
+    desk.download(MODEL)
+    assert config.read_bytes() == NET["config.json"]
+    assert len(desk.hub.requests) == 1
+
+    config.write_bytes(b"{}")
+    with pytest.raises(InputError, match=r"config\.json has 2 bytes, .* says 28"):
+        desk.resolve(MODEL)
+    config.unlink()
+    with pytest.raises(InputError, match=r"config\.json is missing: run `keycut download"):
+        desk.resolve(MODEL)
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_wrong_bytes_from_the_hub_are_refused(desk: Desk, name: str) -> None:
+    desk.hub.spoiled.add(name)
+    with pytest.raises(InputError, match=rf"model owner/net: {name}: what arrived is not"):
+        desk.download(MODEL)
+    assert name not in desk.files()
+    assert not desk.lock.exists()
+    desk.hub.spoiled.clear()
+    desk.download(MODEL)
+    desk.resolve(MODEL, verify=True)
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_a_pickled_model_is_converted_once(desk: Desk, zipped: bool) -> None:
+    import torch
+    from safetensors.torch import load_file
+
+    table = torch.arange(12.0).reshape(3, 4)
+    state = {"embed": table, "head": table, "turned": table.T, "row": table[1], "b": table.half()}
+    state["parameter"] = torch.nn.Parameter(table)
+    source = pickled(state, _use_new_zipfile_serialization=zipped)
+    desk.hub.push("model", "owner/old", {"config.json": b"{}", "pytorch_model.bin": source})
+    item = HubItem("model", "owner/old")
+    desk.download(item)
+    home = desk.resolve(item, verify=True)
+    assert {path.name for path in home.iterdir()} == {"config.json", "model.safetensors"}
+    loaded = load_file(home / "model.safetensors")
+    assert loaded.keys() == state.keys()
+    assert all(torch.equal(loaded[name], state[name]) for name in state)
+    assert desk.pin(item)["files"]["model.safetensors"]["converted_from"] == {
+        "path": "pytorch_model.bin",
+        "sha256": hashlib.sha256(source).hexdigest(),
+        "size": len(source),
+    }
+    desk.hub.requests.clear()
+    desk.download(item)
+    assert desk.hub.requests == []
+    desk.download(item, update=(item.name,))
+    assert not [path for path in desk.hub.requests if "resolve" in path]
+
+    # Damaged, it is made again from the same pickle, to the same bytes.
+    (home / "model.safetensors").write_bytes(b"damaged")
+    desk.download(item)
+    desk.resolve(item, verify=True)
+
+
+def test_a_sharded_pickled_model_is_converted_shard_by_shard(desk: Desk) -> None:
+    import torch
+    from safetensors.torch import load_file
+
+    shards = [f"pytorch_model-0000{number}-of-00002.bin" for number in (1, 2)]
+    index = {"metadata": {"total_size": 32}, "weight_map": {"a": shards[0], "b": shards[1]}}
+    files = {
+        "config.json": b"{}",
+        "pytorch_model.bin.index.json": json.dumps(index).encode(),
+        shards[0]: pickled({"a": torch.zeros(4)}),
+        shards[1]: pickled({"b": torch.ones(4)}),
+    }
+    desk.hub.push("model", "owner/old", files)
+    item = HubItem("model", "owner/old")
+    desk.download(item)
+    home = desk.resolve(item, verify=True)
+    written = json.loads((home / "model.safetensors.index.json").read_text())
+    assert written["metadata"] == index["metadata"]
+    assert written["weight_map"] == {
+        "a": "model-00001-of-00002.safetensors",
+        "b": "model-00002-of-00002.safetensors",
+    }
+    assert torch.equal(load_file(home / written["weight_map"]["b"])["b"], torch.ones(4))
+    assert not list(desk.folder.rglob("*.bin"))
+
+
+@dataclass
+class Touch:
+    """Unpickled without care, it makes a file."""
+
+    path: Path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.path),)
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_a_pickle_that_would_run_code_is_refused_and_does_not_run(
+    desk: Desk, tmp_path: Path, zipped: bool
+) -> None:
+    trap = tmp_path / "it-ran"
+    source = pickled({"a": Touch(trap)}, _use_new_zipfile_serialization=zipped)
+    desk.hub.push("model", "owner/evil", {"config.json": b"{}", "pytorch_model.bin": source})
+    with pytest.raises(InputError, match=r"owner/evil: pytorch_model\.bin is refused.*mkdir"):
+        desk.download(HubItem("model", "owner/evil"))
+    assert not trap.exists()
+    assert not list(desk.folder.rglob("*.bin")) + list(desk.folder.rglob("*.safetensors"))
+
+
+def test_a_pickle_without_a_table_of_tensors_is_refused(desk: Desk) -> None:
+    contents = [pickled({"model": {"a": 1}}), pickled([1]), pickled({"a": 1})[:-40], b"no pickle"]
+    names = [f"owner/odd-{number}" for number in range(len(contents))]
+    for name, content in zip(names, contents, strict=True):
+        desk.hub.push("model", name, {"config.json": b"{}", "pytorch_model.bin": content})
+    with pytest.raises(InputError) as caught:
+        desk.download(*(HubItem("model", name) for name in names))
+    for name in names:
+        reason = r"pytorch_model\.bin (is not a plain table|cannot be read|is refused)"
+        assert re.search(f"model {name}: {reason}", str(caught.value))
+    assert "model.safetensors" not in desk.files()
+
+
+def test_a_model_without_weights_is_refused_unless_only_other_files_are_wanted(desk: Desk) -> None:
+    desk.hub.push("model", "owner/words", {"tokenizer.json": b"{}"})
+    with pytest.raises(InputError, match="owner/words: has no weights"):
+        desk.download(HubItem("model", "owner/words"))
+    item = HubItem("model", "owner/words", patterns=("tokenizer*",))
+    desk.download(item)
+    assert (desk.resolve(item) / "tokenizer.json").exists()
+
+
+def test_what_is_not_in_the_lock_is_named_with_the_command(desk: Desk) -> None:
+    with pytest.raises(InputError, match=r"model owner/net is not in .*revisions\.lock: run `keyc"):
+        desk.resolve(MODEL)
+
+
+def test_one_failing_item_leaves_the_others_complete(desk: Desk) -> None:
+    desk.hub.push("model", "owner/gated", NET)
+    desk.hub.gated.add("owner/gated")
+    missing, gated = HubItem("model", "owner/nowhere"), HubItem("model", "owner/gated")
+    branch = HubItem("dataset", "owner/text", "no-such-branch")
+    with pytest.raises(InputError) as caught:
+        desk.download(missing, gated, branch, MODEL)
+    message = str(caught.value)
+    assert "3 of 4 items" in message
+    assert "model owner/nowhere: not found on the hub" in message
+    assert "model owner/gated: gated: accept its terms" in message
+    assert "dataset owner/text: its revision was not found" in message
+    desk.resolve(MODEL, verify=True)
+
+
+def test_offline_and_disk_full_are_named(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+        with pytest.raises(InputError, match="owner/net: offline: HF_HUB_OFFLINE is set"):
+            desk.download(MODEL)
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1_000_000))
+        with pytest.raises(InputError, match=r"owner/net: disk full: 0\.0 GB needed"):
+            desk.download(MODEL)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(InputError, match="owner/net: disk full"):
+            desk.download(MODEL)
+    with pytest.raises(InputError, match="owner/net: offline: the hub cannot be reached"):
+        download([MODEL], desk.folder, desk.lock, endpoint="http://127.0.0.1:9")
+
+
+def test_an_unwritable_folder_is_refused_before_any_request(desk: Desk, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(InputError, match="cannot be written"):
+        download([MODEL], tmp_path / "file" / "hub", desk.lock, endpoint=desk.hub.url)
+    with pytest.raises(InputError, match="cannot be written"):
+        download([MODEL], desk.folder, tmp_path / "file" / "lock", endpoint=desk.hub.url)
+    assert desk.hub.requests == []
+
+
+def test_two_downloads_into_one_folder_do_not_mix(desk: Desk) -> None:
+    import fcntl
+
+    desk.download(DATA)
+    with open(desk.folder / ".incoming" / "busy") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(InputError, match="another download is writing to"):
+            desk.download(MODEL)
+
+
+def test_nothing_is_written_outside_the_folder(desk: Desk) -> None:
+    desk.hub.push("dataset", "owner/text", {"data/../../../../escaped": b"!"}, branch="bad")
+    with pytest.raises(InputError, match="would lie outside"):
+        desk.download(HubItem("dataset", "owner/text", "bad"))
+    for name in ("../etc", "owner/..", "owner", "owner/a/b"):
+        with pytest.raises(InputError, match="must have the form 'owner/name'"):
+            HubItem("dataset", name)
+
+
+@pytest.mark.parametrize("change", ["no JSON", "another form", "no commit", "a way out"])
+def test_a_damaged_lock_is_an_error_that_names_it(desk: Desk, change: str) -> None:
+    desk.download(MODEL)
+    text, commit = desk.lock.read_text(), desk.pin(MODEL)["commit"]
+    damaged = {
+        "no JSON": text[:-3],
+        "another form": "[]",
+        "no commit": text.replace(commit, "main"),
+        "a way out": text.replace("config.json", "../../config.json"),
+    }
+    desk.lock.write_text(damaged[change])
+    with pytest.raises(InputError, match=r"revisions\.lock"):
+        desk.resolve(MODEL)
+
+
+def test_resolving_needs_neither_the_hub_client_nor_torch(desk: Desk) -> None:
+    desk.download(MODEL)
+    script = (
+        "import sys; from keycut.hub import resolve; "
+        f"resolve('owner/net', 'model', {str(desk.folder)!r}, {str(desk.lock)!r}, verify=True); "
+        "print(sorted({'torch', 'huggingface_hub', 'httpx'} & set(sys.modules)))"
+    )
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, env=environment, timeout=60
+    )
+    assert done.stdout == "[]\n", done.stderr
