@@ -8,14 +8,19 @@ import torch
 import torch.nn.functional as F
 
 
-def plain_logits(model, ids):
-    """ids: (T,) to logits: (T, vocabulary)."""
+def plain_logits(model, ids, seen=lambda layer, x, q, k: None):
+    """ids: (T,) to logits: (T, vocabulary).
+
+    `seen` is shown each mixer's input x (T, hidden) and its raw queries and keys (T, heads, d_k).
+    """
     config, p = model.config, dict(model.named_parameters())
     x = p["model.embeddings.weight"][ids]  # (T, hidden)
     for layer in range(config.num_hidden_layers):
         at = f"model.layers.{layer}."
         w = {name.removeprefix(at): tensor for name, tensor in p.items() if name.startswith(at)}
-        x = x + mixer(config, w, norm(x, w["attn_norm.weight"], config.norm_eps))
+        h = norm(x, w["attn_norm.weight"], config.norm_eps)
+        seen(layer, h, *queries_and_keys(config, w, h))
+        x = x + mixer(config, w, h)
         h = norm(x, w["mlp_norm.weight"], config.norm_eps)
         h = F.silu(h @ w["mlp.gate_proj.weight"].T) * (h @ w["mlp.up_proj.weight"].T)
         x = x + h @ w["mlp.down_proj.weight"].T
@@ -27,13 +32,20 @@ def norm(x, weight, eps):
     return x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * weight
 
 
+def queries_and_keys(config, w, x):
+    return [projected(w, x, n).view(len(x), config.num_heads, -1) for n in "qk"]
+
+
+def projected(w, x, n):
+    return convolved(x @ w[f"attn.{n}_proj.weight"].T, w[f"attn.{n}_conv1d.weight"])
+
+
 def mixer(config, w, x):
     T, heads = len(x), config.num_heads
-    q, k, v = (
-        convolved(x @ w[f"attn.{n}_proj.weight"].T, w[f"attn.{n}_conv1d.weight"]) for n in "qkv"
+    q, k = (
+        z / (z.square().sum(-1, keepdim=True) + 1e-6).sqrt() for z in queries_and_keys(config, w, x)
     )
-    q, k = (z.view(T, heads, -1) for z in (q, k))
-    q, k = (z / (z.square().sum(-1, keepdim=True) + 1e-6).sqrt() for z in (q, k))
+    v = projected(w, x, "v")
     value_heads = getattr(config, "num_v_heads", None) or heads
     q, k = (z.repeat_interleave(value_heads // heads, 1) for z in (q, k))
     v = v.view(T, value_heads, -1)

@@ -38,9 +38,14 @@ def read_json(path: Path | str) -> Any:
         raise InputError(f"{path}: not valid JSON ({error})") from None
 
 
+def json_text(value: Any) -> str:
+    """JSON for people: indented, sorted, ending with a line."""
+    return json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
+
+
 def write_json(path: Path | str, value: Any) -> None:
     with whole(path, force=True) as aside:
-        aside.write_text(json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False) + "\n")
+        aside.write_text(json_text(value))
 
 
 def refuse_unwritable(path: Path | str) -> Path:

@@ -8,9 +8,9 @@ config looks like when they become fewer.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -40,13 +40,18 @@ def by_head(shape: KeyShape) -> np.ndarray:
     return np.arange(shape.heads * shape.width).reshape(shape.heads, shape.width)
 
 
+Role = Literal["projection", "filter", "bias"]
+
+
 @dataclass(frozen=True)
 class KeyTensor:
     """A tensor with an axis over the key channels; `layout` gives the place of each on it."""
 
     name: str  # below the layer's mixer
+    role: Role
     axis: int = 0
     layout: Callable[[KeyShape], np.ndarray] = by_head
+    alone: bool = True  # nothing but key channels lies on that axis
 
 
 @dataclass(frozen=True)
@@ -55,21 +60,19 @@ class Architecture:
     shape: Callable[[Config], KeyShape]
     resized: Callable[[Config, int], Config]
     """The config with another d_k and the same d_v."""
-    q_proj: KeyTensor = KeyTensor("q_proj.weight")
-    k_proj: KeyTensor = KeyTensor("k_proj.weight")
-    q_filters: tuple[KeyTensor, ...] = (KeyTensor("q_conv1d.weight"), KeyTensor("q_conv1d.bias"))
-    k_filters: tuple[KeyTensor, ...] = (KeyTensor("k_conv1d.weight"), KeyTensor("k_conv1d.bias"))
+    q_proj: KeyTensor = KeyTensor("q_proj.weight", "projection")
+    k_proj: KeyTensor = KeyTensor("k_proj.weight", "projection")
+    # Optional: a model may have no bias, or no convolution at all.
+    filters: tuple[KeyTensor, ...] = (
+        KeyTensor("q_conv1d.weight", "filter"),
+        KeyTensor("k_conv1d.weight", "filter"),
+        KeyTensor("q_conv1d.bias", "bias"),
+        KeyTensor("k_conv1d.bias", "bias"),
+    )
     mixer: str = "model.layers.{layer}.attn."
 
     def name(self, layer: int, tensor: KeyTensor) -> str:
         return self.mixer.format(layer=layer) + tensor.name
-
-    def key_tensors(self) -> Iterator[KeyTensor]:
-        """All of them. Filters are optional: a model may have no bias, or no convolution."""
-        yield self.q_proj
-        yield self.k_proj
-        yield from self.q_filters
-        yield from self.k_filters
 
 
 def _need(config: Config, key: str) -> Any:
@@ -140,8 +143,7 @@ ARCHITECTURES = {
             _delta_net_shape,
             _delta_net_resized,
             # A filter of a whole head, or of all of them, has no key channels of its own.
-            q_filters=(),
-            k_filters=(),
+            filters=(),
         ),
         Architecture("gated_deltanet", _gated_shape, _gated_resized),
     )

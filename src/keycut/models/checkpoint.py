@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+import warnings
+from collections.abc import Container, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,12 @@ from keycut.models.architectures import Config, architecture
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-TOKENIZER_FILES = (
+COMPANIONS = (
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
     "tokenizer.model",
+    "generation_config.json",
 )
 
 # What wrappers put before a name: torch.compile, data parallel training, peft.
@@ -34,6 +36,26 @@ RENAMES: tuple[tuple[str, str | None], ...] = (
     (r"(model\.layers\.\d+\.)mlp\.norm\.weight", r"\1mlp_norm.weight"),
     (r"model\.layers\.\d+\.attn\.D", None),
 )
+
+
+def opened(path: Path) -> Any:
+    """A safetensors file, or an error that says what is wrong with it."""
+    if not path.is_file():
+        raise InputError(f"{path} is missing")
+    try:
+        return safe_open(path, framework="pt")
+    except SafetensorError as error:
+        raise InputError(f"{path} is cut off or damaged: {error}") from None
+
+
+def read_tensors(
+    path: Path, names: Container[str] | None = None
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors of a safetensors file, all or those named, one after the other."""
+    with opened(path) as file:
+        for name in file.keys():  # noqa: SIM118 (not a dict)
+            if names is None or name in names:
+                yield name, file.get_tensor(name)
 
 
 class Checkpoint:
@@ -54,7 +76,7 @@ class Checkpoint:
         if (self.folder / INDEX).is_file():
             return dict(read_json(self.folder / INDEX)["weight_map"])
         if (self.folder / WEIGHTS).is_file():
-            with self._open(WEIGHTS) as file:
+            with opened(self.folder / WEIGHTS) as file:
                 return dict.fromkeys(file.keys(), WEIGHTS)
         pickles = sorted(p.name for p in self.folder.glob("*.bin"))
         if pickles:
@@ -65,33 +87,24 @@ class Checkpoint:
             )
         raise InputError(f"{self.folder} is no model folder: it has no {WEIGHTS}")
 
-    def _open(self, name: str) -> Any:
-        path = self.folder / name
-        if not path.is_file():
-            raise InputError(f"{path} is missing, though {INDEX} names it")
-        try:
-            return safe_open(path, framework="pt")
-        except SafetensorError as error:
-            raise InputError(f"{path} is cut off or damaged: {error}") from None
-
     def tensors(self, names: Iterable[str] | None = None) -> Iterator[tuple[str, torch.Tensor]]:
         """Those named, or all, file by file."""
         wanted = set(self.files if names is None else names)
         absent = sorted(wanted - set(self.files))
         if absent:
             raise InputError(f"{self.folder}: no tensor named {', '.join(absent)}")
-        for name in sorted(set(self.files.values())):
-            with self._open(name) as file:
-                for tensor in file.keys():  # noqa: SIM118 (not a dict)
-                    if tensor in wanted:
-                        yield tensor, file.get_tensor(tensor)
+        for name in self.shards():
+            yield from read_tensors(self.folder / name, wanted)
 
     def tensor(self, name: str) -> torch.Tensor:
         return next(self.tensors([name]))[1]
 
+    def shards(self) -> list[str]:
+        return sorted(set(self.files.values()))
+
     def digest(self) -> str:
         """What the model is: its config and the bytes of its weights."""
-        weights = {name: sha256(self.folder / name) for name in sorted(set(self.files.values()))}
+        weights = {name: sha256(self.folder / name) for name in self.shards()}
         return digest({"config": self.config, "weights": weights})
 
 
@@ -143,7 +156,10 @@ def fitted(
 
 def _auto_classes() -> tuple[Any, Any]:
     """transformers' Auto classes, with every architecture of ours registered and runnable."""
-    import fla  # noqa: F401 (registers its models)
+    with warnings.catch_warnings():
+        # Without a GPU it warns of what `cpu.install` is about to mend.
+        warnings.filterwarnings("ignore", message="Triton is not supported on current platform")
+        import fla  # noqa: F401 (registers its models)
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.utils import logging
 
@@ -209,12 +225,13 @@ def save(
     with whole(folder, force=force, folder=True) as aside:
         model.save_pretrained(aside)
         if tokenizer is not None:
-            copy_tokenizer(Path(tokenizer), aside)
+            copy_companions(Path(tokenizer), aside)
         if card is not None:
             (aside / "README.md").write_text(card)
 
 
-def copy_tokenizer(source: Path, target: Path) -> None:
-    for name in TOKENIZER_FILES:
+def copy_companions(source: Path, target: Path) -> None:
+    """The tokenizer and what else goes with a model whatever its widths."""
+    for name in COMPANIONS:
         if (source / name).is_file():
             shutil.copyfile(source / name, target / name)

@@ -9,6 +9,7 @@ is computed in float32 (or float64, if that is what comes in) and given back in 
 from __future__ import annotations
 
 import importlib
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -323,6 +324,8 @@ def install() -> None:
     """Put the plain functions in place, if there is no device for the kernels. Safe to repeat."""
     if triton_device():
         return
+    # torch says so with a stack trace, once per process, where a CPU has no bf16 of its own.
+    warnings.filterwarnings("ignore", message="mkldnn_matmul failed")
     for module, name, plain in REPLACEMENTS:
         place = importlib.import_module(module)
         if not hasattr(place, name):

@@ -42,7 +42,7 @@ def chunked_delta_rule(
     lower triangular system  u_i + beta_i sum_{j<i} e^(G_i-G_j) (k_i . k_j) u_j
     = beta_i (v_i - e^(G_i) S_0^T k_i): one solve for all chunks, then one pass over the chunks.
     """
-    B, T, H, _ = q.shape
+    T = q.shape[1]
     chunk = min(CHUNK, T)
     chunks = -(-T // chunk)
     # Zeros at the end write nothing (k = 0, beta = 0) and decay nothing (g = 0).

@@ -1,0 +1,268 @@
+"""Calibration: one streaming pass over text that gives every method all it needs of a model.
+
+Per layer and head, with N tokens and keys and queries taken where the delta rule receives them:
+
+    input_norm       (layers, hidden)           ||X_:i||_2 of each input feature of the projections
+    gram.<k|q>.<raw|normalised>  (layers, heads, d_k, d_k)   sum over all tokens of k k^T, q q^T
+    sample.<k|q>.<raw|normalised>                the same over the paper's random sample of tokens
+    saliency.<q|k>   (layers, heads, d_k)        sum_i |W_ij dL/dW_ij|, L the language-model loss
+
+[K; Q]^T [K; Q] is the sum of two Gram matrices, the second moment one of them over N, and an R
+factor a Cholesky factor of one: so nothing larger than d_k x d_k per head is kept, however long
+the text. Sums are float64; gradients are added up in float32 under bf16 weights.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from keycut import __version__
+from keycut.artefact import json_text, read_json, sha256, whole
+from keycut.errors import InputError
+from keycut.models.architectures import KeyShape, architecture
+from keycut.models.checkpoint import read_tensors
+from keycut.models.cpu import L2_EPS
+
+Activations = Literal["raw", "normalised"]
+Rows = Literal["all", "sample"]
+Side = Literal["k", "q"]
+
+TENSORS = "calibration.safetensors"
+MANIFEST = "manifest.json"
+
+# Where fla's layers look up their delta rules.
+DELTA_RULES = {
+    "fla.layers.delta_net": ("chunk_delta_rule", "fused_recurrent_delta_rule"),
+    "fla.layers.gated_deltanet": ("chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule"),
+}
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What one pass found, and what it was of."""
+
+    tensors: dict[str, Tensor]
+    manifest: dict[str, Any]
+
+    def gram(self, side: Side, rows: Rows, activations: Activations) -> Tensor:
+        """(layers, heads, d_k, d_k), float64."""
+        return self.tensors[f"{'gram' if rows == 'all' else 'sample'}.{side}.{activations}"]
+
+    def save(self, folder: Path | str, *, force: bool = False) -> None:
+        with whole(folder, force=force, folder=True) as aside:
+            save_file(self.tensors, aside / TENSORS)
+            manifest = {**self.manifest, "sha256": sha256(aside / TENSORS)}
+            (aside / MANIFEST).write_text(json_text(manifest))
+
+    @classmethod
+    def load(cls, folder: Path | str) -> Calibration:
+        folder = Path(folder)
+        if not (folder / MANIFEST).is_file():
+            raise InputError(f"{folder} is no calibration: it has no {MANIFEST}")
+        manifest = read_json(folder / MANIFEST)
+        if sha256(folder / TENSORS) != manifest["sha256"]:
+            raise InputError(f"{folder / TENSORS} is not the file its manifest describes")
+        return cls(dict(read_tensors(folder / TENSORS)), manifest)
+
+
+def sampled_positions(tokens: int, rows: int, seed: int) -> np.ndarray:
+    """The sorted places of `rows` tokens out of `tokens`, without repetition; all if fewer."""
+    generator = np.random.default_rng(seed)
+    return np.sort(generator.choice(tokens, size=min(rows, tokens), replace=False))
+
+
+class _Sums:
+    """Everything that is added up during the pass."""
+
+    def __init__(self, shape: KeyShape, hidden: int, device: torch.device):
+        layers, heads, width = len(shape.layers), shape.heads, shape.width
+        zeros = {"dtype": torch.float64, "device": device}
+        self.squares = torch.zeros(layers, hidden, **zeros)  # type: ignore[call-overload]
+        self.grams: dict[str, Tensor] = {
+            f"{rows}.{side}.{activations}": torch.zeros(layers, heads, width, width, **zeros)  # type: ignore[call-overload]
+            for rows in ("gram", "sample")
+            for side in ("k", "q")
+            for activations in ("raw", "normalised")
+        }
+
+    def add_inputs(self, layer: int, x: Tensor) -> None:
+        """x: (B, T, hidden)."""
+        self.squares[layer] += x.detach().reshape(-1, x.shape[-1]).double().square().sum(0)
+
+    def add_rows(self, layer: int, side: Side, x: Tensor, sampled: Tensor) -> None:
+        """x: (B, T, heads, d_k); sampled: places among its B T tokens."""
+        raw = x.detach().flatten(0, 1).transpose(0, 1).double()  # (heads, tokens, d_k)
+        normalised = raw * (raw.square().sum(-1, keepdim=True) + L2_EPS).rsqrt()
+        for name, rows in (("raw", raw), ("normalised", normalised)):
+            self.grams[f"gram.{side}.{name}"][layer] += rows.mT @ rows
+            if len(sampled):
+                some = rows[:, sampled]
+                self.grams[f"sample.{side}.{name}"][layer] += some.mT @ some
+
+
+@contextmanager
+def watched(mixers: list[Any], sums: _Sums, sampled: Callable[[], Tensor]) -> Iterator[None]:
+    """While open, what enters the mixers and their delta rules is added to the sums.
+
+    A forward hook on the convolutions would not do: Gated DeltaNet joins the three of them into
+    one call. So the names that the layers call are wrapped; a hook tells which layer calls.
+    """
+    current = [-1]
+
+    def entered(layer: int) -> Callable[..., None]:
+        def hook(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            current[0] = layer
+            sums.add_inputs(
+                layer, kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]
+            )
+
+        return hook
+
+    def wrapped(rule: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*, q: Tensor, k: Tensor, **rest: Any) -> Any:
+            places = sampled()
+            sums.add_rows(current[0], "k", k, places)
+            sums.add_rows(current[0], "q", q, places)
+            return rule(q=q, k=k, **rest)
+
+        return call
+
+    hooks = [
+        mixer.register_forward_pre_hook(entered(i), with_kwargs=True)
+        for i, mixer in enumerate(mixers)
+    ]
+    before = [
+        (importlib.import_module(module), name)
+        for module, names in DELTA_RULES.items()
+        for name in names
+    ]
+    originals = [getattr(module, name) for module, name in before]
+    try:
+        for (module, name), rule in zip(before, originals, strict=True):
+            setattr(module, name, wrapped(rule))
+        yield
+    finally:
+        for (module, name), rule in zip(before, originals, strict=True):
+            setattr(module, name, rule)
+        for hook in hooks:
+            hook.remove()
+
+
+def calibrate(
+    model: Any,
+    batches: Iterable[Tensor],
+    *,
+    tokens: int,
+    sample_rows: int = 5000,
+    seed: int = 0,
+    provenance: dict[str, Any] | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> Calibration:
+    """One pass of `model` over `batches` of token ids (B, T), `tokens` in all.
+
+    The model keeps its parameters; which of them require gradients is put back afterwards.
+    `provenance` goes into the manifest: the model's digest, where the text is from.
+    """
+    config = model.config.to_dict()
+    kind = architecture(config)
+    shape = kind.shape(config)
+    device = next(model.parameters()).device
+    mixers = [model.get_submodule(kind.mixer.format(layer=i).rstrip(".")) for i in shape.layers]
+    projections = {"q": [m.q_proj.weight for m in mixers], "k": [m.k_proj.weight for m in mixers]}
+    gradients = {
+        side: [torch.zeros_like(w, dtype=torch.float32) for w in weights]
+        for side, weights in projections.items()
+    }
+    sums = _Sums(shape, mixers[0].q_proj.in_features, device)
+    positions = sampled_positions(tokens, sample_rows, seed)
+    seen, loss_sum, started = 0, 0.0, time.monotonic()
+
+    def sampled() -> Tensor:
+        low, high = np.searchsorted(positions, [seen, seen + ids.numel()])
+        return torch.from_numpy(positions[low:high] - seen).to(device)
+
+    wanted = {id(w) for weights in projections.values() for w in weights}
+    required = {p: p.requires_grad for p in model.parameters()}
+    was_training = model.training
+    model.eval()
+    try:
+        for parameter in required:
+            parameter.requires_grad_(id(parameter) in wanted)
+        with watched(mixers, sums, sampled):
+            for ids in batches:
+                ids = ids.to(device)
+                loss = model(ids, labels=ids, use_cache=False).loss
+                loss.backward()
+                for side, weights in projections.items():
+                    for layer, weight in enumerate(weights):
+                        if weight.grad is None:
+                            raise InputError(
+                                f"layer {shape.layers[layer]}: no gradient reached {side}_proj, so "
+                                "its saliency is unknown"
+                            )
+                        # The loss is a mean over the batch: weigh it by its tokens.
+                        gradients[side][layer] += weight.grad.float() * ids.numel()
+                        weight.grad = None
+                seen += ids.numel()
+                loss_sum += loss.item() * ids.numel()
+                if progress:
+                    rate = seen / (time.monotonic() - started)
+                    progress(
+                        f"calibrating: {seen:,} of {tokens:,} tokens, {rate:,.0f} tokens/s, "
+                        f"{(tokens - seen) / rate:.0f} s left"
+                    )
+    finally:
+        for parameter, value in required.items():
+            parameter.requires_grad_(value)
+            parameter.grad = None
+        model.train(was_training)
+    if seen != tokens:
+        raise InputError(f"calibration text: {seen:,} tokens came, {tokens:,} were announced")
+
+    tensors = {"input_norm": sums.squares.sqrt(), **sums.grams}
+    for side, weights in projections.items():
+        scores = [
+            (w.detach().float() * g / tokens).abs().double().sum(1)
+            for w, g in zip(weights, gradients[side], strict=True)
+        ]
+        tensors[f"saliency.{side}"] = torch.stack(scores).view(-1, shape.heads, shape.width)
+    refuse_non_finite(tensors, shape)
+    manifest = {
+        "keycut": __version__,
+        "tokens": tokens,
+        "sample_rows": len(positions),
+        "seed": seed,
+        "loss": loss_sum / tokens,
+        "layers": list(shape.layers),
+        "heads": shape.heads,
+        "width": shape.width,
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        **(provenance or {}),
+    }
+    return Calibration({name: t.cpu().contiguous() for name, t in tensors.items()}, manifest)
+
+
+def refuse_non_finite(tensors: dict[str, Tensor], shape: KeyShape) -> None:
+    """NaN or infinity anywhere is an error naming the layer and, where there is one, the head."""
+    for name, tensor in tensors.items():
+        bad = (~tensor.isfinite()).nonzero()
+        if len(bad):
+            layer = shape.layers[int(bad[0, 0])]
+            head = f", head {int(bad[0, 1])}" if tensor.ndim > 2 else ""
+            raise InputError(f"layer {layer}{head}: {name} has NaN or infinity")
+
+
+def stderr_progress(line: str) -> None:
+    print(line, file=sys.stderr)

@@ -1,0 +1,119 @@
+"""All methods behind one door: `select(method, evidence, widths)`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from keycut import __version__
+from keycut.errors import InputError, nearest
+from keycut.selection import drrqr, grad, l1, pca, rand, s_wanda
+from keycut.selection.evidence import Evidence
+from keycut.selection.selection import Selection
+
+SCORED: dict[str, Callable[[Evidence], Tensor]] = {
+    "l1": l1.scores,
+    "rand": rand.scores,
+    "s_wanda": s_wanda.scores,
+    "grad": grad.scores,
+}
+METHODS = (*SCORED, "drrqr", "qrcp", "pca_proper", "pca_adversarial")
+WITHOUT_CALIBRATION = ("l1", "rand")
+
+
+def select(method: str, evidence: Evidence, widths: Sequence[int]) -> list[Selection]:
+    """One selection for each width. What the widths share is computed once."""
+    refuse(method, evidence, widths)
+    if method in SCORED:
+        scores = SCORED[method](evidence)
+        found = [{"kept": top(scores, width), "scores": scores} for width in widths]
+    elif method in ("drrqr", "qrcp"):
+        found = [
+            {
+                "kept": chosen.kept,
+                "swaps": chosen.swaps,
+                "largest_gain": chosen.largest_gain,
+                "log_volume": chosen.log_volume,
+            }
+            for chosen in drrqr.choose(evidence, widths, swap=method == "drrqr")
+        ]
+    else:
+        adversarial = method == "pca_adversarial"
+        found = [
+            {"rotation": pca.rotation(evidence, width, adversarial=adversarial)} for width in widths
+        ]
+    return [
+        Selection({**tensors, **conditioning(evidence, tensors)}, about(method, evidence, width))
+        for tensors, width in zip(found, widths, strict=True)
+    ]
+
+
+def refuse(method: str, evidence: Evidence, widths: Sequence[int]) -> None:
+    """Everything that can be known to be wrong before the work starts."""
+    if method not in METHODS:
+        raise InputError(f"method {method!r} does not exist{nearest(method, METHODS)}")
+    shape = evidence.checkpoint.shape
+    for width in widths:
+        if not 1 <= width <= shape.width:
+            raise InputError(
+                f"a width of {width} for {evidence.checkpoint.folder}: must lie in 1..{shape.width}"
+            )
+    if evidence.calibration is None:
+        if method not in WITHOUT_CALIBRATION:
+            raise InputError(f"method {method} needs a calibration, and none was given")
+        return
+    made_for = evidence.calibration.manifest.get("model_digest")
+    if made_for != (found := evidence.checkpoint.digest()):
+        raise InputError(
+            f"the calibration was made for the model {str(made_for)[:12]}, but "
+            f"{evidence.checkpoint.folder} is {found[:12]}: calibrate it again"
+        )
+
+
+def top(scores: Tensor, width: int) -> Tensor:
+    """The `width` highest of (..., d_k), ascending by channel; of equals the lower channel."""
+    order = scores.argsort(dim=-1, descending=True, stable=True)
+    return order[..., :width].sort(-1).values
+
+
+def conditioning(evidence: Evidence, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """How well the keys span before and after, where there is a calibration to tell."""
+    if evidence.calibration is None:
+        return {}
+    before = evidence.calibration.gram("k", "all", "raw")
+    if "rotation" in tensors:
+        T = tensors["rotation"]
+        after = T @ before @ T.mT
+    else:
+        kept = tensors["kept"]
+        rows = before.gather(-2, kept[..., None].expand(*kept.shape, before.shape[-1]))
+        after = rows.gather(-1, kept[..., None, :].expand(*kept.shape, kept.shape[-1]))
+    result = {}
+    for when, gram in (("before", before), ("after", after)):
+        values = torch.linalg.eigvalsh(gram).clamp(min=0)  # squares of singular values, ascending
+        result[f"condition_{when}"] = (values[..., -1] / values[..., 0]).sqrt()
+        result[f"effective_rank_{when}"] = values.sum(-1) / values[..., -1]
+    return result
+
+
+def about(method: str, evidence: Evidence, width: int) -> dict[str, object]:
+    """Everything that decided the choice."""
+    said: dict[str, object] = {
+        "keycut": __version__,
+        "method": method,
+        "target": evidence.target,
+        "width": width,
+        "full_width": evidence.checkpoint.shape.width,
+        "model_digest": evidence.checkpoint.digest(),
+    }
+    if method == "rand":
+        said["seed"] = evidence.seed
+    if method in ("drrqr", "qrcp"):
+        said |= {"rows": evidence.rows, "activations": evidence.activations}
+    if method == "drrqr":
+        said["f"] = evidence.f
+    if evidence.calibration is not None:
+        said["calibration"] = evidence.calibration.manifest
+    return said

@@ -1,0 +1,60 @@
+"""The result of a selection, as an artefact: one file per model, method, target and ratio."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file
+from torch import Tensor
+
+from keycut.artefact import canonical_json, whole
+from keycut.errors import InputError
+from keycut.models.checkpoint import Checkpoint, opened, read_tensors
+from keycut.slicing import Change, Keep, Rotate
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which channels stay, and what there is to know about the choice.
+
+    tensors: kept (layers, heads, width), or rotation (layers, heads, width, d_k) for PCA; and as
+    far as the method has them, per layer and head: scores (.., d_k), swaps, largest_gain,
+    log_volume. With a calibration: condition_before, condition_after, effective_rank_before,
+    effective_rank_after, of the raw keys over all calibration tokens.
+    """
+
+    tensors: dict[str, Tensor]
+    about: dict[str, Any]
+
+    @property
+    def width(self) -> int:
+        return int(self.about["width"])
+
+    def change(self) -> Change:
+        if "rotation" in self.tensors:
+            return Rotate(self.tensors["rotation"])
+        return Keep(self.tensors["kept"])
+
+    def refuse_other_model(self, checkpoint: Checkpoint) -> None:
+        if self.about["model_digest"] != (found := checkpoint.digest()):
+            raise InputError(
+                f"this selection was made for the model {self.about['model_digest'][:12]}, but "
+                f"{checkpoint.folder} is {found[:12]}: select again for it"
+            )
+
+    def save(self, path: Path | str) -> None:
+        tensors = {name: tensor.contiguous() for name, tensor in self.tensors.items()}
+        with whole(path, force=True) as aside:
+            save_file(tensors, aside, metadata={"about": canonical_json(self.about)})
+
+    @classmethod
+    def load(cls, path: Path | str) -> Selection:
+        path = Path(path)
+        with opened(path) as file:
+            metadata = file.metadata() or {}
+        if "about" not in metadata:
+            raise InputError(f"{path} is no selection")
+        return cls(dict(read_tensors(path)), json.loads(metadata["about"]))

@@ -1,0 +1,169 @@
+"""Slicing: fewer key channels make a smaller, ordinary model.
+
+A change says what becomes of the channels of one head; everything else here is where they lie.
+All of it works on tensors by name and on config.json: no model class is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from keycut.artefact import json_text, whole
+from keycut.errors import InputError
+from keycut.models.architectures import Architecture, KeyShape, KeyTensor, Role
+from keycut.models.checkpoint import WEIGHTS, Checkpoint, copy_companions, renamed
+
+
+class Change(Protocol):
+    """Channels (heads, d_k, ...) of one tensor of a layer, to (heads, width, ...)."""
+
+    @property
+    def width(self) -> int: ...
+
+    def __call__(self, index: int, role: Role, channels: Tensor) -> Tensor:
+        """`index` counts the layers that have a delta rule."""
+
+
+@dataclass(frozen=True)
+class Keep:
+    """Keep the channels `kept` (layers, heads, width), in that order."""
+
+    kept: Tensor
+
+    @property
+    def width(self) -> int:
+        return self.kept.shape[-1]
+
+    def __call__(self, index: int, role: Role, channels: Tensor) -> Tensor:
+        heads = torch.arange(len(channels))[:, None]
+        return channels[heads, self.kept[index]]
+
+
+@dataclass(frozen=True)
+class Rotate:
+    """Rotate by T (layers, heads, width, d_k), whose rows are orthonormal.
+
+    Rows of a projection become T W. A depthwise filter has no rotated form; the paper takes
+    (T∘T) W, the best one for channels that are uncorrelated at all lags.
+    """
+
+    rotation: Tensor
+
+    @property
+    def width(self) -> int:
+        return self.rotation.shape[-2]
+
+    def __call__(self, index: int, role: Role, channels: Tensor) -> Tensor:
+        T = self.rotation[index].double()
+        T = T.square() if role == "filter" else T
+        return torch.einsum("hwd,hd...->hw...", T, channels.double()).to(channels.dtype)
+
+
+@dataclass(frozen=True)
+class Pad:
+    """Add channels of zeros at the end of each head; `cut_back` takes them away again.
+
+    Zero keys and queries leave norms, states and gradients as they were. Only the scale d_k^-1/2
+    of the kernel differs, which the output norm takes out but for its eps: `padded_eps`.
+    """
+
+    width: int
+
+    def __call__(self, index: int, role: Role, channels: Tensor) -> Tensor:
+        missing = self.width - channels.shape[1]
+        if missing < 0:
+            raise InputError(f"padding to {self.width}: the model has {channels.shape[1]} channels")
+        zeros = channels.new_zeros(channels.shape[0], missing, *channels.shape[2:])
+        return torch.cat([channels, zeros], 1)
+
+
+def cut_back(shape: KeyShape, width: int) -> Keep:
+    """The change that keeps the first `width` channels of every head: the end of a `Pad`."""
+    return Keep(torch.arange(width).expand(len(shape.layers), shape.heads, width))
+
+
+def padded_eps(eps: float, width: int, padded: int) -> float:
+    """The eps of the output norm with which a padded model computes what the narrow one does.
+
+    The scale shrinks the output by sqrt(width / padded), its square by width / padded; with an
+    eps that shrinks alike, the norm sees the same proportions.
+    """
+    return eps * width / padded
+
+
+def with_channels(
+    tensor: Tensor, key: KeyTensor, shape: KeyShape, change: Change, index: int, name: str
+) -> Tensor:
+    """The tensor with its key channels changed and everything else on that axis as it was."""
+    old, new = key.layout(shape), key.layout(replace(shape, width=change.width))
+    rows = tensor.movedim(key.axis, 0)
+    if key.alone and len(rows) != old.size:
+        raise InputError(
+            f"{name} has {len(rows)} key channels, but the config says {shape.heads} heads of "
+            f"{shape.width}: a model whose layers differ in width cannot be sliced"
+        )
+    result = rows.new_empty(len(rows) + new.size - old.size, *rows.shape[1:])
+    result[torch.from_numpy(new)] = change(index, key.role, rows[torch.from_numpy(old)])
+    others = np.setdiff1d(np.arange(len(rows)), old)
+    places = np.setdiff1d(np.arange(len(result)), new)
+    result[torch.from_numpy(places)] = rows[torch.from_numpy(others)]
+    return result.movedim(0, key.axis).contiguous()
+
+
+def changed(
+    tensors: Iterable[tuple[str, Tensor]], kind: Architecture, shape: KeyShape, change: Change
+) -> dict[str, Tensor]:
+    """All tensors of a model, those over key channels changed."""
+    places = {
+        kind.name(layer, key): (key, index)
+        for index, layer in enumerate(shape.layers)
+        for key in (kind.q_proj, kind.k_proj, *kind.filters)
+    }
+    result = {}
+    for name, tensor in tensors:
+        if name in places:
+            key, index = places[name]
+            tensor = with_channels(tensor, key, shape, change, index, name)
+        result[name] = tensor
+    required = {
+        kind.name(layer, key) for layer in shape.layers for key in (kind.q_proj, kind.k_proj)
+    }
+    missing = sorted(required - set(result))
+    if missing:
+        raise InputError(f"the model has no {missing[0]}, so its key channels cannot be sliced")
+    return result
+
+
+def slice_model(
+    checkpoint: Checkpoint,
+    change: Change,
+    out: Path | str,
+    *,
+    dtype: torch.dtype | None = torch.bfloat16,
+    card: str | None = None,
+    force: bool = False,
+) -> None:
+    """Write the changed model to a folder that stock flash-linear-attention loads."""
+    kind, shape = checkpoint.architecture, checkpoint.shape
+    if not change.width >= 1:
+        raise InputError(f"a width of {change.width} leaves no channel")
+    with whole(out, force=force, folder=True) as aside:
+        tensors = changed(renamed(checkpoint.tensors()).items(), kind, shape, change)
+        config: dict[str, Any] = kind.resized(checkpoint.config, change.width)
+        if dtype is not None:
+            tensors = {n: t.to(dtype) if t.is_floating_point() else t for n, t in tensors.items()}
+            config["dtype"] = str(dtype).removeprefix("torch.")
+            config.pop("torch_dtype", None)  # what older transformers called it
+        save_file(tensors, aside / WEIGHTS, metadata={"format": "pt"})
+        (aside / "config.json").write_text(json_text(config))
+        copy_companions(checkpoint.folder, aside)
+        if card is not None:
+            (aside / "README.md").write_text(card)

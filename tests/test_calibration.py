@@ -1,0 +1,160 @@
+"""One pass, compared with the same statistics from the plain model and all rows at once."""
+
+import numpy as np
+import pytest
+import torch
+from plain_model import plain_logits
+from small_models import SMALL
+
+from keycut.calibration import Calibration, calibrate, sampled_positions
+from keycut.errors import InputError
+from keycut.models import create
+
+NAMES = ["delta_net", "shared_head", "gated", "gated_value_heads"]
+ROWS, SEED = 50, 11
+
+
+def batches():
+    generator = torch.Generator().manual_seed(5)
+    # Batches of several sizes and lengths, one of them too short for the chunked kernels.
+    return [
+        torch.randint(0, 97, shape, generator=generator) for shape in ((3, 70), (2, 40), (1, 90))
+    ]
+
+
+TOKENS = 3 * 70 + 2 * 40 + 90
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def both(request):
+    """A model's calibration and the slow obvious one."""
+    model = create(SMALL[request.param], seed=2)
+    found = calibrate(model, batches(), tokens=TOKENS, sample_rows=ROWS, seed=SEED)
+    return model, found, slow(model)
+
+
+def slow(model):
+    """All rows of all layers held at once; gradients of the mean loss over all tokens."""
+    rows = {}
+
+    def seen(layer, x, q, k):
+        for name, value in (("x", x), ("q", q), ("k", k)):
+            rows.setdefault((name, layer), []).append(value.detach().double())
+
+    loss = torch.zeros(())
+    for batch in batches():
+        for ids in batch:
+            logits = plain_logits(model, ids, seen)
+            per_token = torch.nn.functional.cross_entropy(logits[:-1], ids[1:])
+            loss = loss + per_token * len(ids) / TOKENS
+    layers = range(model.config.num_hidden_layers)
+    weights = {
+        (side, i): getattr(model.model.layers[i].attn, f"{side}_proj").weight
+        for side in "qk"
+        for i in layers
+    }
+    gradients = torch.autograd.grad(loss, list(weights.values()))
+    stacked = {key: torch.cat(value) for key, value in rows.items()}
+    salient = {
+        key: (w * g).abs().sum(1).detach().double()
+        for (key, w), g in zip(weights.items(), gradients, strict=True)
+    }
+    return stacked, salient
+
+
+def close(a, b):
+    torch.testing.assert_close(a.double(), b.double(), rtol=1e-4, atol=1e-5 * b.abs().max().item())
+
+
+def test_grams_are_those_of_all_rows(both):
+    _, found, (rows, _) = both
+    some = sampled_positions(TOKENS, ROWS, SEED)
+    for side in ("k", "q"):
+        for layer in range(2):
+            X = rows[side, layer].transpose(0, 1)  # (heads, tokens, d_k)
+            unit = X / (X.square().sum(-1, keepdim=True) + 1e-6).sqrt()
+            for activations, M in (("raw", X), ("normalised", unit)):
+                close(found.gram(side, "all", activations)[layer], M.mT @ M)
+                sample = M[:, some]
+                close(found.gram(side, "sample", activations)[layer], sample.mT @ sample)
+
+
+def test_input_norms_are_those_of_all_rows(both):
+    _, found, (rows, _) = both
+    for layer in range(2):
+        close(found.tensors["input_norm"][layer], rows["x", layer].norm(dim=0))
+
+
+def test_saliency_is_that_of_the_mean_loss(both):
+    _, found, (_, salient) = both
+    for (side, layer), expected in salient.items():
+        close(found.tensors[f"saliency.{side}"][layer].flatten(), expected)
+
+
+def test_the_model_is_left_as_it_was(both):
+    model, _, _ = both
+    assert all(p.requires_grad and p.grad is None for p in model.parameters())
+    assert model.training
+
+
+def test_it_survives_the_disk(both, tmp_path):
+    _, found, _ = both
+    found.save(tmp_path / "c")
+    again = Calibration.load(tmp_path / "c")
+    assert again.manifest["seed"] == SEED
+    assert again.manifest["sample_rows"] == ROWS
+    for name, tensor in found.tensors.items():
+        assert torch.equal(again.tensors[name], tensor)
+
+
+def test_a_damaged_file_is_refused(both, tmp_path):
+    _, found, _ = both
+    found.save(tmp_path / "c")
+    file = tmp_path / "c" / "calibration.safetensors"
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(InputError, match="not the file its manifest describes"):
+        Calibration.load(tmp_path / "c")
+
+
+def test_bf16_weights_keep_a_float32_sum_of_gradients():
+    model = create(SMALL["delta_net"], seed=2)
+    exact = calibrate(model, batches(), tokens=TOKENS)
+    rough = calibrate(model.bfloat16(), batches(), tokens=TOKENS)
+    for name in ("saliency.q", "gram.k.raw", "input_norm"):
+        a, b = rough.tensors[name], exact.tensors[name]
+        assert a.dtype == torch.float64
+        assert ((a - b).norm() / b.norm()).item() < 0.05
+
+
+def test_the_sample_is_drawn_once_without_repetition():
+    positions = sampled_positions(1000, 200, seed=3)
+    assert len(np.unique(positions)) == 200
+    assert positions.max() < 1000
+    assert (positions == sampled_positions(1000, 200, seed=3)).all()
+    assert (positions != sampled_positions(1000, 200, seed=4)).any()
+    assert len(sampled_positions(30, 200, seed=3)) == 30
+
+
+def test_a_gradient_that_does_not_arrive_is_an_error():
+    model = create(SMALL["delta_net"], seed=2)
+    layer = model.model.layers[1].attn
+    layer.forward = torch.no_grad()(layer.forward)
+    with pytest.raises(InputError, match="layer 1: no gradient reached q_proj"):
+        calibrate(model, batches(), tokens=TOKENS)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_number_that_is_none_names_layer_and_head(bad):
+    model = create(SMALL["delta_net"], seed=2)
+    with torch.no_grad():
+        model.model.layers[1].attn.k_proj.weight[20, 0] = bad  # head 1 of two, 16 wide
+    with pytest.raises(InputError, match=r"layer 1, head 1: .* has NaN or infinity"):
+        calibrate(model, batches(), tokens=TOKENS)
+
+
+def test_text_of_another_length_than_announced_is_an_error():
+    model = create(SMALL["delta_net"], seed=2)
+    with pytest.raises(InputError, match="were announced"):
+        calibrate(model, batches(), tokens=TOKENS + 1)

@@ -1,0 +1,285 @@
+"""Slicing is exact: what a smaller model computes is what the large one computes with zeros."""
+
+import json
+import math
+import subprocess
+import sys
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from small_models import SMALL
+
+from keycut.calibration import calibrate
+from keycut.errors import InputError
+from keycut.models import create, load, save
+from keycut.models.architectures import ARCHITECTURES
+from keycut.models.checkpoint import Checkpoint
+from keycut.selection.evidence import Evidence
+from keycut.selection.methods import METHODS, select
+from keycut.selection.selection import Selection
+from keycut.slicing import Keep, Pad, cut_back, padded_eps, slice_model
+
+ALL = sorted(SMALL)
+IDS = torch.randint(0, 97, (2, 90), generator=torch.Generator().manual_seed(1))
+
+
+def relative(a, b):
+    return ((a - b).norm() / b.norm()).item()
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """Each small model, saved."""
+    root = tmp_path_factory.mktemp("models")
+    for name in ALL:
+        save(create(SMALL[name], seed=3), root / name)
+    return root
+
+
+def some_kept(shape, width, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    size = (len(shape.layers), shape.heads, shape.width)
+    return torch.rand(size, generator=generator).argsort(-1)[..., :width]
+
+
+def logits(model, ids=IDS):
+    with torch.no_grad():
+        return model(ids).logits
+
+
+def set_eps(model, change):
+    for layer in model.model.layers:
+        layer.attn.o_norm.eps = change(layer.attn.o_norm.eps)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_all_channels_in_another_order_change_nothing(folders, tmp_path, name):
+    checkpoint = Checkpoint(folders / name)
+    kept = some_kept(checkpoint.shape, checkpoint.shape.width)
+    slice_model(checkpoint, Keep(kept), tmp_path / "out", dtype=None)
+    assert relative(logits(load(tmp_path / "out")), logits(load(folders / name))) < 1e-5
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("width", [1, 3, 7])
+def test_a_sliced_model_is_the_full_one_with_zeros(folders, tmp_path, name, width):
+    """To float32 rounding, once the eps of the output norm is put right: the kernel scales the
+    output by d_k^-1/2, and the norm takes that out but for its eps."""
+    checkpoint = Checkpoint(folders / name)
+    shape = checkpoint.shape
+    kept = some_kept(shape, width)
+    slice_model(checkpoint, Keep(kept), tmp_path / "out", dtype=None)
+    masked = load(folders / name)
+    with torch.no_grad():
+        for i, layer in enumerate(masked.model.layers):
+            dropped = torch.ones(shape.heads, shape.width, dtype=torch.bool)
+            dropped[torch.arange(shape.heads)[:, None], kept[i]] = False
+            for projection in (layer.attn.q_proj, layer.attn.k_proj):
+                projection.weight[dropped.flatten()] = 0
+    set_eps(masked, lambda eps: padded_eps(eps, width, shape.width))
+    # What a zeroed projection leaves after convolution and SiLU is zero too: no bias here.
+    assert relative(logits(load(tmp_path / "out")), logits(masked)) < 1e-5
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_zero_padding_is_exact_and_stays_so_in_training(folders, tmp_path, name):
+    checkpoint = Checkpoint(folders / name)
+    shape = checkpoint.shape
+    slice_model(checkpoint, Pad(shape.width + 5), tmp_path / "wide", dtype=None)
+    narrow, wide = load(folders / name), load(tmp_path / "wide")
+    set_eps(wide, lambda eps: padded_eps(eps, shape.width, shape.width + 5))
+    assert relative(logits(wide), logits(narrow)) < 1e-6
+
+    for model in (narrow, wide):
+        optimizer = torch.optim.AdamW(model.train().parameters(), lr=1e-3, weight_decay=0.1)
+        for _ in range(20):
+            optimizer.zero_grad()
+            model(IDS, labels=IDS).loss.backward()
+            optimizer.step()
+        model.eval()
+    assert relative(logits(wide), logits(narrow)) < 1e-3  # rounding, grown over 20 steps
+    for layer in wide.model.layers:
+        for projection in (layer.attn.q_proj, layer.attn.k_proj):
+            padded = projection.weight.view(shape.heads, shape.width + 5, -1)[:, shape.width :]
+            assert (padded == 0).all()
+
+    set_eps(wide, lambda eps: padded_eps(eps, shape.width + 5, shape.width))
+    save(wide, tmp_path / "trained")
+    trained = Checkpoint(tmp_path / "trained")
+    slice_model(trained, cut_back(shape, shape.width), tmp_path / "back", dtype=None)
+    assert relative(logits(load(tmp_path / "back")), logits(narrow)) < 1e-3
+
+
+def test_padding_to_fewer_channels_is_an_error(folders, tmp_path):
+    checkpoint = Checkpoint(folders / "delta_net")
+    with pytest.raises(InputError, match="padding to 7: the model has 16 channels"):
+        slice_model(checkpoint, Pad(7), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+SAVED_AND_LOADED = """
+import sys, torch
+from keycut.models import load
+torch.set_num_threads(1)
+ids = torch.load(sys.argv[1])
+torch.save({folder: load(folder)(ids).logits.detach() for folder in sys.argv[3:]}, sys.argv[2])
+"""
+
+
+def in_a_new_process(folders, ids, tmp_path):
+    torch.save(ids, tmp_path / "ids.pt")
+    arguments = [tmp_path / "ids.pt", tmp_path / "logits.pt", *folders]
+    subprocess.run([sys.executable, "-c", SAVED_AND_LOADED, *map(str, arguments)], check=True)
+    return torch.load(tmp_path / "logits.pt")
+
+
+@pytest.fixture(scope="module")
+def wide_models(tmp_path_factory):
+    """One layer of the paper's head widths, 128 and 256, calibrated."""
+    root = tmp_path_factory.mktemp("wide")
+    common = {"hidden_size": 256, "num_hidden_layers": 1, "vocab_size": 97, "intermediate_size": 32}
+    configs = {
+        "delta_net": {"model_type": "delta_net", "num_heads": 2, **common},
+        "gated": {
+            "model_type": "gated_deltanet", "num_heads": 1, "head_dim": 256, "expand_v": 1.0,
+            **common,
+        },
+    }  # fmt: skip
+    calibrations = {}
+    for name, config in configs.items():
+        model = create(config, seed=4)
+        save(model, root / name)
+        digest = Checkpoint(root / name).digest()
+        calibrations[name] = calibrate(
+            model, [IDS, IDS.flip(0)], tokens=2 * IDS.numel(), provenance={"model_digest": digest}
+        )
+    return root, calibrations
+
+
+def test_every_method_and_width_of_the_paper_loads_in_a_new_process(wide_models, tmp_path):
+    root, calibrations = wide_models
+    widths = {"delta_net": (89, 76, 64, 32, 16), "gated": (179, 153, 128, 64, 32)}
+    expected = {}
+    torch.set_num_threads(1)
+    for name in widths:
+        checkpoint = Checkpoint(root / name)
+        evidence = Evidence(checkpoint, calibrations[name])
+        for method in METHODS:
+            for selection in select(method, evidence, widths[name]):
+                out = tmp_path / f"{name}-{method}-{selection.width}"
+                slice_model(checkpoint, selection.change(), out, dtype=None)
+                expected[str(out)] = load(out)(IDS[:, :20]).logits.detach()
+    found = in_a_new_process(expected, IDS[:, :20], tmp_path)
+    assert len(found) == 2 * len(METHODS) * 5
+    for folder, values in expected.items():
+        assert torch.equal(found[folder], values), folder
+
+
+def test_a_saved_model_gives_the_same_logits_in_a_new_process(folders, tmp_path):
+    torch.set_num_threads(1)
+    expected = {str(folders / name): logits(load(folders / name)) for name in ALL}
+    found = in_a_new_process(expected, IDS, tmp_path)
+    for folder, values in expected.items():
+        assert torch.equal(found[folder], values), folder
+
+
+@pytest.mark.parametrize("width", range(1, 257))
+def test_gated_widths_give_a_config_that_fla_accepts(width):
+    """fla takes int(head_dim * expand_v): for some widths 256 / width falls one short."""
+    from fla.layers.gated_deltanet import GatedDeltaNet
+
+    config = {"model_type": "gated_deltanet", "num_heads": 2, "head_dim": 256, "expand_v": 1.0,
+              "hidden_size": 8, "num_hidden_layers": 1}  # fmt: skip
+    resized = ARCHITECTURES["gated_deltanet"].resized(config, width)
+    resized = json.loads(json.dumps(resized))  # as it is read back
+    with torch.device("meta"):
+        layer = GatedDeltaNet(
+            hidden_size=8, head_dim=resized["head_dim"], expand_v=resized["expand_v"], num_heads=2
+        )
+    assert (layer.head_k_dim, layer.head_v_dim) == (width, 256)
+
+
+@settings(deadline=None, max_examples=300)
+@given(
+    heads=st.integers(1, 32),
+    full=st.sampled_from([16, 64, 128, 256]),
+    width=st.integers(1, 256),
+    hidden=st.sampled_from([64, 1024, 2048, 2560]),
+)
+def test_delta_net_widths_give_a_config_that_fla_accepts(heads, full, width, hidden):
+    width = min(width, full)
+    kind = ARCHITECTURES["delta_net"]
+    config = {"model_type": "delta_net", "num_heads": heads, "hidden_size": hidden,
+              "expand_k": heads * full / hidden, "expand_v": heads * 8 / hidden,
+              "num_hidden_layers": 1}  # fmt: skip
+    resized = json.loads(json.dumps(kind.resized(config, width)))
+    assert math.isclose(hidden * resized["expand_k"], round(hidden * resized["expand_k"]))
+    assert round(hidden * resized["expand_k"]) // heads == width
+    assert kind.shape(resized).width == width
+    assert kind.shape(resized).value_width == 8
+
+
+def test_a_pruned_model_loads_with_plain_transformers(folders, tmp_path):
+    """After `import fla` alone, in another process; on a CPU it can be loaded, not run."""
+    checkpoint = Checkpoint(folders / "gated")
+    slice_model(checkpoint, Keep(some_kept(checkpoint.shape, 7)), tmp_path / "out")
+    code = (
+        "import sys, torch, fla; from transformers import AutoModelForCausalLM as A;"
+        "m, i = A.from_pretrained(sys.argv[1], output_loading_info=True);"
+        "assert not any(i.values()), i; a = m.model.layers[0].attn;"
+        "assert m.dtype == torch.bfloat16; print(a.head_k_dim, a.head_v_dim)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code, str(tmp_path / "out")],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout.split() == ["7", "24"]
+
+
+def test_layers_that_differ_in_width_are_refused(folders, tmp_path):
+    checkpoint = Checkpoint(folders / "delta_net")
+    slice_model(checkpoint, Keep(some_kept(checkpoint.shape, 5)), tmp_path / "narrow", dtype=None)
+    config = json.loads((tmp_path / "narrow" / "config.json").read_text())
+    config["expand_k"] = 1.0
+    (tmp_path / "narrow" / "config.json").write_text(json.dumps(config))
+    with pytest.raises(InputError, match="layers differ in width cannot be sliced"):
+        slice_model(Checkpoint(tmp_path / "narrow"), Pad(20), tmp_path / "out")
+
+
+def test_a_selection_of_another_model_is_refused(folders, tmp_path):
+    first, other = Checkpoint(folders / "delta_net"), Checkpoint(folders / "gated")
+    (selection,) = select("l1", Evidence(first), [4])
+    selection.save(tmp_path / "s.safetensors")
+    again = Selection.load(tmp_path / "s.safetensors")
+    assert torch.equal(again.tensors["kept"], selection.tensors["kept"])
+    again.refuse_other_model(first)
+    with pytest.raises(InputError, match="select again for it"):
+        again.refuse_other_model(other)
+
+
+def test_an_existing_folder_is_refused_and_kept(folders, tmp_path):
+    checkpoint = Checkpoint(folders / "delta_net")
+    kept = Keep(some_kept(checkpoint.shape, 4))
+    slice_model(checkpoint, kept, tmp_path / "out")
+    before = Checkpoint(tmp_path / "out").digest()
+    with pytest.raises(InputError, match="exists already; give --force"):
+        slice_model(checkpoint, kept, tmp_path / "out")
+    assert Checkpoint(tmp_path / "out").digest() == before
+
+
+def test_a_failed_write_leaves_the_old_folder(folders, tmp_path, monkeypatch):
+    checkpoint = Checkpoint(folders / "delta_net")
+    kept = Keep(some_kept(checkpoint.shape, 4))
+    slice_model(checkpoint, kept, tmp_path / "out")
+    before = Checkpoint(tmp_path / "out").digest()
+
+    def full(*_args, **_kwargs):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("keycut.slicing.save_file", full)
+    with pytest.raises(OSError, match="No space left"):
+        slice_model(checkpoint, Pad(20), tmp_path / "out", force=True)
+    assert Checkpoint(tmp_path / "out").digest() == before
+    assert [p.name for p in tmp_path.iterdir()] == ["out"]  # nothing lies about
