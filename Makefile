@@ -1,0 +1,41 @@
+# Keycut. Every target sets itself up first: two commands are enough on a fresh machine.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+BIN := .venv/bin
+# Two test processes on two cores: more threads in each would only get in the other's way.
+THREADS := OMP_NUM_THREADS=1
+
+.PHONY: help setup demo test lint pins flame clean
+
+help:  ## what there is
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
+
+setup: .venv/installed  ## make .venv and install everything the demo and the tests need
+
+.venv/installed: envs/constraints.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' \
+	  || { echo "Keycut needs Python 3.11; say where it is: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)"; exit 1; }
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check -c envs/constraints.txt -e '.[workflow,dev]'
+	@touch $@
+
+demo: setup  ## the whole workflow at toy size, on a CPU, without a network
+	$(BIN)/snakemake --profile profiles/demo
+
+test: setup  ## all tests
+	$(THREADS) $(BIN)/python -m pytest -n 2
+
+lint: setup  ## ruff, mypy, snakefmt
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/snakefmt --check workflow
+
+pins: setup  ## write environment.yml and envs/*.yaml from envs/constraints.txt
+	$(BIN)/python envs/pins.py
+
+flame: setup  ## install flame and torchtitan from git, for pretraining as the paper does
+	$(BIN)/pip install --no-deps -r envs/flame.txt
+	$(BIN)/pip install -c envs/constraints.txt tyro torchdata tomli blobfile tiktoken tensorboard
+
+clean:  ## remove the virtual environment and caches; results stay
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis
