@@ -1,0 +1,445 @@
+"""The configuration says what the paper's experiments need, and refuses what makes no sense."""
+
+from __future__ import annotations
+
+import copy
+import csv
+import json
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from decimal import Decimal
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from keycut.config import (
+    TASKS,
+    Config,
+    QualityTable,
+    Variant,
+    load_config,
+    parse_config,
+    reference,
+    schema,
+    width,
+)
+from keycut.errors import InputError
+
+FOLDER = Path(__file__).parents[1] / "config"
+RUNS = ("demo", "lab", "paper")
+FIVE = {"l1", "rand", "s_wanda", "grad", "drrqr"}
+
+
+@pytest.fixture(scope="module")
+def configs() -> dict[str, Config]:
+    return {run: load_config(FOLDER / f"{run}.yaml") for run in RUNS}
+
+
+@pytest.fixture(scope="module")
+def paper(configs: dict[str, Config]) -> Config:
+    return configs["paper"]
+
+
+@pytest.fixture(scope="module")
+def demo_data() -> dict[str, Any]:
+    return yaml.safe_load((FOLDER / "demo.yaml").read_text())
+
+
+# --- widths ---
+
+
+@pytest.mark.parametrize(
+    ("d_k", "widths"), [(128, [89, 76, 64, 32, 16]), (256, [179, 153, 128, 64, 32])]
+)
+def test_widths_of_the_paper(d_k: int, widths: list[int]) -> None:
+    assert [width(d_k, ratio) for ratio in (0.3, 0.4, 0.5, 0.75, 0.875)] == widths
+
+
+def test_width_is_not_rounded_down_by_floating_point() -> None:
+    assert int(10 * (1 - 0.9)) == 0
+    assert width(10, 0.9) == 1
+
+
+@given(d_k=st.integers(1, 512), thousandths=st.integers(0, 999))
+def test_width_is_the_exact_floor(d_k: int, thousandths: int) -> None:
+    ratio, left = thousandths / 1000, d_k * (1000 - thousandths) // 1000
+    if left == 0:
+        with pytest.raises(InputError, match="leaves no channel"):
+            width(d_k, ratio)
+    else:
+        assert (
+            width(d_k, ratio) == width(d_k, str(ratio)) == width(d_k, Decimal(str(ratio))) == left
+        )
+
+
+@pytest.mark.parametrize("ratio", [-0.1, 1, 1.2])
+def test_ratio_outside_the_unit_interval_has_no_width(ratio: float) -> None:
+    with pytest.raises(InputError, match="must lie in"):
+        width(128, ratio)
+
+
+# --- the three runs ---
+
+
+def test_paper_needs_the_models_of_the_inventory(paper: Config) -> None:
+    variants = paper.variants()
+    cut = {(v.model, v.method, v.target, v.ratio) for v in variants if v.pruned}
+    main = {c for c in cut if c[1] in FIVE and c[2] == "kq" and not c[0].endswith("_head")}
+    assert sum(model.source.kind == "pretrain" for model in paper.models.values()) == 4
+    assert len(main) == 4 * 5 * 4 == 80
+    assert len({c for c in cut if c[1] in FIVE and c[2] in ("k", "q")}) == 32
+    assert len({c for c in cut if c[1].startswith("pca")}) == 8
+    assert len({c for c in cut if c[1] == "grad" and c[0].endswith("_head")}) == 2
+    assert len(cut) == 80 + 32 + 8 + 2
+
+    recovered = [v for v in variants if v.rft == "post"]
+    assert sum(v.pruned for v in recovered) == 80
+    # Ours: the recovered unpruned model, one for each of the four.
+    assert sum(not v.pruned for v in recovered) == 4
+
+
+def test_paper_needs_the_evaluations_of_the_inventory(paper: Config) -> None:
+    suites = Counter(suite for _, suite in paper.evaluations())
+    # The inventory counts 41 of each of four models; the two models with shared filters have a
+    # baseline in a table of their own, and the four controls are ours.
+    assert suites["zero_shot"] == 164 + 2 + 4
+    assert suites["retrieval"] == 84 + 4
+    assert suites["ppl"] == len(paper.variants())
+
+
+def test_paper_needs_the_timings_of_the_inventory(paper: Config) -> None:
+    points = {(m.benchmark, m.subject, m.width) for m in paper.measurements("mixer", "model")}
+    assert len(points) == 26
+
+
+def test_paper_tables_have_the_cells_that_were_published(paper: Config) -> None:
+    with open(FOLDER / "published" / "values.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 2497
+    assert list(paper.tables)[:16] == list(dict.fromkeys(row["table"] for row in rows))
+
+    names = ("table", "model", "conv_sharing", "method", "target", "compression", "rft", "metric")
+    for name in list(paper.tables)[:16]:
+        if not isinstance(paper.tables[name], QualityTable):
+            continue
+        published = {tuple(r[n] for n in names) for r in rows if r["table"] == name}
+        ours = {
+            (
+                name,
+                paper.models[v.model].published_as or v.model,
+                paper.models[v.model].conv_sharing,
+                v.method,
+                v.target,
+                f"{v.ratio:g}",
+                v.rft,
+                column,
+            )
+            for v, column in paper.cells(name)
+            if v.pruned or v.rft == "none"
+        }
+        assert ours == published, name
+
+
+def test_paper_timings_have_the_cells_that_were_published(paper: Config) -> None:
+    with open(FOLDER / "published" / "values.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    for table, benchmark in (("mixer_scaling", "mixer"), ("speedup_whole_model", "model")):
+        published = {(r["model"], int(r["head_k_dim"])) for r in rows if r["table"] == table}
+        ours = {(m.subject, m.width) for m in paper.measurements(benchmark)}
+        assert ours == published
+
+
+def test_one_table_needs_only_its_own(paper: Config) -> None:
+    variants = paper.variants("adv_vs_non_adv")
+    assert len(variants) == 14
+    assert {suite for _, suite in paper.evaluations("adv_vs_non_adv")} == {"ppl"}
+    assert {v.target for v in variants if v.method == "pca_proper"} == {"k"}
+    assert paper.variants("mixer_scaling") == ()
+    assert {v.method for v in paper.variants("histograms-main")} == {"baseline", "drrqr"}
+    assert Variant("delta_net_370M", "l1", "kq", 0.75, 0, "pre") in paper.variants("zs-dn-370M")
+
+
+def test_an_unknown_table_is_named(paper: Config) -> None:
+    with pytest.raises(InputError, match="did you mean 'zs-dn-370M'"):
+        paper.variants("zs-dn-370")
+
+
+def test_paper_trains_widths_that_need_the_preflight(paper: Config) -> None:
+    widths = set(paper.trained_widths())
+    assert {("delta_net", w) for w in (128, 89, 76, 64, 32, 16)} <= widths
+    assert {("gated_deltanet", w) for w in (256, 179, 153, 128, 64, 32)} <= widths
+
+
+def test_paper_batches_make_ten_billion_tokens(paper: Config) -> None:
+    recipe = paper.recipes["fineweb_10B"]
+    assert recipe.sequences * 2048 == 9_995_026_432
+    assert paper.recovery is not None
+    assert paper.recovery.sequences == 32_000
+
+
+def test_demo_models_are_small(configs: dict[str, Config]) -> None:
+    assert all(model.parameters <= 150_000 for model in configs["demo"].models.values())
+
+
+def test_lab_models_have_the_widths_of_the_paper(configs: dict[str, Config]) -> None:
+    models = configs["lab"].models.values()
+    assert {model.head_k_dim for model in models} == {128, 256}
+    assert all(38e6 < model.parameters < 42e6 for model in models)
+
+
+def test_parameters_are_those_of_the_classes(paper: Config) -> None:
+    # Counted in flash-linear-attention 0.6.0, and in our shared-filter class.
+    assert paper.models["delta_net_370M"].parameters == 374_362_112
+    assert paper.models["delta_net_370M_head"].parameters == 374_069_504
+    assert paper.models["gated_deltanet_1.3B"].parameters == 1_387_348_732
+
+
+def test_demo_has_every_kind_of_table_and_figure(configs: dict[str, Config]) -> None:
+    for part in ("tables", "figures", "benchmarks"):
+        kinds = {run: {t.kind for t in getattr(configs[run], part).values()} for run in RUNS}
+        assert kinds["demo"] >= kinds["paper"] | kinds["lab"]
+    assert configs["demo"].methods.keys() >= FIVE
+    assert {v.ratio for v in configs["demo"].variants() if v.pruned} == {0.5, 0.75}
+
+
+def test_lab_draws_three_times_where_there_is_chance(configs: dict[str, Config]) -> None:
+    variants = configs["lab"].variants()
+    seeds = {
+        name: {v.seed for v in variants if v.method == name} for name in ("rand", "grad", "l1")
+    }
+    assert seeds == {"rand": {0, 1, 2}, "grad": {0, 1, 2}, "l1": {0}}
+    assert {v.seed for v in variants if v.rft == "post"} == {0}
+
+
+def test_columns_left_out_cost_nothing_and_stay_in_the_table(configs: dict[str, Config]) -> None:
+    lab = configs["lab"]
+    suite = lab.evaluation.suites["zero_shot"]
+    assert suite.left_out("piqa_acc_norm") == suite.left_out("zero_shot_avg") == "data"
+    assert suite.left_out("lambada_acc") is None
+    assert "piqa_acc_norm" in {column for _, column in lab.cells("zs-dn")}
+    # Only because of lambada_acc.
+    assert "zero_shot" in {name for _, name in lab.evaluations("zs-dn")}
+
+
+def test_no_key_of_the_demo_reaches_the_paper(configs: dict[str, Config], paper: Config) -> None:
+    """Read after the demo, the paper is what its file says; and a merge would show, as no name
+    of a thing stands in both."""
+    alone = subprocess.run(
+        [sys.executable, "-c", _DUMP, str(FOLDER / "paper.yaml")],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert json.loads(alone.stdout) == json.loads(paper.model_dump_json())
+    for part in ("tokenizers", "corpora", "recipes", "models", "figures", "tables"):
+        assert not getattr(configs["demo"], part).keys() & getattr(paper, part).keys(), part
+
+
+_DUMP = "import sys, keycut.config as c; print(c.load_config(sys.argv[1]).model_dump_json())"
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_slices_never_overlap(configs: dict[str, Config], run: str) -> None:
+    config = configs[run]
+    for name, corpus in config.corpora.items():
+        slices = [config.slice(f"{name}/{part}") for part in corpus.slices]
+        assert all(a.stop == b.start for a, b in pairwise(slices))
+        assert {"held_out", "calibration", "recovery", "pretraining"} <= corpus.slices.keys()
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_fla_config_gives_the_head_widths(configs: dict[str, Config], run: str) -> None:
+    for model in configs[run].models.values():
+        sizes = model.fla_config()
+        if model.kernel == "delta_net":
+            assert sizes["hidden_size"] * sizes["expand_k"] == model.num_heads * model.head_k_dim
+        else:
+            assert sizes["head_dim"] * sizes["expand_v"] == model.head_v_dim
+
+
+# --- files ---
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_editors_accept_the_files(run: str) -> None:
+    text = (FOLDER / f"{run}.yaml").read_text()
+    assert text.startswith("# yaml-language-server: $schema=schema.json\n")
+    jsonschema.validate(yaml.safe_load(text), json.loads(schema()))
+
+
+@pytest.mark.parametrize(("name", "generate"), [("schema.json", schema), ("README.md", reference)])
+def test_generated_files_are_current(name: str, generate: Callable[[], str]) -> None:
+    assert (FOLDER / name).read_text() == generate(), (
+        f"config/{name} is not what src/keycut/config.py says; run `python -m keycut.config`"
+    )
+
+
+def test_every_key_is_described() -> None:
+    for name, section in json.loads(schema())["$defs"].items():
+        for key, field in section["properties"].items():
+            assert "description" in field, f"{name}.{key}"
+
+
+def test_importing_is_cheap() -> None:
+    heavy = "{'torch', 'transformers', 'fla', 'numpy', 'lm_eval'} & set(sys.modules)"
+    command = f"import sys, keycut.config; sys.exit(str({heavy}) if {heavy} else 0)"
+    subprocess.run([sys.executable, "-c", command], check=True)
+
+
+# --- mistakes ---
+
+
+def edit(data: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
+    """A copy in which the value at a path (keys joined by /) is another."""
+    data = copy.deepcopy(data)
+    *parents, last = path.split("/")
+    here = data
+    for key in parents:
+        here = here[key]
+    here[last] = value
+    return data
+
+
+DECODING = {"kind": "decoding_speed", "benchmark": "decoding", "caption": ""}
+
+WRONG = [
+    ("modles", {}, "modles: unknown key; did you mean 'models'?"),
+    ("models/delta_net/num_head", 2, "num_head: unknown key; did you mean 'num_heads'?"),
+    ("models/delta_net/architecture", "deltanet", "'deltanet': unknown; did you mean 'delta_net'?"),
+    ("models/delta_net/source/kind", "hug", "source.kind: 'hug': unknown; did you mean 'hub'?"),
+    ("models/delta_net/hidden_size", True, "models.delta_net.hidden_size: True: should be"),
+    ("models/delta_net/hidden_size", "64", "models.delta_net.hidden_size: '64': should be"),
+    ("models/delta_net/num_heads", 3, "delta_net: hidden_size 64 x expand_k 1.0 / num_heads 3"),
+    ("models/delta_net/expand_v", 0.55, "hidden_size 64 x expand_v 0.55 / num_heads 2 = 17.6"),
+    ("models/gated_deltanet/expand_v", 1.3, "head_dim 32 x expand_v 1.3 = 41.6"),
+    ("models/gated_deltanet/num_v_heads", 3, "num_v_heads 3 must be a multiple of num_heads 2"),
+    ("models/a b", {}, "models.a b: 'a b': String should match"),
+    ("models/delta_net/vocab_size", 100, "vocab_size: 100, but its tokenizer demo has 1024"),
+    ("models/delta_net/tokenizer", "dem", "tokenizer: 'dem' is none of `tokenizers`; did you"),
+    ("models/delta_net/source/recipe", "dmo", "'dmo' is none of `recipes`; did you mean 'demo'?"),
+    ("tokenizers/demo/corpus", "document", "'document' is none of `corpora`; did you mean"),
+    ("methods/l1/algorithm", "l2", "methods.l1.algorithm: 'l2': unknown; did you mean 'l1'?"),
+    ("methods/rand", {"label": "x"}, "methods.rand.algorithm: missing"),
+    ("methods/drrqr/f", 0.5, "methods.drrqr.f: 0.5: should be greater than or equal to 1"),
+    ("methods/l1/f", 2.0, "methods.l1.f: unknown key"),
+    ("seeds", [], "seeds: Value should have at least 1 item"),
+    ("seeds", [1, 1], "seeds: 1 stands twice"),
+    ("recipes/demo/learning_rate", float("nan"), "demo.learning_rate: nan: should be a finite"),
+    ("recipes/demo/warmup", 200, "recipes.demo: warmup 200 must be less than steps 200"),
+    ("recipes/demo/steps", 300, "recipes.demo: 300 steps need 4800 sequences"),
+    ("recipes/demo/data", "documentation/pretrain", "did you mean 'documentation/pretraining'?"),
+    ("recovery/seeds", [4], "recovery.seeds: 4 is none of `seeds` [0]"),
+    ("recovery/lora", {"rank": 4}, "recovery.lora.alpha: missing: scale alpha"),
+    ("calibration/sequences", 65, "calibration.sequences: 65: documentation/calibration has 64"),
+    ("calibration/rows", 10**6, "calibration.rows: 1000000: its sequences have 2048 tokens"),
+    ("calibration", None, "methods.drrqr: drrqr needs a `calibration`"),
+    ("recovery", None, "tables.summary: shows recovered models, so it needs a `recovery`"),
+    ("analysis", None, "figures.utilization: shows states, so it needs an `analysis`"),
+    ("tables/by_model/ratios", [1.2], "tables.by_model.ratios.0: 1.2: a ratio must lie in (0, 1)"),
+    ("tables/by_model/ratios", [0], "tables.by_model.ratios.0: 0: a ratio must lie in (0, 1)"),
+    ("tables/by_model/ratios", [0.99], "models.delta_net: ratio 0.99 leaves no channel of 32"),
+    ("tables/by_model/ratios", [], "tables.by_model: methods and ratios need each other"),
+    ("tables/by_model/columns", {"none": ["ppl"]}, "by_model: columns stand under pre and post"),
+    ("tables/by_model/methods", ["drqr"], "'drqr' is none of `methods`; did you mean 'drrqr'?"),
+    ("tables/by_model/models", ["delta_nt"], "'delta_nt' is none of `models`; did you mean"),
+    ("tables/by_model/columns/pre", ["pplx"], "tables.by_model.columns.pre: 'pplx'"),
+    ("tables/by_model/columns/per", ["ppl"], "'per': unknown; did you mean 'pre'?"),
+    ("tables/targets/targets", ["kv"], "targets.targets.0: 'kv': unknown; did you mean 'k'?"),
+    ("tables/mixer_speed/benchmark", "model", "'model' is none of `benchmarks of kind mixer`"),
+    ("tables/mixer_speed/shows", "training", "tables.mixer_speed.shows: 'training': only forward"),
+    ("tables/filters", DECODING, "figures.filters: a table has this name"),
+    ("figures/spectrum/tokens", 4096, "figures.spectrum.tokens: 4096: must lie above"),
+    ("figures/spectrum/layer", 2, "figures.spectrum.layer: 2: there are 2 from 0 on"),
+    ("figures/spectrum/head", 2, "figures.spectrum.head: 2: there are 2 from 0 on"),
+    ("figures/sweep/benchmark", "model", "figures.sweep.benchmark: 'model'"),
+    ("figures/filters/model", "x", "figures.filters.model: 'x' is none of `models`"),
+    ("figures/utilization/methods", ["l2"], "figures.utilization.methods: 'l2'"),
+    ("benchmarks/model/models", ["x"], "benchmarks.model.models: 'x' is none of `models`"),
+    ("benchmarks/model/ratios", [0.98], "models.delta_net: ratio 0.98 leaves no channel of 32"),
+    ("benchmarks", 3, "benchmarks: 3: should be a valid dictionary"),
+    ("corpora/documentation/kind", "local", "corpora.documentation.files: missing"),
+    ("evaluation/suites/ppl/mean", "zero_shot_avg", "is a column of suite ppl already"),
+    ("evaluation/suites/ppl/tasks/prose_word_ppl/task", "demo_pros", "did you mean 'demo_prose'?"),
+    ("evaluation/suites/ppl/tasks/prose_word_ppl/metric", "acc", "metric 'acc' of demo_prose"),
+    ("evaluation/suites/ppl/tasks", {}, "evaluation.suites.ppl.tasks: "),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("path", "value", "message"), WRONG, ids=lambda x: str(x)[:40])
+def test_a_mistake_is_named(demo_data: dict[str, Any], path: str, value: Any, message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        parse_config(edit(demo_data, path, value), "mine.yaml")
+    assert message in str(caught.value)
+    assert all(line.startswith("mine.yaml: ") for line in str(caught.value).splitlines())
+
+
+def test_every_mistake_has_its_line(demo_data: dict[str, Any]) -> None:
+    data = edit(demo_data, "models/delta_net/num_head", 2)
+    data = edit(data, "models/delta_net/hidden_size", "wide")
+    data = edit(data, "methods/l1/algorithm", "l2")
+    with pytest.raises(InputError) as caught:
+        parse_config(data, "mine.yaml")
+    assert len(str(caught.value).splitlines()) == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "empty"),
+        ("# nothing\n", "empty"),
+        ("run: a\nseeds: [1]\nrun: b\n", "mine.yaml:3: not valid YAML: key 'run' stands twice"),
+        (
+            "models:\n  a: {x: 1}\n  a: {x: 2}\n",
+            "mine.yaml:3: not valid YAML: key 'a' stands twice",
+        ),
+        ("run: [1\n", "not valid YAML"),
+        ("run: \x01\n", "not valid YAML"),
+        ("hello\n", "a str; a mapping of keys was expected"),
+        ("? [1, 2]\n: 3\n", "not valid YAML"),
+        ("1: 2\n", "mine.yaml: 1: "),
+    ],
+)
+def test_a_file_that_is_no_configuration(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(text)
+    with pytest.raises(InputError) as caught:
+        load_config(path)
+    assert message in str(caught.value)
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="cannot be read"):
+        load_config(tmp_path / "mine.yaml")
+
+
+def test_merged_keys_may_be_overridden_and_exponents_are_numbers(tmp_path: Path) -> None:
+    """What YAML allows stays allowed: `<<` with a key of its own, and 1e-3 without a point."""
+    text = (FOLDER / "demo.yaml").read_text().replace("3.0e-3", "3e-3")
+    path = tmp_path / "mine.yaml"
+    path.write_text(text + "  again:\n    <<: {kind: decoding_speed, caption: a, benchmark: x}\n"
+                    "    benchmark: decoding\n")  # fmt: skip
+    config = load_config(path)
+    assert config.recipes["demo"].learning_rate == 0.003
+    assert config.tables["again"].benchmark == "decoding"  # type: ignore[union-attr]
+
+
+def test_nothing_changes_once_read(paper: Config) -> None:
+    with pytest.raises(ValidationError):
+        paper.run = "other"  # type: ignore[misc]
+
+
+def test_known_tasks_are_the_ones_in_use(configs: dict[str, Config]) -> None:
+    used = {
+        t.task
+        for c in configs.values()
+        for s in c.evaluation.suites.values()
+        for t in s.tasks.values()
+    }
+    assert used == set(TASKS)
