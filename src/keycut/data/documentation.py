@@ -1,0 +1,125 @@
+"""The demo's own text: prose that every installation of Keycut already has.
+
+It is read from Python's documentation topics and from the docstrings of four packages, parsed and
+never imported. What is kept is what reads as sentences; code, tables and signatures fall away.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import platform
+import re
+from collections.abc import Iterator
+from importlib import metadata, util
+from itertools import groupby
+from pathlib import Path
+
+from keycut.data.progress import Progress
+from keycut.data.sources import Source
+from keycut.errors import InputError
+
+PACKAGES = ("numpy", "pandas", "scipy", "torch")
+
+# Folders of code that no user calls. Those with a leading underscore are left out too.
+_TESTS = {"tests", "test", "testing"}
+
+_SHORTEST = 8  # words in a paragraph: fewer are labels and signatures
+
+
+def documentation() -> Iterator[str]:
+    """The documents, in an order that depends on nothing but the installed versions.
+
+    A paragraph stands in the text once, at its first place: copied and inherited docstrings would
+    otherwise carry the same sentences into training and held-out text.
+    """
+    progress = Progress("reading docstrings")
+    seen: set[str] = set()
+    for text in _texts():
+        progress.add(documents=1)
+        fresh = [paragraph for paragraph in dict.fromkeys(prose(text)) if paragraph not in seen]
+        seen.update(fresh)
+        if fresh:
+            yield "\n\n".join(fresh)
+
+
+def documentation_source() -> Source:
+    """Which versions the text was read from."""
+    versions = [f"{name} {metadata.version(name)}" for name in PACKAGES]
+    return Source(
+        name="documentation", revision=", ".join([f"python {platform.python_version()}", *versions])
+    )
+
+
+def prose(text: str) -> Iterator[str]:
+    """The paragraphs of a docstring or topic that read as sentences, each on one line."""
+    lines = [line.rstrip() for line in inspect.cleandoc(text).split("\n")]
+    lines = ["" if _MARKUP_LINE.match(line) else line for line in lines]
+    # A change of indentation ends a paragraph: so `axis : int` and its description part.
+    for _, run in groupby(lines, key=lambda line: len(line) - len(line.lstrip()) if line else -1):
+        paragraph = " ".join(" ".join(run).split())
+        if paragraph.count(" ") >= _SHORTEST - 1 and _is_prose(paragraph := _unmark(paragraph)):
+            yield paragraph
+
+
+def _is_prose(paragraph: str) -> bool:
+    return (
+        paragraph[:1].isupper()
+        and paragraph[-1] in ".:!?"
+        and not _SEE_ALSO.match(paragraph)
+        and len(_NOT_PROSE.findall(paragraph)) <= 0.07 * len(paragraph)
+    )
+
+
+_SEE_ALSO = re.compile(r"[\w.]+ : ")
+_NOT_PROSE = re.compile(r"[^\w ,.']|[\d_]")
+
+# Doctests, directives, field lists, bullets and the underlines of headings.
+_MARKUP_LINE = re.compile(r"\s*(>>>|\.\.\.|\.\. |:\w+|[-*] |([=~^*#\-\"])\2{2,}\s*$)")
+
+_INLINE = [
+    (re.compile(r":[\w:+-]+:`~?([^`<]*?)(?: ?<[^`]*>)?`"), r"\1"),  # :func:`name <target>`
+    (re.compile(r"`([^`<]+?) ?<[^`]*>`_{1,2}"), r"\1"),  # `words <address>`_
+    (re.compile(r"``([^`]*)``"), r"\1"),
+    (re.compile(r"`([^`]*)`_?"), r"\1"),
+    (re.compile(r"\*\*([^*]+)\*\*"), r"\1"),
+    (re.compile(r"(?<!\w)\*([^*\s][^*]*)\*(?!\w)"), r"\1"),
+    (re.compile(r" ?\[\w+\]_"), ""),  # footnotes
+    (re.compile(r"::$"), ":"),
+]
+
+
+def _unmark(paragraph: str) -> str:
+    for pattern, replacement in _INLINE:
+        paragraph = pattern.sub(replacement, paragraph)
+    return paragraph
+
+
+def _texts() -> Iterator[str]:
+    from pydoc_data.topics import topics
+
+    for name in sorted(topics):
+        yield topics[name]
+    for package in PACKAGES:
+        root = _folder(package)
+        files = [file.relative_to(root) for file in root.rglob("*.py")]
+        for file in sorted(files, key=Path.as_posix):
+            if not any(part in _TESTS or part.startswith("_") for part in file.parts[:-1]):
+                yield from _docstrings(ast.parse((root / file).read_bytes(), filename=str(file)))
+
+
+def _folder(package: str) -> Path:
+    found = util.find_spec(package)
+    if found is None or found.origin is None:
+        raise InputError(f"{package} is not installed: the demo's text is read from its docstrings")
+    return Path(found.origin).parent
+
+
+def _docstrings(node: ast.Module | ast.ClassDef | ast.FunctionDef) -> Iterator[str]:
+    text = ast.get_docstring(node, clean=False)
+    if text is not None:
+        yield text
+    if not isinstance(node, ast.FunctionDef):
+        for child in node.body:
+            if isinstance(child, ast.ClassDef | ast.FunctionDef):
+                yield from _docstrings(child)

@@ -1,0 +1,100 @@
+"""The demo's own text: prose, enough of it, and always the same."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from keycut.data import documentation as own
+from keycut.data.documentation import documentation, documentation_source, prose
+from keycut.data.tokenizer import train_tokenizer
+from keycut.errors import InputError
+
+DOCSTRING = """Return the sum of array elements over a given axis, as one number.
+
+    Elements to sum. A second sentence on :func:`numpy.sum <other>` and `a`
+    that goes on over **two** lines, with ``code`` in it [1]_.
+
+    Parameters
+    ----------
+    axis : None or int or tuple of ints, optional and then some more
+        Axis along which the sum is performed, see `the guide <https://x.y>`_.
+    See Also
+    --------
+    numpy.add.reduce : Equivalent functionality of add and more of it.
+
+    >>> np.sum([0.5, 1.5]) and a number of other words that follow here.
+    2.0
+
+    .. versionadded:: 1.7.0 and this line is not a sentence of the text.
+    .. math:: x = \\sum_i (a_i + b_i) * c_{i, j} / (d_i - 1) + \\exp(k_i) / 2.
+    Too short to keep.
+"""
+
+
+def test_what_reads_as_sentences_is_kept_and_nothing_else() -> None:
+    assert list(prose(DOCSTRING)) == [
+        "Return the sum of array elements over a given axis, as one number.",
+        "Elements to sum. A second sentence on numpy.sum and a that goes on over two lines, "
+        "with code in it.",
+        "Axis along which the sum is performed, see the guide.",
+    ]
+
+
+def test_there_is_enough_of_it_for_a_small_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two packages of the four give half a million tokens, and no paragraph twice."""
+    monkeypatch.setattr(own, "PACKAGES", ("numpy", "scipy"))
+    documents = list(documentation())
+    paragraphs = Counter(part for text in documents for part in text.split("\n\n"))
+    assert set(paragraphs.values()) == {1}
+    assert not [part for part in paragraphs if re.search(r">>>|``|^\.\. |^:\w+:", part)]
+    some = documents[::5]
+    tokenizer = train_tokenizer(some, tmp_path / "bpe", vocabulary_size=2048)
+    assert 5 * sum(len(tokenizer.encode(text)) + 1 for text in some) > 500_000
+
+
+def test_its_revision_is_what_is_installed() -> None:
+    pattern = r"python 3\S+, numpy 2\S+, pandas \S+, scipy \S+, torch \S+"
+    assert re.fullmatch(pattern, documentation_source().revision)
+
+
+def test_it_is_the_same_in_every_process() -> None:
+    program = (
+        "import hashlib; from keycut.data import documentation as own;"
+        "own.PACKAGES = ('numpy',);"
+        "print(hashlib.sha256('|'.join(own.documentation()).encode()).hexdigest())"
+    )
+    digests = {
+        subprocess.run(
+            [sys.executable, "-c", program],
+            env=os.environ | {"PYTHONHASHSEED": seed},
+            check=True,
+            capture_output=True,
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(digests) == 1
+
+
+def test_it_is_read_without_importing_the_packages() -> None:
+    program = (
+        "import sys; from keycut.data import documentation as own; next(own.documentation());"
+        "own.documentation_source(); own._folder('torch');"
+        "print({'torch', 'scipy', 'pandas'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout == "set()\n"
+
+
+def test_a_package_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(own, "PACKAGES", ("no_such_package",))
+    with pytest.raises(InputError, match="no_such_package is not installed"):
+        list(documentation())

@@ -1,0 +1,371 @@
+"""Packed tokens: what is in the file, that it is always the same, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tokenizers
+
+from keycut.data import packing
+from keycut.data.packing import PackedTokens, pack
+from keycut.data.progress import Progress
+from keycut.data.sources import Source, read, splits
+from keycut.data.tokenizer import Tokenizer, train_tokenizer
+from keycut.errors import InputError
+
+SOURCE = Source("invented", "1")
+
+
+def documents(count: int = 400, seed: int = 0) -> list[str]:
+    draw = random.Random(seed)
+    words = ["".join(draw.choices("aeinorst", k=draw.randint(1, 7))) for _ in range(500)]
+    return [f"{i}: " + " ".join(draw.choices(words, k=draw.randint(1, 80))) for i in range(count)]
+
+
+def words(size: int) -> Tokenizer:
+    """A tokenizer of `size` ids: the words w2, w3, ... behind bos and eos."""
+    vocabulary = {f"w{i}": i for i in range(2, size)} | {"<s>": 0, "</s>": 1}
+    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary))
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    return Tokenizer("words", "0", backend, size, bos=0, eos=1)
+
+
+@pytest.fixture(scope="module")
+def bpe(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    folder = tmp_path_factory.mktemp("tokenizer") / "bpe"
+    return train_tokenizer(documents(), folder, vocabulary_size=600)
+
+
+def test_every_document_is_there_in_order_with_eos_behind_it(
+    tmp_path: Path, bpe: Tokenizer
+) -> None:
+    texts = documents()
+    manifest = pack(texts, bpe, tmp_path / "a", sequence_length=16, source=SOURCE, seed=3)
+    stream = PackedTokens(tmp_path / "a")[:].reshape(-1)
+    assert manifest.tokens == len(stream) == manifest.sequences * 16
+    ends = np.flatnonzero(stream == bpe.eos)
+    found = [bpe.backend.decode(part.tolist()) for part in np.split(stream, ends + 1)]
+    order = {text: i for i, text in enumerate(texts)}
+    complete = [order[text.removesuffix("<|endoftext|>")] for text in found[:-1]]
+    # Less than a sequence is dropped, so only the last document can be cut.
+    assert len(complete) >= len(texts) - 2
+    assert len(set(complete)) == len(complete)
+    assert complete != sorted(complete)
+    everything = sum(len(bpe.encode(text)) + 1 for text in texts)
+    assert 0 <= everything - len(stream) < 16
+
+
+def test_documents_may_begin_with_bos_instead(tmp_path: Path) -> None:
+    pack(
+        ["w2 w3", "w4 w5"],
+        words(9),
+        tmp_path / "a",
+        sequence_length=3,
+        source=SOURCE,
+        seed=0,
+        boundary="bos",
+    )
+    assert sorted(PackedTokens(tmp_path / "a")[:].tolist()) == [[0, 2, 3], [0, 4, 5]]
+
+
+@pytest.mark.parametrize("size", [1, 1 << 20])
+def test_two_workers_write_the_same_bytes_as_one(
+    tmp_path: Path, bpe: Tokenizer, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    monkeypatch.setattr(packing, "_BATCH", size)
+    for workers in (1, 2, 5):
+        pack(
+            documents(),
+            bpe,
+            tmp_path / str(workers),
+            sequence_length=16,
+            source=SOURCE,
+            seed=0,
+            workers=workers,
+        )
+    for name in ("tokens.bin", "manifest.json"):
+        assert len({(tmp_path / w / name).read_bytes() for w in ("1", "2", "5")}) == 1
+
+
+def test_batches_of_work_leave_no_trace_in_the_bytes(
+    tmp_path: Path, bpe: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digests = set()
+    for size in (1, 1000, 1 << 20):
+        monkeypatch.setattr(packing, "_BATCH", size)
+        options = {"sequence_length": 16, "source": SOURCE, "seed": 0}
+        digests.add(pack(documents(), bpe, tmp_path / str(size), **options).sha256)
+    assert len(digests) == 1
+
+
+def test_a_seed_fixes_the_bytes_and_another_changes_them(tmp_path: Path, bpe: Tokenizer) -> None:
+    digests = [
+        pack(documents(), bpe, tmp_path / str(i), sequence_length=16, source=SOURCE, seed=seed)
+        for i, seed in enumerate((5, 5, 6))
+    ]
+    assert digests[0] == digests[1]
+    assert digests[0].sha256 != digests[2].sha256
+
+
+def test_every_form_of_a_corpus_gives_the_same_bytes(tmp_path: Path, bpe: Tokenizer) -> None:
+    import gzip
+    import lzma
+
+    import pyarrow
+    from pyarrow import parquet
+
+    texts = documents()
+    lines = b"".join(json.dumps({"text": text}).encode() + b"\n" for text in texts)
+    (tmp_path / "a.jsonl").write_bytes(lines)
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(lines))
+    (tmp_path / "a.jsonl.xz").write_bytes(lzma.compress(lines))
+    (tmp_path / "a.jsonl.zst").write_bytes(bytes(pyarrow.Codec("zstd").compress(lines)))
+    (tmp_path / "a.txt").write_text("\n\n\n".join(texts))
+    (tmp_path / "hub").mkdir()
+    parquet.write_table(pyarrow.table({"text": texts}), tmp_path / "hub" / "train.parquet")
+    digests = {
+        name: pack(
+            read(tmp_path / name),
+            bpe,
+            tmp_path / "packed" / name,
+            sequence_length=16,
+            source=SOURCE,
+            seed=0,
+        ).sha256
+        for name in ("a.jsonl", "a.jsonl.gz", "a.jsonl.xz", "a.jsonl.zst", "a.txt", "hub")
+    }
+    assert len(set(digests.values())) == 1, digests
+
+
+@pytest.mark.parametrize(("size", "dtype"), [(65536, "uint16"), (65537, "uint32")])
+def test_tokens_are_as_wide_as_the_vocabulary_asks(tmp_path: Path, size: int, dtype: str) -> None:
+    tokenizer = words(size)
+    text = f"w{size - 1} w2 w{size - 2}"
+    manifest = pack([text], tokenizer, tmp_path / "a", sequence_length=4, source=SOURCE, seed=0)
+    assert manifest.dtype == dtype
+    assert (tmp_path / "a" / "tokens.bin").stat().st_size == 4 * int(dtype[4:]) // 8
+    assert PackedTokens(tmp_path / "a")[0].tolist() == [size - 1, 2, size - 2, 1]
+
+
+def test_a_limit_is_met_exactly_and_stops_the_reading(
+    tmp_path: Path, bpe: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packing, "_BATCH", 1 << 14)
+
+    def endless() -> Iterator[str]:
+        while True:
+            yield "a few words and a few more of them " * 400
+
+    options = {"sequence_length": 64, "source": SOURCE, "seed": 0}
+    manifest = pack(endless(), bpe, tmp_path / "a", sequences=7, **options)
+    assert (manifest.sequences, manifest.tokens) == (7, 448)
+    assert len(PackedTokens(tmp_path / "a", verify=True)) == 7
+    with pytest.raises(InputError, match=r"holds \d+ sequences of 64 tokens, 100000 were asked"):
+        pack(documents(), bpe, tmp_path / "b", sequences=100_000, **options)
+    assert not (tmp_path / "b").exists()
+
+
+def test_splits_of_a_corpus_share_no_document(tmp_path: Path, bpe: Tokenizer) -> None:
+    seen: list[set[bytes]] = []
+    for name, split in splits({"train": 0.5, "held_out": 0.3, "calibration": 0.2}).items():
+        options = {"sequence_length": 8, "source": SOURCE, "seed": 0, "split": split}
+        manifest = pack(documents(), bpe, tmp_path / name, **options)
+        stream = PackedTokens(tmp_path / name)[:].reshape(-1)
+        # Every document begins with its own number, so none equals another.
+        parts = np.split(stream, np.flatnonzero(stream == bpe.eos) + 1)[:-1]
+        seen.append({part.tobytes() for part in parts})
+        assert PackedTokens(tmp_path / name).manifest == manifest
+        assert manifest.split == split
+    assert sum(map(len, seen)) == len(set().union(*seen)) > 390
+
+
+def test_a_corpus_that_is_empty_or_too_short_writes_nothing(tmp_path: Path, bpe: Tokenizer) -> None:
+    options = {"source": SOURCE, "seed": 0}
+    with pytest.raises(InputError, match="invented: holds no documents"):
+        pack([], bpe, tmp_path / "a", sequence_length=8, **options)
+    with pytest.raises(InputError, match=r"invented: \d+ tokens are less than one sequence of 512"):
+        pack(["a few words"], bpe, tmp_path / "a", sequence_length=512, **options)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_cannot_be_done_is_refused_before_any_work(tmp_path: Path, bpe: Tokenizer) -> None:
+    def untouched() -> Iterator[str]:
+        pytest.fail("the documents were read")
+        yield ""
+
+    (tmp_path / "file").touch()
+    (tmp_path / "there").mkdir()
+    for out, change, message in [
+        ("file/inside", {}, "cannot be written"),
+        ("there", {}, "exists already"),
+        ("a", {"sequence_length": 0}, "sequence_length 0"),
+        ("a", {"sequences": 0}, "sequences 0"),
+        ("a", {"workers": 0}, "workers 0"),
+    ]:
+        options = {"sequence_length": 8, "source": SOURCE, "seed": 0} | change
+        with pytest.raises(InputError, match=message):
+            pack(untouched(), bpe, tmp_path / out, **options)
+    without = Tokenizer("bare", "0", bpe.backend, 600, bos=None, eos=0)
+    options = {"sequence_length": 8, "source": SOURCE, "seed": 0}
+    with pytest.raises(InputError, match="bare has no bos"):
+        pack(untouched(), without, tmp_path / "a", boundary="bos", **options)
+
+
+def test_a_failure_half_way_leaves_nothing(tmp_path: Path, bpe: Tokenizer) -> None:
+    lines = [json.dumps({"text": text}) for text in documents()] + ['{"text": ']
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    with pytest.raises(InputError, match="line 401"):
+        pack(
+            read(tmp_path / "a.jsonl"),
+            bpe,
+            tmp_path / "out",
+            sequence_length=8,
+            source=SOURCE,
+            seed=0,
+            workers=2,
+        )
+    assert [path.name for path in tmp_path.iterdir()] == ["a.jsonl"]
+
+
+@pytest.fixture
+def packed(tmp_path: Path, bpe: Tokenizer) -> Path:
+    pack(documents(), bpe, tmp_path / "packed", sequence_length=32, source=SOURCE, seed=0)
+    return tmp_path / "packed"
+
+
+def test_a_changed_file_is_refused(packed: Path) -> None:
+    PackedTokens(packed, verify=True)
+    data = bytearray((packed / "tokens.bin").read_bytes())
+    data[100] ^= 1
+    (packed / "tokens.bin").write_bytes(data)
+    PackedTokens(packed)
+    with pytest.raises(InputError, match=r"tokens\.bin: its sha256 is not the manifest's"):
+        PackedTokens(packed, verify=True)
+    (packed / "tokens.bin").write_bytes(data[:-2])
+    with pytest.raises(InputError, match=r"tokens\.bin: \d+ bytes where the manifest says"):
+        PackedTokens(packed)
+    (packed / "tokens.bin").unlink()
+    with pytest.raises(InputError, match=r"tokens\.bin is missing"):
+        PackedTokens(packed)
+
+
+def test_a_broken_manifest_is_refused(packed: Path) -> None:
+    manifest = json.loads((packed / "manifest.json").read_text())
+    del manifest["dtype"]
+    (packed / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(InputError, match="not a manifest of packed tokens"):
+        PackedTokens(packed)
+    (packed / "manifest.json").write_text("{")
+    with pytest.raises(InputError, match="not valid JSON"):
+        PackedTokens(packed)
+    (packed / "manifest.json").unlink()
+    with pytest.raises(InputError, match=r"no manifest\.json"):
+        PackedTokens(packed)
+
+
+def test_sequences_are_read_as_the_file_has_them(packed: Path) -> None:
+    tokens = PackedTokens(packed)
+    raw = np.fromfile(packed / "tokens.bin", "<u2").reshape(len(tokens), 32)
+    assert tokens[3].dtype == np.int64
+    assert np.array_equal(tokens[3], raw[3])
+    assert np.array_equal(tokens[-1], raw[-1])
+    assert np.array_equal(tokens[2:5], raw[2:5])
+    with pytest.raises(IndexError):
+        tokens[len(tokens)]
+
+
+def test_batches_go_on_from_where_they_stopped(packed: Path) -> None:
+    tokens = PackedTokens(packed)
+    far = 3 * len(tokens) // 4  # batches of 4: nearly three passes over the data
+    straight = list(islice(tokens.batches(4, seed=1), far))
+    for start in (0, 1, far // 2, far - 1):
+        resumed = list(islice(tokens.batches(4, seed=1, start=start), far - start))
+        assert np.array_equal(straight[start:], resumed)
+    assert straight[0].shape == (4, 32)
+    assert straight[0].dtype == np.int64
+    assert not np.array_equal(straight[0], next(tokens.batches(4, seed=2)))
+    with pytest.raises(InputError, match="batch_size 0"):
+        next(tokens.batches(0, seed=1))
+
+
+def test_every_pass_holds_every_sequence_once_in_an_order_of_its_own(packed: Path) -> None:
+    tokens = PackedTokens(packed)
+    everything = sorted(tokens[:].tolist())
+    passes = [batch.tolist() for batch in islice(tokens.batches(len(tokens), seed=1), 2)]
+    assert sorted(passes[0]) == sorted(passes[1]) == everything
+    assert passes[0] != passes[1]
+
+
+MEMORY = textwrap.dedent("""
+    import functools, gzip, resource, sys
+    import tokenizers
+    from keycut.data import packing, sources
+    from keycut.data.tokenizer import Tokenizer
+
+    count, folder = int(sys.argv[1]), sys.argv[2]
+    with gzip.open(f"{folder}/{count}.jsonl.gz", "wt", compresslevel=1) as file:
+        for i in range(count):
+            words = " ".join(f"word{i + j:016}" for j in range(500))
+            file.write('{"text": "%s"}\\n' % words)
+    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel({"w": 0, "</s>": 1}, unk_token="w"))
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    packing.shuffled = functools.partial(sources.shuffled, characters=1 << 20)
+    packing._BATCH = 1 << 16
+    manifest = packing.pack(
+        sources.read(f"{folder}/{count}.jsonl.gz"),
+        Tokenizer("words", "0", backend, 2, None, 1),
+        f"{folder}/{count}",
+        sequence_length=128, source=sources.Source("a", "b"), seed=0, workers=2,
+    )
+    print(manifest.tokens, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+""")
+
+
+def test_memory_does_not_grow_with_the_corpus(tmp_path: Path) -> None:
+    """Four times the text: 30 MB more of it, 12 MB more of tokens as the encoder gives them."""
+    peaks = []
+    for count in (1000, 4000):
+        done = subprocess.run(
+            [sys.executable, "-c", MEMORY, str(count), tmp_path],
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+        tokens, peak = map(int, done.stdout.split())
+        assert tokens == count * 501 // 128 * 128
+        peaks.append(peak)
+    assert peaks[1] - peaks[0] < 8 * 1024, peaks  # KiB
+
+
+def test_packing_imports_nothing_heavy() -> None:
+    program = (
+        "import sys, keycut.data.packing, keycut.data.documentation;"
+        "print({'torch', 'transformers', 'datasets', 'pandas', 'pyarrow'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout == "set()\n"
+
+
+def test_progress_says_what_is_left_and_only_of_long_work(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = iter([0.0, 3.0, 9.9, 10.0, 15.0])
+    monkeypatch.setattr("time.monotonic", lambda: next(clock))
+    progress = Progress("packing", tokens=5_000_000)
+    for _ in range(2):
+        progress.add(documents=500, tokens=500_000)
+    assert capsys.readouterr().err == ""
+    for _ in range(2):
+        progress.add(documents=500, tokens=500_000)
+    assert capsys.readouterr().err == (
+        "packing: 1,500 documents, 1,500,000 tokens, 150,000 tokens/s, 23 s left\n"
+    )

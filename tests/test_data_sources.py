@@ -1,0 +1,203 @@
+"""Documents as a stream: what is read, in which order, and what is refused."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import lzma
+import random
+from collections import Counter
+from pathlib import Path
+
+import pyarrow
+import pytest
+from pyarrow import parquet
+
+from keycut.data import sources
+from keycut.data.sources import Split, describe, read, shuffled, splits, write
+from keycut.errors import InputError
+
+DOCUMENTS = ["One day.\n\nThe next.", "Ünïcode  and two spaces", "third 🤖"]
+
+
+def jsonl(documents: list[str], field: str = "text") -> bytes:
+    return b"".join(json.dumps({field: text}).encode() + b"\n" for text in documents)
+
+
+def zstd(data: bytes) -> bytes:
+    # Two frames, as parallel compressors write them.
+    middle = len(data) // 2
+    codec = pyarrow.Codec("zstd")
+    return b"".join(bytes(codec.compress(part)) for part in (data[:middle], data[middle:]))
+
+
+COMPRESS = {"": bytes, ".gz": gzip.compress, ".xz": lzma.compress, ".zst": zstd}
+
+
+@pytest.mark.parametrize("suffix", COMPRESS)
+def test_every_compression_holds_the_same_documents(tmp_path: Path, suffix: str) -> None:
+    (tmp_path / f"a.jsonl{suffix}").write_bytes(COMPRESS[suffix](jsonl(DOCUMENTS)))
+    (tmp_path / f"a.txt{suffix}").write_bytes(
+        COMPRESS[suffix]("\n\n\n".join(DOCUMENTS).encode() + b"\n")
+    )
+    assert list(read(tmp_path / f"a.jsonl{suffix}")) == DOCUMENTS
+    assert list(read(tmp_path / f"a.txt{suffix}")) == DOCUMENTS
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".xz", ".zst"])
+def test_a_compressed_file_cut_short_is_an_error_and_not_an_early_end(
+    tmp_path: Path, suffix: str
+) -> None:
+    noise = random.Random(0)
+    data = COMPRESS[suffix](jsonl([str(noise.random()) for _ in range(20_000)]))
+    file = tmp_path / f"a.jsonl{suffix}"
+    file.write_bytes(data[: len(data) // 2])
+    with pytest.raises(InputError, match=r"a\.jsonl.*after line"):
+        list(read(file))
+
+
+def test_one_blank_line_is_a_paragraph_and_two_end_a_document(tmp_path: Path) -> None:
+    file = tmp_path / "a.txt"
+    file.write_text("\n\n\nfirst\n\n  still first\n\n\n\nsecond\n \n\t\nthird\r\n\n\n")
+    assert list(read(file)) == ["first\n\n  still first", "second", "third"]
+
+
+def test_a_text_without_document_ends_is_refused_before_it_fills_the_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sources, "_LONGEST_DOCUMENT", 1000)
+    file = tmp_path / "a.txt"
+    file.write_text("one line\n\n" * 500)
+    with pytest.raises(InputError, match="two blank lines end a document"):
+        list(read(file))
+
+
+def test_a_stream_that_was_kept_reads_the_same(tmp_path: Path) -> None:
+    write(iter(DOCUMENTS), tmp_path / "a.jsonl")
+    assert list(read(tmp_path / "a.jsonl")) == DOCUMENTS
+
+
+def test_a_folder_in_the_hubs_form_is_read_in_the_order_of_its_names(tmp_path: Path) -> None:
+    texts = [f"document {i}" for i in range(2000)]
+    (tmp_path / "data").mkdir()
+    (tmp_path / ".cache").mkdir()
+    for shard in (1, 0):
+        table = pyarrow.table({"id": range(1000), "content": texts[shard * 1000 :][:1000]})
+        parquet.write_table(table, tmp_path / "data" / f"train-{shard:05}.parquet")
+    (tmp_path / "README.md").write_text("A data set.")
+    (tmp_path / ".cache" / "left-over.parquet").write_text("not a parquet file")
+    assert list(read(tmp_path, field="content")) == texts
+    assert describe(tmp_path, "0a1b").revision == "0a1b"
+    with pytest.raises(InputError, match=r"no column 'text'; it has id, content"):
+        list(read(tmp_path))
+
+
+def test_a_source_is_known_by_its_bytes(tmp_path: Path) -> None:
+    for folder, documents in (("a", DOCUMENTS), ("b", DOCUMENTS), ("c", DOCUMENTS[::-1])):
+        (tmp_path / folder / "set").mkdir(parents=True)
+        (tmp_path / folder / "set" / "x.jsonl").write_bytes(jsonl(documents))
+    found = [describe(tmp_path / folder / "set") for folder in "abc"]
+    assert found[0] == found[1] != found[2]
+    assert describe(tmp_path / "a" / "set" / "x.jsonl").revision.startswith("sha256:")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b'{"text": "a"}\n{"text": "b\n', r"a\.jsonl, line 2: not valid JSON"),
+        (b'{"text": "a"}\n\n{"body": "b"}\n', r"a\.jsonl, line 3: no field 'text'; it has body"),
+        (b'{"text": "a"}\n["b"]\n', r"line 2: a JSON object was expected"),
+        (b'{"text": null}\n', r"line 1: field 'text' is NoneType, not a string"),
+        (b'{"text": "\\ud800"}\n', r"line 1: field 'text' is not Unicode"),
+        (b'{"text": "\xff"}\n', r"line 1: not valid JSON"),
+        (b"", "the file is empty"),
+        (b'{"text": " "}\n', "holds no text"),
+    ],
+)
+def test_a_broken_jsonl_is_named_with_its_line(
+    tmp_path: Path, content: bytes, message: str
+) -> None:
+    file = tmp_path / "a.jsonl"
+    file.write_bytes(content)
+    with pytest.raises(InputError, match=message):
+        list(read(file))
+
+
+def test_bytes_that_are_not_utf8_are_named_with_their_line(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"fine\nna\xefve\n")
+    with pytest.raises(InputError, match=r"a\.txt, line 2: not UTF-8"):
+        list(read(tmp_path / "a.txt"))
+
+
+def test_a_broken_parquet_file_is_named(tmp_path: Path) -> None:
+    parquet.write_table(pyarrow.table({"text": ["a", None]}), tmp_path / "a.parquet")
+    with pytest.raises(InputError, match=r"a\.parquet, row 2: field 'text' is NoneType"):
+        list(read(tmp_path / "a.parquet"))
+    whole = (tmp_path / "a.parquet").read_bytes()
+    (tmp_path / "a.parquet").write_bytes(whole[:-10])
+    with pytest.raises(InputError, match=r"a\.parquet"):
+        list(read(tmp_path / "a.parquet"))
+
+
+def test_what_can_be_known_before_reading_is_refused_at_once(tmp_path: Path) -> None:
+    (tmp_path / "a.pdf").write_text("x")
+    (tmp_path / "empty.jsonl").touch()
+    (tmp_path / "both").mkdir()
+    (tmp_path / "both" / "a.jsonl").write_text("{}")
+    (tmp_path / "both" / "a.parquet").write_text("x")
+    (tmp_path / "none").mkdir()
+    for name, message in [
+        ("a.pdf", "expected .jsonl or .txt"),
+        ("empty.jsonl", "is empty"),
+        ("both", "perhaps the same text twice"),
+        ("none", "no .parquet or .jsonl"),
+        ("missing", "no such file"),
+    ]:
+        with pytest.raises(InputError, match=message):
+            read(tmp_path / name)
+
+
+def test_shuffling_keeps_every_document_and_holds_few() -> None:
+    taken = 0
+
+    def source() -> list[str]:
+        nonlocal taken
+        for i in range(3000):
+            taken = i + 1
+            yield f"{i:010}"
+
+    order, ahead = [], 0
+    for given, text in enumerate(shuffled(source(), 7, characters=1000), start=1):
+        ahead = max(ahead, taken - given)
+        order.append(text)
+    documents = [f"{i:010}" for i in range(3000)]
+    assert sorted(order) == documents != order
+    assert ahead <= 100
+    assert order == list(shuffled(documents, 7, characters=1000))
+    assert order != list(shuffled(documents, 8, characters=1000))
+    # With room for all of them the first may come last.
+    assert max(map(documents.index, list(shuffled(documents, 7))[:30])) > 2000
+
+
+def test_splits_share_no_document_and_stay_when_the_corpus_grows() -> None:
+    table = splits({"train": 0.7, "calibration": 0.1, "held_out": 0.1})
+    small = [f"document {i % 900}" for i in range(1000)]
+    grown = [f"new {i}" for i in range(1000)] + small[::-1]
+    parts = {name: set(split.select(small)) for name, split in table.items()}
+    for name, split in table.items():
+        assert 0.6 < len(parts[name]) / 900 / (split.stop - split.start) < 1.4
+        assert set(split.select(grown)) & set(small) == parts[name]
+    places = Counter(text for part in parts.values() for text in part)
+    assert set(places.values()) == {1}
+    later = splits({"train": 0.7, "calibration": 0.1, "held_out": 0.1, "recovery": 0.1})
+    assert table.items() <= later.items()
+    everything = splits(dict.fromkeys("abcdefghij", 0.1))
+    assert sum(len(list(split.select(small))) for split in everything.values()) == len(small)
+
+
+def test_shares_that_cannot_be_are_refused() -> None:
+    with pytest.raises(InputError, match=r"train, held_out add up to 1\.1"):
+        splits({"train": 0.9, "held_out": 0.2})
+    with pytest.raises(InputError, match=r"share 0 of split 'train'"):
+        splits({"train": 0})
+    assert splits({"all": 1})["all"] == Split("all", 0.0, 1)
