@@ -33,6 +33,7 @@ from keycut.config import (
     width,
 )
 from keycut.errors import InputError
+from keycut.hub import DEFAULT_PATTERNS, HubItem
 
 FOLDER = Path(__file__).parents[1] / "config"
 RUNS = ("demo", "lab", "paper")
@@ -264,6 +265,86 @@ def test_fla_config_gives_the_head_widths(configs: dict[str, Config], run: str) 
             assert sizes["head_dim"] * sizes["expand_v"] == model.head_v_dim
 
 
+# --- the hub ---
+
+MODEL = DEFAULT_PATTERNS["model"]
+
+
+def test_paper_takes_from_the_hub_what_it_evaluates_and_nothing_that_it_only_times(
+    paper: Config,
+) -> None:
+    assert set(paper.hub_sources()) == {
+        HubItem("model", "fla-hub/delta_net-1.3B-100B", "main", MODEL),
+        HubItem("model", "m-a-p/1.3B-100B-GatedDeltaNet-pure", "main", MODEL),
+        HubItem("model", "fla-hub/transformer-1.3B-100B", "main", ("*token*",)),
+        HubItem("dataset", "HuggingFaceFW/fineweb-edu", "main", ("sample/10BT/*.parquet",)),
+    }
+    assert "delta_net_2.7B" in {m.subject for m in paper.measurements()}
+
+
+@pytest.mark.parametrize("run", ["demo", "lab"])
+def test_the_small_runs_need_no_network(configs: dict[str, Config], run: str) -> None:
+    assert configs[run].hub_sources() == ()
+
+
+HUB_MODEL = {"kind": "hub", "name": "owner/model", "revision": "v1"}
+HUB_TEXT = {"kind": "hub", "name": "owner/text", "length": 128, "seed": 0, "slices": {"all": 9}}
+
+
+def test_a_repository_that_is_model_and_tokenizer_is_one_item(demo_data: dict[str, Any]) -> None:
+    data = edit(demo_data, "models/delta_net/source", HUB_MODEL)
+    data = edit(data, "tokenizers/demo", HUB_MODEL)
+    patterns = tuple(sorted({*MODEL, "*token*"}))
+    assert parse_config(data, "mine").hub_sources() == (
+        HubItem("model", "owner/model", "v1", patterns),
+    )
+
+
+def test_a_repository_has_one_revision(demo_data: dict[str, Any]) -> None:
+    data = edit(demo_data, "models/delta_net/source", HUB_MODEL)
+    data = edit(data, "tokenizers/demo", {**HUB_MODEL, "revision": "v2"})
+    with pytest.raises(InputError) as caught:
+        parse_config(data, "mine")
+    assert str(caught.value) == (
+        "mine: tokenizers.demo.revision: 'v2', but models.delta_net.source takes owner/model at "
+        "'v1'; one run can use only one of them"
+    )
+
+
+def test_a_figure_of_filters_needs_the_weights(demo_data: dict[str, Any]) -> None:
+    figure = {"kind": "filters", "model": "other", "caption": ""}
+    other = {**demo_data["models"]["delta_net"], "source": HUB_MODEL}
+    data = edit(demo_data, "models/other", other)
+    assert parse_config(data, "mine").hub_sources() == ()
+    data = edit(data, "figures/other", figure)
+    assert [item.name for item in parse_config(data, "mine").hub_sources()] == ["owner/model"]
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("tokenizers/demo/corpus", "text"),
+        ("recipes/spare/data", "text/all"),
+        ("calibration", {"data": "text/all", "sequences": 9, "rows": 100}),
+        ("recovery/data", "text/all"),
+        ("analysis/data", "text/all"),
+    ],
+)
+def test_text_is_fetched_where_something_uses_it(
+    demo_data: dict[str, Any], path: str, value: Any
+) -> None:
+    data = edit(demo_data, "corpora/text", HUB_TEXT)
+    data = edit(data, "recipes/spare", demo_data["recipes"]["demo"])
+    data = edit(data, "models/delta_net/source/recipe", "spare")
+    for training in ("recipes/spare", "recovery"):
+        data = edit(data, f"{training}/epochs", 10_000)
+    assert parse_config(data, "mine").hub_sources() == ()
+    data = edit(data, path, value)
+    assert parse_config(data, "mine").hub_sources() == (
+        HubItem("dataset", "owner/text", "main", ("*",)),
+    )
+
+
 # --- files ---
 
 
@@ -274,10 +355,15 @@ def test_editors_accept_the_files(run: str) -> None:
     jsonschema.validate(yaml.safe_load(text), json.loads(schema()))
 
 
+def test_editors_refuse_an_empty_list(demo_data: dict[str, Any]) -> None:
+    with pytest.raises(jsonschema.ValidationError, match="non-empty"):
+        jsonschema.validate(edit(demo_data, "seeds", []), json.loads(schema()))
+
+
 @pytest.mark.parametrize(("name", "generate"), [("schema.json", schema), ("README.md", reference)])
 def test_generated_files_are_current(name: str, generate: Callable[[], str]) -> None:
     assert (FOLDER / name).read_text() == generate(), (
-        f"config/{name} is not what src/keycut/config.py says; run `python -m keycut.config`"
+        f"config/{name} is not what src/keycut/config says; run `python -m keycut.config`"
     )
 
 
@@ -329,7 +415,7 @@ WRONG = [
     ("methods/rand", {"label": "x"}, "methods.rand.algorithm: missing"),
     ("methods/drrqr/f", 0.5, "methods.drrqr.f: 0.5: should be greater than or equal to 1"),
     ("methods/l1/f", 2.0, "methods.l1.f: unknown key"),
-    ("seeds", [], "seeds: Value should have at least 1 item"),
+    ("seeds", [], "seeds: Tuple should have at least 1 item"),
     ("seeds", [1, 1], "seeds: 1 stands twice"),
     ("recipes/demo/learning_rate", float("nan"), "demo.learning_rate: nan: should be a finite"),
     ("recipes/demo/warmup", 200, "recipes.demo: warmup 200 must be less than steps 200"),
@@ -365,6 +451,8 @@ WRONG = [
     ("benchmarks/model/ratios", [0.98], "models.delta_net: ratio 0.98 leaves no channel of 32"),
     ("benchmarks", 3, "benchmarks: 3: should be a valid dictionary"),
     ("corpora/documentation/kind", "local", "corpora.documentation.files: missing"),
+    ("tokenizers/demo", {"kind": "hub", "name": "x"}, "tokenizers.demo.name: 'x': String should"),
+    ("tokenizers/demo", {"kind": "hub", "name": ".x/y"}, "demo.name: '.x/y': String should match"),
     ("evaluation/suites/ppl/mean", "zero_shot_avg", "is a column of suite ppl already"),
     ("evaluation/suites/ppl/tasks/prose_word_ppl/task", "demo_pros", "did you mean 'demo_prose'?"),
     ("evaluation/suites/ppl/tasks/prose_word_ppl/metric", "acc", "metric 'acc' of demo_prose"),

@@ -1,0 +1,108 @@
+"""The configuration of a run: what is trained, pruned, measured and printed.
+
+One YAML file describes one run. Everything in it has a name, things refer to each other by name,
+and what a table needs (`Config.variants`, `Config.evaluations`, `Config.measurements`) follows
+from the file alone, so that the workflow and the plan ask the same functions. How and where a run
+is computed (GPUs, memory, time) is no part of it.
+
+`python -m keycut.config` writes config/schema.json and config/README.md from these models.
+"""
+
+from keycut.config.benchmarks import (
+    Benchmark,
+    DecodingBenchmark,
+    Mixer,
+    MixerBenchmark,
+    ModelBenchmark,
+    Preflight,
+)
+from keycut.config.documentation import reference, schema
+from keycut.config.evaluation import TASKS, Evaluation, Suite, Task
+from keycut.config.figures import (
+    Analysis,
+    Figure,
+    FilterFigure,
+    RankFigure,
+    SpectrumFigure,
+    SweepFigure,
+    UtilizationFigure,
+)
+from keycut.config.models import DeltaNet, GatedDeltaNet, Model, Pretrained, SharedDeltaNet
+from keycut.config.pruning import Calibrated, Calibration, Method, Pivoted, Swapped, Weighted, width
+from keycut.config.reading import load_config, parse_config
+from keycut.config.run import BASELINE, Config, Measurement, Variant
+from keycut.config.section import Kernel, Pass, Section, Stage, Target
+from keycut.config.sources import (
+    Corpus,
+    DocumentationCorpus,
+    FromDisk,
+    FromHub,
+    HubCorpus,
+    LocalCorpus,
+    Tokenizer,
+    TrainedTokenizer,
+)
+from keycut.config.tables import DecodingTable, QualityTable, SpeedTable, Table
+from keycut.config.training import Distillation, Lora, Recipe, Recovery, Training
+
+__all__ = [
+    "BASELINE",
+    "TASKS",
+    "Analysis",
+    "Benchmark",
+    "Calibrated",
+    "Calibration",
+    "Config",
+    "Corpus",
+    "DecodingBenchmark",
+    "DecodingTable",
+    "DeltaNet",
+    "Distillation",
+    "DocumentationCorpus",
+    "Evaluation",
+    "Figure",
+    "FilterFigure",
+    "FromDisk",
+    "FromHub",
+    "GatedDeltaNet",
+    "HubCorpus",
+    "Kernel",
+    "LocalCorpus",
+    "Lora",
+    "Measurement",
+    "Method",
+    "Mixer",
+    "MixerBenchmark",
+    "Model",
+    "ModelBenchmark",
+    "Pass",
+    "Pivoted",
+    "Preflight",
+    "Pretrained",
+    "QualityTable",
+    "RankFigure",
+    "Recipe",
+    "Recovery",
+    "Section",
+    "SharedDeltaNet",
+    "SpectrumFigure",
+    "SpeedTable",
+    "Stage",
+    "Suite",
+    "Swapped",
+    "SweepFigure",
+    "Table",
+    "Target",
+    "Task",
+    "Tokenizer",
+    "TrainedTokenizer",
+    "Training",
+    "UtilizationFigure",
+    "Variant",
+    "Weighted",
+    "load_config",
+    "parse_config",
+    "reference",
+    "schema",
+    "width",
+]

@@ -1,0 +1,204 @@
+"""What is wrong with a configuration whose single values are all right."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from keycut.config.benchmarks import MixerBenchmark
+from keycut.config.figures import RankFigure, SpectrumFigure
+from keycut.config.hub import wanted
+from keycut.config.pruning import width
+from keycut.config.tables import QualityTable, SpeedTable
+from keycut.config.training import Training
+from keycut.errors import InputError, nearest
+
+if TYPE_CHECKING:
+    from keycut.config.run import Config
+
+
+def problems(config: Config) -> list[str]:
+    """A line for each problem, by its path; sizes only once every name refers to something."""
+    return list(_dangling(config)) or list(_inconsistent(config))
+
+
+def _reference(path: str, name: str, section: str, known: Iterable[str]) -> Iterator[str]:
+    if name not in known:
+        yield f"{path}: {name!r} is none of `{section}`{nearest(name, known)}"
+
+
+def _slice_reference(config: Config, path: str, name: str) -> Iterator[str]:
+    slices = {f"{c}/{s}" for c, corpus in config.corpora.items() for s in corpus.slices}
+    yield from _reference(path, name, "corpora", slices)
+
+
+def _benchmark_reference(config: Config, path: str, name: str, kind: str) -> Iterator[str]:
+    known = [known for known, benchmark in config.benchmarks.items() if benchmark.kind == kind]
+    yield from _reference(path, name, f"benchmarks of kind {kind}", known)
+
+
+def _dangling(config: Config) -> Iterator[str]:
+    """Names that refer to nothing."""
+    for name, tokenizer in config.tokenizers.items():
+        if tokenizer.kind == "train":
+            path = f"tokenizers.{name}.corpus"
+            yield from _reference(path, tokenizer.corpus, "corpora", config.corpora)
+    for name, recipe in config.recipes.items():
+        yield from _slice_reference(config, f"recipes.{name}.data", recipe.data)
+    for section in ("calibration", "recovery", "analysis"):
+        if part := getattr(config, section):
+            yield from _slice_reference(config, f"{section}.data", part.data)
+    for name, model in config.models.items():
+        path = f"models.{name}"
+        yield from _reference(f"{path}.tokenizer", model.tokenizer, "tokenizers", config.tokenizers)
+        if model.source.kind == "pretrain":
+            recipe_path = f"{path}.source.recipe"
+            yield from _reference(recipe_path, model.source.recipe, "recipes", config.recipes)
+    for name, benchmark in config.benchmarks.items():
+        for model_name in () if benchmark.kind == "mixer" else benchmark.models:
+            yield from _reference(f"benchmarks.{name}.models", model_name, "models", config.models)
+    yield from _dangling_in_figures(config)
+    yield from _dangling_in_tables(config)
+
+
+def _dangling_in_figures(config: Config) -> Iterator[str]:
+    for name, figure in config.figures.items():
+        path = f"figures.{name}"
+        if figure.kind == "sweep":
+            yield from _benchmark_reference(config, f"{path}.benchmark", figure.benchmark, "mixer")
+            continue
+        yield from _reference(f"{path}.model", figure.model, "models", config.models)
+        for method in () if figure.kind == "filters" else figure.methods:
+            yield from _reference(f"{path}.methods", method, "methods", config.methods)
+
+
+def _dangling_in_tables(config: Config) -> Iterator[str]:
+    suites = config.evaluation.suites
+    shown = {*suites, *(column for suite in suites.values() for column in suite.columns)}
+    for name, table in config.tables.items():
+        path = f"tables.{name}"
+        if not isinstance(table, QualityTable):
+            kind = table.kind.removesuffix("_speed")
+            yield from _benchmark_reference(config, f"{path}.benchmark", table.benchmark, kind)
+            continue
+        for model_name in table.models:
+            yield from _reference(f"{path}.models", model_name, "models", config.models)
+        for method in table.methods:
+            yield from _reference(f"{path}.methods", method, "methods", config.methods)
+        for stage, columns in table.columns.items():
+            for column in columns:
+                yield from _reference(
+                    f"{path}.columns.{stage}", column, "evaluation.suites and columns", shown
+                )
+
+
+def _inconsistent(config: Config) -> Iterator[str]:
+    """What cannot go together, in a configuration whose names all refer to something."""
+    yield from _bad_data(config)
+    yield from _bad_columns(config)
+    yield from _bad_needs(config)
+    yield from _bad_sizes(config)
+    yield from _bad_revisions(config)
+
+
+def _bad_data(config: Config) -> Iterator[str]:
+    """More text asked for than there is, and tokens that do not fit."""
+    trainings: dict[str, Training] = {f"recipes.{n}": r for n, r in config.recipes.items()}
+    if config.recovery:
+        trainings["recovery"] = config.recovery
+    for path, training in trainings.items():
+        there = len(config.slice(training.data)) * training.epochs
+        if training.sequences > there:
+            yield (
+                f"{path}: {training.steps} steps need {training.sequences} sequences, but "
+                f"{training.data} has {there} in {training.epochs} epochs"
+            )
+    if config.recovery:
+        for seed in sorted(set(config.recovery.seeds or ()) - set(config.seeds)):
+            yield f"recovery.seeds: {seed} is none of `seeds` {list(config.seeds)}"
+    if calibration := config.calibration:
+        there = len(config.slice(calibration.data))
+        if calibration.sequences > there:
+            yield f"calibration.sequences: {calibration.sequences}: {calibration.data} has {there}"
+        tokens = calibration.sequences * config.corpora[calibration.data.split("/")[0]].length
+        if calibration.rows > tokens:
+            yield f"calibration.rows: {calibration.rows}: its sequences have {tokens} tokens"
+    for name, model in config.models.items():
+        tokenizer = config.tokenizers[model.tokenizer]
+        if tokenizer.kind == "train" and tokenizer.vocab_size > model.vocab_size:
+            yield (
+                f"models.{name}.vocab_size: {model.vocab_size}, but its tokenizer "
+                f"{model.tokenizer} has {tokenizer.vocab_size} tokens"
+            )
+
+
+def _bad_columns(config: Config) -> Iterator[str]:
+    """A column's name must tell its suite, and a name must tell a table from a figure."""
+    seen: dict[str, str] = dict.fromkeys(config.evaluation.suites, "the name of a suite")
+    for name, suite in config.evaluation.suites.items():
+        for column in suite.columns:
+            if column in seen:
+                yield f"evaluation.suites.{name}: column {column!r} is {seen[column]} already"
+            seen[column] = f"a column of suite {name}"
+    for name in sorted(config.tables.keys() & config.figures.keys()):
+        yield f"figures.{name}: a table has this name already"
+
+
+def _bad_needs(config: Config) -> Iterator[str]:
+    """Parts that others need, and that are not there."""
+    for name, method in config.methods.items():
+        if method.calibrated and not config.calibration:
+            yield f"methods.{name}: {method.algorithm} needs a `calibration`"
+    for name, table in config.tables.items():
+        if isinstance(table, QualityTable):
+            if "post" in table.columns and not config.recovery:
+                yield f"tables.{name}: shows recovered models, so it needs a `recovery`"
+        elif isinstance(table, SpeedTable):
+            passes = config.benchmarks[table.benchmark].passes  # type: ignore[union-attr]
+            if table.shows not in passes:
+                yield f"tables.{name}.shows: {table.shows!r}: only {passes[0]} is measured"
+    for name, figure in config.figures.items():
+        if isinstance(figure, RankFigure):
+            if "post" in figure.stages and not config.recovery:
+                yield f"figures.{name}: shows recovered models, so it needs a `recovery`"
+            if not config.analysis:
+                yield f"figures.{name}: shows states, so it needs an `analysis`"
+
+
+def _bad_sizes(config: Config) -> Iterator[str]:
+    """Numbers beyond what a model or a sequence has."""
+    for name, figure in config.figures.items():
+        if isinstance(figure, RankFigure) and config.analysis:
+            length = config.corpora[config.analysis.data.split("/")[0]].length
+            if not config.analysis.skip < figure.tokens <= length:
+                yield (
+                    f"figures.{name}.tokens: {figure.tokens}: must lie above analysis.skip "
+                    f"{config.analysis.skip} and within the {length} tokens of a sequence"
+                )
+        if isinstance(figure, SpectrumFigure):
+            path, model = f"figures.{name}", config.models[figure.model]
+            if figure.layer >= model.num_hidden_layers:
+                yield f"{path}.layer: {figure.layer}: there are {model.num_hidden_layers} from 0 on"
+            if figure.head >= model.num_heads:
+                yield f"{path}.head: {figure.head}: there are {model.num_heads} from 0 on"
+    cuts = {(variant.model, variant.ratio) for variant in config.variants()}
+    for benchmark in config.benchmarks.values():
+        if not isinstance(benchmark, MixerBenchmark):
+            cuts |= {(model, ratio) for model in benchmark.models for ratio in benchmark.ratios}
+    for model_name, ratio in sorted(cuts):
+        try:
+            width(config.models[model_name].head_k_dim, ratio)
+        except InputError as error:
+            yield f"models.{model_name}: {error}"
+
+
+def _bad_revisions(config: Config) -> Iterator[str]:
+    """One repository at two revisions: it is downloaded once."""
+    seen: dict[tuple[str, str], tuple[str, str]] = {}
+    for path, item in wanted(config):
+        first, revision = seen.setdefault((item.kind, item.name), (path, item.revision))
+        if item.revision != revision:
+            yield (
+                f"{path}.revision: {item.revision!r}, but {first} takes {item.name} at "
+                f"{revision!r}; one run can use only one of them"
+            )

@@ -1,0 +1,90 @@
+"""What models are evaluated on."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import Field, PositiveInt, model_validator
+
+from keycut.config.section import Name, Section
+from keycut.errors import nearest
+
+# The tasks that can be asked for, and what each reports. lm-eval would need eleven seconds to say
+# which it has; the based_ and demo_ ones are Keycut's own.
+TASKS: dict[str, tuple[str, ...]] = {
+    "wikitext": ("word_perplexity", "byte_perplexity", "bits_per_byte"),
+    "lambada_openai": ("perplexity", "acc"),
+    "arc_easy": ("acc", "acc_norm"),
+    "arc_challenge": ("acc", "acc_norm"),
+    "hellaswag": ("acc", "acc_norm"),
+    "piqa": ("acc", "acc_norm"),
+    "winogrande": ("acc",),
+    "based_drop": ("contains",),
+    "based_fda": ("contains",),
+    "based_nq": ("contains",),
+    "based_squadv2": ("contains",),
+    "based_swde": ("contains",),
+    "based_triviaqa": ("contains",),
+    "demo_prose": ("word_perplexity", "byte_perplexity", "bits_per_byte"),
+    "demo_last_word": ("perplexity", "acc"),
+    "demo_choice": ("acc", "acc_norm"),
+    "demo_recall": ("contains",),
+}
+
+
+class Task(Section):
+    """One number of a suite."""
+
+    label: str = Field(description="heading of its column")
+    task: Literal[tuple(TASKS)] = Field(description="task")  # type: ignore[valid-type]
+    metric: str = Field(description="metric of that task")
+    version: int = Field(description="version of the task; another one is refused", ge=0)
+    shots: int = Field(0, description="examples in the prompt", ge=0)
+    revision: str = Field("main", description="revision of its data; `download` pins it once")
+    file: str | None = Field(
+        None, description="local file of the same form that stands in for its data"
+    )
+    not_attempted: str | None = Field(
+        None, description="why it is left out; its cells show a dash and this reason"
+    )
+
+    @model_validator(mode="after")
+    def _metric_exists(self) -> Self:
+        if self.metric not in TASKS[self.task]:
+            raise ValueError(
+                f"metric {self.metric!r} of {self.task}{nearest(self.metric, TASKS[self.task])}"
+            )
+        return self
+
+
+class Suite(Section):
+    """Tasks that are evaluated together, in one process per model."""
+
+    label: str = Field(description="heading of its mean")
+    window: PositiveInt = Field(description="longest input in tokens")
+    batch: PositiveInt | None = Field(
+        None, description="requests per batch; as many as fit if not given"
+    )
+    tasks: dict[Name, Task] = Field(
+        description="its numbers, by their name in the results", min_length=1
+    )
+    mean: Name | None = Field(None, description="name of the mean over its tasks, if it has one")
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return (*self.tasks, self.mean) if self.mean else tuple(self.tasks)
+
+    def left_out(self, column: str) -> str | None:
+        """Why a column is not attempted; a mean is not where one of its tasks is not."""
+        tasks = self.tasks.values() if column == self.mean else [self.tasks[column]]
+        return next((task.not_attempted for task in tasks if task.not_attempted), None)
+
+
+class Evaluation(Section):
+    """How models are evaluated."""
+
+    protocol: Name = Field(
+        description="`paper` promises the settings of config/paper.yaml, and what differs from "
+        "them is refused; under any other name, results are marked with it"
+    )
+    suites: dict[Name, Suite] = Field(description="suites by name")

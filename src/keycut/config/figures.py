@@ -1,0 +1,63 @@
+"""Figures, and the states that some of them show."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, PositiveInt
+
+from keycut.config.section import WHICH, Name, Ratio, Section, SliceName, Some
+
+
+class Analysis(Section):
+    """The sequence whose states are analysed, one pass per variant."""
+
+    data: SliceName = Field(description="its first sequence is taken, as corpus/slice")
+    skip: int = Field(128, description="first tokens left out of the spectra", ge=0)
+
+
+class FigureBase(Section):
+    caption: str = Field(description="its caption")
+
+
+class RankFigure(FigureBase):
+    model: Name = Field(description="one of `models`")
+    methods: Some[Name] = Field(description="methods beside the baseline")
+    ratio: Ratio = Field(description="fraction of channels cut")
+    stages: Some[Literal["pre", "post"]] = Field(
+        ("pre",), description="before or after recovery, or both"
+    )
+    tokens: PositiveInt = Field(description="tokens of the sequence that are shown")
+
+
+class SpectrumFigure(RankFigure):
+    """Singular values of one head's states, in a model and in its pruned variants."""
+
+    kind: Literal["spectrum"] = WHICH
+    layer: int = Field(description="layer of the head, from 0 on", ge=0)
+    head: int = Field(description="the head, from 0 on", ge=0)
+
+
+class UtilizationFigure(RankFigure):
+    """Rank utilization over tokens, in a model and in its pruned variants."""
+
+    kind: Literal["utilization"] = WHICH
+
+
+class FilterFigure(FigureBase):
+    """Convolution filters of a model."""
+
+    kind: Literal["filters"] = WHICH
+    model: Name = Field(description="one of `models`")
+
+
+class SweepFigure(FigureBase):
+    """Throughput against head width."""
+
+    kind: Literal["sweep"] = WHICH
+    benchmark: Name = Field(description="a mixer benchmark")
+
+
+Figure = Annotated[
+    SpectrumFigure | UtilizationFigure | FilterFigure | SweepFigure, Field(discriminator="kind")
+]

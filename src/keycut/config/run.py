@@ -1,0 +1,258 @@
+"""One run: all its sections together, and what has to be computed for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Self, TypeVar
+
+from pydantic import Field, model_validator
+
+from keycut.config.benchmarks import Benchmark, MixerBenchmark, ModelBenchmark, Preflight
+from keycut.config.checks import problems
+from keycut.config.evaluation import Evaluation
+from keycut.config.figures import Analysis, Figure, RankFigure
+from keycut.config.hub import united
+from keycut.config.models import Model
+from keycut.config.pruning import Calibration, Method, width
+from keycut.config.section import Kernel, Name, Section, Seed, Some, Stage, Target
+from keycut.config.sources import Corpus, Tokenizer
+from keycut.config.tables import QualityTable, Table
+from keycut.config.training import Recipe, Recovery
+from keycut.errors import InputError, nearest
+from keycut.hub import HubItem
+
+T = TypeVar("T")
+
+BASELINE = "baseline"
+"""The method of a variant that nothing was cut from, as in the published numbers."""
+
+
+@dataclass(frozen=True, order=True)
+class Variant:
+    """One model to be evaluated: a model, what was cut from it, and whether it was recovered.
+
+    The baseline has method `baseline`, target "", ratio 0 and stage none, or post for the
+    recovered control. `seed` is 0 where nothing is drawn.
+    """
+
+    model: str
+    method: str
+    target: str
+    ratio: float
+    seed: int
+    rft: Stage
+
+    @property
+    def pruned(self) -> bool:
+        return self.method != BASELINE
+
+
+@dataclass(frozen=True, order=True)
+class Measurement:
+    """One cell of a benchmark, measured in a process of its own."""
+
+    benchmark: str
+    subject: str  # a mixer or a model
+    kernel: Kernel
+    ratio: float  # 0 for mixers: their widths are given
+    width: int  # d_k
+    does: str  # forward, training or decoding
+
+    @property
+    def trains(self) -> bool:
+        return self.does == "training"
+
+
+class Config(Section):
+    """One run."""
+
+    run: Name = Field(description="name of the run; its results are under results/RUN/")
+    seeds: Some[Seed] = Field(
+        description="seeds of whatever is drawn: random channels, calibration text, sampled rows"
+    )
+    tokenizers: dict[Name, Tokenizer] = Field(description="tokenizers by name")
+    corpora: dict[Name, Corpus] = Field(description="text by name")
+    recipes: dict[Name, Recipe] = Field({}, description="pretraining recipes by name")
+    models: dict[Name, Model] = Field(description="models by name", min_length=1)
+    calibration: Calibration | None = Field(
+        None, description="needed by every method but l1 and rand"
+    )
+    methods: dict[Name, Method] = Field({}, description="pruning methods by name")
+    recovery: Recovery | None = Field(
+        None, description="needed by tables and figures that show recovered models"
+    )
+    evaluation: Evaluation = Field(description="how models are evaluated")
+    benchmarks: dict[Name, Benchmark] = Field({}, description="benchmarks by name")
+    preflight: Preflight = Field(description="the check of kernels and widths")
+    analysis: Analysis | None = Field(None, description="needed by figures of states")
+    figures: dict[Name, Figure] = Field({}, description="figures by name")
+    tables: dict[Name, Table] = Field({}, description="tables by name")
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if found := problems(self):
+            raise ValueError("\n".join(found))
+        return self
+
+    def slice(self, name: str) -> range:
+        """The sequences of a `corpus/slice`, as positions in the packed corpus."""
+        corpus, wanted = name.split("/")
+        start = 0
+        for slice_name, sequences in self.corpora[corpus].slices.items():
+            if slice_name == wanted:
+                return range(start, start + sequences)
+            start += sequences
+        raise InputError(f"{name}{nearest(wanted, self.corpora[corpus].slices)}")
+
+    def suite_of(self, column: str) -> str:
+        """The suite that a column of the results belongs to."""
+        suites = self.evaluation.suites
+        for name, suite in suites.items():
+            if column in suite.columns:
+                return name
+        known = [known for suite in suites.values() for known in suite.columns]
+        raise InputError(f"column {column!r}{nearest(column, known)}")
+
+    def columns(self, table: str, stage: Stage) -> tuple[str, ...]:
+        """The columns that a table shows of a stage; of a baseline (none), those of all stages."""
+        spec = self._table(table)
+        stages = spec.columns if stage == "none" else [stage]
+        suites = self.evaluation.suites
+        names = [
+            column
+            for key in stages
+            for name in spec.columns.get(key, ())
+            for column in (suites[name].columns if name in suites else (name,))
+        ]
+        return _unique(names)
+
+    def cells(self, table: str) -> tuple[tuple[Variant, str], ...]:
+        """Every cell of a table of variants: which variant, and which column of its results."""
+        spec = self._table(table)
+        return tuple(
+            (variant, column)
+            for variant in self._variants(
+                spec.models, spec.methods, spec.ratios, spec.targets, tuple(spec.columns)
+            )
+            for column in self.columns(table, variant.rft)
+        )
+
+    def evaluations(self, *tables: str) -> tuple[tuple[Variant, str], ...]:
+        """Which variant is evaluated on which suite, for these tables or for all."""
+        suites = self.evaluation.suites
+        return _unique(
+            (variant, suite)
+            for table in tables or self.tables
+            if isinstance(self._named("tables", table), QualityTable)
+            for variant, column in self.cells(table)
+            if not suites[suite := self.suite_of(column)].left_out(column)
+        )
+
+    def analyses(self, *figures: str) -> tuple[Variant, ...]:
+        """Variants whose states are analysed, for these figures or for all."""
+        return _unique(
+            variant
+            for name in figures or self.figures
+            if isinstance(figure := self._named("figures", name), RankFigure)
+            for variant in self._variants(
+                (figure.model,), figure.methods, (figure.ratio,), None, figure.stages
+            )
+            if variant.pruned or variant.rft == "none"
+        )
+
+    def variants(self, *names: str) -> tuple[Variant, ...]:
+        """Every variant that these tables and figures need, or that the whole run needs."""
+        for name in names:
+            if name not in self.tables and name not in self.figures:
+                shown = [*self.tables, *self.figures]
+                raise InputError(f"{name!r} is no table or figure{nearest(name, shown)}")
+        tables = [name for name in names if name in self.tables]
+        figures = [name for name in names if name in self.figures]
+        from_tables = self.evaluations(*tables) if tables or not names else ()
+        from_figures = self.analyses(*figures) if figures or not names else ()
+        return _unique([*(variant for variant, _ in from_tables), *from_figures])
+
+    def measurements(self, *benchmarks: str) -> tuple[Measurement, ...]:
+        """Every cell of these benchmarks, or of all."""
+        return tuple(
+            cell
+            for name in benchmarks or self.benchmarks
+            for cell in self._measurements(name, self._named("benchmarks", name))
+        )
+
+    def trained_widths(self) -> tuple[tuple[Kernel, int], ...]:
+        """Delta rules and head widths that will be trained, for the preflight."""
+        widths: list[tuple[Kernel, int]] = [
+            (model.kernel, model.head_k_dim)
+            for model in self.models.values()
+            if model.source.kind == "pretrain"
+        ]
+        for variant in self.variants():
+            if variant.rft == "post":
+                model = self.models[variant.model]
+                widths.append((model.kernel, width(model.head_k_dim, variant.ratio)))
+        widths += [(cell.kernel, cell.width) for cell in self.measurements() if cell.trains]
+        return tuple(sorted(set(widths)))
+
+    def hub_sources(self) -> tuple[HubItem, ...]:
+        """Everything on the hub that the run needs, each repository once."""
+        return united(self)
+
+    def _named(self, section: str, name: str) -> Any:
+        things = getattr(self, section)
+        if name not in things:
+            raise InputError(
+                f"{name!r} is none of the {section} of {self.run}{nearest(name, things)}"
+            )
+        return things[name]
+
+    def _table(self, name: str) -> QualityTable:
+        table = self._named("tables", name)
+        if not isinstance(table, QualityTable):
+            raise InputError(f"table {name!r} shows a benchmark, not variants")
+        return table
+
+    def _variants(
+        self,
+        models: Iterable[str],
+        methods: Iterable[str],
+        ratios: Iterable[float],
+        targets: Iterable[Target] | None,
+        stages: tuple[Stage, ...],
+    ) -> Iterator[Variant]:
+        recovered = self.recovery.seeds or self.seeds if self.recovery else ()
+        for model in models:
+            baseline = Variant(model, BASELINE, "", 0.0, 0, "none")
+            yield baseline
+            if "post" in stages and self.recovery and self.recovery.control:
+                yield replace(baseline, rft="post")
+            for name in methods:
+                method = self.methods[name]
+                for stage in stages:
+                    seeds = self.seeds if stage == "pre" else recovered
+                    for target in targets or (method.target,):
+                        for ratio in ratios:
+                            for seed in seeds if method.drawn else (0,):
+                                yield Variant(model, name, target, ratio, seed, stage)
+
+    def _measurements(self, name: str, benchmark: Any) -> Iterator[Measurement]:
+        if isinstance(benchmark, MixerBenchmark):
+            for subject, mixer in benchmark.mixers.items():
+                for d_k in benchmark.widths:
+                    for does in benchmark.passes:
+                        yield Measurement(name, subject, mixer.architecture, 0.0, d_k, does)
+            return
+        passes: tuple[str, ...] = ("decoding",)
+        if isinstance(benchmark, ModelBenchmark):
+            passes = benchmark.passes
+        for subject in benchmark.models:
+            model = self.models[subject]
+            for ratio in (0.0, *benchmark.ratios):
+                d_k = width(model.head_k_dim, ratio)
+                for action in passes:
+                    yield Measurement(name, subject, model.kernel, ratio, d_k, action)
+
+
+def _unique(values: Iterable[T]) -> tuple[T, ...]:
+    return tuple(dict.fromkeys(values))

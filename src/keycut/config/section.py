@@ -1,0 +1,77 @@
+"""What every section of the configuration is made of: its base, and the types of its values."""
+
+from __future__ import annotations
+
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    Strict,
+    StringConstraints,
+    WithJsonSchema,
+)
+
+T = TypeVar("T")
+
+Kernel = Literal["delta_net", "gated_deltanet"]
+Target = Literal["kq", "k", "q"]
+Stage = Literal["none", "pre", "post"]
+Pass = Literal["forward", "training"]
+
+
+def _in_unit_interval(ratio: float) -> float:
+    if not 0 < ratio < 1:
+        raise ValueError("a ratio must lie in (0, 1)")
+    return ratio
+
+
+def _no_repeats(values: tuple[T, ...]) -> tuple[T, ...]:
+    repeated = [value for i, value in enumerate(values) if value in values[:i]]
+    if repeated:
+        raise ValueError(f"{repeated[0]} stands twice")
+    return values
+
+
+# Names become parts of paths and wildcards of the workflow.
+Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+# What keycut.hub takes.
+HubName = Annotated[
+    str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*/[A-Za-z0-9_][A-Za-z0-9_.-]*$")
+]
+SliceName = Annotated[str, StringConstraints(pattern=r"^[\w.-]+/[\w.-]+$")]
+TextFile = Annotated[str, StringConstraints(pattern=r"\.(jsonl|txt)(\.(xz|gz|zst))?$")]
+Ratio = Annotated[
+    float,
+    AfterValidator(_in_unit_interval),
+    WithJsonSchema({"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1}),
+]
+Seed = Annotated[int, Field(ge=0)]
+Fractional = Annotated[float, Field(ge=0, le=1)]
+# YAML gives lists; a frozen model keeps tuples. The length stands before the check of repeats, or
+# the schema would say minLength, which means nothing for a list.
+Many = Annotated[tuple[T, ...], Strict(False), AfterValidator(_no_repeats)]
+Some = Annotated[tuple[T, ...], Strict(False), Field(min_length=1), AfterValidator(_no_repeats)]
+
+WHICH: Any = Field(description="says which of its kind this is")
+
+
+class Section(BaseModel):
+    """A part of the configuration. Unknown keys are errors, and nothing changes once it is read."""
+
+    # Deferred: importing this file must stay cheap, and a run builds only the whole.
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, defer_build=True
+    )
+
+
+def alternatives(annotation: Any) -> tuple[Any, ...]:
+    """The types that a value may have beside None, stripped of what Annotated adds."""
+    while get_origin(annotation) is Annotated:
+        annotation = get_args(annotation)[0]
+    if get_origin(annotation) in (Union, UnionType):
+        return tuple(one for member in get_args(annotation) for one in alternatives(member))
+    return () if annotation is NoneType else (annotation,)

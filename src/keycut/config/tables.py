@@ -1,0 +1,61 @@
+"""Tables. Their rows and columns decide what is computed."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from keycut.config.section import WHICH, Many, Name, Pass, Ratio, Section, Some, Stage, Target
+
+
+class TableBase(Section):
+    caption: str = Field(description="its caption")
+
+
+class QualityTable(TableBase):
+    """A table of evaluated variants. Rows and columns decide what is computed for it."""
+
+    kind: Literal[
+        "by_ratio", "by_model", "sharing", "rotation", "targets", "summary", "breakdown"
+    ] = WHICH
+    models: Some[Name] = Field(description="models, always with their unpruned baseline")
+    methods: Many[Name] = Field((), description="methods")
+    ratios: Many[Ratio] = Field((), description="fractions of channels cut")
+    targets: Some[Target] | None = Field(
+        None, description="targets of every method; each method's own if not given"
+    )
+    columns: dict[Stage, Some[Name]] = Field(
+        description="names of suites (all their columns) or of columns, before (pre) and after "
+        "(post) recovery; under none for a table of baselines alone",
+        min_length=1,
+    )
+
+    @model_validator(mode="after")
+    def _rows_fit_stages(self) -> Self:
+        if bool(self.methods) != bool(self.ratios):
+            raise ValueError("methods and ratios need each other")
+        stages = {"pre", "post"} if self.methods else {"none"}
+        if not self.columns.keys() <= stages:
+            raise ValueError(
+                "columns stand under pre and post in a table with methods, under none in others"
+            )
+        return self
+
+
+class SpeedTable(TableBase):
+    """A table of a benchmark of mixers or models."""
+
+    kind: Literal["mixer_speed", "model_speed"] = WHICH
+    benchmark: Name = Field(description="benchmark of the matching kind")
+    shows: Pass = Field(description="which of its passes is printed")
+
+
+class DecodingTable(TableBase):
+    """A table of generation."""
+
+    kind: Literal["decoding_speed"] = WHICH
+    benchmark: Name = Field(description="benchmark of kind decoding")
+
+
+Table = Annotated[QualityTable | SpeedTable | DecodingTable, Field(discriminator="kind")]

@@ -1,0 +1,85 @@
+"""How models are pretrained and recovered."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, PositiveFloat, PositiveInt, Strict, model_validator
+
+from keycut.config.section import Fractional, Section, Seed, SliceName, Some
+
+
+class Training(Section):
+    """What pretraining and recovery have in common: AdamW, linear warm-up, cosine to a floor."""
+
+    data: SliceName = Field(description="what is trained on, as corpus/slice")
+    epochs: PositiveInt = Field(1, description="most passes over that slice")
+    steps: PositiveInt = Field(description="optimizer steps")
+    batch: PositiveInt = Field(description="sequences per step and GPU")
+    learning_rate: PositiveFloat = Field(description="peak learning rate")
+    warmup: int = Field(description="steps of linear warm-up", ge=0)
+    floor: Fractional = Field(description="final learning rate, as a fraction of the peak")
+    betas: Annotated[tuple[Fractional, Fractional], Strict(False)] = Field(
+        (0.9, 0.95), description="AdamW's two decay rates"
+    )
+    eps: PositiveFloat = Field(description="AdamW's epsilon")
+    weight_decay: float = Field(0.1, description="AdamW's weight decay", ge=0)
+    clip: PositiveFloat = Field(description="largest norm of the gradient")
+    seed: Seed = Field(description="seed of initial weights and data order")
+
+    @model_validator(mode="after")
+    def _warmup_ends(self) -> Self:
+        if self.warmup >= self.steps:
+            raise ValueError(f"warmup {self.warmup} must be less than steps {self.steps}")
+        return self
+
+    @property
+    def sequences(self) -> int:
+        """Sequences seen in the whole training."""
+        return self.steps * self.batch
+
+
+class Recipe(Training):
+    """How a model is pretrained."""
+
+    trainer: Literal["flame", "builtin"] = Field(
+        description="flame, as the paper used, or the trainer that comes with Keycut"
+    )
+    world_size: PositiveInt = Field(
+        1, description="number of GPUs; it stands here because batch x world_size is the real batch"
+    )
+
+    @property
+    def sequences(self) -> int:
+        return super().sequences * self.world_size
+
+
+class Lora(Section):
+    """The low-rank adapters of recovery."""
+
+    rank: PositiveInt = Field(description="rank r")
+    alpha: PositiveFloat = Field(description="scale alpha; updates are multiplied by alpha / r")
+    modules: Some[str] = Field(
+        ("q_proj", "k_proj", "v_proj"), description="projections that get an adapter"
+    )
+
+
+class Distillation(Section):
+    """Learning from the unpruned model during recovery."""
+
+    temperature: PositiveFloat = Field(description="temperature of both distributions")
+    weight: PositiveFloat = Field(description="weight of the divergence beside the cross-entropy")
+
+
+class Recovery(Training):
+    """Recovery fine-tuning (RFT) of pruned models: adapters and convolutions learn, the rest is
+    frozen."""
+
+    lora: Lora = Field(description="the adapters")
+    distillation: Distillation = Field(description="the teacher's part")
+    control: bool = Field(
+        True, description="recover the unpruned model too, wherever a table shows recovered ones"
+    )
+    seeds: Some[Seed] | None = Field(
+        None, description="which of the run's seeds are recovered; all of them if not given"
+    )
