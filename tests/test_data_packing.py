@@ -18,7 +18,7 @@ import tokenizers
 from keycut.data import packing
 from keycut.data.packing import PackedTokens, pack
 from keycut.data.progress import Progress
-from keycut.data.sources import Source, read, splits
+from keycut.data.sources import Source, read
 from keycut.data.tokenizer import Tokenizer, train_tokenizer
 from keycut.errors import InputError
 
@@ -174,18 +174,43 @@ def test_a_limit_is_met_exactly_and_stops_the_reading(
     assert not (tmp_path / "b").exists()
 
 
-def test_splits_of_a_corpus_share_no_document(tmp_path: Path, bpe: Tokenizer) -> None:
-    seen: list[set[bytes]] = []
-    for name, split in splits({"train": 0.5, "held_out": 0.3, "calibration": 0.2}).items():
-        options = {"sequence_length": 8, "source": SOURCE, "seed": 0, "split": split}
-        manifest = pack(documents(), bpe, tmp_path / name, **options)
-        stream = PackedTokens(tmp_path / name)[:].reshape(-1)
-        # Every document begins with its own number, so none equals another.
-        parts = np.split(stream, np.flatnonzero(stream == bpe.eos) + 1)[:-1]
-        seen.append({part.tobytes() for part in parts})
-        assert PackedTokens(tmp_path / name).manifest == manifest
-        assert manifest.split == split
-    assert sum(map(len, seen)) == len(set().union(*seen)) > 390
+@pytest.mark.parametrize("boundary", ["eos", "bos"])
+def test_slices_share_no_document(tmp_path: Path, boundary: packing.Boundary) -> None:
+    # Document i says nothing but its own word, ten times.
+    texts = [" ".join([f"w{i}"] * 10) for i in range(2, 400)]
+    sizes = {"held_out": 7, "calibration": 20, "train": 150}
+    options = {"sequence_length": 16, "source": SOURCE, "seed": 0, "boundary": boundary}
+    manifest = pack(texts, words(400), tmp_path / "a", sequences=sizes, **options)
+    assert manifest.slices == {"held_out": (0, 7), "calibration": (7, 27), "train": (27, 177)}
+    assert PackedTokens(tmp_path / "a").manifest == manifest
+    parts = {name: PackedTokens(tmp_path / "a", slice_name=name) for name in sizes}
+    assert {name: len(part) for name, part in parts.items()} == sizes
+    found = [set(part[:].reshape(-1).tolist()) - {0, 1} for part in parts.values()]
+    assert sum(map(len, found)) == len(set().union(*found))
+    for part in parts.values():
+        first = part[0].tolist()
+        document = [0] + [first[1]] * 10 if boundary == "bos" else [first[0]] * 10 + [1]
+        assert first[:11] == document
+    with pytest.raises(
+        InputError, match="no slice 'recovery'; known: calibration, held_out, train"
+    ):
+        PackedTokens(tmp_path / "a", slice_name="recovery")
+
+
+def test_a_slice_added_at_the_end_changes_none_before(tmp_path: Path, bpe: Tokenizer) -> None:
+    options = {"sequence_length": 16, "source": SOURCE, "seed": 0}
+    pack(documents(), bpe, tmp_path / "a", sequences={"x": 9, "y": 30}, **options)
+    pack(documents(), bpe, tmp_path / "b", sequences={"x": 9, "y": 30, "z": 5}, **options)
+    before, after = ((tmp_path / name / "tokens.bin").read_bytes() for name in "ab")
+    assert after.startswith(before)
+
+
+def test_batches_of_a_slice_stay_in_it(tmp_path: Path, bpe: Tokenizer) -> None:
+    options = {"sequence_length": 16, "source": SOURCE, "seed": 0}
+    pack(documents(), bpe, tmp_path / "a", sequences={"x": 9, "y": 30}, **options)
+    part = PackedTokens(tmp_path / "a", slice_name="y")
+    batch = next(part.batches(30, seed=1))
+    assert sorted(batch.tolist()) == sorted(PackedTokens(tmp_path / "a")[9:39].tolist())
 
 
 def test_a_corpus_that_is_empty_or_too_short_writes_nothing(tmp_path: Path, bpe: Tokenizer) -> None:

@@ -6,7 +6,6 @@ import gzip
 import json
 import lzma
 import random
-from collections import Counter
 from pathlib import Path
 
 import pyarrow
@@ -14,7 +13,7 @@ import pytest
 from pyarrow import parquet
 
 from keycut.data import sources
-from keycut.data.sources import Split, describe, read, shuffled, splits, write
+from keycut.data.sources import describe, read, shuffled, write
 from keycut.errors import InputError
 
 DOCUMENTS = ["One day.\n\nThe next.", "Ünïcode  and two spaces", "third 🤖"]
@@ -87,7 +86,6 @@ def test_a_folder_in_the_hubs_form_is_read_in_the_order_of_its_names(tmp_path: P
     (tmp_path / "README.md").write_text("A data set.")
     (tmp_path / ".cache" / "left-over.parquet").write_text("not a parquet file")
     assert list(read(tmp_path, field="content")) == texts
-    assert describe(tmp_path, "0a1b").revision == "0a1b"
     with pytest.raises(InputError, match=r"no column 'text'; it has id, content"):
         list(read(tmp_path))
 
@@ -98,7 +96,11 @@ def test_a_source_is_known_by_its_bytes(tmp_path: Path) -> None:
         (tmp_path / folder / "set" / "x.jsonl").write_bytes(jsonl(documents))
     found = [describe(tmp_path / folder / "set") for folder in "abc"]
     assert found[0] == found[1] != found[2]
-    assert describe(tmp_path / "a" / "set" / "x.jsonl").revision.startswith("sha256:")
+    assert describe(tmp_path / "a" / "set" / "x.jsonl").revision == found[0].revision
+    both = [tmp_path / "a" / "set" / "x.jsonl", tmp_path / "c" / "set"]
+    assert describe(*both).name == "x.jsonl, set"
+    assert describe(*both) != describe(*both[::-1])
+    assert list(read(*both)) == DOCUMENTS + DOCUMENTS[::-1]
 
 
 @pytest.mark.parametrize(
@@ -177,27 +179,3 @@ def test_shuffling_keeps_every_document_and_holds_few() -> None:
     assert order != list(shuffled(documents, 8, characters=1000))
     # With room for all of them the first may come last.
     assert max(map(documents.index, list(shuffled(documents, 7))[:30])) > 2000
-
-
-def test_splits_share_no_document_and_stay_when_the_corpus_grows() -> None:
-    table = splits({"train": 0.7, "calibration": 0.1, "held_out": 0.1})
-    small = [f"document {i % 900}" for i in range(1000)]
-    grown = [f"new {i}" for i in range(1000)] + small[::-1]
-    parts = {name: set(split.select(small)) for name, split in table.items()}
-    for name, split in table.items():
-        assert 0.6 < len(parts[name]) / 900 / (split.stop - split.start) < 1.4
-        assert set(split.select(grown)) & set(small) == parts[name]
-    places = Counter(text for part in parts.values() for text in part)
-    assert set(places.values()) == {1}
-    later = splits({"train": 0.7, "calibration": 0.1, "held_out": 0.1, "recovery": 0.1})
-    assert table.items() <= later.items()
-    everything = splits(dict.fromkeys("abcdefghij", 0.1))
-    assert sum(len(list(split.select(small))) for split in everything.values()) == len(small)
-
-
-def test_shares_that_cannot_be_are_refused() -> None:
-    with pytest.raises(InputError, match=r"train, held_out add up to 1\.1"):
-        splits({"train": 0.9, "held_out": 0.2})
-    with pytest.raises(InputError, match=r"share 0 of split 'train'"):
-        splits({"train": 0})
-    assert splits({"all": 1})["all"] == Split("all", 0.0, 1)

@@ -3,16 +3,19 @@
 Documents follow one another in an order drawn from a seed, each ended by eos (or, as flame does
 it, each begun by bos), and the stream is cut every `sequence_length` tokens; what is left over at
 the end is dropped. Tokens are little-endian, of 16 bits where the vocabulary allows it.
+
+One file serves several uses: named slices follow one another in it, and each begins with a new
+document, so no two share a sequence or a document. A slice added at the end changes none before.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, fields
-from itertools import count, islice
+from itertools import accumulate, count, islice
 from pathlib import Path
 from typing import Literal
 
@@ -21,9 +24,9 @@ import numpy as np
 from keycut import __version__
 from keycut.artefact import read_json, sha256, whole, write_json
 from keycut.data.progress import Progress
-from keycut.data.sources import Source, Split, shuffled
+from keycut.data.sources import Source, shuffled
 from keycut.data.tokenizer import Tokenizer
-from keycut.errors import InputError
+from keycut.errors import InputError, nearest
 
 Boundary = Literal["eos", "bos"]
 
@@ -39,12 +42,12 @@ class Manifest:
     tokens: int
     sequence_length: int
     sequences: int
+    slices: dict[str, tuple[int, int]]  # start and stop, in sequences
     vocabulary_size: int
     tokenizer: str
     tokenizer_digest: str
     boundary: Boundary
     source: Source
-    split: Split | None
     seed: int
     keycut: str
 
@@ -57,79 +60,71 @@ def pack(
     sequence_length: int,
     source: Source,
     seed: int,
-    sequences: int | None = None,
-    split: Split | None = None,
+    sequences: int | Mapping[str, int] | None = None,
     boundary: Boundary = "eos",
     workers: int = 1,
     force: bool = False,
 ) -> Manifest:
-    """Write the folder `out`: exactly `sequences` of them, or as many as the documents give.
+    """Write the folder `out`: exactly so many sequences, in all or per slice, or all there are.
 
     `workers` is the number of threads that encode. It changes the time taken and no byte.
     """
-    for name, value in (("sequence_length", sequence_length), ("workers", workers)):
-        if value < 1:
-            raise InputError(f"{name} {value}: must be at least 1")
-    if sequences is not None and sequences < 1:
-        raise InputError(f"sequences {sequences}: must be at least 1")
+    slices = sequences if isinstance(sequences, Mapping) else {}
+    sizes = [sequences] if isinstance(sequences, int) else list(slices.values())
+    for name, values in (
+        ("sequence_length", [sequence_length]),
+        ("workers", [workers]),
+        ("sequences", sizes),
+    ):
+        if min(values, default=1) < 1:
+            raise InputError(f"{name} {min(values)}: must be at least 1")
     mark = tokenizer.eos if boundary == "eos" else tokenizer.bos
     if mark is None:
         raise InputError(f"tokenizer {tokenizer.name} has no bos token to begin documents with")
     dtype = np.dtype("<u2" if tokenizer.vocabulary_size <= 1 << 16 else "<u4")
-    wanted = None if sequences is None else sequences * sequence_length
 
     with whole(out, force=force, folder=True) as aside:
-        chosen = documents if split is None else split.select(documents)
-        progress = Progress("packing", tokens=wanted)
-        encoded = _encoded(shuffled(chosen, seed), tokenizer, mark, boundary, workers, progress)
+        progress = Progress("packing", tokens=sum(sizes) * sequence_length or None)
+        encoded = _encoded(shuffled(documents, seed), tokenizer, mark, boundary, workers, progress)
         tokens = 0
         hashed = hashlib.sha256()
         with open(aside / "tokens.bin", "wb") as file:
-            for block in _cut(encoded, sequence_length, wanted, dtype):
-                file.write(block.data)
-                hashed.update(block.data)
+            for block in _cut(encoded, sequence_length, sizes or [None]):
+                data = block.astype(dtype).data
+                file.write(data)
+                hashed.update(data)
                 tokens += len(block)
-        _refuse_short(tokens, wanted, sequence_length, progress, source, split)
+        if progress.documents == 0:
+            raise InputError(f"{source.name}: holds no documents")
+        if tokens == 0:
+            raise InputError(
+                f"{source.name}: {progress.tokens} tokens are less than one sequence of "
+                f"{sequence_length}; give more text or a smaller sequence_length"
+            )
+        if tokens < sum(sizes) * sequence_length:
+            raise InputError(
+                f"{source.name}: holds {tokens // sequence_length} sequences of {sequence_length} "
+                f"tokens, {sum(sizes)} were asked for; ask for fewer or give more text"
+            )
+        stops = list(accumulate(sizes))
+        starts = [stop - size for stop, size in zip(stops, sizes, strict=True)]
         manifest = Manifest(
             sha256=hashed.hexdigest(),
             dtype=dtype.name,
             tokens=tokens,
             sequence_length=sequence_length,
             sequences=tokens // sequence_length,
+            slices=dict(zip(slices, zip(starts, stops, strict=True), strict=False)),
             vocabulary_size=tokenizer.vocabulary_size,
             tokenizer=tokenizer.name,
             tokenizer_digest=tokenizer.digest,
             boundary=boundary,
             source=source,
-            split=split,
             seed=seed,
             keycut=__version__,
         )
         write_json(aside / "manifest.json", asdict(manifest))
     return manifest
-
-
-def _refuse_short(
-    tokens: int,
-    wanted: int | None,
-    sequence_length: int,
-    progress: Progress,
-    source: Source,
-    split: Split | None,
-) -> None:
-    corpus = source.name if split is None else f"{source.name}, split {split.name}"
-    if progress.documents == 0:
-        raise InputError(f"{corpus}: holds no documents")
-    if tokens == 0:
-        raise InputError(
-            f"{corpus}: {progress.tokens} tokens are less than one sequence of {sequence_length}; "
-            f"give more text or a smaller sequence_length"
-        )
-    if wanted is not None and tokens < wanted:
-        raise InputError(
-            f"{corpus}: holds {tokens // sequence_length} sequences of {sequence_length} tokens, "
-            f"{wanted // sequence_length} were asked for; ask for fewer or give more text"
-        )
 
 
 def _encoded(
@@ -140,33 +135,29 @@ def _encoded(
     workers: int,
     progress: Progress,
 ) -> Iterator[np.ndarray]:
-    """The tokens of all documents in order, a batch at a time: (tokens,) each."""
+    """The tokens of each document with its eos or bos, (tokens,), in order."""
 
-    def encode(batch: list[str]) -> np.ndarray:
-        between = np.array([mark])
-        parts: list[np.ndarray] = []
-        for text in batch:
-            tokens = tokenizer.encode(text)
-            parts += [tokens, between] if boundary == "eos" else [between, tokens]
-        return np.concatenate(parts)
+    def encode(batch: list[str]) -> list[np.ndarray]:
+        marked = np.array([mark])
+        pairs = ((tokenizer.encode(text), marked) for text in batch)
+        return [np.concatenate(pair if boundary == "eos" else pair[::-1]) for pair in pairs]
 
     # Threads, since the tokenizer works outside the interpreter's lock. At most two batches for
     # each wait, so a slow disk is not outrun and memory stays bounded.
-    waiting: deque[tuple[int, Future[np.ndarray]]] = deque()
+    waiting: deque[Future[list[np.ndarray]]] = deque()
     with ThreadPoolExecutor(workers) as pool:
 
-        def finished() -> np.ndarray:
-            size, future = waiting.popleft()
-            tokens = future.result()
-            progress.add(documents=size, tokens=len(tokens))
-            return tokens
+        def finished() -> list[np.ndarray]:
+            batch = waiting.popleft().result()
+            progress.add(documents=len(batch), tokens=sum(map(len, batch)))
+            return batch
 
         for batch in _batched(documents):
-            waiting.append((len(batch), pool.submit(encode, batch)))
+            waiting.append(pool.submit(encode, batch))
             if len(waiting) >= 2 * workers:
-                yield finished()
+                yield from finished()
         while waiting:
-            yield finished()
+            yield from finished()
 
 
 def _batched(documents: Iterator[str]) -> Iterator[list[str]]:
@@ -183,27 +174,30 @@ def _batched(documents: Iterator[str]) -> Iterator[list[str]]:
 
 
 def _cut(
-    encoded: Iterator[np.ndarray], sequence_length: int, wanted: int | None, dtype: np.dtype
+    encoded: Iterator[np.ndarray], sequence_length: int, sizes: Sequence[int | None]
 ) -> Iterator[np.ndarray]:
-    """The stream in blocks of whole sequences, `wanted` tokens in all."""
-    rest = np.empty(0, dtype)
-    given = 0
-    for tokens in encoded:
-        rest = np.concatenate([rest, tokens.astype(dtype)])
-        size = len(rest) // sequence_length * sequence_length
-        if wanted is not None:
-            size = min(size, wanted - given)
-        if size:
-            yield rest[:size]
-            rest, given = rest[size:], given + size
-        if given == wanted:
-            return
+    """Whole sequences end to end: as many as each slice wants, or all there are for None."""
+    for size in sizes:
+        rest = np.empty(0, np.int64)
+        given = 0
+        for tokens in encoded:
+            rest = np.concatenate([rest, tokens])
+            full = len(rest) // sequence_length
+            if size is not None:
+                full = min(full, size - given)
+            yield rest[: full * sequence_length]
+            rest = rest[full * sequence_length :]
+            given += full
+            if given == size:
+                break  # what is left of this document belongs to no slice
 
 
 class PackedTokens:
-    """The sequences of a packed folder, memory-mapped."""
+    """The sequences of a packed folder, or of one slice of it, memory-mapped."""
 
-    def __init__(self, folder: Path | str, *, verify: bool = False) -> None:
+    def __init__(
+        self, folder: Path | str, *, slice_name: str | None = None, verify: bool = False
+    ) -> None:
         """The manifest and the file's size are checked always, its sha256 if `verify` is set."""
         folder = Path(folder)
         self.manifest = _read_manifest(folder)
@@ -220,7 +214,13 @@ class PackedTokens:
             )
         if verify and sha256(file) != self.manifest.sha256:
             raise InputError(f"{file}: its sha256 is not the manifest's; pack the text again")
-        self._rows = np.memmap(file, dtype=dtype, mode="r", shape=shape)
+        start, stop = 0, self.manifest.sequences
+        if slice_name is not None:
+            slices = self.manifest.slices
+            if slice_name not in slices:
+                raise InputError(f"{folder}: no slice {slice_name!r}{nearest(slice_name, slices)}")
+            start, stop = slices[slice_name]
+        self._rows = np.memmap(file, dtype=dtype, mode="r", shape=shape)[start:stop]
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -256,6 +256,6 @@ def _read_manifest(folder: Path) -> Manifest:
     names = {field.name for field in fields(Manifest)}
     if not isinstance(values, dict) or values.keys() != names:
         raise InputError(f"{file}: not a manifest of packed tokens; expected {sorted(names)}")
-    split = values["split"]
-    values |= {"source": Source(**values["source"]), "split": split and Split(**split)}
+    values["source"] = Source(**values["source"])
+    values["slices"] = {name: (start, stop) for name, (start, stop) in values["slices"].items()}
     return Manifest(**values)

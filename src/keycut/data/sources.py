@@ -16,7 +16,6 @@ import lzma
 import random
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from hashlib import blake2b
 from pathlib import Path
 
 from keycut.artefact import canonical_json, digest, sha256, whole
@@ -34,43 +33,6 @@ class Source:
 
     name: str
     revision: str
-
-
-@dataclass(frozen=True)
-class Split:
-    """The documents whose hash lies in [start, stop), a part of the unit interval.
-
-    A document's place depends on its text alone: splits of one table never share a document, in
-    whatever order it is read, and a corpus that grows moves no document from one to another.
-    """
-
-    name: str
-    start: float
-    stop: float
-
-    def select(self, documents: Iterable[str]) -> Iterator[str]:
-        return (text for text in documents if self.start <= _place(text) < self.stop)
-
-
-def splits(shares: dict[str, float]) -> dict[str, Split]:
-    """Splits with these shares of all documents, side by side in the order given.
-
-    The shares may leave a rest: a split added there later moves none of the others.
-    """
-    start, table = 0.0, {}
-    for name, share in shares.items():
-        if not share > 0:
-            raise InputError(f"share {share} of split {name!r}: must be greater than 0")
-        table[name] = Split(name, start, start + share)
-        start += share
-    if start > 1 + 1e-9:
-        raise InputError(f"the shares of {', '.join(shares)} add up to {start:g}, more than 1")
-    return table
-
-
-def _place(text: str) -> float:
-    # 53 bits, so that the quotient is exact and always below 1.
-    return (int.from_bytes(blake2b(text.encode(), digest_size=8).digest()) >> 11) / (1 << 53)
 
 
 def shuffled(documents: Iterable[str], seed: int, *, characters: int = 1 << 24) -> Iterator[str]:
@@ -99,13 +61,15 @@ def shuffled(documents: Iterable[str], seed: int, *, characters: int = 1 << 24) 
         yield take()
 
 
-def describe(path: Path | str, revision: str | None = None) -> Source:
-    """The source of `read(path)`: the revision given, or the digest of the files read."""
-    path = Path(path)
-    if revision is None:
-        names = {file.relative_to(path).as_posix(): sha256(file) for file in _files(path)}
-        revision = f"sha256:{names['.'] if path.is_file() else digest(names)}"
-    return Source(name=path.name, revision=revision)
+def describe(*paths: Path | str) -> Source:
+    """The source of `read(*paths)`, known by the digest of its files and not by where they lie."""
+    digests = [
+        [file.relative_to(path).as_posix(), sha256(file)]
+        for path in map(Path, paths)
+        for file in _files(path)
+    ]
+    revision = digests[0][1] if len(digests) == 1 else digest(digests)
+    return Source(", ".join(Path(path).name for path in paths), f"sha256:{revision}")
 
 
 def write(documents: Iterable[str], path: Path | str, *, force: bool = False) -> None:
@@ -115,12 +79,12 @@ def write(documents: Iterable[str], path: Path | str, *, force: bool = False) ->
             file.write(canonical_json({"text": text}) + "\n")
 
 
-def read(path: Path | str, *, field: str = "text") -> Iterator[str]:
-    """The documents of a file or folder, in order; those of nothing but white space are left out.
+def read(*paths: Path | str, field: str = "text") -> Iterator[str]:
+    """The documents of files or folders, in order; those of nothing but white space are left out.
 
     What can be known without reading is checked at once, not when the first document is asked for.
     """
-    files = _files(Path(path))
+    files = [file for path in paths for file in _files(Path(path))]
     for file in files:
         if file.stat().st_size == 0:
             raise InputError(f"{file}: the file is empty")
