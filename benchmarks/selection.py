@@ -49,7 +49,8 @@ def table(fast: list[float], slow: list[float], found: list[StrongRRQR], logs: T
     runs = LAYERS * HEADS * len(WIDTHS)
     slow_total = min(slow) * runs
     lines = [
-        f"{LAYERS * HEADS} heads, d_k {D_K}, {len(WIDTHS)} ratios, threads: {torch.get_num_threads()}",
+        f"{LAYERS * HEADS} heads, d_k {D_K}, {len(WIDTHS)} ratios, "
+        f"threads: {torch.get_num_threads()}",
         f"  strong RRQR from Gram matrices  {fast_total:8.3f} s   median of {len(fast)}, "
         f"{min(fast):.3f} to {max(fast):.3f}",
         f"  pivoted QR of {ROWS:,} x {D_K}     {slow_total:8.1f} s   "
