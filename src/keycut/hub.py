@@ -135,7 +135,7 @@ def download(
     import httpx
 
     folder, lock_path = Path(folder), Path(lock_path)
-    items = _united(items)
+    items = united(items)
     for name in update:
         if name not in (known := {item.name for item in items}):
             raise InputError(
@@ -206,20 +206,20 @@ def resolve(
     return home
 
 
-def _united(items: Iterable[HubItem]) -> list[HubItem]:
+def united(items: Iterable[HubItem]) -> list[HubItem]:
     """One item per kind and name, with all the patterns that were asked for."""
-    united: dict[tuple[str, str], HubItem] = {}
+    found: dict[tuple[str, str], HubItem] = {}
     for item in items:
         item = replace(item, patterns=item.patterns or DEFAULT_PATTERNS[item.kind])
-        first = united.setdefault((item.kind, item.name), item)
+        first = found.setdefault((item.kind, item.name), item)
         if first.revision != item.revision:
             raise InputError(
                 f"{item}: wanted at revisions {first.revision!r} and {item.revision!r}; "
                 "one run can use only one of them"
             )
         patterns = tuple(sorted({*first.patterns, *item.patterns}))
-        united[item.kind, item.name] = replace(item, patterns=patterns)
-    return list(united.values())
+        found[item.kind, item.name] = replace(item, patterns=patterns)
+    return list(found.values())
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from keycut.hub import DEFAULT_PATTERNS, HubItem
@@ -42,16 +41,6 @@ def wanted(config: Config) -> Iterator[tuple[str, HubItem]]:
         if (corpus := config.corpora[name]).kind == "hub":
             item = HubItem("dataset", corpus.name, corpus.revision, corpus.files)
             yield f"corpora.{name}", item
-
-
-def united(config: Config) -> tuple[HubItem, ...]:
-    """The same, each repository once, with all the files that are needed of it."""
-    items: dict[tuple[str, str], HubItem] = {}
-    for _, item in wanted(config):
-        first = items.setdefault((item.kind, item.name), item)
-        patterns = tuple(sorted({*first.patterns, *item.patterns}))
-        items[item.kind, item.name] = replace(first, patterns=patterns)
-    return tuple(items.values())
 
 
 def _slices(config: Config, variants: Iterable[Variant], models: Iterable[Model]) -> Iterator[str]:

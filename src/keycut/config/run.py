@@ -12,7 +12,7 @@ from keycut.config.benchmarks import Benchmark, MixerBenchmark, ModelBenchmark, 
 from keycut.config.checks import problems
 from keycut.config.evaluation import Evaluation
 from keycut.config.figures import Analysis, Figure, RankFigure
-from keycut.config.hub import united
+from keycut.config.hub import wanted
 from keycut.config.models import Model
 from keycut.config.pruning import Calibration, Method, width
 from keycut.config.section import Kernel, Name, Section, Seed, Some, Stage, Target
@@ -20,7 +20,7 @@ from keycut.config.sources import Corpus, Tokenizer
 from keycut.config.tables import QualityTable, Table
 from keycut.config.training import Recipe, Recovery
 from keycut.errors import InputError, nearest
-from keycut.hub import HubItem
+from keycut.hub import HubItem, united
 
 T = TypeVar("T")
 
@@ -197,7 +197,7 @@ class Config(Section):
 
     def hub_sources(self) -> tuple[HubItem, ...]:
         """Everything on the hub that the run needs, each repository once."""
-        return united(self)
+        return tuple(united(item for _, item in wanted(self)))
 
     def _named(self, section: str, name: str) -> Any:
         things = getattr(self, section)

@@ -45,6 +45,9 @@ class CorpusBase(Section):
         description="sequences per use, taken from the packed text one after another, so that no "
         "two uses share a sequence"
     )
+    boundary: Literal["eos", "bos"] = Field(
+        "eos", description="what parts documents: eos after each or, as flame does, bos before each"
+    )
 
 
 class HubCorpus(CorpusBase):

@@ -70,6 +70,7 @@ class Architecture:
         KeyTensor("k_conv1d.bias", "bias"),
     )
     mixer: str = "model.layers.{layer}.attn."
+    stock: bool = True  # `import fla` is enough for AutoModel to know it
 
     def name(self, layer: int, tensor: KeyTensor) -> str:
         return self.mixer.format(layer=layer) + tensor.name
@@ -144,6 +145,7 @@ ARCHITECTURES = {
             _delta_net_resized,
             # A filter of a whole head, or of all of them, has no key channels of its own.
             filters=(),
+            stock=False,
         ),
         Architecture("gated_deltanet", _gated_shape, _gated_resized),
     )

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import torch
 from torch import Tensor
 
 from keycut import __version__
 from keycut.errors import InputError, nearest
 from keycut.selection import drrqr, grad, l1, pca, rand, s_wanda
+from keycut.selection.conditioning import condition_number, effective_rank, spectrum_from_gram
 from keycut.selection.evidence import Evidence
 from keycut.selection.selection import Selection
 
@@ -50,10 +50,14 @@ def select(method: str, evidence: Evidence, widths: Sequence[int]) -> list[Selec
     ]
 
 
-def refuse(method: str, evidence: Evidence, widths: Sequence[int]) -> None:
-    """Everything that can be known to be wrong before the work starts."""
+def refuse_method(method: str) -> None:
     if method not in METHODS:
         raise InputError(f"method {method!r} does not exist{nearest(method, METHODS)}")
+
+
+def refuse(method: str, evidence: Evidence, widths: Sequence[int]) -> None:
+    """Everything that can be known to be wrong before the work starts."""
+    refuse_method(method)
     shape = evidence.checkpoint.shape
     for width in widths:
         if not 1 <= width <= shape.width:
@@ -85,16 +89,13 @@ def conditioning(evidence: Evidence, tensors: dict[str, Tensor]) -> dict[str, Te
     before = evidence.calibration.gram("k", "all", "raw")
     if "rotation" in tensors:
         T = tensors["rotation"]
-        after = T @ before @ T.mT
+        after = spectrum_from_gram(T @ before @ T.mT)
     else:
-        kept = tensors["kept"]
-        rows = before.gather(-2, kept[..., None].expand(*kept.shape, before.shape[-1]))
-        after = rows.gather(-1, kept[..., None, :].expand(*kept.shape, kept.shape[-1]))
+        after = spectrum_from_gram(before, tensors["kept"])
     result = {}
-    for when, gram in (("before", before), ("after", after)):
-        values = torch.linalg.eigvalsh(gram).clamp(min=0)  # squares of singular values, ascending
-        result[f"condition_{when}"] = (values[..., -1] / values[..., 0]).sqrt()
-        result[f"effective_rank_{when}"] = values.sum(-1) / values[..., -1]
+    for when, values in (("before", spectrum_from_gram(before)), ("after", after)):
+        result[f"condition_{when}"] = condition_number(values)
+        result[f"effective_rank_{when}"] = effective_rank(values)
     return result
 
 

@@ -1,0 +1,219 @@
+"""The command line. Each command imports what it needs when it runs, so that --help is quick."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from keycut import __version__
+from keycut.errors import InputError
+
+LOCK = Path("config/revisions.lock")
+DOWNLOADS = Path("data/hub")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = parser().parse_args(arguments)
+    try:
+        options.run(options)
+    except InputError as error:
+        print(f"keycut: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("keycut: interrupted", file=sys.stderr)
+        return 130
+    return 0
+
+
+def parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(
+        prog="keycut",
+        description="Prune the key and query channels of linear-attention language models.",
+    )
+    top.add_argument("--version", action="version", version=f"keycut {__version__}")
+    commands = top.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    for add in (_prune, _check, _download, _pack):
+        add(commands)
+    return top
+
+
+def _prune(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    command = commands.add_parser(
+        "prune",
+        help="make a smaller model of one you have",
+        description="Calibrate a model, choose which key and query channels stay, and write the "
+        "smaller model, which AutoModelForCausalLM.from_pretrained loads.",
+    )
+    command.add_argument("model", metavar="MODEL", help="a model folder, or a downloaded hub name")
+    command.add_argument("out", metavar="OUT", type=Path, help="folder to write")
+    command.add_argument("--method", default="drrqr", help="%(default)s if not given; also l1, "
+                         "rand, s_wanda, grad, qrcp, pca_proper, pca_adversarial")  # fmt: skip
+    command.add_argument("--ratio", type=float, required=True, help="share of channels to remove")
+    command.add_argument("--target", choices=["kq", "k", "q"], default="kq",
+                         help="score keys and queries, or one of them")  # fmt: skip
+    command.add_argument("--text", type=Path, help="calibration text: .jsonl, .txt (.xz .gz .zst), "
+                         "a data set's folder; by default the packages' own prose")  # fmt: skip
+    command.add_argument("--seed", type=int, default=0, help="of the text's order, the sample of "
+                         "rows and rand's draw")  # fmt: skip
+    command.add_argument("--round-to", type=int, default=1, metavar="N",
+                         help="keep a multiple of N channels, rounding up")  # fmt: skip
+    command.add_argument("--f", type=float, default=1.5, help="drrqr swaps until no gain exceeds f")
+    command.add_argument("--sequences", type=int, default=128, help="calibration sequences")
+    command.add_argument("--length", type=int, default=2048, help="tokens in each")
+    command.add_argument("--rows", type=int, default=5000, help="tokens sampled for drrqr")
+    command.add_argument("--batch", type=int, default=8, help="sequences at a time")
+    command.add_argument("--dtype", choices=["bfloat16", "float32", "float16"], default="bfloat16")
+    command.add_argument("--device", help="cuda or cpu; the GPU if there is one")
+    command.add_argument("--force", action="store_true", help="replace OUT if it exists")
+
+    def run(options: argparse.Namespace) -> None:
+        import torch
+
+        from keycut.prune import Request, prune
+
+        device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
+        prune(
+            Request(
+                model=found(options.model),
+                out=options.out,
+                method=options.method,
+                ratio=options.ratio,
+                target=options.target,
+                text=options.text,
+                seed=options.seed,
+                f=options.f,
+                sequences=options.sequences,
+                length=options.length,
+                sample_rows=options.rows,
+                batch=options.batch,
+                round_to=options.round_to,
+                dtype=getattr(torch, options.dtype),
+                device=device,
+                force=options.force,
+            )
+        )
+
+    command.set_defaults(run=run)
+
+
+def found(model: str) -> Path:
+    """The folder of a model: as given, or of a hub model that was downloaded."""
+    if Path(model).exists():
+        return Path(model)
+    if model.count("/") == 1 and not model.startswith((".", "/")):
+        from keycut.hub import resolve
+
+        return resolve(model, "model", DOWNLOADS, LOCK)
+    raise InputError(f"{model}: no such folder, and no hub name (owner/name) either")
+
+
+def _check(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    command = commands.add_parser(
+        "check",
+        help="check a configuration",
+        description="Read a configuration, say every mistake in it, and what it still needs.",
+    )
+    command.add_argument("config", type=Path, metavar="FILE")
+
+    def run(options: argparse.Namespace) -> None:
+        from keycut.config import load_config
+        from keycut.hub import resolve
+
+        config = load_config(options.config)
+        print(
+            f"{options.config}: {len(config.models)} models, {len(config.methods)} methods, "
+            f"{len(config.variants())} variants, {len(config.tables)} tables, "
+            f"{len(config.figures)} figures"
+        )
+        for item in config.hub_sources():
+            try:
+                resolve(
+                    item.name,
+                    item.kind,
+                    DOWNLOADS,
+                    LOCK,
+                    revision=item.revision,
+                    patterns=item.patterns,
+                )
+            except InputError as error:
+                # No mistake in the configuration: it may be checked before anything is fetched.
+                print(error)
+
+    command.set_defaults(run=run)
+
+
+def _download(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    command = commands.add_parser(
+        "download",
+        help="fetch what a configuration needs from the hub",
+        description="Fetch models, tokenizers and data sets at pinned commits, convert pickled "
+        f"weights, and write commits and hashes to {LOCK}. Goes on where it was cut off.",
+    )
+    command.add_argument("--configfile", type=Path, help="fetch all that it names")
+    command.add_argument("--model", action="append", default=[], metavar="OWNER/NAME",
+                         help="fetch this model (may be repeated)")  # fmt: skip
+    command.add_argument("--update", action="append", default=[], metavar="NAME",
+                         help="take the branch's newest commit, not the locked one")  # fmt: skip
+
+    def run(options: argparse.Namespace) -> None:
+        from keycut.config import load_config
+        from keycut.hub import HubItem, download
+
+        if options.configfile is None and not options.model:
+            raise InputError("nothing to download: give --configfile or --model")
+        items = [HubItem("model", name) for name in options.model]
+        if options.configfile is not None:
+            items += load_config(options.configfile).hub_sources()
+        if not items and not options.update:
+            print(f"{options.configfile}: needs nothing from the hub")
+            return
+        download(items, DOWNLOADS, LOCK, update=options.update)
+
+    command.set_defaults(run=run)
+
+
+def _pack(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    command = commands.add_parser(
+        "pack",
+        help="turn text into a packed token file",
+        description="Tokenize text into sequences of one length: OUT/tokens.bin and its manifest.",
+    )
+    command.add_argument("text", type=Path, metavar="TEXT",
+                         help=".jsonl, .txt (.xz .gz .zst) or a data set folder")  # fmt: skip
+    command.add_argument("out", type=Path, metavar="OUT", help="folder to write")
+    command.add_argument("--tokenizer", type=Path, required=True, help="folder with tokenizer.json")
+    command.add_argument("--length", type=int, default=2048, help="tokens in a sequence")
+    command.add_argument(
+        "--sequences", type=int, help="how many; all that the text gives if absent"
+    )
+    command.add_argument("--field", default="text", help="the field of a record that is the text")
+    command.add_argument("--seed", type=int, default=0, help="of the order of documents")
+    command.add_argument("--workers", type=int, default=1, help="threads; the bytes are the same")
+    command.add_argument("--force", action="store_true", help="replace OUT if it exists")
+
+    def run(options: argparse.Namespace) -> None:
+        from keycut.artefact import refuse_unwritable
+        from keycut.data.packing import pack
+        from keycut.data.sources import describe, read
+        from keycut.data.tokenizer import load_tokenizer
+
+        refuse_unwritable(options.out)
+        manifest = pack(
+            read(options.text, field=options.field),
+            load_tokenizer(options.tokenizer),
+            options.out,
+            sequence_length=options.length,
+            sequences=options.sequences,
+            source=describe(options.text),
+            seed=options.seed,
+            workers=options.workers,
+            force=options.force,
+        )
+        print(f"{options.out}: {manifest.sequences:,} sequences, {manifest.tokens:,} tokens")
+
+    command.set_defaults(run=run)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,115 @@
+"""The corpora and tokenizers of a configuration, made into files."""
+
+from __future__ import annotations
+
+import fnmatch
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from keycut.artefact import whole
+from keycut.config import Config, Corpus, HubCorpus, LocalCorpus
+from keycut.data.documentation import documentation, documentation_source
+from keycut.data.packing import Manifest, pack
+from keycut.data.sources import Source, describe, read
+from keycut.data.tokenizer import (
+    Tokenizer,
+    convert_sentencepiece,
+    load_tokenizer,
+    train_tokenizer,
+)
+from keycut.errors import InputError
+from keycut.hub import resolve
+
+
+def documents(corpus: Corpus, *, downloads: Path, lock: Path) -> Iterator[str]:
+    """The text of a corpus, in the order of its files."""
+    if corpus.kind == "documentation":
+        return documentation()
+    return read(*_files(corpus, downloads, lock), field=corpus.text_field)
+
+
+def source(corpus: Corpus, *, downloads: Path, lock: Path) -> Source:
+    """Where that text is from."""
+    if corpus.kind == "documentation":
+        return documentation_source()
+    if corpus.kind == "hub":
+        # The folder of a download is named after its commit.
+        return Source(corpus.name, _root(corpus, downloads, lock).name)
+    return describe(*_files(corpus, downloads, lock))
+
+
+def _files(corpus: HubCorpus | LocalCorpus, downloads: Path, lock: Path) -> list[Path]:
+    if corpus.kind == "hub":
+        # Two corpora may come from one data set, so its folder may hold more than is wanted.
+        root = _root(corpus, downloads, lock)
+        there = sorted(path for path in root.rglob("*") if path.is_file())
+        wanted = [p for p in there if _matches(p.relative_to(root).as_posix(), corpus.files)]
+    else:
+        wanted = [path for pattern in corpus.files for path in sorted(Path().glob(pattern))]
+    if not wanted:
+        raise InputError(f"corpus: no file matches {', '.join(corpus.files)}")
+    return wanted
+
+
+def _root(corpus: HubCorpus, downloads: Path, lock: Path) -> Path:
+    return resolve(
+        corpus.name,
+        "dataset",
+        downloads,
+        lock,
+        revision=corpus.revision,
+        patterns=corpus.files,
+    )
+
+
+def _matches(path: str, patterns: tuple[str, ...]) -> bool:
+    return any(fnmatch.fnmatch(path, pattern) for pattern in patterns)
+
+
+def make_tokenizer(
+    config: Config, name: str, out: Path, *, downloads: Path, lock: Path, force: bool = False
+) -> Tokenizer:
+    """The folder of a tokenizer: trained, converted, or copied from where it is."""
+    spec = config.tokenizers[name]
+    if spec.kind == "train":
+        text = documents(config.corpora[spec.corpus], downloads=downloads, lock=lock)
+        return train_tokenizer(text, out, vocabulary_size=spec.vocab_size, force=force)
+    if spec.kind == "hub":
+        found = resolve(spec.name, "model", downloads, lock, revision=spec.revision)
+    else:
+        found = Path(spec.path)
+        if found.is_file():
+            return convert_sentencepiece(found, out, force=force)
+    load_tokenizer(found)  # an error now rather than in whoever reads the copy
+    with whole(out, force=force, folder=True) as aside:
+        for path in found.glob("*token*"):
+            shutil.copyfile(path, aside / path.name)
+    return load_tokenizer(out)
+
+
+def pack_corpus(
+    config: Config,
+    name: str,
+    tokenizer: Tokenizer,
+    out: Path,
+    *,
+    downloads: Path,
+    lock: Path,
+    workers: int = 1,
+    force: bool = False,
+) -> Manifest:
+    """All slices of a corpus in one packed folder."""
+    corpus = config.corpora[name]
+    return pack(
+        documents(corpus, downloads=downloads, lock=lock),
+        tokenizer,
+        out,
+        sequence_length=corpus.length,
+        sequences=corpus.slices,
+        boundary=corpus.boundary,
+        source=source(corpus, downloads=downloads, lock=lock),
+        seed=corpus.seed,
+        workers=workers,
+        force=force,
+    )

@@ -1,0 +1,189 @@
+"""The whole method on one model: calibrate, select, slice, and say what came of it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+from torch import Tensor
+
+from keycut import __version__
+from keycut.artefact import refuse_unwritable
+from keycut.calibration import Calibration, calibrate
+from keycut.config import width as width_of
+from keycut.errors import InputError
+from keycut.models.checkpoint import Checkpoint, load
+from keycut.selection.evidence import Evidence, Target
+from keycut.selection.methods import WITHOUT_CALIBRATION, refuse_method, select
+from keycut.selection.selection import Selection
+from keycut.slicing import slice_model
+
+
+@dataclass(frozen=True)
+class Request:
+    """What `keycut prune` was asked for."""
+
+    model: Path
+    out: Path
+    method: str
+    ratio: float
+    target: Target = "kq"
+    text: Path | None = None
+    seed: int = 0
+    f: float = 1.5
+    sequences: int = 128
+    length: int = 2048
+    sample_rows: int = 5000
+    batch: int = 8
+    round_to: int = 1
+    dtype: torch.dtype = torch.bfloat16
+    device: str = "cpu"
+    force: bool = False
+
+
+def prune(request: Request) -> Selection:
+    """Write the pruned model to `request.out`; progress and a summary go to stderr."""
+    refuse_method(request.method)
+    checkpoint = Checkpoint(request.model)
+    width = kept_width(checkpoint.shape.width, request.ratio, request.round_to)
+    if request.out.exists() and not request.force:
+        raise InputError(f"{request.out} exists already; give --force to replace it")
+    refuse_unwritable(request.out)
+
+    calibration = None
+    if request.method not in WITHOUT_CALIBRATION or request.text is not None:
+        calibration = _calibrated(request, checkpoint)
+    say(f"selecting: {request.method} keeps {width} of {checkpoint.shape.width} channels a head")
+    evidence = Evidence(
+        checkpoint, calibration, target=request.target, seed=request.seed, f=request.f
+    )
+    (selection,) = select(request.method, evidence, [width])
+    say(f"slicing: writing {request.out}")
+    slice_model(
+        checkpoint,
+        selection.change(),
+        request.out,
+        dtype=request.dtype,
+        card=card(request, checkpoint, selection),
+        force=request.force,
+    )
+    for line in summary(checkpoint, Checkpoint(request.out), selection):
+        say(line)
+    return selection
+
+
+def say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def kept_width(full: int, ratio: float, round_to: int) -> int:
+    """floor(d_k (1 - ratio)), then up to a multiple of `round_to`, but never above d_k."""
+    if round_to < 1:
+        raise InputError(f"--round-to {round_to}: must be 1 or more")
+    width = width_of(full, ratio)
+    return min(full, -(-width // round_to) * round_to)
+
+
+def _calibrated(request: Request, checkpoint: Checkpoint) -> Calibration:
+    from keycut.data.documentation import documentation, documentation_source
+    from keycut.data.packing import PackedTokens, pack
+    from keycut.data.sources import describe, read
+    from keycut.data.tokenizer import check_vocabulary, load_tokenizer
+
+    tokenizer = load_tokenizer(request.model)
+    check_vocabulary(tokenizer, checkpoint.config["vocab_size"])
+    if request.text is None:
+        say("calibrating on the prose of the installed Python packages: give --text for your own")
+        documents, source = documentation(), documentation_source()
+    else:
+        documents, source = read(request.text), describe(request.text)
+    with TemporaryDirectory() as folder:
+        manifest = pack(
+            documents,
+            tokenizer,
+            Path(folder) / "text",
+            sequence_length=request.length,
+            sequences=request.sequences,
+            source=source,
+            seed=request.seed,
+        )
+        rows = PackedTokens(Path(folder) / "text")
+
+        def batches() -> Iterator[Tensor]:
+            for start in range(0, len(rows), request.batch):
+                yield torch.from_numpy(rows[start : start + request.batch])
+
+        say(f"loading {request.model}")
+        return calibrate(
+            load(request.model, device=request.device),
+            batches(),
+            tokens=manifest.tokens,
+            sample_rows=request.sample_rows,
+            seed=request.seed,
+            provenance={
+                "model_digest": checkpoint.digest(),
+                "text": {"source": source.name, "revision": source.revision},
+            },
+        )
+
+
+def summary(before: Checkpoint, after: Checkpoint, selection: Selection) -> list[str]:
+    """What changed, in lines."""
+    counts = [sum(t.numel() for _, t in c.tensors()) for c in (before, after)]
+    states = [c.shape.state_bytes() for c in (before, after)]
+    lines = [
+        f"key channels a head  {before.shape.width} -> {after.shape.width}",
+        f"parameters           {counts[0]:,} -> {counts[1]:,}",
+        f"state of a sequence  {states[0]:,} -> {states[1]:,} bytes",
+    ]
+    if "condition_before" in selection.tensors:
+        conditions = [selection.tensors[f"condition_{w}"].median() for w in ("before", "after")]
+        ranks = [selection.tensors[f"effective_rank_{w}"].mean() for w in ("before", "after")]
+        lines += [
+            f"condition of keys    {conditions[0]:.3g} -> {conditions[1]:.3g} (median of heads)",
+            f"their effective rank {ranks[0]:.3g} -> {ranks[1]:.3g} (mean of heads)",
+        ]
+    else:
+        lines.append(f"condition of keys    not known: {selection.about['method']} needs no text")
+    if "swaps" in selection.tensors:
+        swaps = selection.tensors["swaps"]
+        lines.append(f"swaps made           {int(swaps.sum())} in {swaps.numel()} heads")
+    return lines
+
+
+def card(request: Request, checkpoint: Checkpoint, selection: Selection) -> str:
+    """README.md of the model: what it is and how it was made."""
+    about = selection.about
+    facts = {
+        "method": about["method"],
+        "target": about["target"],
+        "ratio": request.ratio,
+        "key channels a head": f"{about['width']} of {about['full_width']}",
+        "base model digest": about["model_digest"],
+        "made by": f"keycut {__version__}",
+    }
+    if "calibration" in about:
+        text = about["calibration"]["text"]
+        facts["calibration"] = (
+            f"{about['calibration']['tokens']:,} tokens of {text['source']} ({text['revision']}), "
+            f"seed {about['calibration']['seed']}"
+        )
+    rows = "".join(f"| {key} | {value} |\n" for key, value in facts.items())
+    options = f"--method {request.method} --ratio {request.ratio} --target {request.target}"
+    library = "fla" if checkpoint.architecture.stock else "keycut.models.shared_conv"
+    return (
+        f"---\nbase_model: {request.model.name}\nlibrary_name: transformers\n"
+        "tags:\n- keycut\n- linear-attention\n- pruned\n---\n\n"
+        f"# {request.out.name}\n\n"
+        f"{request.model.name} with fewer key and query channels, pruned by Keycut.\n\n"
+        f"| | |\n|---|---|\n{rows}\n"
+        f"    keycut prune {request.model.name} {request.out.name} {options} "
+        f"--seed {request.seed}\n\n"
+        f"    import {library}\n"
+        "    from transformers import AutoModelForCausalLM\n"
+        f'    model = AutoModelForCausalLM.from_pretrained("{request.out.name}")\n'
+    )

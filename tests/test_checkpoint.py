@@ -1,0 +1,155 @@
+"""Models on disk: nothing left at its random start, nothing read that could run code."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from small_models import SMALL
+
+from keycut.errors import InputError
+from keycut.models import create, load, save
+from keycut.models.architectures import ARCHITECTURES, architecture
+from keycut.models.checkpoint import Checkpoint
+
+IDS = torch.arange(20)[None]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    save(create(SMALL["gated"], seed=1), tmp_path / "model")
+    return tmp_path / "model"
+
+
+def logits(path):
+    with torch.no_grad():
+        return load(path)(IDS).logits
+
+
+def rewrite(folder, change):
+    """Change the tensors of a saved model."""
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def test_a_seed_gives_the_same_model_and_another_seed_another():
+    first, again, other = (create(SMALL["shared_all"], seed=s) for s in (1, 1, 2))
+    for (name, a), b in zip(first.named_parameters(), again.parameters(), strict=True):
+        assert torch.equal(a, b), name
+    filters = "model.layers.0.attn.q_conv1d.weight"
+    assert not torch.equal(first.get_parameter(filters), other.get_parameter(filters))
+
+
+@pytest.mark.parametrize("name", sorted(SMALL))
+def test_every_parameter_has_a_start_of_the_right_size(name):
+    """Norms at one, matrices and filters with the spread that the config names."""
+    for key, parameter in create(SMALL[name], seed=1).named_parameters():
+        if parameter.numel() > 100:
+            assert parameter.std().item() == pytest.approx(0.3, rel=0.25), key
+        assert parameter.abs().max().item() < 10, key
+
+
+def test_a_missing_parameter_is_named(folder):
+    rewrite(folder, lambda t: t.pop("model.layers.1.attn.A_log"))
+    with pytest.raises(InputError, match=r"missing: model\.layers\.1\.attn\.A_log"):
+        load(folder)
+
+
+def test_an_unexpected_parameter_is_named(folder):
+    rewrite(folder, lambda t: t.update(more=torch.zeros(3)))
+    with pytest.raises(InputError, match="unexpected: more"):
+        load(folder)
+
+
+def test_a_parameter_of_another_shape_is_named(folder):
+    rewrite(folder, lambda t: t.update({"lm_head.weight": torch.zeros(97, 31)}))
+    with pytest.raises(InputError, match=r"lm_head\.weight is \[97, 31\], expected \[97, 32\]"):
+        load(folder)
+
+
+def test_names_of_older_versions_are_understood(folder):
+    expected = logits(folder)
+
+    def older(tensors):
+        for i in range(2):
+            at = f"model.layers.{i}."
+            tensors[f"{at}attn.D"] = torch.ones(2)
+            tensors[f"{at}attn.norm.weight"] = tensors.pop(f"{at}attn_norm.weight")
+            tensors[f"{at}mlp.norm.weight"] = tensors.pop(f"{at}mlp_norm.weight")
+            gate, up = (tensors.pop(f"{at}mlp.{n}_proj.weight") for n in ("gate", "up"))
+            tensors[f"{at}mlp.gate_proj.weight"] = torch.cat([gate, up])
+        for name in list(tensors):
+            tensors[f"_orig_mod.{name}"] = tensors.pop(name)
+
+    rewrite(folder, older)
+    assert torch.equal(logits(folder), expected)
+
+
+def test_a_truncated_file_is_named(folder):
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(InputError, match=r"model\.safetensors is cut off or damaged"):
+        load(folder)
+
+
+def test_a_pickle_is_refused_and_it_is_said_how(folder):
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    with pytest.raises(InputError, match=r"pickled weights only .* `keycut download` converts"):
+        load(folder)
+
+
+def test_a_folder_that_is_no_model_is_refused(tmp_path):
+    with pytest.raises(InputError, match=r"it has no config\.json"):
+        load(tmp_path)
+
+
+def test_code_that_comes_with_a_model_is_not_run(folder):
+    config = json.loads((folder / "config.json").read_text())
+    config["auto_map"] = {"AutoModelForCausalLM": "evil.Model", "AutoConfig": "evil.Config"}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "evil.py").write_text("raise SystemExit('code of the model ran')")
+    assert type(load(folder)).__module__.startswith("fla.")
+
+
+def test_an_unknown_architecture_is_refused_with_the_nearest(folder):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "model_type": "gated_delta_net"}))
+    with pytest.raises(InputError, match="did you mean 'gated_deltanet'"):
+        Checkpoint(folder)
+
+
+def test_a_head_width_that_is_not_whole_is_refused():
+    with pytest.raises(InputError, match=r"is 10\.666.*must be a whole number"):
+        create({**SMALL["delta_net"], "num_heads": 3}, seed=0)
+    with pytest.raises(InputError, match="must be a multiple of num_heads 2"):
+        create({**SMALL["gated"], "num_v_heads": 3}, seed=0)
+
+
+def test_shards_are_read_as_one(folder):
+    model = load(folder)
+    model.save_pretrained(folder.parent / "shards", max_shard_size="20KB")
+    assert len(Checkpoint(folder.parent / "shards").shards()) > 1
+    assert torch.equal(logits(folder.parent / "shards"), logits(folder))
+
+
+def test_the_dtype_asked_for_is_the_dtype_of_all(folder):
+    for dtype in (torch.bfloat16, torch.float32):
+        assert {p.dtype for p in load(folder, dtype=dtype).parameters()} == {dtype}
+
+
+def test_the_digest_tells_models_apart(folder):
+    before = Checkpoint(folder).digest()
+    assert Checkpoint(folder).digest() == before
+    rewrite(folder, lambda t: t["lm_head.weight"].add_(1e-3))
+    assert Checkpoint(folder).digest() != before
+
+
+def test_the_state_is_counted_as_the_kernels_hold_it():
+    shape = architecture(SMALL["gated_value_heads"]).shape(SMALL["gated_value_heads"])
+    assert shape.state_bytes() == 2 * 4 * 8 * 16 * 4  # layers, value heads, d_k, d_v, float32
+
+
+def test_softmax_layers_of_a_hybrid_are_left_alone():
+    config = {**SMALL["delta_net"], "attn": {"layers": [1], "num_heads": 2}}
+    assert ARCHITECTURES["delta_net"].shape(config).layers == (0,)

@@ -1,0 +1,93 @@
+"""`keycut check` and `keycut download` ask the configuration what it needs from the hub."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from keycut.cli import LOCK, main
+from keycut.config import load_config
+from keycut.hub import HubItem
+
+CONFIG = Path(__file__).parents[1] / "config"
+PAPER = str(CONFIG / "paper.yaml")
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lock and the downloads are looked for below the working directory."""
+    monkeypatch.chdir(tmp_path)
+
+
+def lock(items: Iterable[HubItem]) -> None:
+    """Write a lock of these items without a file in any."""
+    written: dict[str, dict[str, Any]] = {"models": {}, "datasets": {}}
+    for item in items:
+        written[f"{item.kind}s"][item.name] = {
+            "revision": item.revision,
+            "commit": "0" * 40,
+            "patterns": item.patterns,
+            "files": {},
+        }
+    LOCK.parent.mkdir()
+    LOCK.write_text(json.dumps(written))
+
+
+def test_check_names_what_is_not_in_the_lock(capsys: pytest.CaptureFixture[str]) -> None:
+    first, *others = load_config(PAPER).hub_sources()
+    lock([first])
+    assert main(["check", PAPER]) == 0
+    summary, *lines = capsys.readouterr().out.splitlines()
+    assert summary.startswith(f"{PAPER}: 7 models, 7 methods, ")
+    assert [line.split(": ")[0] for line in lines] == [
+        f"{item} is not in config/revisions.lock" for item in others
+    ]
+
+
+def test_check_names_a_configuration_that_went_on_from_its_lock(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lock(load_config(PAPER).hub_sources())
+    changed = tmp_path / "mine.yaml"
+    changed.write_text(Path(PAPER).read_text().replace("sample/10BT/", "sample/100BT/"))
+    assert main(["check", str(changed)]) == 0
+    _, line = capsys.readouterr().out.splitlines()
+    assert "fineweb-edu: its files sample/100BT/*.parquet are not in" in line
+
+
+def test_check_says_no_more_where_all_is_there(capsys: pytest.CaptureFixture[str]) -> None:
+    lock(load_config(PAPER).hub_sources())
+    assert main(["check", PAPER]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 1
+
+
+def test_check_of_a_mistake_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    wrong = tmp_path / "mine.yaml"
+    wrong.write_text((CONFIG / "demo.yaml").read_text() + "\nrnu: x\n")
+    assert main(["check", str(wrong)]) == 2
+    assert "rnu: unknown key; did you mean 'run'?" in capsys.readouterr().err
+
+
+def test_download_fetches_what_the_configuration_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    fetched: list[HubItem] = []
+    monkeypatch.setattr("keycut.hub.download", lambda items, *_, **__: fetched.extend(items))
+    assert main(["download", "--configfile", PAPER, "--model", "owner/mine"]) == 0
+    assert fetched == [HubItem("model", "owner/mine"), *load_config(PAPER).hub_sources()]
+
+
+def test_download_for_a_run_without_the_hub_leaves_nothing_behind(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    demo = str(CONFIG / "demo.yaml")
+    assert main(["download", "--configfile", demo]) == 0
+    assert capsys.readouterr().out == f"{demo}: needs nothing from the hub\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_download_of_nothing_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["download"]) == 2
+    assert "nothing to download: give --configfile or --model" in capsys.readouterr().err

@@ -1,0 +1,53 @@
+"""Every version is pinned in envs/constraints.txt, and the other files say the same."""
+
+import re
+import runpy
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PINS = runpy.run_path(str(ROOT / "envs" / "pins.py"))
+
+
+def normal(name):
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def requirements(group):
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    return project["dependencies"] if group is None else project["optional-dependencies"][group]
+
+
+@pytest.mark.parametrize("file", sorted(PINS["ENVIRONMENTS"]))
+def test_environment_files_say_what_the_constraints_say(file):
+    written = PINS["environment"](*PINS["ENVIRONMENTS"][file])
+    assert (ROOT / file).read_text() == written, "run `make pins`"
+
+
+def test_all_environment_files_are_written():
+    files = {str(p.relative_to(ROOT)) for p in (ROOT / "envs").glob("*.yaml")}
+    assert files | {"environment.yml"} == set(PINS["ENVIRONMENTS"])
+
+
+@pytest.mark.parametrize("group", [None, "workflow", "dev"])
+def test_every_requirement_is_pinned_once(group):
+    pinned = {normal(name) for name in PINS["pins"]()}
+    for requirement in requirements(group):
+        assert re.fullmatch(r"[A-Za-z0-9-]+", requirement), "versions stand in the constraints"
+        assert normal(requirement) in pinned
+
+
+def test_conda_environments_have_every_requirement():
+    listed = {normal(name) for name in PINS["ENVIRONMENTS"]["environment.yml"][1]}
+    assert {normal(r) for r in [*requirements(None), *requirements("workflow")]} <= listed
+
+
+def test_flame_is_pinned_by_commit():
+    lines = (ROOT / "envs" / "flame.txt").read_text().splitlines()
+    sources = [line for line in lines if "git+" in line]
+    assert len(sources) == 2
+    assert all(re.search(r"@[0-9a-f]{40}$", line) for line in sources)
+    rest = [line for line in lines if line and not line.startswith("#") and "git+" not in line]
+    assert all("==" in line for line in rest)
