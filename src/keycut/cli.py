@@ -8,9 +8,7 @@ from pathlib import Path
 
 from keycut import __version__
 from keycut.errors import InputError
-
-LOCK = Path("config/revisions.lock")
-DOWNLOADS = Path("data/hub")
+from keycut.hub import DOWNLOADS, LOCK
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -33,6 +33,10 @@ if TYPE_CHECKING:
 
 Kind = Literal["model", "dataset"]
 
+# Below the checkout: what was fetched, and what it was.
+DOWNLOADS = Path("data/hub")
+LOCK = Path("config/revisions.lock")
+
 # What is fetched where an item names no patterns. A `*` matches across folders, as in the hub's
 # own client, but of a model only the files at the root count: that is all a loader reads.
 DEFAULT_PATTERNS: dict[str, tuple[str, ...]] = {

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from keycut.config.benchmarks import MixerBenchmark
 from keycut.config.figures import RankFigure, SpectrumFigure
-from keycut.config.hub import wanted
+from keycut.config.needs import wanted
 from keycut.config.pruning import width
 from keycut.config.tables import QualityTable, SpeedTable
 from keycut.config.training import Training

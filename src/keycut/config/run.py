@@ -12,8 +12,8 @@ from keycut.config.benchmarks import Benchmark, MixerBenchmark, ModelBenchmark, 
 from keycut.config.checks import problems
 from keycut.config.evaluation import Evaluation
 from keycut.config.figures import Analysis, Figure, RankFigure
-from keycut.config.hub import wanted
 from keycut.config.models import Model
+from keycut.config.needs import packed, wanted
 from keycut.config.pruning import Calibration, Method, width
 from keycut.config.section import Kernel, Name, Section, Seed, Some, Stage, Target
 from keycut.config.sources import Corpus, Tokenizer
@@ -198,6 +198,10 @@ class Config(Section):
     def hub_sources(self) -> tuple[HubItem, ...]:
         """Everything on the hub that the run needs, each repository once."""
         return tuple(united(item for _, item in wanted(self)))
+
+    def packed(self) -> tuple[tuple[str, str], ...]:
+        """Every (corpus, tokenizer) that the run reads."""
+        return packed(self)
 
     def _named(self, section: str, name: str) -> Any:
         things = getattr(self, section)
