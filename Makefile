@@ -35,7 +35,6 @@ pins: setup  ## write environment.yml and envs/*.yaml from envs/constraints.txt
 
 flame: setup  ## install flame and torchtitan from git, for pretraining as the paper does
 	$(BIN)/pip install --no-deps -r envs/flame.txt
-	$(BIN)/pip install -c envs/constraints.txt tyro torchdata tomli blobfile tiktoken tensorboard
 
 clean:  ## remove the virtual environment and caches; results stay
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis

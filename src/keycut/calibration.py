@@ -15,8 +15,6 @@ the text. Sums are float64; gradients are added up in float32 under bf16 weights
 from __future__ import annotations
 
 import importlib
-import sys
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -30,6 +28,7 @@ from torch import Tensor
 
 from keycut import __version__
 from keycut.artefact import json_text, read_json, sha256, whole
+from keycut.data.progress import Progress
 from keycut.errors import InputError
 from keycut.models.architectures import KeyShape, architecture
 from keycut.models.checkpoint import read_tensors
@@ -168,7 +167,6 @@ def calibrate(
     sample_rows: int = 5000,
     seed: int = 0,
     provenance: dict[str, Any] | None = None,
-    progress: Callable[[str], None] | None = None,
 ) -> Calibration:
     """One pass of `model` over `batches` of token ids (B, T), `tokens` in all.
 
@@ -187,7 +185,8 @@ def calibrate(
     }
     sums = _Sums(shape, mixers[0].q_proj.in_features, device)
     positions = sampled_positions(tokens, sample_rows, seed)
-    seen, loss_sum, started = 0, 0.0, time.monotonic()
+    progress = Progress("calibrating", tokens=tokens)
+    seen, loss_sum = 0, 0.0
 
     def sampled() -> Tensor:
         low, high = np.searchsorted(positions, [seen, seen + ids.numel()])
@@ -217,12 +216,7 @@ def calibrate(
                         weight.grad = None
                 seen += ids.numel()
                 loss_sum += loss.item() * ids.numel()
-                if progress:
-                    rate = seen / (time.monotonic() - started)
-                    progress(
-                        f"calibrating: {seen:,} of {tokens:,} tokens, {rate:,.0f} tokens/s, "
-                        f"{(tokens - seen) / rate:.0f} s left"
-                    )
+                progress.add(tokens=ids.numel())
     finally:
         for parameter, value in required.items():
             parameter.requires_grad_(value)
@@ -262,7 +256,3 @@ def refuse_non_finite(tensors: dict[str, Tensor], shape: KeyShape) -> None:
             layer = shape.layers[int(bad[0, 0])]
             head = f", head {int(bad[0, 1])}" if tensor.ndim > 2 else ""
             raise InputError(f"layer {layer}{head}: {name} has NaN or infinity")
-
-
-def stderr_progress(line: str) -> None:
-    print(line, file=sys.stderr)

@@ -19,6 +19,7 @@ from keycut.errors import InputError
 from keycut.models.checkpoint import Checkpoint, load
 from keycut.selection.evidence import Evidence, Target
 from keycut.selection.methods import WITHOUT_CALIBRATION, refuse_method, select
+from keycut.selection.rrqr import refuse_tolerance
 from keycut.selection.selection import Selection
 from keycut.slicing import slice_model
 
@@ -48,6 +49,10 @@ class Request:
 def prune(request: Request) -> Selection:
     """Write the pruned model to `request.out`; progress and a summary go to stderr."""
     refuse_method(request.method)
+    refuse_tolerance(request.f)
+    for name, value in (("--batch", request.batch), ("--round-to", request.round_to)):
+        if value < 1:
+            raise InputError(f"{name} {value}: must be 1 or more")
     checkpoint = Checkpoint(request.model)
     width = kept_width(checkpoint.shape.width, request.ratio, request.round_to)
     if request.out.exists() and not request.force:
@@ -82,8 +87,6 @@ def say(line: str) -> None:
 
 def kept_width(full: int, ratio: float, round_to: int) -> int:
     """floor(d_k (1 - ratio)), then up to a multiple of `round_to`, but never above d_k."""
-    if round_to < 1:
-        raise InputError(f"--round-to {round_to}: must be 1 or more")
     width = width_of(full, ratio)
     return min(full, -(-width // round_to) * round_to)
 

@@ -18,7 +18,7 @@ class Progress:
         self.tokens = 0
         self._start = self._said = time.monotonic()
 
-    def add(self, *, documents: int, tokens: int = 0) -> None:
+    def add(self, *, documents: int = 0, tokens: int = 0) -> None:
         self.documents += documents
         self.tokens += tokens
         now = time.monotonic()
@@ -27,10 +27,12 @@ class Progress:
             print(self.line(now - self._start), file=sys.stderr, flush=True)
 
     def line(self, seconds: float) -> str:
-        said = f"{self.work}: {self.documents:,} documents"
+        said = []
+        if self.documents:
+            said.append(f"{self.documents:,} documents")
         if self.tokens:
-            said += f", {self.tokens:,} tokens, {self.tokens / seconds:,.0f} tokens/s"
+            said += [f"{self.tokens:,} tokens", f"{self.tokens / seconds:,.0f} tokens/s"]
         if self.tokens and self.expected is not None:
             left = max(0, self.expected - self.tokens) * seconds / self.tokens
-            said += f", {left:,.0f} s left"
-        return said
+            said.append(f"{left:,.0f} s left")
+        return f"{self.work}: {', '.join(said)}"

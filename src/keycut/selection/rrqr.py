@@ -150,13 +150,17 @@ def _one_thread() -> Iterator[None]:
 
 
 @_one_thread()
+def refuse_tolerance(f: float) -> None:
+    if not f >= 1:
+        raise InputError(f"f {f}: must be at least 1, a swap with less gain would lose volume")
+
+
 def strong_swaps(factor: PivotedFactor, keep: int, f: float = 1.5) -> StrongRRQR:
     """From column pivoting on: swaps until no gain exceeds f (Gu and Eisenstat's algorithm 4)."""
     n = factor.R.shape[-1]
     if not 1 <= keep <= n:
         raise InputError(f"keep {keep} of {n} columns: must lie in 1..{n}")
-    if not f >= 1:
-        raise InputError(f"f {f}: must be at least 1, a swap with less gain would lose volume")
+    refuse_tolerance(f)
     batch = factor.rank.shape
     L, pivots = factor.R.mT.reshape(-1, n, n), factor.pivots.reshape(-1, n)
     independent = factor.rank.flatten().clamp(max=keep)

@@ -1,0 +1,173 @@
+"""The command line as a user meets it: what works, and what it says when something is wrong."""
+
+import json
+import os
+import stat
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from small_models import SMALL
+
+from keycut.cli import main
+from keycut.data.tokenizer import train_tokenizer
+from keycut.models import create, load, save
+
+WORDS = ("the", "quick", "brown", "fox", "jumps", "over", "lazy", "dogs", "while", "others", "go")
+
+
+def sentences(n):
+    return [" ".join(WORDS[(i * j) % len(WORDS)] for j in range(1, 30)) for i in range(1, n)]
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory):
+    """A model with a tokenizer that fits it, and text."""
+    root = tmp_path_factory.mktemp("cli")
+    train_tokenizer(sentences(60), root / "tokenizer", vocabulary_size=270)
+    for name in ("delta_net", "gated", "shared_head"):
+        model = create({**SMALL[name], "vocab_size": 270}, seed=1)
+        save(model, root / name, tokenizer=root / "tokenizer")
+    lines = "".join(json.dumps({"text": text}) + "\n" for text in sentences(400))
+    (root / "text.jsonl").write_text(lines)
+    return root
+
+
+def prune(root, *more, model="delta_net", out="out", text="text.jsonl"):
+    arguments = ["prune", root / model, root / out, "--ratio", "0.5", "--text", root / text,
+                 "--sequences", "6", "--length", "40", "--rows", "100", *more]  # fmt: skip
+    return main([str(argument) for argument in arguments])
+
+
+def said(capsys):
+    return capsys.readouterr().err.strip()
+
+
+@pytest.mark.parametrize("name", ["delta_net", "gated", "shared_head"])
+def test_prune_writes_a_smaller_model_with_a_card(workplace, capsys, name):
+    out = f"{name}-out"
+    assert prune(workplace, model=name, out=out) == 0
+    model = load(workplace / out)
+    assert model.model.layers[0].attn.head_k_dim == 8
+    assert model.dtype == torch.bfloat16
+    assert model(torch.arange(9)[None]).logits.isfinite().all()
+    card = (workplace / out / "README.md").read_text()
+    assert f"base_model: {name}" in card
+    assert "8 of 16" in card
+    assert (workplace / out / "tokenizer.json").is_file()
+    summary = said(capsys)
+    for line in ("key channels a head  16 -> 8", "condition of keys", "swaps made"):
+        assert line in summary
+
+
+def test_a_seed_makes_the_same_model_twice(workplace):
+    for out in ("first", "second"):
+        assert prune(workplace, "--method", "rand", "--seed", "5", out=out) == 0
+    first, second = (
+        load_file(workplace / out / "model.safetensors") for out in ("first", "second")
+    )
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_round_to_keeps_a_multiple(workplace, capsys):
+    assert prune(workplace, "--round-to", "6", out="rounded") == 0
+    assert "16 -> 12" in said(capsys)
+
+
+def test_l1_needs_no_text(workplace, capsys):
+    arguments = ["prune", workplace / "gated", workplace / "l1", "--ratio", "0.5", "--method", "l1"]
+    assert main([str(argument) for argument in arguments]) == 0
+    assert "not known: l1 needs no text" in said(capsys)
+
+
+def test_out_that_exists_is_refused_and_kept(workplace, capsys):
+    assert prune(workplace, out="kept") == 0
+    before = (workplace / "kept" / "model.safetensors").read_bytes()
+    assert prune(workplace, "--ratio", "0.75", out="kept") == 2
+    assert "exists already; give --force to replace it" in said(capsys)
+    assert (workplace / "kept" / "model.safetensors").read_bytes() == before
+    assert prune(workplace, "--ratio", "0.75", "--force", out="kept") == 0
+    assert load(workplace / "kept").model.layers[0].attn.head_k_dim == 4
+
+
+BAD = {
+    "a ratio outside": (["--ratio", "1.2"], "ratio 1.2: must lie in (0, 1)"),
+    "a ratio that leaves none": (["--ratio", "0.99"], "ratio 0.99 leaves no channel of 16"),
+    "a method that does not exist": (["--method", "drqr"], "did you mean 'drrqr'?"),
+    "a tolerance below one": (["--f", "0.5"], "f 0.5: must be at least 1"),
+    "text that is too short": (["--length", "100000"], "less than one sequence of 100000"),
+    "text that is too little": (["--sequences", "9000"], "sequences of 40 tokens, 9000 were asked"),
+    "no sequences at a time": (["--batch", "0"], "--batch 0: must be 1 or more"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", sorted(BAD))
+def test_bad_values_are_named_and_nothing_is_written(workplace, capsys, case):
+    arguments, message = BAD[case]
+    assert prune(workplace, *arguments, out="bad") == 2
+    line = said(capsys).splitlines()[-1]
+    assert line.startswith("keycut: ")
+    assert message in line
+    assert not (workplace / "bad").exists()
+
+
+def test_text_shorter_than_one_sequence_is_refused(workplace, capsys):
+    (workplace / "short.txt").write_text("four words and more")
+    assert prune(workplace, out="bad", text="short.txt") == 2
+    assert "less than one sequence of 40" in said(capsys)
+
+
+def test_an_empty_text_is_refused(workplace, capsys):
+    (workplace / "empty.txt").write_text("")
+    assert prune(workplace, out="bad", text="empty.txt") == 2
+    assert "empty.txt: the file is empty" in said(capsys)
+
+
+def test_a_tokenizer_too_large_for_the_model_is_refused(workplace, capsys):
+    save(create(SMALL["delta_net"], seed=1), workplace / "few", tokenizer=workplace / "tokenizer")
+    assert prune(workplace, model="few", out="bad") == 2
+    assert "has 270 ids, the model's vocab_size is 97" in said(capsys)
+
+
+def test_a_model_that_is_not_there_is_refused(workplace, capsys):
+    assert prune(workplace, model="nowhere", out="bad") == 2
+    assert "no such folder" in said(capsys)
+
+
+def test_a_hub_name_that_was_not_downloaded_is_refused(workplace, capsys, monkeypatch):
+    monkeypatch.chdir(workplace)
+    assert main(["prune", "owner/name", "bad", "--ratio", "0.5"]) == 2
+    assert "model owner/name is not in config/revisions.lock: run `keycut download" in said(capsys)
+
+
+def test_a_folder_that_cannot_be_written_is_refused(workplace, capsys):
+    (workplace / "file").write_text("not a folder")
+    assert prune(workplace, out="file/out") == 2
+    assert "cannot be written" in said(capsys)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_without_permission_is_refused(workplace, capsys):
+    closed = workplace / "closed"
+    closed.mkdir()
+    closed.chmod(stat.S_IRUSR | stat.S_IXUSR)
+    assert prune(workplace, out="closed/out") == 2
+    assert "Permission denied" in said(capsys)
+
+
+def test_pack_says_what_it_made(workplace, capsys):
+    arguments = ["pack", workplace / "text.jsonl", workplace / "packed", "--tokenizer",
+                 workplace / "tokenizer", "--length", "32"]  # fmt: skip
+    assert main([str(argument) for argument in arguments]) == 0
+    assert "sequences" in capsys.readouterr().out
+
+
+def test_importing_keycut_imports_nothing_slow():
+    code = (
+        "import sys, keycut, keycut.cli, keycut.config, keycut.hub;"
+        "print([m for m in ('torch', 'fla', 'transformers', 'scipy') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,112 @@
+"""A configuration's corpora and tokenizers, from each of the places they can come from."""
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hub_server import Hub
+
+from keycut.config import load_config, parse_config
+from keycut.data.corpora import make_tokenizer, pack_corpus, source
+from keycut.data.packing import PackedTokens
+from keycut.data.tokenizer import load_tokenizer
+from keycut.errors import InputError
+from keycut.hub import HubItem, download
+
+CONFIG = Path(__file__).parents[1] / "config"
+TEXTS = [f"Sentence number {i} has some words in it, and {i * i} is a square." for i in range(300)]
+NO_HUB = {"downloads": Path("nowhere"), "lock": Path("nowhere.lock")}
+
+
+def configured(corpus, tokenizer=None):
+    """The demo with another corpus (and tokenizer)."""
+    data = load_config(CONFIG / "demo.yaml").model_dump(mode="json")
+    sizes = {"length": 16, "seed": 3, "slices": dict.fromkeys(SLICES, 20)}
+    data["corpora"] = {"documentation": {**corpus, **sizes}}
+    data["recipes"]["demo"] |= {"steps": 1, "batch": 4, "warmup": 0}
+    data["calibration"] |= {"sequences": 5, "rows": 50}
+    data["recovery"] |= {"steps": 1, "batch": 4, "warmup": 0}
+    data["analysis"] |= {"skip": 2}
+    for figure in data["figures"].values():
+        if "tokens" in figure:
+            figure["tokens"] = 10
+    if tokenizer is not None:
+        data["tokenizers"] = {"demo": tokenizer}
+    else:
+        data["tokenizers"]["demo"]["vocab_size"] = 300
+    return parse_config(data, "test")
+
+
+SLICES = ("held_out", "calibration", "recovery", "pretraining")
+
+
+def packed(config, root, **places):
+    places = places or NO_HUB
+    tokenizer = make_tokenizer(config, "demo", root / "tokenizer", **places)
+    pack_corpus(config, "documentation", tokenizer, root / "tokens", **places)
+    return PackedTokens(root / "tokens", verify=True)
+
+
+@pytest.fixture
+def text(tmp_path, monkeypatch):
+    """A file of text below the working directory, as local corpora are given."""
+    monkeypatch.chdir(tmp_path)
+    Path("text").mkdir()
+    Path("text/a.txt").write_text("\n\n\n".join(TEXTS))
+    return {"kind": "local", "files": ["text/*.txt"]}
+
+
+def test_local_text_with_a_tokenizer_trained_on_it(text, tmp_path):
+    config = configured(text)
+    tokens = packed(config, tmp_path)
+    assert len(tokens) == 80
+    assert tokens.manifest.source.revision.startswith("sha256:")
+    assert {len(PackedTokens(tmp_path / "tokens", slice_name=name)) for name in SLICES} == {20}
+
+
+def test_a_local_tokenizer_folder_is_copied(text, tmp_path):
+    packed(configured(text), tmp_path)
+    again = configured(text, {"kind": "local", "path": "tokenizer"})
+    copied = make_tokenizer(again, "demo", tmp_path / "copy", **NO_HUB)
+    assert copied.digest == load_tokenizer(tmp_path / "tokenizer").digest
+
+
+def test_hub_text_and_tokenizer_at_their_commit(text, tmp_path):
+    packed(configured(text), tmp_path)  # a tokenizer to put on the hub
+    wanted, other = tmp_path / "wanted.parquet", tmp_path / "other.parquet"
+    pq.write_table(pa.table({"text": TEXTS}), wanted)
+    pq.write_table(pa.table({"text": ["not this"] * 9}), other)
+    places = {"downloads": tmp_path / "hub", "lock": tmp_path / "lock"}
+    with Hub() as hub:
+        files = {"sample/a.parquet": wanted.read_bytes(), "rest/b.parquet": other.read_bytes()}
+        commit = hub.push("dataset", "owner/text", files)
+        hub.push("model", "owner/words", {
+            path.name: path.read_bytes() for path in (tmp_path / "tokenizer").iterdir()
+        })  # fmt: skip
+        download(
+            [
+                HubItem("dataset", "owner/text", patterns=("sample/*", "rest/*")),
+                HubItem("model", "owner/words", patterns=("*token*",)),
+            ],
+            places["downloads"], places["lock"], endpoint=hub.url,
+        )  # fmt: skip
+    corpus = {"kind": "hub", "name": "owner/text", "files": ["sample/*"]}
+    config = configured(corpus, {"kind": "hub", "name": "owner/words"})
+    tokens = packed(config, tmp_path / "again", **places)
+    assert tokens.manifest.source.revision == commit
+    # The same documents as in the local file, and none of the data set's other files.
+    assert np.array_equal(tokens[:], PackedTokens(tmp_path / "tokens")[:])
+
+
+def test_hub_text_that_was_not_downloaded_is_refused(tmp_path):
+    config = configured({"kind": "hub", "name": "owner/text"})
+    with pytest.raises(InputError, match=r"owner/text is not in .*: run `keycut download"):
+        source(config.corpora["documentation"], **NO_HUB)
+
+
+def test_files_that_match_nothing_are_named(text, tmp_path):
+    config = configured({"kind": "local", "files": ["text/*.jsonl"]})
+    with pytest.raises(InputError, match=r"no file matches text/\*\.jsonl"):
+        make_tokenizer(config, "demo", tmp_path / "tokenizer", **NO_HUB)
