@@ -149,12 +149,12 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-@_one_thread()
 def refuse_tolerance(f: float) -> None:
     if not f >= 1:
         raise InputError(f"f {f}: must be at least 1, a swap with less gain would lose volume")
 
 
+@_one_thread()
 def strong_swaps(factor: PivotedFactor, keep: int, f: float = 1.5) -> StrongRRQR:
     """From column pivoting on: swaps until no gain exceeds f (Gu and Eisenstat's algorithm 4)."""
     n = factor.R.shape[-1]
