@@ -14,9 +14,7 @@ the text. Sums are float64; gradients are added up in float32 under bf16 weights
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -30,9 +28,10 @@ from keycut import __version__
 from keycut.artefact import json_text, read_json, sha256, whole
 from keycut.data.progress import Progress
 from keycut.errors import InputError
-from keycut.models.architectures import KeyShape, architecture
+from keycut.models.architectures import KeyShape
 from keycut.models.checkpoint import read_tensors
 from keycut.models.cpu import L2_EPS
+from keycut.models.watching import mixers, watched
 
 Activations = Literal["raw", "normalised"]
 Rows = Literal["all", "sample"]
@@ -40,12 +39,6 @@ Side = Literal["k", "q"]
 
 TENSORS = "calibration.safetensors"
 MANIFEST = "manifest.json"
-
-# Where fla's layers look up their delta rules.
-DELTA_RULES = {
-    "fla.layers.delta_net": ("chunk_delta_rule", "fused_recurrent_delta_rule"),
-    "fla.layers.gated_deltanet": ("chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule"),
-}
 
 
 @dataclass(frozen=True)
@@ -111,54 +104,6 @@ class _Sums:
                 self.grams[f"sample.{side}.{name}"][layer] += some.mT @ some
 
 
-@contextmanager
-def watched(mixers: list[Any], sums: _Sums, sampled: Callable[[], Tensor]) -> Iterator[None]:
-    """While open, what enters the mixers and their delta rules is added to the sums.
-
-    A forward hook on the convolutions would not do: Gated DeltaNet joins the three of them into
-    one call. So the names that the layers call are wrapped; a hook tells which layer calls.
-    """
-    current = [-1]
-
-    def entered(layer: int) -> Callable[..., None]:
-        def hook(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            current[0] = layer
-            sums.add_inputs(
-                layer, kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]
-            )
-
-        return hook
-
-    def wrapped(rule: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*, q: Tensor, k: Tensor, **rest: Any) -> Any:
-            places = sampled()
-            sums.add_rows(current[0], "k", k, places)
-            sums.add_rows(current[0], "q", q, places)
-            return rule(q=q, k=k, **rest)
-
-        return call
-
-    hooks = [
-        mixer.register_forward_pre_hook(entered(i), with_kwargs=True)
-        for i, mixer in enumerate(mixers)
-    ]
-    before = [
-        (importlib.import_module(module), name)
-        for module, names in DELTA_RULES.items()
-        for name in names
-    ]
-    originals = [getattr(module, name) for module, name in before]
-    try:
-        for (module, name), rule in zip(before, originals, strict=True):
-            setattr(module, name, wrapped(rule))
-        yield
-    finally:
-        for (module, name), rule in zip(before, originals, strict=True):
-            setattr(module, name, rule)
-        for hook in hooks:
-            hook.remove()
-
-
 def calibrate(
     model: Any,
     batches: Iterable[Tensor],
@@ -173,24 +118,23 @@ def calibrate(
     The model keeps its parameters; which of them require gradients is put back afterwards.
     `provenance` goes into the manifest: the model's digest, where the text is from.
     """
-    config = model.config.to_dict()
-    kind = architecture(config)
-    shape = kind.shape(config)
+    shape, layers = mixers(model)
     device = next(model.parameters()).device
-    mixers = [model.get_submodule(kind.mixer.format(layer=i).rstrip(".")) for i in shape.layers]
-    projections = {"q": [m.q_proj.weight for m in mixers], "k": [m.k_proj.weight for m in mixers]}
+    projections = {"q": [m.q_proj.weight for m in layers], "k": [m.k_proj.weight for m in layers]}
     gradients = {
         side: [torch.zeros_like(w, dtype=torch.float32) for w in weights]
         for side, weights in projections.items()
     }
-    sums = _Sums(shape, mixers[0].q_proj.in_features, device)
+    sums = _Sums(shape, layers[0].q_proj.in_features, device)
     positions = sampled_positions(tokens, sample_rows, seed)
     progress = Progress("calibrating", tokens=tokens)
     seen, loss_sum = 0, 0.0
 
-    def sampled() -> Tensor:
+    def add_rows(layer: int, rule: dict[str, Any]) -> None:
         low, high = np.searchsorted(positions, [seen, seen + ids.numel()])
-        return torch.from_numpy(positions[low:high] - seen).to(device)
+        sampled = torch.from_numpy(positions[low:high] - seen).to(device)
+        sums.add_rows(layer, "k", rule["k"], sampled)
+        sums.add_rows(layer, "q", rule["q"], sampled)
 
     wanted = {id(w) for weights in projections.values() for w in weights}
     required = {p: p.requires_grad for p in model.parameters()}
@@ -199,7 +143,7 @@ def calibrate(
     try:
         for parameter in required:
             parameter.requires_grad_(id(parameter) in wanted)
-        with watched(mixers, sums, sampled):
+        with watched(layers, rule=add_rows, inputs=sums.add_inputs):
             for ids in batches:
                 ids = ids.to(device)
                 loss = model(ids, labels=ids, use_cache=False).loss
