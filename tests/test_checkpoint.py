@@ -4,10 +4,12 @@ import json
 
 import pytest
 import torch
+from hub_server import Hub
 from safetensors.torch import load_file, save_file
 from small_models import SMALL
 
 from keycut.errors import InputError
+from keycut.hub import DOWNLOADS, LOCK, HubItem, download
 from keycut.models import create, load, save
 from keycut.models.architectures import ARCHITECTURES, architecture
 from keycut.models.checkpoint import Checkpoint
@@ -102,6 +104,17 @@ def test_a_pickle_is_refused_and_it_is_said_how(folder):
 def test_a_folder_that_is_no_model_is_refused(tmp_path):
     with pytest.raises(InputError, match=r"it has no config\.json"):
         load(tmp_path)
+
+
+def test_a_downloaded_hub_model_loads_by_its_name(folder, monkeypatch):
+    expected = logits(folder)
+    monkeypatch.chdir(folder.parent)
+    with Hub() as hub:
+        hub.push("model", "owner/net", {p.name: p.read_bytes() for p in folder.iterdir()})
+        download([HubItem("model", "owner/net")], DOWNLOADS, LOCK, endpoint=hub.url)
+    assert torch.equal(logits("owner/net"), expected)
+    with pytest.raises(InputError, match="model owner/other is not in"):
+        load("owner/other")
 
 
 def test_code_that_comes_with_a_model_is_not_run(folder):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from keycut import __version__
 from keycut.errors import InputError
-from keycut.hub import DOWNLOADS, LOCK
+from keycut.hub import DOWNLOADS, LOCK, model_folder
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -73,7 +73,7 @@ def _prune(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
         prune(
             Request(
-                model=found(options.model),
+                model=model_folder(options.model),
                 out=options.out,
                 method=options.method,
                 ratio=options.ratio,
@@ -93,17 +93,6 @@ def _prune(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         )
 
     command.set_defaults(run=run)
-
-
-def found(model: str) -> Path:
-    """The folder of a model: as given, or of a hub model that was downloaded."""
-    if Path(model).exists():
-        return Path(model)
-    if model.count("/") == 1 and not model.startswith((".", "/")):
-        from keycut.hub import resolve
-
-        return resolve(model, "model", DOWNLOADS, LOCK)
-    raise InputError(f"{model}: no such folder, and no hub name (owner/name) either")
 
 
 def _check(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -210,6 +210,16 @@ def resolve(
     return home
 
 
+def model_folder(source: Path | str) -> Path:
+    """The folder of a model: as given, or of a hub model (owner/name) that was downloaded."""
+    if Path(source).exists():
+        return Path(source)
+    parts = str(source).split("/")
+    if len(parts) == 2 and all(parts) and not parts[0].startswith("."):
+        return resolve(str(source), "model", DOWNLOADS, LOCK)
+    raise InputError(f"{source}: no such folder, and no hub name (owner/name) either")
+
+
 def united(items: Iterable[HubItem]) -> list[HubItem]:
     """One item per kind and name, with all the patterns that were asked for."""
     found: dict[tuple[str, str], HubItem] = {}

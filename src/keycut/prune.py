@@ -61,7 +61,7 @@ def prune(request: Request) -> Selection:
 
     calibration = None
     if request.method not in WITHOUT_CALIBRATION or request.text is not None:
-        calibration = _calibrated(request, checkpoint)
+        calibration = calibrated(request, checkpoint)
     say(f"selecting: {request.method} keeps {width} of {checkpoint.shape.width} channels a head")
     evidence = Evidence(
         checkpoint, calibration, target=request.target, seed=request.seed, f=request.f
@@ -91,7 +91,7 @@ def kept_width(full: int, ratio: float, round_to: int) -> int:
     return min(full, -(-width // round_to) * round_to)
 
 
-def _calibrated(request: Request, checkpoint: Checkpoint) -> Calibration:
+def calibrated(request: Request, checkpoint: Checkpoint) -> Calibration:
     from keycut.data.documentation import documentation, documentation_source
     from keycut.data.packing import PackedTokens, pack
     from keycut.data.sources import describe, read

@@ -14,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 
 from keycut.artefact import digest, read_json, sha256, whole
 from keycut.errors import InputError
+from keycut.hub import model_folder
 from keycut.models.architectures import Config, architecture
 
 WEIGHTS = "model.safetensors"
@@ -174,11 +175,12 @@ def _auto_classes() -> tuple[Any, Any]:
 def load(
     source: Path | str, *, dtype: torch.dtype | None = None, device: torch.device | str = "cpu"
 ) -> Any:
-    """The causal language model in a folder, in evaluation mode, every parameter accounted for.
+    """The causal language model in a folder, or downloaded under a hub name, in evaluation mode,
+    every parameter accounted for.
 
     `dtype` is the type of all its floating-point parameters: by default the one its config names.
     """
-    checkpoint = Checkpoint(source)
+    checkpoint = Checkpoint(model_folder(source))
     auto_config, auto_model = _auto_classes()
     config = auto_config.from_pretrained(checkpoint.folder, trust_remote_code=False)
     with torch.device("meta"):
