@@ -8,6 +8,17 @@ from pydantic import Field, model_validator
 
 from keycut.config.section import WHICH, Many, Name, Pass, Ratio, Section, Some, Stage, Target
 
+# What a kind of table has no second place for.
+SINGLE: dict[str, tuple[str, ...]] = {
+    "by_ratio": ("models", "columns"),
+    "by_model": ("ratios", "columns"),
+    "sharing": (),
+    "rotation": ("columns",),
+    "targets": ("ratios", "columns"),
+    "summary": ("ratios",),
+    "breakdown": (),
+}
+
 
 class TableBase(Section):
     caption: str = Field(description="its caption")
@@ -40,6 +51,18 @@ class QualityTable(TableBase):
             raise ValueError(
                 "columns stand under pre and post in a table with methods, under none in others"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _fits_its_kind(self) -> Self:
+        for part in SINGLE[self.kind]:
+            values = getattr(self, part)
+            if len(values) != 1:
+                raise ValueError(
+                    f"a table of kind {self.kind} has one of {part}, not {len(values)}"
+                )
+        if bool(self.methods) == (self.kind == "sharing"):
+            raise ValueError("a table of kind sharing has no methods, and every other has some")
         return self
 
 

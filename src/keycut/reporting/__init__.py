@@ -1,0 +1,1 @@
+"""Results in one form, and what is made of them: tables, one document, a verdict."""

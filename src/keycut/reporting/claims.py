@@ -1,0 +1,263 @@
+"""The paper's claims, held to the numbers that decide them (config/claims.yaml).
+
+A claim is a comparison made wherever a run has the cells for it, so that a small run can answer it
+too. One comparison is true or false if the difference is larger than 2 sqrt(noise² + noise²), and
+open otherwise, or where a number is missing. A claim holds if its `share` of comparisons is true,
+fails if more than the rest are false, and is not decided else.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import yaml
+from pydantic import Field, PositiveFloat, TypeAdapter, ValidationError
+
+from keycut.config import BASELINE, Config
+from keycut.config.section import WHICH, Fractional, Many, Name, Section, Some, Target
+from keycut.errors import InputError
+from keycut.reporting.frame import Cell, Key
+from keycut.reporting.grid import lower_is_better
+
+Answer = Literal["holds", "fails", "not decided"]
+
+
+class Cells(Section):
+    """Cells by the columns of the results. What is not named is free."""
+
+    model: Many[Name] = ()
+    conv_sharing: Many[Literal["none", "head", "all"]] = ()
+    method: Many[str] = ()
+    target: Many[Target] = ()
+    compression: Many[float] = ()
+    head_k_dim: Many[int] = ()
+    rft: Many[Literal["none", "pre", "post"]] = ()
+
+    def match(self, key: Key) -> bool:
+        return all(
+            not (wanted := getattr(self, field)) or getattr(key, field) in wanted
+            for field in type(self).model_fields
+        )
+
+    def beside(self, key: Key, other: Key) -> bool:
+        """Whether `other` is the partner of `key`: these cells, and the same in all not named."""
+        if not self.match(other) or key.metric != other.metric or key == other:
+            return False
+        same = ["model", "conv_sharing"]
+        if self.method != (BASELINE,):  # of which a model has one, whatever was cut
+            same += ["method", "target", "compression", "rft"]
+        return all(getattr(self, f) or getattr(key, f) == getattr(other, f) for f in same)
+
+
+class ClaimBase(Section):
+    id: Name
+    says: str = Field(description="the claim, in our words, with the bounds that are ours")
+    place: str = Field(description="where the paper makes it: lines of its LaTeX source")
+    measures: Some[Name] = Field(description="columns, or what tasks measure: word_perplexity")
+    of: Cells = Field(description="the cells that it is about")
+    share: Annotated[Fractional, Field(gt=0)] = Field(1.0, description="comparisons that must hold")
+    errata: Many[Name] = Field((), description="errata that say the paper's numbers contradict it")
+
+
+class Better(ClaimBase):
+    """Each is better than its partners."""
+
+    kind: Literal["better"] = WHICH
+    against: Cells
+
+
+class Within(ClaimBase):
+    """Each is at most so many times worse than its partners."""
+
+    kind: Literal["within"] = WHICH
+    against: Cells
+    factor: PositiveFloat
+
+
+class Adds(ClaimBase):
+    """Each is its partner plus a value, give or take a margin."""
+
+    kind: Literal["adds"] = WHICH
+    against: Cells
+    value: float
+    margin: PositiveFloat
+
+
+class Recovers(ClaimBase):
+    """Of what its partner lost against the baseline, each has this fraction back, or more."""
+
+    kind: Literal["recovers"] = WHICH
+    against: Cells
+    fraction: Fractional
+
+
+class About(ClaimBase):
+    """Each is a value, give or take a margin."""
+
+    kind: Literal["about"] = WHICH
+    value: float
+    margin: PositiveFloat
+
+
+class Above(ClaimBase):
+    """Each is larger than a bound."""
+
+    kind: Literal["above"] = WHICH
+    bound: float
+
+
+Claim = Annotated[Better | Within | Adds | Recovers | About | Above, Field(discriminator="kind")]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One comparison: true, false, or open."""
+
+    of: Key
+    against: Key | None
+    numbers: str
+    outcome: bool | None
+
+
+@dataclass(frozen=True)
+class Answered:
+    claim: Claim
+    answer: Answer
+    comparisons: tuple[Comparison, ...]
+
+    @property
+    def numbers(self) -> str:
+        """How many comparisons came out how, and those that did not hold."""
+        outcomes = [one.outcome for one in self.comparisons]
+        if not outcomes:
+            return "no cell of it in this run"
+        counts = f"{outcomes.count(True)} of {len(outcomes)} true, {outcomes.count(None)} open"
+        against = [one.numbers for one in self.comparisons if one.outcome is False]
+        return "; ".join([counts, *against])
+
+
+def read_claims(path: Path | str) -> list[Claim]:
+    try:
+        return TypeAdapter(list[Claim]).validate_python(yaml.safe_load(Path(path).read_text()))
+    except (ValidationError, yaml.YAMLError) as error:
+        raise InputError(f"{path}: {error}") from None
+
+
+def answer(config: Config, claim: Claim, cells: Mapping[Key, Cell]) -> Answered:
+    """What a run's numbers say of a claim."""
+    measured = {key: cell for key, cell in cells.items() if _measures(config, claim, key.metric)}
+    about = [key for key in measured if claim.of.match(key)]
+    found = tuple(one for key in about for one in _compare(config, claim, key, measured))
+    false = sum(one.outcome is False for one in found)
+    true = sum(one.outcome is True for one in found)
+    # Counted in whole comparisons: 0.9 of 10 is 9, whatever floating point makes of it.
+    allowed = math.floor(len(found) * (1 - claim.share) + 1e-9)
+    word: Answer = "not decided"
+    if false > allowed:
+        word = "fails"
+    elif found and true >= len(found) - allowed:
+        word = "holds"
+    return Answered(claim, word, found)
+
+
+def _measures(config: Config, claim: Claim, metric: str) -> bool:
+    """Whether a column is one that the claim is about, by its name or by what its task measures."""
+    tasks = [
+        suite.tasks[metric] for suite in config.evaluation.suites.values() if metric in suite.tasks
+    ]
+    return metric in claim.measures or any(task.metric in claim.measures for task in tasks)
+
+
+def _compare(
+    config: Config, claim: Claim, key: Key, cells: Mapping[Key, Cell]
+) -> Iterator[Comparison]:
+    cell = cells[key]
+    if isinstance(claim, About | Above):
+        yield Comparison(key, None, _numbers(key, cell), _alone(claim, cell))
+        return
+    for other in cells:
+        if not claim.against.beside(key, other):
+            continue
+        numbers = f"{_numbers(key, cell)} against {_numbers(other, cells[other])}"
+        if isinstance(claim, Recovers):
+            whole = cells.get(key._replace(method=BASELINE, target="", compression=0.0, rft="none"))
+            sign = 1 if lower_is_better(config, key.metric) else -1
+            if whole and _known(whole, cells[other]) and _lost(sign, cells[other], whole) <= 0:
+                continue  # nothing was lost, so nothing can come back
+            yield Comparison(
+                key, other, numbers, _recovered(claim, sign, cell, cells[other], whole)
+            )
+        else:
+            lower = lower_is_better(config, key.metric)
+            yield Comparison(key, other, numbers, _pair(claim, lower, cell, cells[other]))
+
+
+def _alone(claim: About | Above, cell: Cell) -> bool | None:
+    if cell.value is None:
+        return None
+    if isinstance(claim, Above):
+        return _decide(cell.value - claim.bound, 2 * cell.noise)
+    return _decide(claim.margin - abs(cell.value - claim.value), 2 * cell.noise, equal=True)
+
+
+def _pair(claim: Better | Within | Adds, lower: bool, cell: Cell, other: Cell) -> bool | None:
+    if cell.value is None or other.value is None:
+        return None
+    uncertain = 2 * math.hypot(cell.noise, other.noise)
+    if isinstance(claim, Better):
+        return _decide((other.value - cell.value) * (1 if lower else -1), uncertain)
+    if isinstance(claim, Adds):
+        off = abs(cell.value - other.value - claim.value)
+        return _decide(claim.margin - off, uncertain, equal=True)
+    worse, better = (cell, other) if lower else (other, cell)
+    uncertain = 2 * math.hypot(worse.noise, claim.factor * better.noise)
+    limit = claim.factor * (better.value or 0.0)
+    return _decide(limit - (worse.value or 0.0), uncertain, equal=True)
+
+
+def _recovered(
+    claim: Recovers, sign: int, cell: Cell, before: Cell, whole: Cell | None
+) -> bool | None:
+    if whole is None or not _known(cell, before, whole):
+        return None
+    # Kept <= (1 - fraction) lost, linear in all three numbers.
+    rest = 1 - claim.fraction
+    spare = rest * _lost(sign, before, whole) - _lost(sign, cell, whole)
+    noise = math.hypot(rest * before.noise, cell.noise, claim.fraction * whole.noise)
+    return _decide(spare, 2 * noise, equal=True)
+
+
+def _lost(sign: int, cell: Cell, whole: Cell) -> float:
+    assert cell.value is not None
+    assert whole.value is not None
+    return sign * (cell.value - whole.value)
+
+
+def _known(*cells: Cell) -> bool:
+    return all(cell.value is not None for cell in cells)
+
+
+def _decide(margin: float, uncertain: float, *, equal: bool = False) -> bool | None:
+    """True or false by the sign of a margin, open within what is uncertain.
+
+    A margin of zero is open for `better`, which is strict, and true for a bound, which is not.
+    """
+    slack = 1e-9
+    if margin > uncertain + slack or (equal and margin >= uncertain - slack):
+        return True
+    return False if margin < -uncertain - slack else None
+
+
+def _numbers(key: Key, cell: Cell) -> str:
+    parts = (key.model, key.conv_sharing, key.method, key.target, key.rft, key.metric)
+    named = [part for part in parts if part not in ("", "none")]
+    if key.compression:
+        named.append(f"{100 * key.compression:g} %")
+    if key.head_k_dim:
+        named.append(f"d_k {key.head_k_dim}")
+    value = "missing" if cell.value is None else f"{cell.value:.6g}"
+    return f"{' '.join(named)}: {value}"

@@ -1,0 +1,374 @@
+"""Results in one form: every number of a run is a row, in the columns of the published numbers.
+
+Units are those of the paper: accuracies and their means in percent, throughput in tokens per
+second, memory in GiB. `target` and `rft` are those of the variant, `head_k_dim` stands for timings
+only. A timing of the forward pass has the paper's name (`tokens_per_s`); others say what was timed
+(`training_tokens_per_s`, `decoding_tokens_per_s_16` at a batch of 16).
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any, NamedTuple
+
+import pandas as pd  # type: ignore[import-untyped]
+import pandera.pandas as pa
+from pandera.errors import SchemaErrors
+from pyarrow import ArrowInvalid
+
+from keycut.artefact import whole
+from keycut.config import BASELINE, Config, DecodingTable, Measurement, QualityTable, Variant
+from keycut.errors import InputError
+
+PAPER = "arXiv 2602.04852"
+"""The source of a published number."""
+
+RATIOS = {"speedup": "tokens_per_s", "memory_ratio": "peak_memory_gib"}
+"""Timings that are another one divided by that of the model left whole."""
+
+
+class Key(NamedTuple):
+    """Which number it is, in the columns that results and published numbers share."""
+
+    model: str
+    conv_sharing: str
+    method: str
+    target: str
+    compression: float | None
+    head_k_dim: int | None
+    rft: str
+    metric: str
+
+
+class Result(NamedTuple):
+    """One number, or why there is none. `stderr` is its own uncertainty, where it is known."""
+
+    key: Key
+    seed: int
+    value: float | None
+    stderr: float | None
+    protocol: str
+    source: str
+    reason: str
+
+
+def _text(*checks: pa.Check) -> pa.Column:
+    return pa.Column(str, list(checks), nullable=False)
+
+
+# Value or reason, and never both: a number without a source, or a gap without a reason, is a bug
+# of whatever wrote it.
+SCHEMA = pa.DataFrameSchema(
+    {
+        "model": _text(pa.Check.str_length(min_value=1)),
+        "conv_sharing": _text(pa.Check.isin(["", "none", "head", "all"])),
+        "method": _text(),
+        "target": _text(pa.Check.isin(["", "kq", "k", "q"])),
+        "compression": pa.Column(float, pa.Check.in_range(0, 1, include_max=False), nullable=True),
+        "head_k_dim": pa.Column("Int64", pa.Check.gt(0), nullable=True),
+        "rft": _text(pa.Check.isin(["none", "pre", "post"])),
+        "seed": pa.Column("int64", pa.Check.ge(0)),
+        "metric": _text(pa.Check.str_length(min_value=1)),
+        "value": pa.Column(float, pa.Check(lambda v: v.abs() != math.inf), nullable=True),
+        "stderr": pa.Column(
+            float, pa.Check.in_range(0, math.inf, include_max=False), nullable=True
+        ),
+        "protocol": _text(),
+        "source": _text(),
+        "reason": _text(),
+    },
+    checks=[
+        pa.Check(lambda f: f["value"].isna() == (f["reason"] != ""), name="a value or a reason"),
+        pa.Check(lambda f: f["value"].isna() | (f["source"] != ""), name="a value has a source"),
+    ],
+    unique=[*Key._fields, "seed"],
+    strict=True,
+    ordered=True,
+)
+COLUMNS = tuple(SCHEMA.columns)
+
+
+def to_frame(results: Iterable[Result]) -> pd.DataFrame:
+    rows = [result.key._asdict() | result._asdict() for result in results]
+    frame = pd.DataFrame(rows, columns=list(COLUMNS)).astype(
+        {name: str(column.dtype) for name, column in SCHEMA.columns.items()}
+    )
+    return checked(frame, "results")
+
+
+def from_frame(frame: pd.DataFrame) -> list[Result]:
+    return [
+        Result(
+            Key(**{field: _plain(row[field]) for field in Key._fields}),
+            int(row["seed"]),
+            *(_plain(row[field]) for field in Result._fields[2:]),
+        )
+        for row in frame.to_dict("records")
+    ]
+
+
+def checked(frame: pd.DataFrame, what: str) -> pd.DataFrame:
+    """The frame itself, or an error that names the first things wrong with it."""
+    try:
+        return SCHEMA.validate(frame, lazy=True)
+    except SchemaErrors as error:
+        failures = error.failure_cases
+        shown = [
+            f"{case['column'] or 'frame'}: {case['check']} (row {case['index']}: "
+            f"{case['failure_case']!r})"
+            for case in failures.head(3).to_dict("records")
+        ]
+        raise InputError(f"{what}: not a frame of results: {'; '.join(shown)}") from None
+
+
+def write_frame(path: Path | str, frame: pd.DataFrame) -> None:
+    with whole(path, force=True) as aside:
+        checked(frame, str(path)).to_parquet(aside, index=False)
+
+
+def read_frame(path: Path | str) -> pd.DataFrame:
+    try:
+        return checked(pd.read_parquet(path), str(path))
+    except ArrowInvalid as error:
+        raise InputError(f"{path}: not a parquet file ({error})") from None
+
+
+def union(frames: Iterable[pd.DataFrame]) -> pd.DataFrame:
+    """All rows of all tables, each once. One number with two values is an error."""
+    together = pd.concat(list(frames), ignore_index=True)
+    return checked(together.drop_duplicates(ignore_index=True), "the union of the tables")
+
+
+# --- what a table shows ---
+
+
+def identity(config: Config, model: str) -> tuple[str, str]:
+    """A model in the columns of the published numbers: its name there, and its filters."""
+    spec = config.models[model]
+    return spec.published_as or model, getattr(spec, "conv_sharing", "none")
+
+
+def variant_key(config: Config, variant: Variant, metric: str) -> Key:
+    model, sharing = identity(config, variant.model)
+    return Key(
+        model, sharing, variant.method, variant.target, variant.ratio, None, variant.rft, metric
+    )
+
+
+def timing_key(config: Config, cell: Measurement, metric: str) -> Key:
+    """Timings depend on the width alone, so they have no method beside the baseline."""
+    name = metric if cell.does == "forward" else f"{cell.does}_{metric}"
+    benchmark = config.benchmarks[cell.benchmark]
+    if benchmark.kind == "mixer":
+        method = BASELINE if cell.width == benchmark.widths[0] else ""
+        return Key(cell.subject, "", method, "", None, cell.width, "none", name)
+    model, sharing = identity(config, cell.subject)
+    method = "" if cell.ratio else BASELINE
+    return Key(model, sharing, method, "", cell.ratio, cell.width, "none", name)
+
+
+def timed(config: Config, table: str) -> tuple[tuple[Measurement, str], ...]:
+    """Every cell of a table of timings: which measurement, and which of its numbers."""
+    spec = config.tables[table]
+    assert not isinstance(spec, QualityTable)
+    benchmark = config.benchmarks[spec.benchmark]
+    if isinstance(spec, DecodingTable):
+        assert benchmark.kind == "decoding"
+        does = "decoding"
+        batches = [f"tokens_per_s_{batch}" for batch in benchmark.batches]
+        metrics = (*batches, "state_mib", "largest_batch")
+    else:
+        does = spec.shows
+        metrics = ("tokens_per_s", "speedup")
+        if spec.kind == "mixer_speed":
+            metrics += ("peak_memory_gib", "memory_ratio")
+    return tuple(
+        (cell, metric)
+        for cell in config.measurements(spec.benchmark)
+        if cell.does == does
+        for metric in metrics
+    )
+
+
+def table_frame(config: Config, table: str, results: Iterable[Result]) -> pd.DataFrame:
+    """A row for every cell of a table and every seed: measured, derived, or missing and why."""
+    there = {(result.key, result.seed): result for result in results}
+    if isinstance(config.tables[table], QualityTable):
+        rows = (
+            _evaluated(config, variant, metric, there) for variant, metric in config.cells(table)
+        )
+    else:
+        rows = (_timed(config, cell, metric, there) for cell, metric in timed(config, table))
+    return to_frame(dict.fromkeys(rows))
+
+
+There = Mapping[tuple[Key, int], Result]
+
+
+def _evaluated(config: Config, variant: Variant, metric: str, there: There) -> Result:
+    key = variant_key(config, variant, metric)
+    suite = config.evaluation.suites[config.suite_of(metric)]
+    if why := suite.left_out(metric):
+        return Result(key, variant.seed, None, None, "", "", f"not attempted: {why}")
+    if (key, variant.seed) in there or metric != suite.mean:
+        return there.get((key, variant.seed)) or _not_measured(key, variant.seed)
+    parts = [there.get((key._replace(metric=task), variant.seed)) for task in suite.tasks]
+    known = [part for part in parts if part and part.value is not None]
+    if len(known) < len(parts):
+        return _not_measured(key, variant.seed)
+    errors = [part.stderr for part in known if part.stderr is not None]
+    return known[0]._replace(
+        key=key,
+        value=fmean(part.value for part in known if part.value is not None),
+        stderr=math.hypot(*errors) / len(known) if len(errors) == len(known) else None,
+    )
+
+
+def _timed(config: Config, cell: Measurement, metric: str, there: There) -> Result:
+    key = timing_key(config, cell, metric)
+    if (key, 0) in there or metric not in RATIOS:
+        return there.get((key, 0)) or _not_measured(key, 0)
+    of, reference = (
+        there.get((timing_key(config, one, RATIOS[metric]), 0))
+        for one in (cell, _reference(config, cell))
+    )
+    if not of or not reference or of.value is None or reference.value is None:
+        return _not_measured(key, 0)
+    value = of.value / reference.value
+    errors = [part.stderr / part.value for part in (of, reference) if part.stderr and part.value]
+    # A ratio with itself has no error.
+    stderr = value * math.hypot(*errors) if len(errors) == 2 and of is not reference else None
+    return of._replace(key=key, value=value, stderr=stderr)
+
+
+def _reference(config: Config, cell: Measurement) -> Measurement:
+    """The same measurement of the model left whole, or of the mixer's first width."""
+    same = (cell.benchmark, cell.subject, cell.does)
+    return next(
+        other
+        for other in config.measurements(cell.benchmark)
+        if (other.benchmark, other.subject, other.does) == same
+    )
+
+
+def _not_measured(key: Key, seed: int) -> Result:
+    return Result(key, seed, None, None, "", "", "not measured")
+
+
+# --- one cell over its seeds ---
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A number over its seeds: their mean, the spread of one draw, the error of one evaluation."""
+
+    value: float | None
+    spread: float | None  # standard deviation over seeds; None for one seed
+    stderr: float | None  # root mean square over seeds
+    seeds: int
+    protocols: frozenset[str]
+    reason: str  # why it, or some of its seeds, are missing
+
+    @property
+    def noise(self) -> float:
+        """What is known of its uncertainty; unknown parts count as none."""
+        return math.hypot(self.spread or 0.0, self.stderr or 0.0)
+
+
+def cells(frame: pd.DataFrame) -> dict[Key, Cell]:
+    by_key: dict[Key, list[Result]] = {}
+    for result in from_frame(frame):
+        by_key.setdefault(result.key, []).append(result)
+    return {key: _cell(results) for key, results in by_key.items()}
+
+
+def _cell(results: list[Result]) -> Cell:
+    values = [result.value for result in results if result.value is not None]
+    errors = [result.stderr for result in results if result.stderr is not None]
+    missing = [result for result in results if result.value is None]
+    reasons = [
+        f"seed {result.seed}: {result.reason}" if values else result.reason for result in missing
+    ]
+    return Cell(
+        value=fmean(values) if values else None,
+        spread=stdev(values) if len(values) > 1 else None,
+        stderr=math.hypot(*errors) / math.sqrt(len(errors)) if errors else None,
+        seeds=len(values),
+        protocols=frozenset(result.protocol for result in results if result.value is not None),
+        reason="; ".join(dict.fromkeys(reasons)),
+    )
+
+
+# --- the paper's numbers ---
+
+
+class Printed(NamedTuple):
+    """A number of the paper: its table, which it is, its value, its mark, its last digit's unit."""
+
+    table: str
+    key: Key
+    value: float
+    mark: str
+    digit: float
+
+
+def read_published(path: Path | str) -> list[Printed]:
+    with open(path, newline="") as file:
+        return [_printed(row) for row in csv.DictReader(file)]
+
+
+def read_key(row: Mapping[str, str]) -> Key:
+    """A key from text, where nothing is an empty field."""
+    compression, width = row["compression"], row["head_k_dim"]
+    return Key(
+        row["model"],
+        row["conv_sharing"],
+        row["method"],
+        row["target"],
+        float(compression) if compression else None,
+        int(width) if width else None,
+        row["rft"],
+        row["metric"],
+    )
+
+
+def _printed(row: dict[str, str]) -> Printed:
+    value, mark = float(row["value"]), row["rank_mark"]
+    return Printed(row["table"], read_key(row), value, mark, _last_digit(row))
+
+
+def _last_digit(row: dict[str, str]) -> float:
+    """The unit of the last digit that the paper prints.
+
+    values.csv drops zeros at the end, so the usual number of decimals is the least.
+    """
+    value, metric = float(row["value"]), row["metric"]
+    if metric == "tokens_per_s":
+        return 1e2 if row["compression"] else 1e5  # thousands for models, millions for mixers
+    if row["table"] == "adv_vs_non_adv" and value >= 1e4:
+        return 10.0 ** (math.floor(math.log10(value)) - 1)
+    usual = 2 if metric in {"speedup", "peak_memory_gib", "memory_ratio"} else 1
+    given = len(row["value"].partition(".")[2])
+    return 10.0 ** -max(usual, given)
+
+
+def as_measured(config: Config, table: str, published: Iterable[Printed]) -> Iterator[Result]:
+    """A table's published numbers as if this run had measured them, one per cell and seed."""
+    values = {printed.key: printed.value for printed in published if printed.table == table}
+    if isinstance(config.tables[table], QualityTable):
+        wanted = [(variant_key(config, v, metric), v.seed) for v, metric in config.cells(table)]
+    else:
+        wanted = [(timing_key(config, cell, metric), 0) for cell, metric in timed(config, table)]
+    for key, seed in wanted:
+        if key in values:
+            source = f"{PAPER}, {table}"
+            yield Result(key, seed, values[key], None, config.evaluation.protocol, source, "")
+
+
+def _plain(value: Any) -> Any:
+    return None if pd.isna(value) else value

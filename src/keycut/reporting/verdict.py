@@ -1,0 +1,274 @@
+"""The verdict: every number that the paper prints, beside ours, and one of five words.
+
+Inside means |ours - paper's| <= tolerance = 2 sqrt(stderr² + spread²) + half a printed digit, where
+`spread` is the standard deviation over seeds and `stderr` the error of one evaluation; what is not
+known of them counts as zero. For a mean, stderr is that of its tasks, propagated
+(`keycut.reporting.frame`). The first line that applies gives the word:
+
+1. not attempted   there is no number of ours; the reason stands beside it
+2. undecided       ours was measured under another protocol than the paper's
+3. undecided       the method draws (channels, rows, calibration text), and fewer than three seeds
+                   say how much that matters
+4. reproduced      inside
+5. undecided       outside, but the paper's number contradicts the paper's other numbers (an erratum
+                   of kind `value`), or the model was pretrained here once, and how much another
+                   pretraining would differ is not known: the tolerance is too small by that
+6. direction only  outside, but on the paper's side of the unpruned model, in both by more than is
+                   uncertain
+7. differs         outside
+
+Words 4, 6 and 7 are decided, and 6 and 7 are outside: `verify` fails on them.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, NamedTuple, get_args
+
+import pandas as pd  # type: ignore[import-untyped]
+
+from keycut.artefact import whole
+from keycut.config import BASELINE, Config
+from keycut.errors import InputError
+from keycut.reporting.claims import Answered, Claim, answer
+from keycut.reporting.frame import Cell, Key, Printed, cells, identity, read_key
+
+Word = Literal["reproduced", "direction only", "differs", "undecided", "not attempted"]
+OUTSIDE: tuple[Word, ...] = ("direction only", "differs")
+SEEDS = 3
+"""Draws that a word about something drawn needs."""
+
+
+class Erratum(NamedTuple):
+    """Where the paper contradicts itself: a `value`, a `mark`, or its `text` about a cell."""
+
+    id: str
+    kind: str
+    table: str
+    key: Key
+    printed: str
+    follows: str
+
+
+def read_errata(path: Path | str) -> list[Erratum]:
+    with open(path, newline="") as file:
+        return [
+            Erratum(
+                row["id"], row["kind"], row["table"], read_key(row), row["printed"], row["follows"]
+            )
+            for row in csv.DictReader(file)
+        ]
+
+
+def comparable(config: Config) -> str:
+    """Why a run can be held to the paper's claims only, or nothing if its cells compare too.
+
+    The protocol `paper` promises the paper's settings; a run under another one is another
+    experiment, also where names and widths happen to agree.
+    """
+    protocol = config.evaluation.protocol
+    if protocol == "paper":
+        return ""
+    return f"run {config.run} has protocol {protocol}: it compares claims only, not cells"
+
+
+@dataclass(frozen=True)
+class Judged:
+    """One printed number and what became of it."""
+
+    printed: Printed
+    ours: Cell | None
+    word: Word
+    why: str
+    errata: tuple[Erratum, ...]
+
+    @property
+    def difference(self) -> float | None:
+        if self.ours is None or self.ours.value is None:
+            return None
+        return self.ours.value - self.printed.value
+
+    @property
+    def tolerance(self) -> float | None:
+        if self.ours is None or self.ours.value is None:
+            return None
+        return tolerance(self.ours, self.printed)
+
+
+def tolerance(ours: Cell, printed: Printed) -> float:
+    return 2 * ours.noise + printed.digit / 2
+
+
+def judge(
+    config: Config,
+    frames: Mapping[str, pd.DataFrame],
+    published: Iterable[Printed],
+    errata: Iterable[Erratum] = (),
+) -> list[Judged]:
+    """A word for every printed number, from the frames of the tables, by table."""
+    if why := comparable(config):
+        raise InputError(why)
+    ours = {table: cells(frame) for table, frame in frames.items()}
+    published = list(published)
+    left_whole = {_subject(one): one for one in published if one.key.method == BASELINE}
+    touching: dict[tuple[str, Key], list[Erratum]] = {}
+    for erratum in errata:
+        touching.setdefault((erratum.table, erratum.key), []).append(erratum)
+    judged = []
+    for printed in published:
+        there = ours.get(printed.table, {})
+        reference = left_whole[_subject(printed)]
+        found = tuple(touching.get((printed.table, printed.key), ()))
+        word, why = _word(config, printed, reference, there, found)
+        judged.append(Judged(printed, there.get(printed.key), word, why, found))
+    return judged
+
+
+def _word(
+    config: Config,
+    printed: Printed,
+    reference: Printed,
+    there: Mapping[Key, Cell],
+    errata: tuple[Erratum, ...],
+) -> tuple[Word, str]:
+    ours = there.get(printed.key)
+    if ours is None or ours.value is None:
+        return "not attempted", ours.reason if ours else "no such table in this run"
+    if others := ours.protocols - {"paper"}:
+        return "undecided", f"measured under protocol {', '.join(sorted(others))}"
+    method = config.methods.get(printed.key.method)
+    if method and method.drawn and ours.seeds < SEEDS:
+        return "undecided", f"{ours.seeds} of at least {SEEDS} seeds"
+    # Both numbers have few digits, and a difference of exactly half of one is inside.
+    if abs(ours.value - printed.value) <= tolerance(ours, printed) * (1 + 1e-9):
+        return "reproduced", ""
+    if slips := [erratum.id for erratum in errata if erratum.kind == "value"]:
+        return "undecided", f"the paper's own numbers contradict it ({', '.join(slips)})"
+    if _pretrained_here(config, printed.key):
+        return "undecided", "pretrained once: the spread of that is not known"
+    if _same_direction(printed, reference, ours, there.get(reference.key)):
+        return "direction only", ""
+    return "differs", ""
+
+
+def _subject(printed: Printed) -> tuple[str, str, str, str]:
+    return printed.table, printed.key.model, printed.key.conv_sharing, printed.key.metric
+
+
+def _pretrained_here(config: Config, key: Key) -> bool:
+    # Timings have a width, and depend on shapes alone.
+    return key.head_k_dim is None and any(
+        identity(config, name) == (key.model, key.conv_sharing) and model.source.kind == "pretrain"
+        for name, model in config.models.items()
+    )
+
+
+def _same_direction(printed: Printed, base: Printed, ours: Cell, our_base: Cell | None) -> bool:
+    if printed.key == base.key or our_base is None or our_base.value is None or ours.value is None:
+        return False
+    theirs, mine = printed.value - base.value, ours.value - our_base.value
+    clear = abs(theirs) > (printed.digit + base.digit) / 2 and abs(mine) > 2 * math.hypot(
+        ours.noise, our_base.noise
+    )
+    return clear and (theirs > 0) == (mine > 0)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a run says of the paper: its cells, where they compare, and its claims."""
+
+    scope: str  # why cells do not compare, or nothing
+    cells: tuple[Judged, ...]
+    claims: tuple[Answered, ...]
+
+
+def reach_verdict(
+    config: Config,
+    frames: Mapping[str, pd.DataFrame],
+    published: Iterable[Printed],
+    errata: Iterable[Erratum],
+    claims: Iterable[Claim],
+) -> Verdict:
+    """From the frames of a run's tables, by table."""
+    scope = comparable(config)
+    judged = () if scope else judge(config, frames, published, errata)
+    ours = {key: cell for frame in frames.values() for key, cell in cells(frame).items()}
+    return Verdict(scope, tuple(judged), tuple(answer(config, claim, ours) for claim in claims))
+
+
+def verify(verdict: Verdict) -> None:
+    """Fail if a decided number is outside its tolerance."""
+    outside = [one for one in verdict.cells if one.word in OUTSIDE]
+    if outside:
+        lines = [f"{len(outside)} numbers are outside:", *map(_line, outside[:10])]
+        more = [f"and {len(outside) - 10} more"] if len(outside) > 10 else []
+        raise InputError("\n".join([*lines, *more]))
+
+
+def cell_frame(verdict: Verdict) -> pd.DataFrame:
+    """One line per printed number; what is ours and what is the paper's in columns of their own."""
+    columns = ["ours", "paper", "difference", "tolerance", "seeds", "word", "why", "errata"]
+    lines = (
+        (
+            one.printed.table,
+            *one.printed.key,
+            one.ours.value if one.ours else None,
+            one.printed.value,
+            one.difference,
+            one.tolerance,
+            one.ours.seeds if one.ours else 0,
+            one.word,
+            one.why,
+            "; ".join(f"{e.id}: {e.printed} -> {e.follows}" for e in one.errata),
+        )
+        for one in verdict.cells
+    )
+    return pd.DataFrame(lines, columns=["table", *Key._fields, *columns])
+
+
+def claim_frame(verdict: Verdict) -> pd.DataFrame:
+    return pd.DataFrame(
+        {
+            "id": one.claim.id,
+            "says": one.claim.says,
+            "place": one.claim.place,
+            "answer": one.answer,
+            "numbers": one.numbers,
+            "errata": ", ".join(one.claim.errata),
+        }
+        for one in verdict.claims
+    )
+
+
+def to_text(verdict: Verdict) -> str:
+    """The verdict to be read: claims, how many numbers got which word, and those outside."""
+    lines = [f"{one.answer:<12} {one.claim.says}\n{'':12} {one.numbers}" for one in verdict.claims]
+    if verdict.scope:
+        return "\n".join([*lines, "", verdict.scope, ""])
+    counts = Counter(one.word for one in verdict.cells)
+    lines += ["", f"{len(verdict.cells)} numbers of the paper"]
+    lines += [f"{counts[word]:>6} {word}" for word in get_args(Word)]
+    return "\n".join([*lines, *(_line(one) for one in verdict.cells if one.word in OUTSIDE), ""])
+
+
+def write_verdict(verdict: Verdict, folder: Path | str) -> None:
+    """cells.csv, claims.csv and verdict.txt in a folder."""
+    for name, frame in (("cells.csv", cell_frame(verdict)), ("claims.csv", claim_frame(verdict))):
+        with whole(Path(folder) / name, force=True) as aside:
+            frame.to_csv(aside, index=False)
+    with whole(Path(folder) / "verdict.txt", force=True) as aside:
+        aside.write_text(to_text(verdict))
+
+
+def _line(one: Judged) -> str:
+    named = " ".join(str(part) for part in one.printed.key if part)
+    errata = f" ({', '.join(erratum.id for erratum in one.errata)})" if one.errata else ""
+    return (
+        f"{one.printed.table}: {named}: {one.word}, off by {one.difference:+.4g}, "
+        f"tolerance {one.tolerance:.4g}{errata}"
+    )

@@ -1,0 +1,173 @@
+"""Results in one form: what a frame accepts, what a table's frame holds, what is derived."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from keycut.config import Config, QualityTable, load_config
+from keycut.errors import InputError
+from keycut.reporting.frame import (
+    Key,
+    Printed,
+    Result,
+    as_measured,
+    cells,
+    from_frame,
+    read_frame,
+    read_published,
+    table_frame,
+    timed,
+    timing_key,
+    to_frame,
+    union,
+    variant_key,
+    write_frame,
+)
+
+FOLDER = Path(__file__).parents[1] / "config"
+KEY = Key("m", "none", "grad", "kq", 0.5, None, "pre", "wikitext_word_ppl")
+RESULT = Result(KEY, 0, 31.7, 0.2, "paper", "results/m.json", "")
+
+
+@pytest.fixture(scope="module")
+def paper() -> Config:
+    return load_config(FOLDER / "paper.yaml")
+
+
+@pytest.fixture(scope="module")
+def demo() -> Config:
+    return load_config(FOLDER / "demo.yaml")
+
+
+@pytest.fixture(scope="module")
+def published() -> list[Printed]:
+    return read_published(FOLDER / "published" / "values.csv")
+
+
+def test_a_frame_comes_back_from_its_file(tmp_path: Path) -> None:
+    gap = Result(KEY._replace(head_k_dim=64, compression=None), 1, None, None, "", "", "no GPU")
+    frame = to_frame([RESULT, gap])
+    write_frame(tmp_path / "t.parquet", frame)
+    assert from_frame(read_frame(tmp_path / "t.parquet")) == [RESULT, gap]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ([RESULT._replace(reason="but why")], "a value or a reason"),
+        ([RESULT._replace(value=None)], "a value or a reason"),
+        ([RESULT._replace(source="")], "a value has a source"),
+        ([RESULT._replace(value=math.inf)], "value"),
+        ([RESULT._replace(stderr=-0.1)], "stderr"),
+        ([RESULT._replace(key=KEY._replace(target="v"))], "target"),
+        ([RESULT._replace(key=KEY._replace(compression=50.0))], "compression"),
+        ([RESULT, RESULT._replace(value=1.0)], "unique"),
+    ],
+)
+def test_a_frame_refuses(wrong: list[Result], says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        to_frame(wrong)
+
+
+def test_other_files_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "text.parquet").write_text("no parquet")
+    pd.DataFrame({"model": ["m"]}).to_parquet(tmp_path / "other.parquet")
+    with pytest.raises(InputError, match="not a parquet file"):
+        read_frame(tmp_path / "text.parquet")
+    with pytest.raises(InputError, match="not a frame of results"):
+        read_frame(tmp_path / "other.parquet")
+
+
+def test_the_union_has_every_number_once_and_no_number_twice() -> None:
+    other = RESULT._replace(seed=1)
+    together = union([to_frame([RESULT]), to_frame([RESULT, other])])
+    assert from_frame(together) == [RESULT, other]
+    with pytest.raises(InputError, match="union"):
+        union([to_frame([RESULT]), to_frame([RESULT._replace(value=31.8)])])
+
+
+def test_every_printed_number_is_a_cell_of_its_table(
+    paper: Config, published: list[Printed]
+) -> None:
+    assert len(published) == 2497
+    for table in dict.fromkeys(printed.table for printed in published):
+        printed = {one.key: one.value for one in published if one.table == table}
+        frame = table_frame(paper, table, as_measured(paper, table, published))
+        measured = {key: cell.value for key, cell in cells(frame).items()}
+        # Beyond the paper's, only the recovered unpruned model, which is ours.
+        extra = {key for key in measured if key not in printed}
+        assert {(key.method, key.rft) for key in extra} <= {("baseline", "post")}
+        assert all(measured[key] is None for key in extra)
+        assert {key: measured[key] for key in printed} == printed
+
+
+def test_the_last_printed_digit(published: list[Printed]) -> None:
+    def digits(table: str) -> set[float]:
+        return {one.digit for one in published if one.table == table}
+
+    assert digits("zs-dn-370M") == {0.1}
+    assert digits("ablation_kq_targets") == {0.1, 0.01}  # one number has two decimals
+    assert digits("mixer_scaling") == {1e5, 0.01}
+    assert digits("speedup_whole_model") == {1e2, 0.01}
+    assert digits("adv_vs_non_adv") == {1e4, 1e3, 0.1, 0.01}
+
+
+def test_a_missing_mean_is_that_of_its_tasks_with_its_error(demo: Config) -> None:
+    variant = next(v for v, column in demo.cells("zero_shot") if column == "zero_shot_avg")
+    parts = [
+        Result(variant_key(demo, variant, "choice_acc_norm"), 0, 40.0, 3.0, "demo", "a.json", ""),
+        Result(variant_key(demo, variant, "last_word_acc"), 0, 10.0, 4.0, "demo", "a.json", ""),
+    ]
+    found = cells(table_frame(demo, "zero_shot", parts))
+    mean = found[variant_key(demo, variant, "zero_shot_avg")]
+    assert (mean.value, mean.stderr) == (25.0, 2.5)
+    incomplete = cells(table_frame(demo, "zero_shot", parts[:1]))
+    assert incomplete[variant_key(demo, variant, "zero_shot_avg")].reason == "not measured"
+
+
+def test_a_missing_speedup_is_the_ratio_to_the_first_width(demo: Config) -> None:
+    measured = [
+        Result(timing_key(demo, cell, metric), 0, 100.0 * 32 / cell.width, 1.0, "demo", "b", "")
+        for cell, metric in timed(demo, "mixer_speed")
+        if metric == "tokens_per_s"
+    ]
+    found = cells(table_frame(demo, "mixer_speed", measured))
+    speedups = {key: cell for key, cell in found.items() if key.metric == "speedup"}
+    assert {(key.head_k_dim, cell.value) for key, cell in speedups.items()} == {(32, 1), (16, 2)}
+    for key, cell in speedups.items():
+        assert cell.stderr == (
+            pytest.approx(2 * math.hypot(1 / 100, 1 / 200)) if key.head_k_dim == 16 else None
+        )
+    ratios = [cell.reason for key, cell in found.items() if key.metric == "memory_ratio"]
+    assert set(ratios) == {"not measured"}
+
+
+def test_what_is_left_out_says_why() -> None:
+    lab = load_config(FOLDER / "lab.yaml")
+    found = cells(table_frame(lab, "sharing", []))
+    reasons = {key.metric: cell.reason for key, cell in found.items()}
+    assert reasons["piqa_acc_norm"] == reasons["zero_shot_avg"] == "not attempted: data"
+    assert reasons["lambada_acc"] == "not measured"
+
+
+def test_every_table_of_every_run_has_a_frame(paper: Config, demo: Config) -> None:
+    for config in (paper, demo, load_config(FOLDER / "lab.yaml")):
+        for name, table in config.tables.items():
+            frame = table_frame(config, name, [])
+            assert frame["value"].isna().all()
+            if isinstance(table, QualityTable):
+                assert len(frame) == len(set(config.cells(name)))
+
+
+def test_seeds_give_mean_spread_and_what_is_missing() -> None:
+    results = [RESULT._replace(seed=seed, value=value) for seed, value in enumerate((30.0, 34.0))]
+    gap = RESULT._replace(seed=2, value=None, stderr=None, source="", reason="out of memory")
+    cell = cells(to_frame([*results, gap]))[KEY]
+    assert (cell.value, cell.seeds, cell.reason) == (32.0, 2, "seed 2: out of memory")
+    assert cell.spread == pytest.approx(math.sqrt(8))
+    assert cell.stderr == pytest.approx(0.2)
+    assert cell.noise == pytest.approx(math.sqrt(8 + 0.04))

@@ -1,0 +1,348 @@
+"""The verdict: five words for a number, three for a claim, and the paper's own slips."""
+
+from __future__ import annotations
+
+import csv
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from keycut.config import Config, load_config
+from keycut.errors import InputError
+from keycut.reporting.claims import Answered, answer, read_claims
+from keycut.reporting.frame import (
+    Cell,
+    Key,
+    Printed,
+    Result,
+    as_measured,
+    cells,
+    read_published,
+    table_frame,
+    to_frame,
+)
+from keycut.reporting.verdict import (
+    Erratum,
+    Judged,
+    Verdict,
+    cell_frame,
+    judge,
+    reach_verdict,
+    read_errata,
+    tolerance,
+    verify,
+    write_verdict,
+)
+
+FOLDER = Path(__file__).parents[1] / "config"
+TABLE = "pre_rft_50_gated_only"
+L1 = Key("gated_deltanet_1.3B", "none", "l1", "kq", 0.5, None, "pre", "wikitext_word_ppl")
+GRAD = L1._replace(method="grad")
+BASE = L1._replace(method="baseline", target="", compression=0.0, rft="none")
+
+
+@pytest.fixture(scope="module")
+def paper() -> Config:
+    return load_config(FOLDER / "paper.yaml")
+
+
+@pytest.fixture(scope="module")
+def published() -> list[Printed]:
+    return read_published(FOLDER / "published" / "values.csv")
+
+
+@pytest.fixture(scope="module")
+def errata() -> list[Erratum]:
+    return read_errata(FOLDER / "published" / "errata.csv")
+
+
+@pytest.fixture(scope="module")
+def frames(paper: Config, published: list[Printed]) -> dict[str, pd.DataFrame]:
+    return {
+        name: table_frame(paper, name, as_measured(paper, name, published))
+        for name in dict.fromkeys(one.table for one in published)
+    }
+
+
+@pytest.fixture(scope="module")
+def answers(paper: Config, frames: dict[str, pd.DataFrame]) -> dict[str, Answered]:
+    ours = {key: cell for frame in frames.values() for key, cell in cells(frame).items()}
+    found = [answer(paper, claim, ours) for claim in read_claims(FOLDER / "claims.yaml")]
+    return {one.claim.id: one for one in found}
+
+
+# --- words ---
+
+
+def measured(
+    key: Key, *values: float, stderr: float = 0.0, protocol: str = "paper"
+) -> list[Result]:
+    return [
+        Result(key, seed, value, stderr, protocol, "results/x.json", "")
+        for seed, value in enumerate(values)
+    ]
+
+
+def word(
+    paper: Config, published: list[Printed], key: Key, results: list[Result], *errata: Erratum
+) -> Judged:
+    judged = judge(paper, {TABLE: to_frame(results)}, published, errata)
+    [one] = [one for one in judged if one.printed.table == TABLE and one.printed.key == key]
+    return one
+
+
+# The paper has 26.5 for L1, which draws nothing, 17.4 for Grad, and 16.8 for the model left whole.
+@pytest.mark.parametrize(
+    ("key", "values", "stderr", "expected"),
+    [
+        (L1, [26.55], 0.0, "reproduced"),  # half a printed digit
+        (L1, [26.56], 0.0, "direction only"),
+        (L1, [26.56], 0.01, "reproduced"),
+        (L1, [16.0], 0.0, "differs"),  # better than the model left whole, not worse
+        (L1, [20.0], 2.0, "differs"),  # worse than it, but by less than is uncertain
+        (L1, [21.0], 1.0, "direction only"),
+        (GRAD, [17.4], 0.0, "undecided"),  # it draws, and one seed says nothing
+        (GRAD, [17.4, 17.4], 0.0, "undecided"),
+        (GRAD, [17.3, 17.4, 17.5], 0.0, "reproduced"),
+        (GRAD, [18.3, 18.4, 18.5], 0.0, "direction only"),
+        (GRAD, [16.7, 16.8, 16.9], 0.0, "differs"),
+    ],
+)
+def test_the_word_for_a_number(
+    paper: Config,
+    published: list[Printed],
+    key: Key,
+    values: list[float],
+    stderr: float,
+    expected: str,
+) -> None:
+    results = measured(key, *values, stderr=stderr) + measured(BASE, 16.8)
+    assert word(paper, published, key, results).word == expected
+
+
+def test_a_baseline_has_no_direction(paper: Config, published: list[Printed]) -> None:
+    assert word(paper, published, BASE, measured(BASE, 16.84)).word == "reproduced"
+    assert word(paper, published, BASE, measured(BASE, 17.0)).word == "differs"
+
+
+def test_what_was_not_attempted_says_why(paper: Config, published: list[Printed]) -> None:
+    gap = Result(L1, 0, None, None, "", "", "out of memory")
+    one = word(paper, published, L1, [gap])
+    assert (one.word, one.why, one.difference) == ("not attempted", "out of memory", None)
+    judged = judge(paper, {}, published)
+    assert {(one.word, one.why) for one in judged} == {
+        ("not attempted", "no such table in this run")
+    }
+
+
+def test_another_protocol_decides_nothing(paper: Config, published: list[Printed]) -> None:
+    one = word(paper, published, L1, measured(L1, 26.5, protocol="window_2048"))
+    assert (one.word, one.why) == ("undecided", "measured under protocol window_2048")
+
+
+def test_a_slip_of_the_paper_is_not_held_against_us(
+    paper: Config, published: list[Printed]
+) -> None:
+    results = measured(L1, 20.0) + measured(BASE, 16.8)
+    slip = Erratum("N0", "value", TABLE, L1, "26.5", "20.0")
+    one = word(paper, published, L1, results, slip)
+    assert (one.word, one.errata) == ("undecided", (slip,))
+    about_text = slip._replace(kind="text")
+    assert word(paper, published, L1, results, about_text).word == "direction only"
+
+
+def test_one_pretraining_can_reproduce_but_not_differ(
+    paper: Config, published: list[Printed]
+) -> None:
+    key, base = (one._replace(model="gated_deltanet_370M") for one in (L1, BASE))
+    assert word(paper, published, key, measured(key, 41.8)).word == "reproduced"
+    one = word(paper, published, key, measured(key, 45.0) + measured(base, 28.8))
+    assert one.word == "undecided"
+    assert "pretrained once" in one.why
+
+
+def test_tolerance_is_two_errors_and_half_a_digit() -> None:
+    cell = Cell(10.0, 0.3, 0.4, 3, frozenset({"paper"}), "")
+    printed = Printed(TABLE, L1, 10.0, "", 0.1)
+    assert tolerance(cell, printed) == pytest.approx(2 * math.hypot(0.3, 0.4) + 0.05)
+    assert tolerance(replace(cell, spread=None, stderr=None), printed) == pytest.approx(0.05)
+
+
+# --- all of it ---
+
+
+def test_the_papers_numbers_reproduce_themselves(
+    paper: Config,
+    frames: dict[str, pd.DataFrame],
+    published: list[Printed],
+    errata: list[Erratum],
+    tmp_path: Path,
+) -> None:
+    verdict = reach_verdict(paper, frames, published, errata, read_claims(FOLDER / "claims.yaml"))
+    verify(verdict)
+    table = cell_frame(verdict)
+    assert len(table) == 2497
+    assert (table["difference"] == 0).all()
+    # One draw of what is drawn: nothing to say of those. The rest agrees.
+    drawn = ~table["method"].isin(["", "baseline", "l1"])
+    assert set(table.loc[drawn, "word"]) == {"undecided"}
+    assert set(table.loc[~drawn, "word"]) == {"reproduced"}
+    touched = table.loc[table["errata"] != ""]
+    assert len(touched) == len({(one.table, one.key) for one in errata})
+    write_verdict(verdict, tmp_path)
+    with open(tmp_path / "cells.csv", newline="") as file:
+        assert sum(1 for _ in csv.DictReader(file)) == 2497
+    assert "2497 numbers of the paper" in (tmp_path / "verdict.txt").read_text()
+
+
+def test_verify_fails_when_a_decided_number_is_outside(
+    paper: Config, published: list[Printed]
+) -> None:
+    inside = measured(L1, 26.5) + measured(BASE, 16.8)
+    verify(Verdict("", tuple(judge(paper, {TABLE: to_frame(inside)}, published)), ()))
+    outside = measured(L1, 30.0) + measured(BASE, 20.0)
+    with pytest.raises(InputError, match=r"2 numbers are outside:\n.*l1.*direction only.*\+3\.5"):
+        verify(Verdict("", tuple(judge(paper, {TABLE: to_frame(outside)}, published)), ()))
+
+
+def test_a_run_of_another_size_compares_claims_only(
+    published: list[Printed], errata: list[Erratum], tmp_path: Path
+) -> None:
+    demo = load_config(FOLDER / "demo.yaml")
+    name = "by_model"
+    numbers = {"l1": 40.0, "rand": 41.0, "s_wanda": 39.0, "grad": 30.0, "drrqr": 31.0}
+    results = [
+        Result(key, 0, numbers.get(key.method, 29.0), 0.5, "demo", "x.json", "")
+        for key in cells(table_frame(demo, name, []))
+    ]
+    frames = {name: table_frame(demo, name, results)}
+    claims = read_claims(FOLDER / "claims.yaml")
+    verdict = reach_verdict(demo, frames, published, errata, claims)
+    assert verdict.scope == "run demo has protocol demo: it compares claims only, not cells"
+    assert verdict.cells == ()
+    verify(verdict)
+    found = {one.claim.id: one for one in verdict.claims}
+    assert found["best_before_recovery"].answer == "holds"
+    assert found["half_costs_little"].answer == "holds"
+    assert found["pca_works_with_shared_filters"].answer == "not decided"
+    assert found["pca_works_with_shared_filters"].numbers == "no cell of it in this run"
+    write_verdict(verdict, tmp_path)
+    assert verdict.scope in (tmp_path / "verdict.txt").read_text()
+    assert list(pd.read_csv(tmp_path / "cells.csv")["word"]) == []
+
+
+# --- errata ---
+
+
+def test_errata_are_about_numbers_that_the_paper_prints(
+    published: list[Printed], errata: list[Erratum]
+) -> None:
+    printed = {(one.table, one.key): one for one in published}
+    for erratum in errata:
+        cell = printed[erratum.table, erratum.key]
+        if erratum.kind == "value":
+            assert float(erratum.printed) == cell.value
+        if erratum.kind == "mark":
+            assert erratum.printed == (cell.mark or "none")
+    ids = {one.id for one in errata}
+    assert ids == {f"N{i}" for i in range(1, 10)} | {f"M{i}" for i in range(1, 12)}
+    assert {one.id for one in errata if one.kind == "value"} == {"N1", "N2", "N3", "N4"}
+
+
+def test_corrected_values_follow_from_the_papers_other_numbers(
+    published: list[Printed], errata: list[Erratum]
+) -> None:
+    values = {(one.table, one.key): one.value for one in published}
+    by_id = {one.id: one for one in errata}
+    mean = by_id["N1"]
+    tasks = "arc_easy_acc_norm arc_challenge_acc_norm hellaswag_acc_norm winogrande_acc"
+    parts = [*tasks.split(), "piqa_acc_norm", "lambada_acc"]
+    found = [values[mean.table, mean.key._replace(metric=metric)] for metric in parts]
+    assert f"{sum(found) / 6:.1f}" == mean.follows
+    for id_ in ("N3", "N4"):
+        one = by_id[id_]
+        speed = one.key._replace(metric="tokens_per_s")
+        whole = speed._replace(method="baseline", compression=0.0, head_k_dim=256)
+        ratio = values[one.table, speed] / values[one.table, whole]
+        assert f"{ratio:.2f}" == one.follows
+
+
+# --- claims ---
+
+
+def test_the_papers_numbers_answer_its_claims_as_the_errata_say(
+    answers: dict[str, Answered], errata: list[Erratum]
+) -> None:
+    contradicted = {id_ for id_, one in answers.items() if one.claim.errata}
+    failing = {id_ for id_, one in answers.items() if one.answer == "fails"}
+    # On LAMBADA, random channels beat DRRQR in four cells.
+    assert failing == contradicted | {"best_before_recovery_lambada"}
+    assert {one.answer for id_, one in answers.items() if id_ not in failing} == {"holds"}
+    named = {erratum for one in answers.values() for erratum in one.claim.errata}
+    assert named == {one.id for one in errata if one.kind == "text" and one.id.startswith("N")}
+
+
+@pytest.mark.parametrize(
+    ("claim", "true", "false"),
+    [
+        ("best_before_recovery", 96, 0),  # 4 models, 4 ratios, 2 x 3 methods
+        ("best_before_recovery_lambada", 92, 4),
+        ("magnitude_is_best_on_queries", 14, 2),  # N7
+        ("keys_alone_break_magnitude_only", 5, 3),  # N8
+        ("half_costs_little", 14, 3),  # N9, and Grad on DeltaNet 1.3B
+        ("three_quarters_cost_two_points", 0, 4),  # N6
+        ("narrower_is_faster", 19, 0),  # 2 mixers x 2 widths, 5 models x 3 ratios
+        ("joint_selection_is_best", 16, 0),
+        ("recovery_brings_back_most", 20, 0),
+    ],
+)
+def test_how_many_comparisons_decide_a_claim(
+    answers: dict[str, Answered], claim: str, true: int, false: int
+) -> None:
+    outcomes = [one.outcome for one in answers[claim].comparisons]
+    assert (outcomes.count(True), outcomes.count(False)) == (true, false)
+    assert len(outcomes) == true + false
+
+
+def test_a_failing_claim_shows_its_numbers(answers: dict[str, Answered]) -> None:
+    numbers = answers["magnitude_is_best_on_queries"].numbers
+    assert numbers.startswith("14 of 16 true, 0 open; ")
+    assert "gated_deltanet_370M l1 q pre wikitext_word_ppl 50 %: 49.9 against" in numbers
+
+
+@pytest.mark.parametrize(
+    ("l1", "noise", "expected"),
+    [
+        (18.0, 0.0, "holds"),
+        (17.0, 0.0, "fails"),
+        (17.4, 0.0, "not decided"),  # a tie
+        (18.0, 0.5, "not decided"),
+        (18.0, 0.1, "holds"),
+        (None, 0.0, "not decided"),
+    ],
+)
+def test_a_claim_is_decided_beyond_the_noise(
+    paper: Config, l1: float | None, noise: float, expected: str
+) -> None:
+    claim = next(c for c in read_claims(FOLDER / "claims.yaml") if c.id == "best_before_recovery")
+    cell = Cell(17.4, noise, None, 3, frozenset({"paper"}), "")
+    found = answer(paper, claim, {GRAD: cell, L1: replace(cell, value=l1)})
+    assert found.answer == expected
+
+
+def test_a_share_of_the_comparisons_may_be_enough(paper: Config) -> None:
+    claim = next(c for c in read_claims(FOLDER / "claims.yaml") if c.id == "best_before_recovery")
+    cell = Cell(17.4, None, None, 1, frozenset({"paper"}), "")
+    worse, better = replace(cell, value=18.0), replace(cell, value=17.0)
+    ours = {GRAD: cell, L1: worse, L1._replace(method="rand"): better}
+    assert answer(paper, claim, ours).answer == "fails"
+    assert answer(paper, claim.model_copy(update={"share": 0.5}), ours).answer == "holds"
+
+
+def test_claims_refuse_unknown_keys(tmp_path: Path) -> None:
+    (tmp_path / "claims.yaml").write_text("[{id: a, kind: better, says: b, where: c}]")
+    with pytest.raises(InputError, match="where"):
+        read_claims(tmp_path / "claims.yaml")
