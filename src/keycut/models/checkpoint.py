@@ -6,6 +6,7 @@ import re
 import shutil
 import warnings
 from collections.abc import Container, Iterable, Iterator, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -103,10 +104,14 @@ class Checkpoint:
     def shards(self) -> list[str]:
         return sorted(set(self.files.values()))
 
-    def digest(self) -> str:
-        """What the model is: its config and the bytes of its weights."""
+    @cached_property
+    def _digest(self) -> str:
         weights = {name: sha256(self.folder / name) for name in self.shards()}
         return digest({"config": self.config, "weights": weights})
+
+    def digest(self) -> str:
+        """What the model is: its config and the bytes of its weights, read once."""
+        return self._digest
 
 
 def todays_name(name: str) -> str | None:
