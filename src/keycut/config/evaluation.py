@@ -31,6 +31,24 @@ TASKS: dict[str, tuple[str, ...]] = {
     "demo_recall": ("contains",),
 }
 
+# Where the data of a task is on the hub: repository, configuration (None: it has one only), split.
+# The demo's tasks are made from its own text.
+DATA_SETS: dict[str, tuple[str, str | None, str]] = {
+    "wikitext": ("EleutherAI/wikitext_document_level", "wikitext-2-raw-v1", "test"),
+    "lambada_openai": ("EleutherAI/lambada_openai", "default", "test"),
+    "arc_easy": ("allenai/ai2_arc", "ARC-Easy", "test"),
+    "arc_challenge": ("allenai/ai2_arc", "ARC-Challenge", "test"),
+    "hellaswag": ("Rowan/hellaswag", None, "validation"),
+    "piqa": ("baber/piqa", None, "validation"),
+    "winogrande": ("allenai/winogrande", "winogrande_xl", "validation"),
+    "based_drop": ("hazyresearch/based_drop", None, "validation"),
+    "based_fda": ("hazyresearch/based-fda", "default", "validation"),
+    "based_nq": ("hazyresearch/based_nq_2048", None, "validation"),
+    "based_squadv2": ("hazyresearch/based-squad", "default", "validation"),
+    "based_swde": ("hazyresearch/based-swde-v2", "default", "validation"),
+    "based_triviaqa": ("hazyresearch/based_triviaqa", None, "validation"),
+}
+
 
 class Task(Section):
     """One number of a suite."""
@@ -54,6 +72,8 @@ class Task(Section):
             raise ValueError(
                 f"metric {self.metric!r} of {self.task}{nearest(self.metric, TASKS[self.task])}"
             )
+        if self.task not in DATA_SETS and self.file is None:
+            raise ValueError(f"{self.task} is on no hub: give the `file` that holds its data")
         return self
 
 

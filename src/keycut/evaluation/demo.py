@@ -1,0 +1,127 @@
+"""The demo's tasks, made from its own held-out text in the shapes of the real ones."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from keycut.artefact import canonical_json, whole
+from keycut.data.packing import PackedTokens
+from keycut.data.tokenizer import Tokenizer, load_tokenizer
+from keycut.errors import InputError
+
+CONTEXT = 50  # words: these and a sentence fit into the demo's window of 128 tokens
+SENTENCE = range(12, 40)  # words of a sentence that is used
+CHOICES = 4
+PAIRS = 4
+QUESTIONS = 100
+
+_SENTENCE_END = re.compile(r"(?<=[.!?]) (?=[A-Z])")
+
+
+def make_demo_tasks(
+    tokens: Path | str,
+    tokenizer: Path | str,
+    out: Path | str,
+    *,
+    slice_name: str = "held_out",
+    seed: int = 0,
+    force: bool = False,
+) -> None:
+    """Write the folder `out`: one .jsonl per task, from one slice of a packed folder."""
+    packed = PackedTokens(tokens, slice_name=slice_name)
+    words = load_tokenizer(tokenizer)
+    if words.digest != packed.manifest.tokenizer_digest:
+        raise InputError(f"{tokens} was packed with another tokenizer than {tokenizer}")
+    pages = list(_pages(packed, words))
+    draw = random.Random(seed)
+    tasks = {
+        "demo_prose": [{"page": page} for page in pages],
+        "demo_last_word": list(_last_words(pages, draw)),
+        "demo_choice": list(_choices(pages, draw)),
+        "demo_recall": list(_recall(pages, draw)),
+    }
+    with whole(out, force=force, folder=True) as aside:
+        for name, documents in tasks.items():
+            if not documents:
+                raise InputError(f"{tokens}: its slice {slice_name} is too small for {name}")
+            lines = [canonical_json(document) + "\n" for document in documents]
+            (aside / f"{name}.jsonl").write_text("".join(lines))
+
+
+def _pages(packed: PackedTokens, words: Tokenizer) -> Iterator[str]:
+    """The documents of a slice as text; the last is cut off where the slice ends."""
+    stream = packed[0 : len(packed)].ravel()
+    ends = np.flatnonzero(stream == words.eos)
+    for start, end in zip([0, *(ends + 1)], [*ends, len(stream)], strict=True):
+        text = words.backend.decode(list(stream[start:end]))
+        if len(text.split()) >= 8:
+            yield text
+
+
+def _sentences(pages: list[str]) -> Iterator[tuple[list[str], list[str]]]:
+    """Each sentence of a paragraph as words, and the words before it."""
+    for page in pages:
+        for paragraph in page.split("\n\n"):
+            before: list[str] = []
+            for sentence in _SENTENCE_END.split(paragraph):
+                yield before, sentence.split()
+                before = before + sentence.split()
+
+
+def _last_words(pages: list[str], draw: random.Random) -> Iterator[dict[str, Any]]:
+    """A sentence broken off at a word of its second half: the small models do not know the rare
+    words that sentences end with."""
+    for before, sentence in _sentences(pages):
+        half = len(sentence) // 2
+        last = half + int(draw.random() * half)
+        if len(sentence) in SENTENCE and sentence[last].isalpha():
+            yield {"text": " ".join([*before, *sentence[: last + 1]][-CONTEXT:])}
+
+
+def _choices(pages: list[str], draw: random.Random) -> Iterator[dict[str, Any]]:
+    """The second half of a sentence, among the same with two words exchanged."""
+    for before, sentence in _sentences(pages):
+        if len(sentence) in SENTENCE:
+            half = len(sentence) // 2
+            words = sentence[half:]
+            choices = [" ".join(_exchanged(words, draw)) for _ in range(CHOICES - 1)]
+            gold = int(draw.random() * CHOICES)
+            choices.insert(gold, " ".join(words))
+            if len(set(choices)) == CHOICES:
+                query = " ".join([*before, *sentence[:half]][-CONTEXT:])
+                yield {"query": query, "choices": choices, "gold": gold}
+
+
+def _exchanged(words: list[str], draw: random.Random) -> list[str]:
+    """Two of the words have changed places. More would make the choice too easy."""
+    changed = list(words)
+    first = int(draw.random() * len(words))
+    second = (first + 1 + int(draw.random() * (len(words) - 1))) % len(words)
+    changed[first], changed[second] = words[second], words[first]
+    return changed
+
+
+def _recall(pages: list[str], draw: random.Random) -> Iterator[dict[str, Any]]:
+    """Pairs of words, then one of the first words again: what went with it?"""
+    known = sorted({word for page in pages for word in re.findall(r"\b[a-z]{4,8}\b", page)})
+    if len(known) < 2 * PAIRS:
+        return
+    for _ in range(QUESTIONS):
+        drawn: list[str] = []
+        while len(drawn) < 2 * PAIRS:
+            word = known[int(draw.random() * len(known))]
+            if word not in drawn:
+                drawn.append(word)
+        pairs = [(drawn[i], drawn[i + PAIRS]) for i in range(PAIRS)]
+        key, value = pairs[int(draw.random() * PAIRS)]
+        yield {
+            "context": " ".join(f"The {first} is {second}." for first, second in pairs),
+            "question": f"The {key} is",
+            "answers": [value],
+        }

@@ -1,0 +1,229 @@
+"""One of our models as lm-eval wants to see it.
+
+lm-eval's own HFLM would serve, but it computes the logits of every position, scores one window
+length that it finds in the model's config, and leaves generation to transformers. What it computes
+is kept: the same windows, the same cut on the left of what is too long, the same token before a
+text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from lm_eval import utils
+from lm_eval.api.instance import Instance
+from lm_eval.api.model import TemplateLM
+from torch import Tensor
+
+from keycut.data.progress import Progress
+from keycut.data.tokenizer import check_vocabulary, load_tokenizer
+from keycut.errors import InputError
+from keycut.models import load
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+# Tokens of a batch whose size is not given. A CPU gains nothing beyond this; a GPU starts here
+# and comes down to what its memory holds.
+TOKENS_AT_ONCE = {"cpu": 1 << 12, "cuda": 1 << 17}
+# Positions whose logits exist at once: 2,048 of a vocabulary of 32,000 are 250 MB.
+LOGITS_AT_ONCE = 1 << 11
+
+
+class LanguageModel(TemplateLM):
+    """A model folder, scored and continued at most `window` tokens at a time.
+
+    `batch` is the number of requests in a batch, by default as many as fit.
+    """
+
+    def __init__(
+        self,
+        folder: Path | str,
+        *,
+        window: int,
+        batch: int | None = None,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self._device = torch.device(device)
+        self.words = load_tokenizer(folder)
+        self.model = load(folder, dtype=dtype, device=self._device)
+        check_vocabulary(self.words, self.model.config.vocab_size)
+        self.window = window
+        self.batch = batch
+        self.tokens_at_once = TOKENS_AT_ONCE[self._device.type]
+
+    @property
+    def eot_token_id(self) -> int:
+        return self.words.eos
+
+    @property
+    def prefix_token_id(self) -> int:
+        """What stands before a text: bos, or eos where there is none."""
+        return self.words.eos if self.words.bos is None else self.words.bos
+
+    def tok_encode(
+        self, string: str, add_special_tokens: bool | None = None, **kwargs: Any
+    ) -> list[int]:
+        return list(self.words.encode(string))
+
+    def loglikelihood(
+        self, requests: list[Instance], disable_tqdm: bool = True
+    ) -> list[tuple[float, bool]]:
+        return super().loglikelihood(requests, disable_tqdm=disable_tqdm)
+
+    def loglikelihood_rolling(
+        self, requests: list[Instance], disable_tqdm: bool = True
+    ) -> list[float]:
+        """Windows of all documents go through the model together, and are summed by document."""
+        windows = []
+        for number, request in enumerate(requests):
+            for pair in utils.get_rolling_token_windows(
+                self.tok_encode(request.args[0]), self.prefix_token_id, self.window, context_len=1
+            ):
+                windows.append((number, *utils.make_disjoint_window(pair)))
+        sums = [0.0] * len(requests)
+        scored = self._loglikelihood_tokens([((), seen, text) for _, seen, text in windows])
+        for (number, _, _), (score, _) in zip(windows, scored, strict=True):
+            sums[number] += score
+        return sums
+
+    def _loglikelihood_tokens(
+        self, requests: list[tuple[Any, list[int], list[int]]], **kwargs: Any
+    ) -> list[tuple[float, bool]]:
+        """(key, context, continuation) to (log-likelihood, whether greedy decoding gives it)."""
+        for key, _, continuation in requests:
+            if not 0 < len(continuation) <= self.window:
+                raise InputError(
+                    f"a text of {len(continuation)} tokens cannot be scored in a window of "
+                    f"{self.window}: {str(key)[-80:]}"
+                )
+        rows = [
+            ((context + continuation)[-self.window - 1 :], len(continuation))
+            for _, context, continuation in requests
+        ]
+        return self._in_batches("scoring", rows, lambda row: len(row[0]) - 1, self._scores)
+
+    @torch.inference_mode()
+    def _scores(self, rows: Sequence[tuple[list[int], int]]) -> list[tuple[float, bool]]:
+        """Rows of tokens, of which the last n are scored."""
+        # On the right, where nothing that is scored can see it, any token serves as padding.
+        inputs = torch.zeros(len(rows), max(len(ids) for ids, _ in rows) - 1, dtype=torch.long)
+        for row, (ids, _) in enumerate(rows):
+            inputs[row, : len(ids) - 1] = torch.tensor(ids[:-1])
+        hidden = self.model.model(inputs.to(self._device), use_cache=False).last_hidden_state
+        counts = [n for _, n in rows]
+        wanted = torch.cat(
+            [hidden[row, len(ids) - 1 - n : len(ids) - 1] for row, (ids, n) in enumerate(rows)]
+        )  # (sum of n, hidden)
+        targets = torch.tensor([token for ids, n in rows for token in ids[-n:]])
+        scores, greedy = [], []
+        for states, truth in zip(
+            wanted.split(LOGITS_AT_ONCE),
+            targets.to(self._device).split(LOGITS_AT_ONCE),
+            strict=True,
+        ):
+            logits = self.model.lm_head(states).float()
+            picked = logits.gather(-1, truth[:, None])[:, 0]
+            scores.append(picked - logits.logsumexp(-1))
+            greedy.append(logits.argmax(-1) == truth)
+        # Summed in float64: a document has thousands of tokens.
+        by_row = zip(
+            torch.cat(scores).double().cpu().split(counts),
+            torch.cat(greedy).cpu().split(counts),
+            strict=True,
+        )
+        return [(float(score.sum()), bool(hit.all())) for score, hit in by_row]
+
+    def generate_until(self, requests: list[Instance], disable_tqdm: bool = True) -> list[str]:
+        prompts = []
+        for request in requests:
+            text, settings = request.args
+            if settings.get("do_sample") or settings.get("temperature"):
+                raise InputError(f"{request.task_name}: asks for sampling; decoding is greedy here")
+            limit = settings["max_gen_toks"]
+            if limit >= self.window:
+                raise InputError(
+                    f"{request.task_name}: {limit} tokens to generate leave no room for a prompt "
+                    f"in a window of {self.window}"
+                )
+            ids = self.tok_encode(text)[limit - self.window :] or [self.prefix_token_id]
+            prompts.append((ids, tuple(settings["until"]), limit))
+        return self._in_batches(
+            "generating", prompts, lambda prompt: len(prompt[0]) + prompt[2], self._continued
+        )
+
+    @torch.inference_mode()
+    def _continued(self, prompts: Sequence[tuple[list[int], tuple[str, ...], int]]) -> list[str]:
+        """The prompts once, then one token at a time from the recurrent state."""
+        longest = max(len(ids) for ids, _, _ in prompts)
+        # On the left, so that all end together; the mask keeps it out of the state.
+        inputs = torch.zeros(len(prompts), longest, dtype=torch.long)
+        mask = torch.zeros_like(inputs)
+        for row, (ids, _, _) in enumerate(prompts):
+            inputs[row, longest - len(ids) :] = torch.tensor(ids)
+            mask[row, longest - len(ids) :] = 1
+        states, cache = self._read(inputs, None if mask.all() else mask)
+        texts: list[str | None] = [None] * len(prompts)
+        written: list[list[int]] = [[] for _ in prompts]
+        while True:
+            tokens = self.model.lm_head(states).argmax(-1).tolist()
+            for row, (_, until, limit) in enumerate(prompts):
+                if texts[row] is None:
+                    written[row].append(tokens[row])
+                    texts[row] = self._finished(written[row], until, limit)
+            if all(text is not None for text in texts):
+                return [text for text in texts if text is not None]
+            states, cache = self._read(torch.tensor(tokens)[:, None], None, cache)
+
+    def _read(self, ids: Tensor, mask: Tensor | None, cache: Any = None) -> tuple[Tensor, Any]:
+        """The hidden state (B, hidden) after the last of ids (B, T), and the recurrent state."""
+        out = self.model.model(
+            ids.to(self._device),
+            attention_mask=None if mask is None else mask.to(self._device),
+            past_key_values=cache,
+            use_cache=True,
+        )
+        return out.last_hidden_state[:, -1], out.past_key_values
+
+    def _finished(self, ids: list[int], until: tuple[str, ...], limit: int) -> str | None:
+        """The text, once it has come to its end, without the string that ended it."""
+        ended = ids[-1] == self.words.eos
+        text = self.words.backend.decode(ids[:-1] if ended else ids, skip_special_tokens=False)
+        stops = [text.index(stop) for stop in until if stop in text]
+        return text[: min(stops, default=None)] if stops or ended or len(ids) == limit else None
+
+    def _in_batches(
+        self,
+        work: str,
+        items: Sequence[T],
+        length: Callable[[T], int],
+        compute: Callable[[Sequence[T]], list[R]],
+    ) -> list[R]:
+        """compute() of all items, in their order: the longest first, like with like."""
+        order = sorted(range(len(items)), key=lambda i: -length(items[i]))
+        progress = Progress(work, tokens=sum(map(length, items)))
+        results: dict[int, R] = {}
+        while len(results) < len(items):
+            longest = length(items[order[len(results)]])
+            size = self.batch or max(1, self.tokens_at_once // longest)
+            chosen = order[len(results) : len(results) + size]
+            try:
+                found = compute([items[i] for i in chosen])
+            except torch.OutOfMemoryError:
+                if self.batch or len(chosen) == 1:
+                    raise InputError(
+                        f"{len(chosen)} requests of {longest} tokens do not fit into the memory "
+                        f"of {self._device}: ask for a smaller batch or window"
+                    ) from None
+                self.tokens_at_once = len(chosen) * longest // 2
+                torch.cuda.empty_cache()
+                continue
+            results.update(zip(chosen, found, strict=True))
+            tokens = sum(length(items[i]) for i in chosen)
+            progress.add(documents=len(chosen), tokens=tokens)
+        return [results[i] for i in range(len(items))]

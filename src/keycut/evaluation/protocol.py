@@ -1,0 +1,113 @@
+"""The protocol guard: what is not evaluated as stated is not evaluated.
+
+A configuration whose protocol is `paper` promises the paper's settings, and they stand here once
+more, so that no edit of a file can move them. Whatever the protocol, what a configuration states
+of a task must be what lm-eval is about to run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from keycut.config import Evaluation, Suite, Task
+from keycut.errors import InputError, nearest
+
+# Window, the name of the mean, and for every column its task, metric and version.
+PAPER: dict[str, tuple[int, str | None, dict[str, tuple[str, str, int]]]] = {
+    "ppl": (
+        10_000,
+        None,
+        {
+            "wikitext_word_ppl": ("wikitext", "word_perplexity", 2),
+            "lambada_ppl": ("lambada_openai", "perplexity", 1),
+        },
+    ),
+    "zero_shot": (
+        10_000,
+        "zero_shot_avg",
+        {
+            "arc_easy_acc_norm": ("arc_easy", "acc_norm", 1),
+            "arc_challenge_acc_norm": ("arc_challenge", "acc_norm", 1),
+            "hellaswag_acc_norm": ("hellaswag", "acc_norm", 1),
+            "winogrande_acc": ("winogrande", "acc", 1),
+            "piqa_acc_norm": ("piqa", "acc_norm", 1),
+            "lambada_acc": ("lambada_openai", "acc", 1),
+        },
+    ),
+    "retrieval": (
+        2_048,
+        "retrieval_avg",
+        {
+            "drop_contains": ("based_drop", "contains", 1),
+            "fda_contains": ("based_fda", "contains", 1),
+            "nq_contains": ("based_nq", "contains", 1),
+            "squad_contains": ("based_squadv2", "contains", 1),
+            "swde_contains": ("based_swde", "contains", 1),
+            "triviaqa_contains": ("based_triviaqa", "contains", 1),
+        },
+    ),
+}
+
+
+def refuse_deviations(evaluation: Evaluation, name: str) -> None:
+    """An error that names everything in which a suite is not what its protocol promises."""
+    if evaluation.protocol != "paper":
+        return
+    found = list(_deviations(evaluation.suites[name], name))
+    if found:
+        raise InputError(
+            "the protocol `paper` is promised, but:\n  "
+            + "\n  ".join(found)
+            + "\nto evaluate like this, give evaluation.protocol another name: results carry it"
+        )
+
+
+def _deviations(suite: Suite, name: str) -> Iterator[str]:
+    path = f"evaluation.suites.{name}"
+    if name not in PAPER:
+        yield f"{path}: the paper has no such suite{nearest(name, PAPER)}"
+        return
+    window, mean, columns = PAPER[name]
+    if suite.window != window:
+        yield f"{path}.window: {suite.window}, the paper's is {window}"
+    if suite.mean != mean:
+        yield f"{path}.mean: {suite.mean}, the paper's is {mean}"
+    for column in sorted(suite.tasks.keys() ^ columns.keys()):
+        problem = "is not the paper's" if column in suite.tasks else "is missing"
+        yield f"{path}.tasks: {column} {problem}"
+    for column, (task, metric, version) in columns.items():
+        if column in suite.tasks:
+            stated = suite.tasks[column]
+            for field, paper in {
+                "task": task,
+                "metric": metric,
+                "version": version,
+                "shots": 0,
+                "revision": "main",
+                "file": None,
+            }.items():
+                value = getattr(stated, field)
+                if value != paper:
+                    yield f"{path}.tasks.{column}.{field}: {value}, the paper's is {paper}"
+
+
+def refuse_drift(column: str, stated: Task, loaded: Mapping[str, Any]) -> None:
+    """An error if lm-eval's task file is not what the configuration states."""
+    version = loaded["metadata"]["version"]
+    if float(version) != stated.version:
+        raise InputError(
+            f"{column}: version {stated.version} of {stated.task} is stated, "
+            f"lm-eval would run version {version}"
+        )
+    metrics = [entry["metric"] for entry in loaded["metric_list"]]
+    if stated.metric not in metrics:
+        raise InputError(
+            f"{column}: metric {stated.metric!r} of {stated.task} is stated, "
+            f"lm-eval would report {', '.join(metrics)}"
+        )
+    if stated.shots:
+        raise InputError(
+            f"{column}: {stated.shots} examples in the prompt of {stated.task} are stated; "
+            "tasks are run without"
+        )

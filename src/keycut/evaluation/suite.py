@@ -1,0 +1,294 @@
+"""One model on one suite: from a folder to one JSON."""
+
+from __future__ import annotations
+
+import logging
+import math
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import datasets
+import lm_eval.api.task
+import torch
+from lm_eval.api.model import LM
+from lm_eval.api.task import ConfigurableTask
+from lm_eval.evaluator import evaluate as run_lm_eval
+from lm_eval.tasks._yaml_loader import load_yaml
+
+import keycut
+from keycut.artefact import digest, read_json, refuse_unwritable, sha256, write_json
+from keycut.config import Config, Suite, Task
+from keycut.data.tokenizer import Tokenizer, check_vocabulary, load_tokenizer
+from keycut.errors import InputError, nearest
+from keycut.evaluation import data, retrieval
+from keycut.evaluation.language_model import LanguageModel
+from keycut.evaluation.protocol import refuse_deviations, refuse_drift
+from keycut.evaluation.statistics import standard_error
+from keycut.hub import DOWNLOADS, LOCK
+from keycut.models.checkpoint import Checkpoint
+
+Record = dict[str, Any]
+
+OURS = Path(__file__).parent / "tasks"
+# Only the files we need: to index all that lm-eval ships takes eleven seconds.
+SHIPPED = {
+    "wikitext": "wikitext/wikitext.yaml",
+    "lambada_openai": "lambada/lambada_openai.yaml",
+    "arc_easy": "arc/arc_easy.yaml",
+    "arc_challenge": "arc/arc_challenge.yaml",
+    "hellaswag": "hellaswag/hellaswag.yaml",
+    "piqa": "piqa/piqa.yaml",
+    "winogrande": "winogrande/default.yaml",
+}
+VERSIONED = (
+    "datasets",
+    "flash-linear-attention",
+    "lm-eval",
+    "tokenizers",
+    "torch",
+    "transformers",
+    "triton",
+)
+# What the code of a result is, as far as it is ours.
+CODE = ("evaluation/*.py", "evaluation/tasks/*.yaml", "models/*.py", "data/tokenizer.py")
+
+
+@dataclass(frozen=True)
+class Job:
+    """One task on one model, and all that its numbers depend on."""
+
+    task: str
+    identity: dict[str, Any]
+    documents: list[data.Document] | None  # None: its record is in the cache
+
+    @property
+    def record(self) -> str:
+        return f"{self.task}-{digest(self.identity)[:24]}.json"
+
+
+def evaluate(
+    model: Path | str,
+    suite: str,
+    config: Config,
+    out: Path | str,
+    *,
+    cache: Path | str | None = None,
+    downloads: Path = DOWNLOADS,
+    lock: Path = LOCK,
+    device: str | None = None,
+    dtype: torch.dtype | None = None,
+) -> Record:
+    """Write `out`: every number of a suite for the model in a folder, and what they came from.
+
+    Whatever can be wrong with configuration and data is found before the model is loaded. Tasks
+    that are finished stay in `cache`, so that a killed evaluation, or another suite with the same
+    task, goes on from them. `dtype` is by default bfloat16 on a GPU, as in the paper, and the
+    model's own on a CPU.
+    """
+    out = refuse_unwritable(out)
+    spec = _named(config, suite)
+    refuse_deviations(config.evaluation, suite)
+    cache = Path(cache or Path("results") / config.run / ".checkpoints" / "evaluation")
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    checkpoint = Checkpoint(model)
+    tokenizer = load_tokenizer(model)
+    check_vocabulary(tokenizer, checkpoint.config["vocab_size"])
+    if device != "cpu":
+        dtype = dtype or torch.bfloat16
+    common = {
+        "window": spec.window,
+        "batch": spec.batch,
+        "model": checkpoint.digest(),
+        "tokenizer": tokenizer.digest,
+        "device": torch.cuda.get_device_name(device) if device != "cpu" else "cpu",
+        "dtype": str(dtype or checkpoint.config.get("dtype", "float32")).removeprefix("torch."),
+        "versions": versions(),
+        "code": code(),
+    }
+    jobs = {}
+    for column, task in spec.tasks.items():
+        if not task.not_attempted:
+            refuse_drift(column, task, task_file(task.task))
+            jobs[column] = _job(task, common, spec, tokenizer, cache, downloads, lock)
+    if not jobs:
+        raise InputError(f"suite {suite!r}: none of its tasks is attempted")
+
+    loaded: list[LanguageModel] = []
+    for job in jobs.values():
+        # Two columns may be of one task.
+        if not (cache / job.record).is_file():
+            if not loaded:
+                loaded = [
+                    LanguageModel(
+                        model, window=spec.window, batch=spec.batch, device=device, dtype=dtype
+                    )
+                ]
+            assert job.documents is not None
+            record = measure(loaded[0], job.task, job.documents)
+            write_json(cache / job.record, {**record, "data": job.identity["data"]})
+    records = {column: read_json(cache / job.record) for column, job in jobs.items()}
+    result = {
+        "suite": suite,
+        "protocol": config.evaluation.protocol,
+        **common,
+        "results": _columns(spec, records),
+        "tasks": {
+            record["task"]: {key: value for key, value in record.items() if key != "metrics"}
+            for record in records.values()
+        },
+    }
+    write_json(out, result)
+    return result
+
+
+def measure(lm: LM, name: str, documents: list[data.Document]) -> Record:
+    """What a task says of a model: every metric with its value and standard error."""
+    task = make_task(name, documents)
+    found = run_lm_eval(
+        lm=lm,
+        task_dict={"tasks": {name: task}, "groups": {}, "group_map": {}},
+        bootstrap_iters=0,
+        log_samples=True,
+    )
+    samples = found["samples"][name]
+    return {
+        "task": name,
+        "version": task.VERSION,
+        "sha256": task_digest(name),
+        "shots": found["n-shot"][name],
+        "documents": len(samples),
+        "metrics": {
+            metric: {
+                "value": float(found["results"][name][f"{metric},none"]),
+                "stderr": standard_error(metric, [sample[metric] for sample in samples]),
+            }
+            for metric in samples[0]["metrics"]
+            if f"{metric},none" in found["results"][name]
+        },
+    }
+
+
+def make_task(name: str, documents: list[data.Document]) -> ConfigurableTask:
+    """lm-eval's task on these documents, whatever split they came from."""
+    # It advises on options that are not ours, and draws a bar for what takes a second.
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)
+    lm_eval.api.task.tqdm = lambda items, **_: items
+    given = partial(_given, datasets.Dataset.from_list(documents))
+    return ConfigurableTask(
+        config={
+            **{key: value for key, value in task_file(name).items() if key not in ("tag", "group")},
+            "custom_dataset": given,
+            "training_split": None,
+            "validation_split": None,
+            "test_split": "test",
+            "num_fewshot": 0,
+        }
+    )
+
+
+def _given(documents: datasets.Dataset, **_metadata: Any) -> dict[str, datasets.Dataset]:
+    return {"test": documents}
+
+
+def task_file(name: str) -> dict[str, Any]:
+    """A task file as lm-eval reads it, ours or the one that it ships."""
+    loaded: dict[str, Any] = load_yaml(_path(name))
+    return loaded
+
+
+def task_digest(name: str) -> str:
+    """The digest of a task file and of what it includes and calls."""
+    path = _path(name)
+    if name in SHIPPED:
+        beside = [file for file in path.parent.iterdir() if file.suffix in (".yaml", ".py")]
+    else:
+        beside = [path, *OURS.glob("_*.yaml"), Path(retrieval.__file__)]
+    return digest({file.name: sha256(file) for file in beside})
+
+
+def _path(name: str) -> Path:
+    shipped = Path(lm_eval.__file__).parent / "tasks"
+    path = shipped / SHIPPED[name] if name in SHIPPED else OURS / f"{name}.yaml"
+    if not path.is_file():
+        known = [*SHIPPED, *(file.stem for file in OURS.glob("[!_]*.yaml"))]
+        raise InputError(f"task {name!r}: there is no such task{nearest(name, known)}")
+    return path
+
+
+def versions() -> dict[str, str]:
+    return {
+        "keycut": keycut.__version__,
+        "python": platform.python_version(),
+        **{name: metadata.version(name) for name in VERSIONED},
+    }
+
+
+def code() -> str:
+    """The digest of the source that a result depends on."""
+    root = Path(keycut.__file__).parent
+    files = sorted(file for pattern in CODE for file in root.glob(pattern))
+    return digest({file.relative_to(root).as_posix(): sha256(file) for file in files})
+
+
+def _named(config: Config, suite: str) -> Suite:
+    suites = config.evaluation.suites
+    if suite not in suites:
+        raise InputError(f"suite {suite!r} is none of {config.run}{nearest(suite, suites)}")
+    return suites[suite]
+
+
+def _job(
+    task: Task,
+    common: Mapping[str, Any],
+    spec: Suite,
+    tokenizer: Tokenizer,
+    cache: Path,
+    downloads: Path,
+    lock: Path,
+) -> Job:
+    where = data.source(task, downloads=downloads, lock=lock)
+    identity = {
+        **common,
+        "task": task.task,
+        "sha256": task_digest(task.task),
+        "data": {"name": where.name, "revision": where.revision},
+    }
+    job = Job(task.task, identity, None)
+    if (cache / job.record).is_file():
+        return job
+    documents = data.documents(task, downloads=downloads, lock=lock)
+    if task.task in retrieval.TEXTS:
+        documents = retrieval.cut(documents, task.task, tokenizer, spec.window)
+    return Job(task.task, identity, documents)
+
+
+def _columns(spec: Suite, records: Mapping[str, Record]) -> Record:
+    columns: Record = {}
+    for column in spec.columns:
+        if reason := spec.left_out(column):
+            columns[column] = {"not_attempted": reason}
+        elif column == spec.mean:
+            columns[column] = _mean([columns[task] for task in spec.tasks])
+        else:
+            task, record = spec.tasks[column], records[column]
+            columns[column] = {
+                "task": task.task,
+                "metric": task.metric,
+                **record["metrics"][task.metric],
+            }
+    return columns
+
+
+def _mean(columns: list[Record]) -> Record:
+    """Of tasks that share no document, so their errors are independent."""
+    errors = [column["stderr"] for column in columns]
+    known = all(error is not None for error in errors)
+    return {
+        "value": sum(column["value"] for column in columns) / len(columns),
+        "stderr": math.hypot(*errors) / len(columns) if known else None,
+    }

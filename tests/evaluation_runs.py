@@ -1,0 +1,84 @@
+"""A model with words, and a configuration with one suite, for tests of evaluation."""
+
+import json
+from pathlib import Path
+
+import yaml
+from small_models import COMMON, SMALL
+
+from keycut.config import parse_config
+from keycut.data.tokenizer import train_tokenizer
+from keycut.models import create, save
+
+WORDS = [
+    "the",
+    "state",
+    "of",
+    "a",
+    "linear",
+    "model",
+    "keeps",
+    "what",
+    "it",
+    "reads",
+    "and",
+    "forgets",
+    "some",
+    "keys",
+    "when",
+    "values",
+    "overlap",
+    "so",
+    "a",
+    "wide",
+    "key",
+    "helps",
+    "recall",
+    "while",
+    "narrow",
+    "heads",
+    "run",
+    "faster",
+    "on",
+    "every",
+    "machine",
+]
+
+TEXT = "\n".join(
+    " ".join(WORDS[(i * i + 3 * j) % len(WORDS)] for j in range(40)) + " ." for i in range(60)
+)
+
+
+def make_model(folder: Path, name: str = "delta_net") -> Path:
+    """A random model of a small architecture, with a tokenizer of 300 pieces."""
+    train_tokenizer([TEXT], folder / "tokenizer", vocabulary_size=300)
+    # Half of the usual spread, so that perplexities stay numbers that one can compare.
+    config = {
+        **SMALL[name],
+        "vocab_size": 300,
+        "initializer_range": COMMON["initializer_range"] / 2,
+    }
+    save(create(config, seed=1), folder / "model", tokenizer=folder / "tokenizer")
+    return folder / "model"
+
+
+def demo_data() -> dict:
+    return yaml.safe_load(Path("config/demo.yaml").read_text())
+
+
+def run_config(suite: dict, *, protocol: str = "test"):
+    """The demo, its suites aside and this one, `suite`, in their place."""
+    data = demo_data()
+    data["tables"], data["figures"] = {}, {}
+    data["evaluation"] = {"protocol": protocol, "suites": {"suite": {"label": "S", **suite}}}
+    return parse_config(data, "test.yaml")
+
+
+def column(task: str, metric: str, file: Path | None = None, version: int = 1, **more) -> dict:
+    stated = {"label": "L", "task": task, "metric": metric, "version": version, **more}
+    return stated if file is None else {**stated, "file": str(file)}
+
+
+def write_lines(path: Path, documents: list[dict]) -> Path:
+    path.write_text("".join(json.dumps(document) + "\n" for document in documents))
+    return path

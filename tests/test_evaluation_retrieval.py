@@ -1,0 +1,219 @@
+"""The retrieval protocol on documents made by hand: prompts, cuts and answers."""
+
+import pytest
+from evaluation_runs import TEXT
+from lm_eval.api.model import LM
+
+from keycut.data.tokenizer import load_tokenizer, train_tokenizer
+from keycut.errors import InputError
+from keycut.evaluation.retrieval import answers, contains, cut
+from keycut.evaluation.suite import make_task, measure
+
+QA = {
+    "context": "Paris is the capital. It is old.",
+    "question": "The capital is",
+    "answers": ["Paris"],
+}
+FIELD = {"text": "510(k) number K042. Device: lamp.", "key": "device", "value": "lamp"}
+CLOZE = {"text": "The Normans came from Denmark.\nThe Normans came from ", "value": "Denmark"}
+
+DOCUMENTS = {
+    "based_drop": QA,
+    "based_fda": FIELD,
+    "based_nq": QA,
+    "based_squadv2": CLOZE,
+    "based_swde": FIELD,
+    "based_triviaqa": {**QA, "context": "[DOC] [TLE] Paris is the capital. [PAR] It is old."},
+}
+
+PROMPTS = {
+    "based_drop": "Paris is the capital. It is old. The capital is",
+    "based_fda": "510(k) number K042. Device: lamp. Device:",
+    "based_nq": "Paris is the capital. It is old. The capital is",
+    "based_squadv2": "The Normans came from Denmark.\nThe Normans came from",
+    "based_swde": "510(k) number K042. Device: lamp. Device:",
+    "based_triviaqa": "Paris is the capital.  It is old. The capital is",
+}
+
+# What the text is in, and the field that holds what is looked for; None: the beginning is kept.
+PLACES = {
+    "based_drop": ("context", None),
+    "based_fda": ("text", "value"),
+    "based_nq": ("context", "answers"),
+    "based_squadv2": ("text", "value"),
+    "based_swde": ("text", "value"),
+    "based_triviaqa": ("context", None),
+}
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tokenizer") / "t"
+    train_tokenizer([TEXT], folder, vocabulary_size=300)
+    return load_tokenizer(folder)
+
+
+class Scripted(LM):
+    """Answers every prompt by a function of it, and keeps what it was asked."""
+
+    def __init__(self, answer):
+        super().__init__()
+        self.answer, self.asked = answer, []
+
+    def generate_until(self, requests, **_):
+        self.asked += [request.args for request in requests]
+        return [self.answer(request.args[0]) for request in requests]
+
+    def loglikelihood(self, requests, **_):
+        raise AssertionError("retrieval only generates")
+
+    loglikelihood_rolling = loglikelihood
+
+
+@pytest.mark.parametrize("task", DOCUMENTS)
+def test_what_the_model_is_asked(task):
+    """The prompt and nothing around it, greedily, to the end of the line, 48 tokens at most."""
+    lm = Scripted(lambda prompt: "nothing")
+    measure(lm, task, [DOCUMENTS[task]])
+    ((prompt, settings),) = lm.asked
+    assert prompt == PROMPTS[task]
+    assert (settings["until"], settings["max_gen_toks"], settings["do_sample"]) == (
+        ["\n"],
+        48,
+        False,
+    )
+
+
+@pytest.mark.parametrize("task", DOCUMENTS)
+def test_a_question_that_ends_the_text_already_is_not_asked_twice(task):
+    document = DOCUMENTS[task]
+    if task == "based_squadv2":
+        return  # its text is the question
+    field, _ = PLACES[task]
+    ending = document.get("question", "device:")
+    repeated = {**document, field: f"{document[field]} {ending}"}
+    assert make_task(task, [repeated]).doc_to_text(repeated) == PROMPTS[task]
+
+
+@pytest.mark.parametrize("task", DOCUMENTS)
+@pytest.mark.parametrize(
+    ("output", "right"),
+    [
+        ("{}", 1),
+        (" it was {}, they say", 1),
+        ("{}s", 1),
+        ("", 0),
+        ("something else", 0),
+    ],
+)
+@pytest.mark.parametrize("answer", ["Paris", "K(0.4", "a+b?", "[x]*", "$5.00", "C:\\d"])
+def test_an_answer_counts_wherever_it_is_in_whatever_case(task, output, right, answer):
+    document = {**DOCUMENTS[task]}
+    document["answers" if "answers" in document else "value"] = (
+        [answer] if "answers" in document else answer
+    )
+    for said in (
+        output.format(answer),
+        output.format(answer).upper(),
+        output.format(answer).lower(),
+    ):
+        assert contains(document, [said]) == {"contains": right}
+
+
+def test_a_dot_in_an_answer_is_a_dot():
+    assert contains({"value": "3.5"}, ["315"]) == {"contains": 0}
+
+
+def test_the_best_of_the_listed_answers_counts():
+    assert contains({"answers": ["Paris", "Lutetia"]}, ["lutetia"]) == {"contains": 1}
+
+
+def test_a_document_without_an_answer_is_an_error():
+    with pytest.raises(InputError, match="no answer is given to 'why'"):
+        answers({"question": "why", "answers": [""]})
+
+
+def filler(count: int) -> str:
+    return " ".join(["the"] * count)
+
+
+@pytest.mark.parametrize("task", DOCUMENTS)
+@pytest.mark.parametrize(
+    ("before", "after"), [(0, 400), (10, 400), (200, 200), (390, 10), (400, 0)]
+)
+@pytest.mark.parametrize("answer", ["zebra", "z(0.4+?"])
+def test_the_cut_is_centred_on_the_answer(tokenizer, task, before, after, answer):
+    """Half of the window before it and the rest after it, or the beginning of the text."""
+    field, sought = PLACES[task]
+    document = {**DOCUMENTS[task], field: f"{filler(before)} {answer} {filler(after)}".strip()}
+    if "key" in document:
+        document["key"] = "not in the text"
+    if sought:
+        document[sought] = [answer] if sought == "answers" else answer
+    window = 150
+    (short,) = cut([document], task, tokenizer, window)
+    tokens = len(tokenizer.encode(short[field]))
+    assert tokens <= window - 50
+    assert {**short, field: ""} == {**document, field: ""}
+    if sought is None:
+        assert document[field].startswith(short[field])
+        assert tokens == window - 50
+        return
+    left, _, right = short[field].partition(answer)
+    assert answer in short[field]
+    # The space before an answer may be a token of its own.
+    assert len(left.split()) == pytest.approx(min(before, 50), abs=1)
+    room = window - 50 - min(before, 50) - len(tokenizer.encode(f" {answer}"))
+    assert len(right.split()) == pytest.approx(min(after, room), abs=1)
+
+
+@pytest.mark.parametrize("task", ["based_fda", "based_swde"])
+def test_key_and_value_both_draw_the_cut_and_the_first_wins(tokenizer, task):
+    text = f"{filler(100)} size {filler(300)} zebra {filler(100)}"
+    (short,) = cut([{"text": text, "key": "size", "value": "zebra"}], task, tokenizer, 150)
+    assert "size" in short["text"]
+    assert "zebra" not in short["text"]
+
+
+@pytest.mark.parametrize("task", ["based_fda", "based_nq", "based_squadv2", "based_swde"])
+def test_an_absent_answer_leaves_the_end(tokenizer, task):
+    field, _ = PLACES[task]
+    document = {**DOCUMENTS[task], field: f"{filler(300)} last"}
+    if "key" in document:
+        document["key"] = "nowhere"
+    (short,) = cut([document], task, tokenizer, 150)
+    assert short[field].endswith("last")
+    assert len(tokenizer.encode(short[field])) == 50
+
+
+def test_an_absent_answer_may_be_there_under_another_name(tokenizer):
+    text = f"{filler(100)} Lutetia {filler(300)}"
+    document = {**QA, "context": text, "alt_answers": ["Parisii", "Lutetia"]}
+    (short,) = cut([document], "based_nq", tokenizer, 150)
+    assert "Lutetia" in short["context"]
+
+
+def test_an_answer_of_one_character_is_left_out_where_it_is_looked_for(tokenizer):
+    assert cut([{**CLOZE, "value": "7"}], "based_squadv2", tokenizer, 150) == []
+    assert len(cut([{**QA, "answers": ["7"]}], "based_drop", tokenizer, 150)) == 1
+
+
+def test_swde_ends_before_its_examples(tokenizer):
+    document = {**FIELD, "text": FIELD["text"] + "\nSummary of information above... Device: lamp"}
+    (short,) = cut([document], "based_swde", tokenizer, 2048)
+    assert make_task("based_swde", [short]).doc_to_text(short) == PROMPTS["based_swde"]
+
+
+def test_recall_tells_a_model_that_knows_from_one_that_does_not():
+    documents = [
+        {"context": f"The cat is {a}. The dog is {b}.", "question": "The dog is", "answers": [b]}
+        for a, b in [("red", "blue"), ("tall", "small"), ("here", "there")]
+    ]
+    knows = Scripted(lambda prompt: f" {prompt.split('The dog is ')[1].split('.')[0]}.")
+    guesses = Scripted(lambda prompt: " red.")
+    silent = Scripted(lambda prompt: "")
+    scores = [
+        measure(lm, "demo_recall", documents)["metrics"]["contains"]["value"]
+        for lm in (knows, guesses, silent)
+    ]
+    assert scores == [1.0, 0.0, 0.0]

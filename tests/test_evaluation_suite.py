@@ -1,0 +1,477 @@
+"""A suite from a model folder to its JSON: what is refused, what is resumed, what is written."""
+
+import json
+import os
+import signal
+import socket
+from pathlib import Path
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+import torch
+import yaml
+from evaluation_runs import TEXT, WORDS, column, make_model, run_config, write_lines
+from lm_eval.api.instance import Instance
+
+from keycut.config import load_config, parse_config
+from keycut.config.evaluation import DATA_SETS, TASKS
+from keycut.data.packing import pack
+from keycut.data.sources import Source
+from keycut.data.tokenizer import load_tokenizer
+from keycut.errors import InputError
+from keycut.evaluation import data, evaluate, make_demo_tasks, suite
+from keycut.evaluation.language_model import LanguageModel
+from keycut.evaluation.protocol import PAPER, refuse_deviations, refuse_drift
+from keycut.evaluation.suite import SHIPPED, task_file
+
+TASK_FIELDS = {
+    "demo_prose": [{"page": line} for line in TEXT.split("\n")[:4]],
+    "demo_last_word": [{"text": line[:60].rsplit(" ", 1)[0]} for line in TEXT.split("\n")[:6]],
+    "demo_choice": [
+        {"query": "the state of", "choices": [f"a {w}", f"{w} a key", f"run {w}"], "gold": i % 3}
+        for i, w in enumerate(WORDS[:8])
+    ],
+    "demo_recall": [
+        {"context": f"The {a} is {b}.", "question": f"The {a} is", "answers": [b]}
+        for a, b in zip(WORDS[:5], WORDS[5:10], strict=True)
+    ],
+}
+METRICS = {"demo_prose": "word_perplexity", "demo_last_word": "acc", "demo_choice": "acc_norm",
+           "demo_recall": "contains"}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return make_model(tmp_path_factory.mktemp("small"))
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("files")
+    for name, documents in TASK_FIELDS.items():
+        write_lines(folder / f"{name}.jsonl", documents)
+    return folder
+
+
+def all_four(files, **more):
+    tasks = {name: column(name, METRICS[name], files / f"{name}.jsonl") for name in TASK_FIELDS}
+    return run_config({"window": 40, "mean": "avg", "tasks": tasks, **more})
+
+
+def one(task, metric, file, **more):
+    return run_config({"window": 40, "tasks": {"it": column(task, metric, file, **more)}})
+
+
+# What is written
+
+
+def test_the_json_says_what_was_measured_on_what(model, files, tmp_path, monkeypatch):
+    def refuse(*_):
+        raise AssertionError("a network was asked for")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    result = evaluate(model, "suite", all_four(files), tmp_path / "out.json", cache=tmp_path / "c")
+    assert result == json.loads((tmp_path / "out.json").read_text())
+    assert (result["suite"], result["protocol"], result["window"]) == ("suite", "test", 40)
+    assert (result["device"], result["dtype"]) == ("cpu", "float32")
+    assert result["versions"]["lm-eval"] == "0.4.13"
+    for name, metric in METRICS.items():
+        column = result["results"][name]
+        assert (column["task"], column["metric"]) == (name, metric)
+        assert column["stderr"] >= 0
+        task = result["tasks"][name]
+        assert (task["version"], task["shots"]) == (1, 0)
+        assert task["documents"] == len(TASK_FIELDS[name])
+        assert task["data"]["revision"].startswith("sha256:")
+    values = [result["results"][name]["value"] for name in METRICS]
+    assert result["results"]["avg"]["value"] == pytest.approx(sum(values) / 4)
+
+
+def test_columns_left_out_say_why_and_take_the_mean_with_them(model, files, tmp_path):
+    config = all_four(files)
+    tasks = {
+        name: task.model_dump() for name, task in config.evaluation.suites["suite"].tasks.items()
+    }
+    tasks["demo_choice"]["not_attempted"] = "no data"
+    config = run_config({"window": 40, "mean": "avg", "tasks": tasks})
+    result = evaluate(model, "suite", config, tmp_path / "out.json", cache=tmp_path / "c")
+    assert result["results"]["demo_choice"] == {"not_attempted": "no data"}
+    assert result["results"]["avg"] == {"not_attempted": "no data"}
+    assert "demo_choice" not in result["tasks"]
+
+
+# The language model
+
+
+def asked(text, until="\n", limit=12):
+    settings = {"until": [until], "max_gen_toks": limit, "do_sample": False}
+    return Instance("generate_until", {}, (text, settings), 0, ("t", 0, 1))
+
+
+PROMPTS = ["the state", TEXT[:90], "narrow heads run faster on", "a"]
+
+
+@pytest.mark.parametrize("name", ["delta_net", "gated", "shared_head"])
+def test_generation_from_the_state_is_that_from_the_whole_prefix(name, tmp_path):
+    """Prompts of several lengths in one batch, against one at a time, read again for each token."""
+    lm = LanguageModel(make_model(tmp_path, name), window=60)
+    expected = []
+    for text in PROMPTS:
+        ids = lm.tok_encode(text)[12 - 60 :]
+        for _ in range(12):
+            with torch.no_grad():
+                ids.append(int(lm.model(torch.tensor([ids])).logits[0, -1].argmax()))
+        expected.append(lm.words.backend.decode(ids[-12:]))
+    assert len(set(expected)) > 1
+    assert lm.generate_until([asked(text, until="\0") for text in PROMPTS]) == expected
+
+
+def test_generation_ends_before_the_stop_and_at_the_end_of_text(model):
+    lm = LanguageModel(model, window=60)
+    letter, newline = (lm.tok_encode(text)[0] for text in ("a", "\n"))
+    for said, text in [
+        ([letter, newline, letter], "a"),
+        ([letter, lm.words.eos], "a"),
+        ([lm.words.eos], ""),
+        ([letter] * 12, "a" * 12),
+    ]:
+        said = iter(said)
+        lm.model.lm_head.forward = lambda states, said=said: torch.nn.functional.one_hot(
+            torch.tensor([next(said)]), 300
+        )
+        assert lm.generate_until([asked("x")]) == [text]
+
+
+def test_a_batch_that_does_not_fit_is_halved(model):
+    requests = [
+        Instance("loglikelihood", {}, (" ".join(WORDS[:n]), " a key"), 0) for n in range(1, 9)
+    ]
+    lm = LanguageModel(model, window=60)
+    expected = lm.loglikelihood(requests)
+    compute, sizes = lm._scores, []
+
+    def small(rows):
+        if len(rows) > 2:
+            raise torch.OutOfMemoryError
+        sizes.append(len(rows))
+        return compute(rows)
+
+    lm._scores = small
+    for found, whole in zip(lm.loglikelihood(requests), expected, strict=True):
+        assert found == (pytest.approx(whole[0]), whole[1])
+    assert max(sizes) == 2
+    lm.batch = 4
+    with pytest.raises(InputError, match=r"4 requests of .* do not fit into the memory of cpu"):
+        lm.loglikelihood(requests)
+
+
+def test_what_cannot_be_scored_or_generated_is_refused(model):
+    lm = LanguageModel(model, window=8)
+    with pytest.raises(InputError, match="tokens cannot be scored in a window of 8"):
+        lm.loglikelihood([Instance("loglikelihood", {}, ("a", TEXT[:200]), 0)])
+    with pytest.raises(InputError, match="12 tokens to generate leave no room"):
+        lm.generate_until([asked("x")])
+
+
+# A model that generates nothing
+
+
+def test_a_model_that_says_nothing_scores_nothing(model, files, tmp_path, monkeypatch):
+    monkeypatch.setattr(LanguageModel, "_continued", lambda self, prompts: [""] * len(prompts))
+    config = one("demo_recall", "contains", files / "demo_recall.jsonl")
+    result = evaluate(model, "suite", config, tmp_path / "out.json", cache=tmp_path / "c")
+    assert result["results"]["it"]["value"] == 0.0
+
+
+# The guard
+
+
+def edited_paper(path, value):
+    data = yaml.safe_load(Path("config/paper.yaml").read_text())
+    *parents, last = path.split("/")
+    place = data["evaluation"]
+    for key in parents:
+        place = place[key]
+    if value is None:
+        del place[last]
+    else:
+        place[last] = value
+    # Tables would complain of a column that is gone; the guard has to.
+    data["tables"], data["figures"] = {}, {}
+    return parse_config(data, "mine.yaml")
+
+
+DEVIATIONS = [
+    ("suites/ppl/window", 2048, "suites.ppl.window: 2048, the paper's is 10000"),
+    ("suites/ppl/tasks/lambada_ppl/metric", "acc", "lambada_ppl.metric: acc"),
+    ("suites/ppl/tasks/wikitext_word_ppl/version", 1, "wikitext_word_ppl.version: 1"),
+    ("suites/ppl/tasks/lambada_ppl/shots", 5, "lambada_ppl.shots: 5, the paper's is 0"),
+    ("suites/ppl/tasks/lambada_ppl/revision", "v2", "lambada_ppl.revision: v2"),
+    ("suites/ppl/tasks/lambada_ppl/file", "my.jsonl", "lambada_ppl.file: my.jsonl"),
+    ("suites/ppl/tasks/lambada_ppl", column("demo_last_word", "perplexity", "x.jsonl"),
+     "lambada_ppl.task: demo_last_word"),
+    ("suites/ppl/tasks/lambada_ppl", None, "tasks: lambada_ppl is missing"),
+    ("suites/ppl/mean", "average", "ppl.mean: average, the paper's is None"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("path", "value", "message"), DEVIATIONS)
+def test_a_deviation_from_the_paper_is_named_before_anything_is_read(
+    path, value, message, tmp_path
+):
+    config = edited_paper(path, value)
+    with pytest.raises(InputError) as caught:
+        evaluate(tmp_path / "no model", "ppl", config, tmp_path / "out.json")
+    assert message in str(caught.value)
+    assert "give evaluation.protocol another name" in str(caught.value)
+
+
+def test_a_column_that_the_paper_has_not_is_a_deviation():
+    more = column("wikitext", "bits_per_byte", version=2)
+    config = edited_paper("suites/ppl/tasks/more", more)
+    with pytest.raises(InputError, match="more is not the paper's"):
+        refuse_deviations(config.evaluation, "ppl")
+
+
+def test_under_another_name_the_same_is_allowed_and_marked(model, files, tmp_path):
+    config = edited_paper("suites/ppl/window", 2048)
+    mine = config.evaluation.model_copy(update={"protocol": "mine"})
+    refuse_deviations(mine, "ppl")
+    config = one("demo_prose", "word_perplexity", files / "demo_prose.jsonl")
+    result = evaluate(model, "suite", config, tmp_path / "out.json", cache=tmp_path / "c")
+    assert result["protocol"] == "test"
+
+
+def test_the_papers_own_configuration_passes():
+    evaluation = load_config("config/paper.yaml").evaluation
+    for name in PAPER:
+        refuse_deviations(evaluation, name)
+        for key, task in evaluation.suites[name].tasks.items():
+            refuse_drift(key, task, task_file(task.task))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"version": 3}, "version 3 of demo_prose is stated, lm-eval would run version 1"),
+        ({"shots": 5}, "5 examples in the prompt of demo_prose are stated"),
+    ],
+)
+def test_what_lm_eval_would_run_otherwise_is_refused(files, tmp_path, change, message, model):
+    stated = {**column("demo_prose", "word_perplexity", files / "demo_prose.jsonl"), **change}
+    config = run_config({"window": 40, "tasks": {"it": stated}})
+    with pytest.raises(InputError, match=message):
+        evaluate(model, "suite", config, tmp_path / "out.json", cache=tmp_path / "c")
+
+
+def test_a_metric_that_lm_eval_no_longer_reports_is_refused(files):
+    task = one("demo_choice", "acc_norm", files / "x").evaluation.suites["suite"].tasks["it"]
+    loaded = {"metadata": {"version": 1}, "metric_list": [{"metric": "acc"}]}
+    with pytest.raises(InputError, match="lm-eval would report acc"):
+        refuse_drift("it", task, loaded)
+
+
+@pytest.mark.parametrize("task", SHIPPED)
+def test_the_data_sets_are_those_of_lm_eval(task):
+    file = task_file(task)
+    split = file.get("test_split") or file["validation_split"]
+    assert DATA_SETS[task] == (file["dataset_path"], file["dataset_name"], split)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_every_task_has_a_file_that_reports_its_metrics(task):
+    reported = {entry["metric"] for entry in task_file(task)["metric_list"]}
+    assert reported >= set(TASKS[task])
+    assert task in data.FIELDS
+
+
+# Killed and resumed
+
+
+def killed(function) -> None:
+    """Run in a process of its own, which has to end by SIGKILL."""
+    child = os.fork()
+    if child == 0:
+        signal.alarm(60)
+        torch.set_num_threads(1)
+        function()
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    assert os.WIFSIGNALED(status)
+    assert os.WTERMSIG(status) == signal.SIGKILL
+
+
+def die(*_, **__):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("within", [False, True])
+def test_a_killed_evaluation_goes_on_and_ends_the_same(model, files, tmp_path, within, monkeypatch):
+    config = all_four(files, batch=1)
+    whole = evaluate(model, "suite", config, tmp_path / "whole.json", cache=tmp_path / "other")
+    cache, out = tmp_path / "cache", tmp_path / "out.json"
+    measure, scores = suite.measure, LanguageModel._scores
+
+    def run():
+        calls = []
+
+        def third(lm, name, documents):
+            calls.append(name)
+            if len(calls) == 3:
+                if not within:
+                    die()
+                LanguageModel._scores = lambda self, rows: (
+                    die() if calls[3:] else (calls.append("row") or scores(self, rows))
+                )
+            return measure(lm, name, documents)
+
+        suite.measure = third
+        evaluate(model, "suite", config, out, cache=cache)
+
+    killed(run)
+    assert not out.exists()
+    assert len(list(cache.glob("*.json"))) == 2
+    again = []
+    monkeypatch.setattr(
+        suite, "measure", lambda lm, name, d: again.append(name) or measure(lm, name, d)
+    )
+    evaluate(model, "suite", config, out, cache=cache)
+    assert again == ["demo_choice", "demo_recall"]
+    assert out.read_bytes() == (tmp_path / "whole.json").read_bytes()
+    assert json.loads(out.read_text()) == whole
+
+
+def test_another_window_or_file_is_another_result(model, files, tmp_path):
+    cache, file = tmp_path / "cache", tmp_path / "p.jsonl"
+    write_lines(file, TASK_FIELDS["demo_prose"])
+    config = one("demo_prose", "word_perplexity", file)
+    first = evaluate(model, "suite", config, tmp_path / "1.json", cache=cache)
+    write_lines(file, TASK_FIELDS["demo_prose"][:2])
+    second = evaluate(model, "suite", config, tmp_path / "2.json", cache=cache)
+    assert first["results"] != second["results"]
+    assert len(list(cache.iterdir())) == 2
+
+
+# Bad input
+
+
+def test_bad_data_is_named_before_the_model_is_loaded(model, tmp_path, monkeypatch):
+    def loaded(*_, **__):
+        raise AssertionError("the model was loaded")
+
+    monkeypatch.setattr(suite, "LanguageModel", loaded)
+
+    def refusal(text, task="demo_last_word", metric="acc", name="x.jsonl"):
+        if text is not None:
+            (tmp_path / name).write_text(text)
+        with pytest.raises(InputError) as caught:
+            evaluate(
+                model, "suite", one(task, metric, tmp_path / name), tmp_path / "out.json",
+                cache=tmp_path / "cache",
+            )  # fmt: skip
+        return str(caught.value)
+
+    good = '{"text": "a b"}\n'
+    assert "x.jsonl, line 3: not valid JSON" in refusal(good + good + '{"text": "a\n')
+    assert "x.jsonl, line 2: a JSON object was expected" in refusal(good + "[1]\n")
+    assert "line 1: demo_last_word needs the field 'text'; it has txt" in refusal('{"txt": "a"}\n')
+    assert "line 1: field 'text' is int" in refusal('{"text": 3}\n')
+    assert "no documents for demo_last_word: the data set is empty" in refusal("")
+    recall = '{"context": "a", "question": "b", "answers": []}\n'
+    assert "field 'answers' is empty" in refusal(recall, "demo_recall", "contains")
+    assert "y.jsonl: no such file; it was to hold the data of" in refusal(None, name="y.jsonl")
+    assert "expected .jsonl" in refusal("a\n", name="z.csv")
+    assert "a .raw file is WikiText's" in refusal("a\n", name="z.raw")
+
+
+def test_what_was_not_downloaded_is_named(model, tmp_path):
+    config = run_config({"window": 40, "tasks": {"it": column("piqa", "acc")}})
+    with pytest.raises(InputError, match=r"the data of piqa is missing: dataset baber/piqa is not"):
+        evaluate(
+            model, "suite", config, tmp_path / "o.json", downloads=tmp_path, lock=tmp_path / "lock"
+        )
+
+
+def test_an_unknown_task_or_suite_has_a_near_name(model, files, tmp_path):
+    with pytest.raises(InputError, match="did you mean 'demo_recall'"):
+        one("demo_recal", "contains", files / "demo_recall.jsonl")
+    with pytest.raises(InputError, match="did you mean 'based_swde'"):
+        task_file("based_swd")
+    with pytest.raises(InputError, match="suite 'suit' is none of demo; did you mean 'suite'"):
+        evaluate(model, "suit", all_four(files), tmp_path / "o.json")
+
+
+def test_a_demo_task_needs_a_file():
+    with pytest.raises(InputError, match="demo_prose is on no hub"):
+        one("demo_prose", "word_perplexity", None)
+
+
+def test_a_downloaded_data_set_is_read_by_its_card(model, tmp_path, monkeypatch):
+    folder = tmp_path / ("c" * 40)
+    (folder / "sub").mkdir(parents=True)
+    rows = [{"goal": f"to {w}", "sol1": "a key", "sol2": w, "label": i % 2}
+            for i, w in enumerate(WORDS[:6])]  # fmt: skip
+    table = pyarrow.Table.from_pylist(rows)
+    pyarrow.parquet.write_table(table, folder / "sub/validation-00000-of-00001.parquet")
+    (folder / "README.md").write_text(
+        "---\nconfigs:\n- config_name: default\n  data_files:\n"
+        "  - split: validation\n    path: sub/validation-*\n---\n"
+    )
+    monkeypatch.setattr(data, "resolve", lambda *_, **__: folder)
+    config = run_config({"window": 40, "tasks": {"it": column("piqa", "acc_norm")}})
+    result = evaluate(model, "suite", config, tmp_path / "o.json", cache=tmp_path / "cache")
+    assert result["tasks"]["piqa"]["documents"] == 6
+    assert result["tasks"]["piqa"]["data"] == {
+        "name": "baber/piqa/validation",
+        "revision": "c" * 40,
+    }
+    (folder / "sub/validation-00000-of-00001.parquet").unlink()
+    with pytest.raises(InputError, match="piqa needs its split 'validation'"):
+        evaluate(model, "suite", config, tmp_path / "o.json", cache=tmp_path / "cache2")
+
+
+# The demo's tasks
+
+
+@pytest.fixture(scope="module")
+def tokens(model, tmp_path_factory):
+    out = tmp_path_factory.mktemp("tokens") / "t"
+    sentences = [f"When {line[:-2]}. Then {line[:-2]}." for line in TEXT.split("\n")]
+    sentences = [" ".join(sentence.split()[:30]) + ". " + sentence for sentence in sentences]
+    pack(
+        [f"{s}\n\n{s}" for s in sentences], load_tokenizer(model), out, sequence_length=64,
+        sequences={"held_out": 60}, source=Source("t", "1"), seed=0,
+    )  # fmt: skip
+    return out
+
+
+def test_demo_tasks_are_the_same_every_time_and_of_the_right_shape(model, tokens, tmp_path):
+    make_demo_tasks(tokens, model, tmp_path / "a")
+    make_demo_tasks(tokens, model, tmp_path / "b")
+    for name in TASK_FIELDS:
+        text = (tmp_path / "a" / f"{name}.jsonl").read_bytes()
+        assert text == (tmp_path / "b" / f"{name}.jsonl").read_bytes()
+        documents = [json.loads(line) for line in text.splitlines()]
+        for document in documents:
+            data._checked(name, document, "")
+    choices = [
+        json.loads(line) for line in (tmp_path / "a/demo_choice.jsonl").read_text().splitlines()
+    ]
+    for document in choices:
+        assert len({" ".join(sorted(choice.split())) for choice in document["choices"]}) == 1
+        assert len(set(document["choices"])) == 4
+    assert {document["gold"] for document in choices} == {0, 1, 2, 3}
+    recall = [
+        json.loads(line) for line in (tmp_path / "a/demo_recall.jsonl").read_text().splitlines()
+    ]
+    for document in recall:
+        assert f"{document['question']} {document['answers'][0]}." in document["context"]
+
+
+def test_demo_tasks_refuse_another_tokenizer(model, tokens, tmp_path):
+    other = make_model(tmp_path)
+    text = (other / "tokenizer.json").read_text()
+    (other / "tokenizer.json").write_text(text + "\n")
+    with pytest.raises(InputError, match="packed with another tokenizer"):
+        make_demo_tasks(tokens, other, tmp_path / "a")
