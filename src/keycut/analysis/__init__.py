@@ -1,0 +1,1 @@
+"""What the states of a model look like, and what the paper proves of them."""

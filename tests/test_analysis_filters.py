@@ -1,0 +1,56 @@
+"""Filters come out as the model applies them."""
+
+import numpy as np
+import pytest
+import torch
+from small_models import SMALL
+
+from keycut.analysis.filters import filters
+from keycut.errors import InputError
+from keycut.models import create, save
+from keycut.models.checkpoint import Checkpoint
+
+SHAPES = {  # (heads, channels) of q and k, and of v
+    "delta_net": ((2, 16), (2, 16)),
+    "shared_head": ((2, 1), (2, 1)),
+    "shared_all": ((1, 1), (1, 1)),
+    "gated": ((2, 16), (2, 24)),
+    "gated_value_heads": ((2, 8), (4, 16)),
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_every_filter_stands_with_its_head(name, tmp_path):
+    model = create(SMALL[name], seed=3, dtype=torch.bfloat16)
+    save(model, tmp_path / "m")
+    found = filters(Checkpoint(tmp_path / "m"))
+    keys, values = SHAPES[name]
+    assert found.q.shape == found.k.shape == (2, *keys, 4)
+    assert found.v.shape == (2, *values, 4)
+    assert found.v.dtype == np.float32
+    for layer in range(2):
+        for side in "qkv":
+            weight = getattr(model.model.layers[layer].attn, f"{side}_conv1d").weight
+            heads, channels = values if side == "v" else keys
+            for head in range(heads):
+                mine = weight[head * channels : (head + 1) * channels, 0].detach().float().numpy()
+                np.testing.assert_array_equal(getattr(found, side)[layer, head], mine)
+
+
+def test_the_last_weight_is_the_current_tokens(tmp_path):
+    model = create(SMALL["delta_net"], seed=3)
+    conv = model.model.layers[0].attn.k_conv1d
+    with torch.no_grad():
+        conv.weight[:, :, :-1] = 0
+    save(model, tmp_path / "m")
+    last = torch.from_numpy(filters(Checkpoint(tmp_path / "m")).k[0].reshape(-1, 4)[:, -1])
+    x = torch.randn(1, 70, 32)
+    y, _ = conv(x)
+    torch.testing.assert_close(y, torch.nn.functional.silu(x * last))
+
+
+def test_a_model_without_filters_is_refused(tmp_path):
+    with pytest.warns(UserWarning, match="ShortConvolution"):
+        save(create({**SMALL["delta_net"], "use_short_conv": False}, seed=3), tmp_path / "m")
+    with pytest.raises(InputError, match=r"q_conv1d.weight: a model without filters"):
+        filters(Checkpoint(tmp_path / "m"))

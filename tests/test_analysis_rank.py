@@ -1,0 +1,291 @@
+"""The fast states and their ranks, against a recurrence token by token and SVD by SVD."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from plain_model import plain_logits, projected, queries_and_keys
+from small_models import SMALL
+
+from keycut.analysis.rank import (
+    RankAnalysis,
+    analyse_rank,
+    full_precision,
+    states_in_blocks,
+    writes,
+)
+from keycut.analysis.spectra import effective_ranks, er, largest_eigenvalues
+from keycut.errors import InputError
+from keycut.models import create
+
+NAMES = ["delta_net", "shared_head", "gated", "gated_value_heads"]
+T, SKIP = 90, 7
+HEADS = ((1, 1), (0, 0))
+IDS = torch.randint(0, 97, (T,), generator=torch.Generator().manual_seed(4))
+THREE_TOKENS = 3 * 4 * 2 * 2 * 16 * 16  # a small delta_net has 2 x 2 heads of 16 x 16 float32
+
+
+def plain_states(model):
+    """S_t as the paper writes it, d_v x d_k: one (T, value heads, d_v, d_k) for each layer."""
+    config, p = model.config, dict(model.named_parameters())
+    found = []
+
+    def seen(layer, x, q, k):
+        at = f"model.layers.{layer}."
+        w = {name.removeprefix(at): tensor for name, tensor in p.items() if name.startswith(at)}
+        value_heads = getattr(config, "num_v_heads", None) or config.num_heads
+        k = queries_and_keys(config, w, x)[1]
+        k = k / (k.square().sum(-1, keepdim=True) + 1e-6).sqrt()
+        k = k.repeat_interleave(value_heads // config.num_heads, 1)
+        v = projected(w, x, "v").view(T, value_heads, -1)
+        beta = torch.sigmoid(x @ w["attn.b_proj.weight"].T)
+        alpha = torch.ones_like(beta)
+        if "attn.A_log" in w:
+            a = F.softplus(x @ w["attn.a_proj.weight"].T + w["attn.dt_bias"])
+            alpha = torch.exp(-torch.exp(w["attn.A_log"]) * a)
+        I = torch.eye(k.shape[-1]).to(k)  # noqa: E741
+        states = []
+        for h in range(value_heads):
+            S = torch.zeros(v.shape[-1], k.shape[-1]).to(k)
+            for t in range(T):
+                kk = torch.outer(k[t, h], k[t, h])
+                S = alpha[t, h] * S @ (I - beta[t, h] * kk)
+                S = S + beta[t, h] * torch.outer(v[t, h], k[t, h])
+                states.append(S)
+        states = torch.stack(states).view(value_heads, T, *S.shape)
+        found.append(states.transpose(0, 1))
+
+    with torch.no_grad():
+        plain_logits(model, IDS, seen)
+    return found
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def both(request):
+    model = create(SMALL[request.param], seed=2)
+    found = analyse_rank(model, IDS, model_digest="d", heads=HEADS, skip=SKIP)
+    return model, found, plain_states(model.double())
+
+
+def close(a, b, rtol=2e-4):
+    a, b = torch.as_tensor(a).double(), torch.as_tensor(b).double()
+    torch.testing.assert_close(a, b, rtol=rtol, atol=rtol * b.abs().max().item())
+
+
+def test_effective_ranks_are_those_of_the_plain_recurrence(both):
+    _, found, states = both
+    for layer in range(2):
+        for head in range(states[layer].shape[1]):
+            for t in range(T):
+                sigma = np.linalg.svd(states[layer][t, head].numpy(), compute_uv=False)
+                expected = (sigma**2).sum() / sigma[0] ** 2
+                assert found.effective_rank[layer, head, t] == pytest.approx(expected, rel=2e-4)
+
+
+def test_spectra_are_those_of_the_plain_recurrence(both):
+    _, found, states = both
+    for layer, head in HEADS:
+        close(found.spectrum(layer, head), torch.linalg.svdvals(states[layer][SKIP:, head]))
+
+
+def test_the_first_state_has_rank_one_and_no_rank_exceeds_the_tokens_written(both):
+    _, found, _ = both
+    np.testing.assert_allclose(found.effective_rank[..., 0], 1, rtol=1e-5)
+    assert (found.effective_rank <= np.arange(1, T + 1) * (1 + 1e-5)).all()
+
+
+def test_utilization_is_of_the_smaller_side(both):
+    _, found, states = both
+    d = min(states[0].shape[-2:])
+    np.testing.assert_allclose(found.utilization, found.effective_rank / d)
+    assert found.spectra.shape == (2, T - SKIP, d)
+
+
+def test_the_gate_is_in_the_states():
+    """Without it the states, and what is said of their rank, would be others."""
+    model = create(SMALL["gated"], seed=2)
+    w = writes(model, IDS)
+    with_gate = torch.cat([block.clone() for block in states_in_blocks(w)])
+    ungated = torch.cat([b.clone() for b in states_in_blocks(type(w)(w.k, w.v, w.beta, 0 * w.g))])
+    ratio = effective_ranks(ungated[-1]) / effective_ranks(with_gate[-1])
+    assert (ratio - 1).abs().max() > 0.05
+
+
+@pytest.mark.parametrize("block_bytes", [1, THREE_TOKENS, 2**28])
+def test_the_size_of_a_block_changes_nothing_but_memory(block_bytes):
+    model = create(SMALL["delta_net"], seed=2)
+    blocks = [block.clone() for block in states_in_blocks(writes(model, IDS), block_bytes)]
+    assert max(map(len, blocks)) == {1: 1, THREE_TOKENS: 3, 2**28: T}[block_bytes]
+    whole = next(states_in_blocks(writes(model, IDS)))
+    assert torch.equal(torch.cat(blocks), whole)
+    found = analyse_rank(model, IDS, model_digest="d", heads=HEADS, skip=4, block_bytes=block_bytes)
+    again = analyse_rank(model, IDS, model_digest="d", heads=HEADS, skip=4)
+    np.testing.assert_allclose(found.effective_rank, again.effective_rank, rtol=1e-5)
+    np.testing.assert_array_equal(found.spectra, again.spectra)
+
+
+def test_a_bf16_model_has_float32_states():
+    model = create(SMALL["gated"], seed=2)
+    exact = analyse_rank(model, IDS, model_digest="d")
+    w = writes(model.bfloat16(), IDS)
+    assert {x.dtype for x in (w.k, w.v, w.beta, w.g)} == {torch.float32}
+    torch.testing.assert_close(w.k.norm(dim=-1), torch.ones(w.k.shape[:-1]), rtol=1e-4, atol=0)
+    rough = analyse_rank(model, IDS, model_digest="d")
+    assert rough.provenance["dtype"] == "bfloat16"
+    assert np.abs(rough.effective_rank / exact.effective_rank - 1).mean() < 0.05
+
+
+@pytest.mark.parametrize("name", ["delta_net", "gated"])
+def test_negative_eigenvalues_double_beta(name):
+    once = writes(create(SMALL[name], seed=2), IDS)
+    config = {**SMALL[name], "allow_neg_eigval": True, "num_hidden_layers": 1}
+    twice = writes(create({**config, "allow_neg_eigval": False}, seed=2), IDS)
+    doubled = writes(create(config, seed=2), IDS)
+    assert once.beta.shape[1] == 2 * doubled.beta.shape[1]
+    torch.testing.assert_close(doubled.beta, 2 * twice.beta)
+
+
+def test_keys_stay_as_they_are_where_the_layer_asks_for_no_l2_norm():
+    model = create({**SMALL["delta_net"], "qk_norm": "sum"}, seed=2)
+    k = writes(model, IDS).k
+    torch.testing.assert_close(k.abs().sum(-1), torch.ones(k.shape[:-1]))
+
+
+def test_the_model_is_left_as_it_was(both):
+    model, _, _ = both
+    assert model.training
+    assert all(p.grad is None for p in model.parameters())
+
+
+# Effective ranks without an SVD
+
+
+def by_squaring(states):
+    """As a GPU does it."""
+    S = states / torch.linalg.vector_norm(states, dim=(-2, -1), keepdim=True)
+    return 1 / largest_eigenvalues(S @ S.mT)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    st.integers(0, 2**32),
+    st.integers(1, 40),
+    st.integers(1, 40),
+    st.floats(0, 6),
+    st.floats(-12, 12),
+    st.integers(1, 20),
+)
+def test_both_ways_give_the_effective_rank(seed, m, n, decay, scale, N):
+    generator = torch.Generator().manual_seed(seed)
+    d = min(m, n)
+    left, right = (torch.randn(N, x, d, generator=generator) for x in (m, n))
+    sigma = torch.logspace(0, -decay, d)
+    states = 10**scale * (torch.linalg.qr(left).Q * sigma) @ torch.linalg.qr(right).Q.mT
+    expected = er(states.double()).float()
+    torch.testing.assert_close(effective_ranks(states), expected, rtol=1e-5, atol=0)
+    torch.testing.assert_close(by_squaring(states), expected, rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("gap", [0.0, 1e-7, 1e-5, 1e-3])
+def test_squaring_ends_where_the_largest_singular_values_nearly_tie(gap):
+    sigma = torch.tensor([1.0, 1.0 - gap, 0.3, 0.0])
+    states = torch.linalg.qr(torch.randn(5, 128, 4)).Q * sigma
+    expected = sigma.square().sum() / sigma.max() ** 2
+    torch.testing.assert_close(by_squaring(states), expected.expand(5), rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("way", [effective_ranks, by_squaring])
+def test_128_wide_states_keep_five_digits(way):
+    states = torch.randn(3, 128, 60) @ torch.randn(3, 60, 128)
+    for some in (states, torch.eye(128).expand(3, 128, 128)):
+        torch.testing.assert_close(way(some), er(some.double()).float(), rtol=1e-5, atol=0)
+
+
+def test_a_state_of_zeros_has_rank_zero_and_leaves_the_others_alone():
+    states = torch.stack([torch.zeros(4, 5), torch.eye(4, 5), torch.ones(4, 5)])
+    torch.testing.assert_close(effective_ranks(states), torch.tensor([0.0, 4.0, 1.0]))
+    grams = states @ states.mT
+    torch.testing.assert_close(largest_eigenvalues(grams)[1:], torch.tensor([1.0, 20.0]))
+
+
+def test_full_precision_puts_back_what_was_set():
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("medium")
+    try:
+        with full_precision():
+            assert torch.get_float32_matmul_precision() == "highest"
+        assert torch.get_float32_matmul_precision() == "medium"
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+# The artefact
+
+
+def test_it_survives_the_disk_with_the_same_bytes(both, tmp_path):
+    _, found, _ = both
+    found.save(tmp_path / "a.npz")
+    again = RankAnalysis.load(tmp_path / "a.npz")
+    again.save(tmp_path / "b.npz")
+    assert (tmp_path / "a.npz").read_bytes() == (tmp_path / "b.npz").read_bytes()
+    assert again.heads == HEADS
+    assert again.layers == (0, 1)
+    assert again.skip == SKIP
+    assert again.provenance == found.provenance
+    np.testing.assert_array_equal(again.effective_rank, found.effective_rank)
+    np.testing.assert_array_equal(again.spectrum(0, 0), found.spectrum(0, 0))
+
+
+def test_provenance_tells_sequences_apart():
+    model = create(SMALL["delta_net"], seed=2)
+    one = analyse_rank(model, IDS[:20], model_digest="m").provenance
+    same = analyse_rank(model, IDS[:20].int(), model_digest="m").provenance
+    other = analyse_rank(model, IDS[1:21], model_digest="m").provenance
+    assert one == same
+    assert one["tokens_sha256"] != other["tokens_sha256"]
+    assert one["model_digest"] == "m"
+    assert json.dumps(one)
+
+
+def test_what_is_no_analysis_is_refused(tmp_path):
+    (tmp_path / "text").write_text("no")
+    np.savez(tmp_path / "other.npz", x=np.zeros(3))
+    for path in ("text", "other.npz", "absent"):
+        with pytest.raises(InputError, match="is no rank analysis"):
+            RankAnalysis.load(tmp_path / path)
+
+
+@pytest.mark.parametrize(
+    ("ids", "heads", "skip", "said"),
+    [
+        (IDS[None], (), 0, "one sequence"),
+        (IDS[:0], (), 0, "one sequence"),
+        (IDS, ((0, 0),), T, "skip 90 of 90"),
+        (IDS, ((0, 0),), -1, "skip -1"),
+        (IDS, ((2, 0),), 0, "layer 2"),
+        (IDS, ((0, 2),), 0, "head 2"),
+        (IDS, ((0, -1),), 0, "head -1"),
+    ],
+)
+def test_bad_requests_are_refused_before_any_work(ids, heads, skip, said):
+    model = create(SMALL["delta_net"], seed=2)
+    model.forward = None
+    with pytest.raises(InputError, match=said):
+        analyse_rank(model, ids, model_digest="d", heads=heads, skip=skip)
+
+
+def test_a_spectrum_that_was_not_asked_for_is_refused(both):
+    with pytest.raises(InputError, match=r"layer 0, head 1; there is: 1/1, 0/0"):
+        both[1].spectrum(0, 1)
+
+
+def test_a_state_that_is_no_number_names_layer_and_head():
+    model = create(SMALL["delta_net"], seed=2)
+    with torch.no_grad():
+        model.model.layers[1].attn.v_proj.weight[20, 0] = torch.inf  # head 1 of two, 16 wide
+    with pytest.raises(InputError, match=r"layer 1, head 1: the effective rank"):
+        analyse_rank(model, IDS, model_digest="d")
