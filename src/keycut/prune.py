@@ -104,6 +104,9 @@ def calibrated(request: Request, checkpoint: Checkpoint) -> Calibration:
         documents, source = documentation(), documentation_source()
     else:
         documents, source = read(request.text), describe(request.text)
+    # Before the text is packed: a model that does not fit its config is an error at once.
+    say(f"loading {request.model}")
+    model = load(request.model, device=request.device)
     with TemporaryDirectory() as folder:
         manifest = pack(
             documents,
@@ -120,9 +123,8 @@ def calibrated(request: Request, checkpoint: Checkpoint) -> Calibration:
             for start in range(0, len(rows), request.batch):
                 yield torch.from_numpy(rows[start : start + request.batch])
 
-        say(f"loading {request.model}")
         return calibrate(
-            load(request.model, device=request.device),
+            model,
             batches(),
             tokens=manifest.tokens,
             sample_rows=request.sample_rows,
