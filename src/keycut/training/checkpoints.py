@@ -1,0 +1,137 @@
+"""Checkpoints of a run: whole or absent, verified when read, the last two kept.
+
+A run is known by the digest of what defines it, and so is its folder: started again with the same
+settings it goes on, started with others it begins a new one. Inside:
+
+    run.json          what defines the run, for people
+    loss.csv          the loss curve as it grows
+    step-00000040/    tensors.safetensors, state.json, loss.csv and manifest.json with their hashes
+
+A checkpoint is written aside, flushed to the disk and then renamed, so that a process killed at
+any moment, or a full disk, leaves the one before as it was.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from keycut.artefact import digest, read_json, refuse_unwritable, sha256, whole, write_json
+from keycut.errors import InputError
+
+KEPT = 2
+
+TENSORS = "tensors.safetensors"
+STATE = "state.json"
+CURVE = "loss.csv"
+MANIFEST = "manifest.json"
+
+
+@dataclass(frozen=True)
+class Saved:
+    """One checkpoint, read back."""
+
+    tensors: dict[str, Tensor]
+    state: dict[str, Any]
+    curve: str
+
+
+class Checkpoints:
+    """The checkpoints of one run. A context: inside it no other process can use the same ones."""
+
+    def __init__(self, root: Path | str, run: Mapping[str, Any]) -> None:
+        self.run = dict(run)
+        self.folder = Path(root) / digest(self.run)[:16]
+        refuse_unwritable(self.folder / MANIFEST)
+
+    @property
+    def curve(self) -> Path:
+        return self.folder / CURVE
+
+    def __enter__(self) -> Self:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._lock = os.open(self.folder, os.O_RDONLY)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._lock)
+            raise InputError(
+                f"{self.folder}: another process trains this run; wait for it or end it"
+            ) from None
+        # What a killed process was writing. Nobody else is: the lock is ours.
+        for left in self.folder.glob(".*"):
+            shutil.rmtree(left)
+        write_json(self.folder / "run.json", self.run)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        os.close(self._lock)
+
+    def save(self, step: int, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
+        """Write the checkpoint of a step, with the loss curve up to there."""
+        path = self._path(step)
+        try:
+            with whole(path, folder=True, force=True) as aside:
+                save_file(dict(tensors), aside / TENSORS)
+                write_json(aside / STATE, dict(state))
+                shutil.copyfile(self.curve, aside / CURVE)
+                names = (TENSORS, STATE, CURVE)
+                write_json(aside / MANIFEST, {name: sha256(aside / name) for name in names})
+            self._flush_names()
+        except (OSError, SafetensorError) as error:
+            kept = self._saved()
+            before = f"the one in {kept[-1].name} is kept" if kept else "there is none before it"
+            raise InputError(
+                f"{path}: the checkpoint could not be written ({error}); {before}: make room and "
+                "start the same command again"
+            ) from None
+        # Later ones were damaged and passed over, or this step would not have come again.
+        older = [one for one in self._saved() if one <= path]
+        for one in set(self._saved()) - set(older[-KEPT:]):
+            shutil.rmtree(one)
+
+    def latest(self) -> Saved | None:
+        """The last one that is whole. One that is not is passed over, and said so."""
+        for path in reversed(self._saved()):
+            try:
+                return _read(path)
+            except (InputError, OSError, SafetensorError) as error:
+                print(f"{path.name} is passed over: {error}", file=sys.stderr, flush=True)
+        return None
+
+    def remove(self) -> None:
+        """Take the folder away, once what it led to is safe."""
+        shutil.rmtree(self.folder)
+
+    def _path(self, step: int) -> Path:
+        return self.folder / f"step-{step:08d}"
+
+    def _saved(self) -> list[Path]:
+        return sorted(self.folder.glob("step-*"))
+
+    def _flush_names(self) -> None:
+        """A rename is on the disk only when the folder is."""
+        os.fsync(self._lock)
+
+
+def _read(path: Path) -> Saved:
+    for name, expected in read_json(path / MANIFEST).items():
+        if sha256(path / name) != expected:
+            raise InputError(f"{path / name} is damaged: its sha256 is not the manifest's")
+    return Saved(load_file(path / TENSORS), read_json(path / STATE), (path / CURVE).read_text())

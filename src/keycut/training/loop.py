@@ -1,0 +1,264 @@
+"""The loop that pretraining and recovery share.
+
+AdamW, a linear warm-up, a cosine to a floor, gradients clipped, steps that are not finite skipped.
+It is written out here because transformers' Trainer does none of what makes a run survive: its
+checkpoints are not written whole or verified, it draws its own order of the data, and it filters
+non-finite losses out of its logs. Putting all that right takes more code than a loop.
+
+Everything that a step depends on is the weights, AdamW's moments and the number of the step: the
+learning rate is a function of it, and so is the batch. Hence a run that is killed and started
+again computes, on a CPU with the same number of threads, the same bits as one that never was.
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from keycut.config.training import Training
+from keycut.data.packing import PackedTokens
+from keycut.errors import InputError
+from keycut.training.checkpoints import Checkpoints
+
+GO_ON_LATER = 75
+"""The exit code of a run that was told to stop, has saved, and goes on when started again
+(EX_TEMPFAIL of sysexits.h)."""
+
+PATIENCE = 8  # non-finite steps in a row that end a run
+SAY_EVERY = 10.0  # seconds
+
+COLUMNS = ("step", "tokens", "loss", "ce", "kd", "lr", "grad_norm")
+
+
+@dataclass(frozen=True)
+class Losses:
+    """The loss of a batch, and the cross-entropy and divergence that it is made of."""
+
+    total: Tensor
+    ce: Tensor
+    kd: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Saving:
+    """How often a run is saved: after so many steps or seconds, whichever comes first."""
+
+    steps: int | None = None
+    seconds: float = 600.0
+
+
+EVERY_TEN_MINUTES = Saving()
+
+
+def refuse_data(data: PackedTokens, settings: Training, vocab_size: int) -> None:
+    """An error if the data are too few for the steps, or have tokens that the model has not."""
+    there = len(data) * settings.epochs
+    if settings.sequences > there:
+        passes = f" in {settings.epochs} epochs" if settings.epochs > 1 else ""
+        raise InputError(
+            f"{settings.data}: {settings.steps} steps need {settings.sequences} sequences, there "
+            f"are {there}{passes}; ask for fewer steps, more epochs or give more text"
+        )
+    if data.manifest.vocabulary_size > vocab_size:
+        raise InputError(
+            f"{settings.data} was packed with {data.manifest.vocabulary_size} tokens, the model's "
+            f"vocab_size is {vocab_size}: pack it with the model's tokenizer"
+        )
+
+
+def learning_rate(step: int, settings: Training) -> float:
+    """The rate of step 1, 2, ...: up a line to the peak at the end of the warm-up, then down half
+    a cosine to the floor at the last step."""
+    if step <= settings.warmup:
+        return settings.learning_rate * step / settings.warmup
+    done = (step - settings.warmup) / (settings.steps - settings.warmup)
+    cosine = (1 + math.cos(math.pi * done)) / 2
+    return settings.learning_rate * (settings.floor + (1 - settings.floor) * cosine)
+
+
+def train(
+    model: nn.Module,
+    loss: Callable[[Tensor], Losses],
+    data: PackedTokens,
+    settings: Training,
+    checkpoints: Checkpoints,
+    *,
+    work: str,
+    saving: Saving,
+    accumulate: int = 1,
+) -> None:
+    """Train those parameters of the model that require gradients, from the last checkpoint on.
+
+    `loss` is of a batch of tokens, (batch, length). A step takes `accumulate` such batches.
+    SIGTERM and SIGUSR1 save and leave with GO_ON_LATER.
+    """
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    device = next(iter(trained.values())).device
+    optimizer = torch.optim.AdamW(
+        trained.values(),
+        betas=settings.betas,
+        eps=settings.eps,
+        weight_decay=settings.weight_decay,
+    )
+    # Numbers under bf16: weights and moments stay float32, only the products are rounded.
+    precision: AbstractContextManager[Any] = (
+        torch.autocast("cuda", torch.bfloat16) if device.type == "cuda" else nullcontext()
+    )
+    first, failed = _resumed(checkpoints, trained, optimizer, device, work)
+    batch = settings.sequences // settings.steps
+    tokens = batch * data.manifest.sequence_length
+    batches = data.batches(batch, seed=settings.seed, start=first)
+    progress = _Progress(work, settings.steps, first, tokens)
+    saved, saved_at = first, time.monotonic()
+    model.train()
+    with _told_to_stop() as stop, open(checkpoints.curve, "a", buffering=1) as curve:
+        for step, ids in zip(range(first + 1, settings.steps + 1), batches, strict=False):
+            rate = learning_rate(step, settings)
+            losses = _gradients(loss, torch.from_numpy(ids).to(device), accumulate, precision)
+            norm = nn.utils.clip_grad_norm_(trained.values(), settings.clip).item()
+            if math.isfinite(losses[0]) and math.isfinite(norm):
+                for group in optimizer.param_groups:
+                    group["lr"] = rate
+                optimizer.step()
+                failed = 0
+            else:
+                failed += 1
+            optimizer.zero_grad()
+            curve.write(_row(step, step * tokens, *losses, rate, norm))
+            progress.say(step, losses[0])
+            if failed == PATIENCE:
+                raise InputError(
+                    f"{work}: {PATIENCE} steps in a row were not finite, the last of them step "
+                    f"{step} (loss {losses[0]}, gradient norm {norm}); try a lower learning rate. "
+                    f"The checkpoints before it are in {checkpoints.folder}"
+                )
+            if (
+                stop.is_set()
+                or step == settings.steps
+                or (saving.steps is not None and step - saved >= saving.steps)
+                or time.monotonic() - saved_at >= saving.seconds
+            ):
+                state = {"step": step, "failed": failed}
+                checkpoints.save(step, _tensors(trained, optimizer, device), state)
+                saved, saved_at = step, time.monotonic()
+            if stop.is_set() and step < settings.steps:
+                print(f"{work}: saved at step {step}, goes on later", file=sys.stderr, flush=True)
+                raise SystemExit(GO_ON_LATER)
+    model.eval()
+
+
+def _gradients(
+    loss: Callable[[Tensor], Losses],
+    ids: Tensor,
+    accumulate: int,
+    precision: AbstractContextManager[Any],
+) -> tuple[float, float, float | None]:
+    """Add up the gradients of a step; the means of its losses: total, cross-entropy, divergence."""
+    parts = []
+    for some in ids.chunk(accumulate):
+        with precision:
+            losses = loss(some)
+        (losses.total / accumulate).backward()
+        parts.append(losses)
+    total = torch.stack([one.total.detach() for one in parts]).mean().item()
+    ce = torch.stack([one.ce.detach() for one in parts]).mean().item()
+    divergences = [one.kd.detach() for one in parts if one.kd is not None]
+    return total, ce, torch.stack(divergences).mean().item() if divergences else None
+
+
+def _row(*values: float | None) -> str:
+    """A line of the loss curve; what a run does not have is empty."""
+    return ",".join("" if value is None else f"{value:.9g}" for value in values) + "\n"
+
+
+def _tensors(
+    trained: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer, device: torch.device
+) -> dict[str, Tensor]:
+    """Weights, moments and random state by name."""
+    tensors = {f"weight.{name}": p.detach() for name, p in trained.items()}
+    for name, parameter in trained.items():
+        for moment, value in optimizer.state[parameter].items():
+            tensors[f"{moment}.{name}"] = value
+    tensors["random.cpu"] = torch.get_rng_state()
+    if device.type == "cuda":
+        tensors["random.cuda"] = torch.cuda.get_rng_state(device)
+    return {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
+
+
+def _resumed(
+    checkpoints: Checkpoints,
+    trained: Mapping[str, nn.Parameter],
+    optimizer: torch.optim.Optimizer,
+    device: torch.device,
+    work: str,
+) -> tuple[int, int]:
+    """Put the last checkpoint back: the steps done, and how many of the last were not finite."""
+    saved = checkpoints.latest()
+    if saved is None:
+        checkpoints.curve.write_text(",".join(COLUMNS) + "\n")
+        return 0, 0
+    checkpoints.curve.write_text(saved.curve)
+    for key, tensor in saved.tensors.items():
+        part, name = key.split(".", 1)
+        if key == "random.cpu":
+            torch.set_rng_state(tensor)
+        elif key == "random.cuda":
+            torch.cuda.set_rng_state(tensor, device)
+        elif part == "weight":
+            trained[name].data.copy_(tensor)
+        else:
+            # AdamW counts its steps on the CPU.
+            optimizer.state[trained[name]][part] = tensor.to("cpu" if part == "step" else device)
+    step = saved.state["step"]
+    print(f"{work}: goes on from step {step}", file=sys.stderr, flush=True)
+    return step, saved.state["failed"]
+
+
+@contextmanager
+def _told_to_stop() -> Iterator[threading.Event]:
+    """An event that SIGTERM or SIGUSR1 sets, so that the step in hand is finished first."""
+    stop = threading.Event()
+    # Only the main thread may have handlers; elsewhere signals are not ours to take.
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+    before = {
+        number: signal.signal(number, lambda *_: stop.set())
+        for number in (signal.SIGTERM, signal.SIGUSR1)
+    }
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+class _Progress:
+    """A line on stderr every ten seconds: where the run stands and what is left."""
+
+    def __init__(self, work: str, steps: int, step: int, tokens: int) -> None:
+        self.work, self.steps, self.first, self.tokens = work, steps, step, tokens
+        self.started = self.said = time.monotonic()
+
+    def say(self, step: int, loss: float) -> None:
+        now = time.monotonic()
+        if now - self.said < SAY_EVERY:
+            return
+        self.said = now
+        pace = (step - self.first) / (now - self.started)  # steps a second
+        print(
+            f"{self.work}: step {step:,} of {self.steps:,}, {pace * self.tokens:,.0f} tokens/s, "
+            f"loss {loss:.3f}, {(self.steps - step) / pace:,.0f} s left",
+            file=sys.stderr,
+            flush=True,
+        )

@@ -1,0 +1,94 @@
+"""The built-in trainer: a new model, one device, the recipe of the configuration.
+
+flame trains on many GPUs; this one on the CPU of a laptop or on one GPU, in the same way: where
+the recipe counts on several GPUs, a step goes through that many batches one after the other.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from keycut import __version__
+from keycut.artefact import refuse_unwritable, whole
+from keycut.config.training import Recipe
+from keycut.data.packing import PackedTokens
+from keycut.errors import InputError
+from keycut.models.checkpoint import save
+from keycut.training.checkpoints import CURVE, Checkpoints
+from keycut.training.loop import EVERY_TEN_MINUTES, Losses, Saving, refuse_data, train
+
+
+def pretrain(
+    model: Any,
+    data: PackedTokens,
+    recipe: Recipe,
+    out: Path | str,
+    *,
+    checkpoints: Path | str,
+    tokenizer: Path | str | None = None,
+    saving: Saving = EVERY_TEN_MINUTES,
+    force: bool = False,
+) -> None:
+    """Train a model, wherever it is, and write it to a folder with its loss curve.
+
+    `checkpoints` is where running jobs keep theirs. The model is trained in float32, on a GPU
+    with products in bf16.
+    """
+    refuse_data(data, recipe, model.config.vocab_size)
+    refuse_out(out, force)
+    model.float()
+    run = {
+        "work": "pretraining",
+        "model": fingerprint(model),
+        "recipe": recipe.model_dump(mode="json"),
+        "data": {"sha256": data.manifest.sha256, "sequences": len(data)},
+        "device": model.device.type,
+        "keycut": __version__,
+    }
+
+    def loss(ids: Tensor) -> Losses:
+        ce = model(ids, labels=ids, use_cache=False).loss
+        return Losses(ce, ce)
+
+    with Checkpoints(checkpoints, run) as kept:
+        train(
+            model, loss, data, recipe, kept,
+            work="pretraining", saving=saving, accumulate=recipe.world_size,
+        )  # fmt: skip
+        write(model, out, kept, tokenizer=tokenizer, force=force)
+
+
+def refuse_out(out: Path | str, force: bool) -> None:
+    if Path(out).exists() and not force:
+        raise InputError(f"{out} exists already; give --force to replace it")
+    refuse_unwritable(out)
+
+
+def write(
+    model: Any,
+    out: Path | str,
+    kept: Checkpoints,
+    *,
+    tokenizer: Path | str | None,
+    force: bool,
+) -> None:
+    """The model's folder, with the loss curve in it; then the checkpoints have done their work."""
+    with whole(out, folder=True, force=force) as aside:
+        save(model, aside, tokenizer=tokenizer, force=True)
+        shutil.copyfile(kept.curve, aside / CURVE)
+    kept.remove()
+
+
+def fingerprint(model: Any) -> str:
+    """A digest of a model in memory: its config and its weights as they start."""
+    hashed = hashlib.sha256(model.config.to_json_string().encode())
+    for name, tensor in model.state_dict().items():
+        hashed.update(name.encode())
+        hashed.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return hashed.hexdigest()

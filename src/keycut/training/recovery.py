@@ -1,0 +1,183 @@
+"""Recovery fine-tuning (RFT): what a model lost with its channels, taught by the unpruned one.
+
+Low-rank adapters on the projections and the causal convolutions learn, everything else is frozen.
+The loss is the cross-entropy plus the divergence from the teacher. In the end the adapters are
+merged, and what is written is an ordinary model.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import LoraConfig, get_peft_model
+from torch import Tensor, nn
+
+from keycut import __version__
+from keycut.config.training import Lora, Recovery
+from keycut.data.packing import PackedTokens
+from keycut.errors import InputError, nearest
+from keycut.models.architectures import architecture
+from keycut.models.checkpoint import Checkpoint, create, load
+from keycut.slicing import Change, Pad, changed, cut_back, padded_eps
+from keycut.training.checkpoints import Checkpoints
+from keycut.training.distillation import distillation_losses, next_tokens
+from keycut.training.loop import EVERY_TEN_MINUTES, Losses, Saving, refuse_data, train
+from keycut.training.pretrain import refuse_out, write
+
+CONVOLUTIONS = ("q_conv1d", "k_conv1d", "v_conv1d")
+
+# What pruning leaves alone: a student that differs from its teacher here was never cut from it.
+SHARED = (
+    "model_type",
+    "vocab_size",
+    "hidden_size",
+    "num_hidden_layers",
+    "num_heads",
+    "num_v_heads",
+    "conv_sharing",
+    "use_gate",
+)
+
+
+def recover(
+    student: Path | str,
+    teacher: Path | str,
+    data: PackedTokens,
+    settings: Recovery,
+    out: Path | str,
+    *,
+    checkpoints: Path | str,
+    device: torch.device | str = "cpu",
+    padded_to: int | None = None,
+    saving: Saving = EVERY_TEN_MINUTES,
+    force: bool = False,
+) -> None:
+    """Recover the model in one folder with the help of another, and write it to a third.
+
+    `padded_to` is a width that the kernels can train, where the student's own is none: it is
+    trained with that many key channels, the added ones zero, and cut back. The result has the
+    type of the student on disk.
+    """
+    students, teachers = Checkpoint(student), Checkpoint(teacher)
+    refuse_teacher(students, teachers)
+    refuse_data(data, settings, students.config["vocab_size"])
+    refuse_out(out, force)
+    device = torch.device(device)
+    run = {
+        "work": "recovery",
+        "student": students.digest(),
+        "teacher": teachers.digest(),
+        "settings": settings.model_dump(mode="json"),
+        "data": {"sha256": data.manifest.sha256, "sequences": len(data)},
+        "padded_to": padded_to,
+        "device": device.type,
+        "keycut": __version__,
+    }
+    model = load(student, dtype=torch.float32)
+    _, one_of_them = next(students.tensors())
+    width = students.shape.width
+    if padded_to is not None:
+        model = resized(model, Pad(padded_to))
+        scale_eps(model, padded_eps(1.0, width, padded_to))
+    adapted = with_adapters(model, settings.lora, settings.seed).to(device)
+    taught_by = load(
+        teacher, dtype=torch.bfloat16 if device.type == "cuda" else torch.float32, device=device
+    )
+    taught_by.requires_grad_(False)
+
+    def loss(ids: Tensor) -> Losses:
+        return recovery_loss(adapted, taught_by, ids, settings)
+
+    with Checkpoints(checkpoints, run) as kept:
+        train(adapted, loss, data, settings, kept, work="recovery", saving=saving)
+        merged = adapted.merge_and_unload().cpu()
+        if padded_to is not None:
+            merged = resized(merged, cut_back(students.shape, width))
+        write(merged.to(one_of_them.dtype), out, kept, tokenizer=student, force=force)
+
+
+def refuse_teacher(student: Checkpoint, teacher: Checkpoint) -> None:
+    """An error unless the student can have been cut from the teacher."""
+    for key in SHARED:
+        ours, theirs = student.config.get(key), teacher.config.get(key)
+        if ours != theirs:
+            raise InputError(
+                f"{student.folder} has {key} {ours}, its teacher {teacher.folder} has {theirs}: "
+                "a model is recovered with the one that it was pruned from"
+            )
+    if student.shape.value_width != teacher.shape.value_width:
+        raise InputError(
+            f"{student.folder} has values of width {student.shape.value_width}, its teacher "
+            f"{teacher.folder} of {teacher.shape.value_width}: pruning leaves them alone"
+        )
+
+
+def with_adapters(model: Any, lora: Lora, seed: int) -> Any:
+    """The model with its adapters in place; they and the convolutions require gradients."""
+    refuse_targets(model, lora.modules)
+    adapted = get_peft_model(
+        model,
+        LoraConfig(
+            r=lora.rank,
+            lora_alpha=lora.alpha,  # type: ignore[arg-type] # divided by r, so any number will do
+            lora_dropout=0.0,
+            target_modules=list(lora.modules),
+        ),
+    )
+    # Drawn again by a generator of their own: the library draws and discards numbers for B too,
+    # so a padded model would start from other adapters than the narrow one.
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in adapted.named_parameters():
+        if ".lora_A." in name:
+            nn.init.kaiming_uniform_(parameter.data, a=math.sqrt(5), generator=generator)
+        if any(f".{convolution}." in name for convolution in CONVOLUTIONS):
+            parameter.requires_grad_(True)
+    return adapted
+
+
+def refuse_targets(model: nn.Module, modules: Iterable[str]) -> None:
+    """An error if an adapter is asked for where the model has no projection."""
+    names = {n.rpartition(".")[2] for n, m in model.named_modules() if isinstance(m, nn.Linear)}
+    for module in modules:
+        if module not in names:
+            raise InputError(
+                f"no projection of the model is called {module!r}{nearest(module, names)}"
+            )
+
+
+def recovery_loss(adapted: Any, teacher: Any, ids: Tensor, settings: Recovery) -> Losses:
+    """Cross-entropy plus weighted divergence of (batch, length) tokens."""
+    student = adapted.get_base_model()
+    with torch.no_grad():
+        taught = teacher.model(ids, use_cache=False).last_hidden_state
+    ce, kd = distillation_losses(
+        student.model(ids, use_cache=False).last_hidden_state,
+        student.lm_head.weight,
+        taught,
+        teacher.lm_head.weight,
+        next_tokens(ids),
+        settings.distillation.temperature,
+    )
+    return Losses(ce + settings.distillation.weight * kd, ce, kd)
+
+
+def resized(model: Any, change: Change) -> Any:
+    """The model in memory with its key channels changed, in float32."""
+    config = model.config.to_dict()
+    kind = architecture(config)
+    tensors = changed(model.state_dict().items(), kind, kind.shape(config), change)
+    other = create(kind.resized(config, change.width), seed=0)
+    other.load_state_dict(tensors)
+    return other
+
+
+def scale_eps(model: Any, factor: float) -> None:
+    """Multiply the eps of every output norm, in memory alone: the config keeps what it says."""
+    config = model.config.to_dict()
+    kind = architecture(config)
+    for layer in kind.shape(config).layers:
+        model.get_submodule(kind.mixer.format(layer=layer) + "o_norm").eps *= factor

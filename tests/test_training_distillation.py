@@ -1,0 +1,84 @@
+"""The losses in slices are the losses of whole logits."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from keycut.training.distillation import IGNORED, distillation_losses, next_tokens
+
+TOKENS = (3, 11)
+
+
+def materialised(hidden, head, teacher_hidden, teacher_head, targets, temperature):
+    """As it is defined, with both sets of logits in memory."""
+    logits, teacher = hidden @ head.T, teacher_hidden @ teacher_head.T
+    ce = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
+    p, q = (teacher / temperature).softmax(-1), (logits / temperature).softmax(-1)
+    kd = temperature**2 * (p * (p.log() - q.log())).sum(-1).mean()
+    return ce, kd
+
+
+def inputs(seed=0):
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(*shape):
+        return torch.randn(*shape, generator=generator, dtype=torch.float64, requires_grad=True)
+
+    ids = torch.randint(0, 29, TOKENS, generator=generator)
+    return draw(*TOKENS, 8), draw(29, 8), draw(*TOKENS, 5), draw(29, 5), next_tokens(ids)
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+@pytest.mark.parametrize("tokens_at_once", [1, 7, 33, 1000])
+def test_slices_give_the_same_losses_and_gradients(temperature, tokens_at_once):
+    given = inputs()
+    learning = given[:2]
+    found = distillation_losses(*given, temperature, tokens_at_once)
+    expected = materialised(*given, temperature)
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6, check_dtype=False)
+    for ours, theirs in zip(
+        torch.autograd.grad(found[0] + 0.7 * found[1], learning),
+        torch.autograd.grad(expected[0] + 0.7 * expected[1], learning),
+        strict=True,
+    ):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-7)
+
+
+def test_nothing_flows_to_the_teacher():
+    *given, targets = inputs()
+    sum(distillation_losses(*given, targets, 2.0)).backward()
+    assert all(learner.grad is not None for learner in given[:2])
+    assert all(teacher.grad is None for teacher in given[2:])
+
+
+def test_the_teacher_has_nothing_to_teach_itself():
+    hidden, head, *_, targets = inputs()
+    _, kd = distillation_losses(hidden, head, hidden, head, targets, 2.0)
+    assert kd.item() == pytest.approx(0, abs=1e-6)
+    (gradient,) = torch.autograd.grad(kd, [hidden])
+    assert gradient.abs().max() < 1e-6
+
+
+def test_the_last_token_has_no_target():
+    ids = torch.arange(6).view(2, 3)
+    assert next_tokens(ids).tolist() == [[1, 2, IGNORED], [4, 5, IGNORED]]
+
+
+def test_no_tensor_has_the_logits_of_all_tokens():
+    """What autograd keeps for the backward pass is small, whatever the vocabulary."""
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(4, 64, 8, generator=generator, requires_grad=True)
+    head = torch.randn(5000, 8, generator=generator)
+    ids = torch.randint(0, 5000, (4, 64), generator=generator)
+    largest = 0
+
+    def keep(tensor):
+        nonlocal largest
+        largest = max(largest, tensor.numel())
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        ce, kd = distillation_losses(hidden, head, hidden.detach(), head, next_tokens(ids), 2.0, 16)
+        (ce + kd).backward()
+    assert largest <= max(head.numel(), 16 * 5000)

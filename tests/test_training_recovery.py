@@ -1,0 +1,171 @@
+"""Recovery: what learns, what it learns, and that an ordinary model comes of it."""
+
+import copy
+import re
+
+import pytest
+import torch
+from small_models import SMALL
+from training_runs import packed, recovery
+
+from keycut.errors import InputError
+from keycut.models import create, load, save
+from keycut.models.checkpoint import Checkpoint
+from keycut.slicing import Keep, cut_back, slice_model
+from keycut.training.checkpoints import CURVE
+from keycut.training.recovery import recover, recovery_loss, with_adapters
+
+KINDS = ["delta_net", "delta_net_tied", "shared_head", "shared_all", "gated", "gated_value_heads"]
+UNLIKE = ["delta_net_tied", "shared_head", "gated_value_heads"]
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    """Teachers, and students with half their key channels."""
+    root = tmp_path_factory.mktemp("recovery")
+    packed(root / "tokens")
+    for kind in KINDS:
+        save(create({**SMALL[kind], "initializer_range": 0.1}, seed=1), root / kind)
+        teacher = Checkpoint(root / kind)
+        half = teacher.shape.width // 2
+        kept = cut_back(teacher.shape, half).kept
+        slice_model(teacher, Keep(kept.flip(-1) * 2), root / f"{kind}_half", dtype=None)
+    return root
+
+
+@pytest.fixture(scope="module")
+def data(root):
+    return packed(root / "tokens")
+
+
+def loss_of(student, teacher, ids):
+    with torch.no_grad():
+        return recovery_loss(with_adapters(student, recovery().lora, 0), teacher, ids, recovery())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_adapters_and_filters_learn_and_nothing_else(root, kind):
+    model = with_adapters(load(root / f"{kind}_half"), recovery().lora, 0)
+    names = [name for name, p in model.named_parameters() if p.requires_grad]
+    layer = r"base_model\.model\.model\.layers\.[01]\.attn\."
+    adapters = layer + r"[qkv]_proj\.lora_[AB]\.default\.weight"
+    filters = layer + r"[qkv]_conv1d\.weight"
+    assert sum(bool(re.fullmatch(adapters, name)) for name in names) == 2 * 3 * 2
+    assert sum(bool(re.fullmatch(filters, name)) for name in names) == 2 * 3
+    assert len(names) == 2 * 3 * 3
+
+
+@pytest.mark.parametrize("kind", UNLIKE)
+def test_a_recovered_model_is_an_ordinary_one_and_closer_to_its_teacher(root, data, tmp_path, kind):
+    student, out = root / f"{kind}_half", tmp_path / "out"
+    recover(student, root / kind, data, recovery(), out, checkpoints=tmp_path / "run")
+    before, after = Checkpoint(student), Checkpoint(out)
+    assert set(after.files) == set(before.files)
+    assert after.shape == before.shape
+    frozen = [n for n in before.files if not re.search(r"[qkv]_(proj|conv1d)", n)]
+    for name in frozen:
+        assert torch.equal(after.tensor(name), before.tensor(name)), name
+    for name in set(before.files) - set(frozen):
+        assert not torch.equal(after.tensor(name), before.tensor(name)), name
+    ids, teacher = torch.from_numpy(data[:]), load(root / kind)
+    lost, regained = loss_of(load(student), teacher, ids), loss_of(load(out), teacher, ids)
+    assert regained.total < lost.total
+    assert (out / CURVE).read_text().count("\n") == 25
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_merging_changes_nothing(root, kind):
+    adapted = with_adapters(load(root / f"{kind}_half"), recovery().lora, 0)
+    generator = torch.Generator().manual_seed(2)
+    for parameter in adapted.parameters():
+        if parameter.requires_grad:
+            parameter.data += 0.1 * torch.randn(parameter.shape, generator=generator)
+    ids = torch.randint(0, 97, (2, 90), generator=generator)
+    with torch.no_grad():
+        unmerged = adapted(ids).logits
+        plain = adapted(ids, labels=ids).loss
+        ours = recovery_loss(adapted, load(root / kind), ids, recovery()).ce
+        merged = adapted.merge_and_unload()(ids).logits
+    torch.testing.assert_close(merged, unmerged, rtol=0, atol=1e-5)
+    torch.testing.assert_close(ours, plain)  # the cross-entropy is the library's own
+
+
+def test_the_unpruned_model_is_a_student_too(root, data, tmp_path):
+    """It has nothing to learn of itself: the divergence begins at zero."""
+    model = root / "delta_net"
+    recover(model, model, data, recovery(), tmp_path / "out", checkpoints=tmp_path / "run")
+    rows = (tmp_path / "out" / CURVE).read_text().splitlines()
+    assert float(rows[1].split(",")[4]) == pytest.approx(0, abs=1e-5)
+    assert Checkpoint(tmp_path / "out").shape == Checkpoint(model).shape
+
+
+@pytest.mark.parametrize("kind", UNLIKE)
+def test_a_padded_recovery_is_the_narrow_one(root, data, tmp_path, kind):
+    folders = []
+    width = Checkpoint(root / f"{kind}_half").shape.width
+    for padded_to in (None, width + 3):
+        folders.append(tmp_path / str(padded_to))
+        recover(
+            root / f"{kind}_half", root / kind, data, recovery(steps=8), folders[-1],
+            checkpoints=tmp_path / "run", padded_to=padded_to,
+        )  # fmt: skip
+    narrow, padded = (Checkpoint(folder) for folder in folders)
+    assert padded.config == narrow.config
+    start = Checkpoint(root / f"{kind}_half")
+    for name in narrow.files:
+        learned = (narrow.tensor(name) - start.tensor(name)).norm()
+        assert (padded.tensor(name) - narrow.tensor(name)).norm() <= 1e-3 * learned, name
+
+
+def test_a_student_keeps_its_type(root, data, tmp_path):
+    teacher = Checkpoint(root / "delta_net")
+    slice_model(teacher, cut_back(teacher.shape, 8), tmp_path / "student", dtype=torch.bfloat16)
+    recover(
+        tmp_path / "student", root / "delta_net", data, recovery(steps=4), tmp_path / "out",
+        checkpoints=tmp_path / "run",
+    )  # fmt: skip
+    out = Checkpoint(tmp_path / "out")
+    assert out.config["dtype"] == "bfloat16"
+    assert {tensor.dtype for _, tensor in out.tensors()} == {torch.bfloat16}
+
+
+def test_adapters_start_alike_whatever_the_width(root):
+    def factors(folder):
+        model = with_adapters(load(root / folder), recovery().lora, 5)
+        return [p for name, p in model.named_parameters() if ".lora_A." in name]
+
+    for full, half in zip(factors("delta_net"), factors("delta_net_half"), strict=True):
+        assert torch.equal(full, half)
+
+
+@pytest.mark.parametrize(
+    ("student", "teacher", "message"),
+    [
+        ("delta_net_half", "other_vocabulary", "vocab_size 97, its teacher .* has 101"),
+        ("delta_net_half", "gated", "has model_type delta_net, .* gated_deltanet"),
+        ("shared_head_half", "shared_all", "has conv_sharing head, .* has all"),
+        ("delta_net_half", "other_values", "values of width 16, its teacher .* of 32"),
+    ],
+)
+def test_a_teacher_that_the_student_was_not_cut_from_is_refused(
+    root, data, tmp_path, student, teacher, message
+):
+    other = copy.deepcopy(SMALL["delta_net"])
+    save(create({**other, "vocab_size": 101}, seed=1), root / "other_vocabulary", force=True)
+    save(create({**other, "expand_v": 2.0}, seed=1), root / "other_values", force=True)
+    with pytest.raises(InputError, match=message):
+        recover(
+            root / student, root / teacher, data, recovery(), tmp_path / "out",
+            checkpoints=tmp_path / "run",
+        )  # fmt: skip
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_target_that_matches_nothing_is_refused_before_any_work(root, data, tmp_path):
+    settings = recovery(lora={"rank": 3, "alpha": 6.0, "modules": ["q_proj", "k_projection"]})
+    with pytest.raises(InputError, match="'k_projection'; did you mean 'k_proj'"):
+        recover(
+            root / "delta_net_half", root / "delta_net", data, settings, tmp_path / "out",
+            checkpoints=tmp_path / "run",
+        )  # fmt: skip
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,204 @@
+"""Killed, told to stop, or out of disk: a run goes on, and ends as if nothing had happened."""
+
+import multiprocessing
+import os
+import random
+import resource
+import signal
+import time
+from contextlib import contextmanager
+
+import pytest
+import torch
+import training_runs
+
+from keycut.artefact import sha256
+from keycut.errors import InputError
+from keycut.training.checkpoints import CURVE, Checkpoints
+from keycut.training.loop import GO_ON_LATER, Saving
+
+OFTEN = Saving(steps=2)
+DONE = (CURVE, "model.safetensors")
+
+# Real processes, forked from one that has done the slow imports and nothing else.
+PROCESSES = multiprocessing.get_context("forkserver")
+PROCESSES.set_forkserver_preload(["keycut.training.recovery", "keycut.models.shared_conv"])
+
+
+@contextmanager
+def started(work, *arguments):
+    process = PROCESSES.Process(target=_alone, args=(work, *arguments))
+    process.start()
+    yield process
+    process.join(60)
+    assert process.exitcode is not None
+
+
+def finished(work, *arguments):
+    with started(work, *arguments) as process:
+        pass
+    assert process.exitcode == 0
+
+
+def _alone(work, *arguments):
+    torch.set_num_threads(1)
+    getattr(training_runs, work)(*arguments)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    root = tmp_path_factory.mktemp("training")
+    finished("making", root)
+    return root
+
+
+def steps_done(root, out):
+    """The rows of the loss curve that is being written, without its heading."""
+    rows = [path.read_text().count("\n") for path in (root / "running" / out).glob(f"*/{CURVE}")]
+    return max(rows, default=1) - 1
+
+
+def wait_for(root, out, steps, process):
+    limit = time.monotonic() + 60
+    while steps_done(root, out) < steps and process.is_alive():
+        assert time.monotonic() < limit
+        time.sleep(0.002)
+
+
+@pytest.fixture(scope="module", params=["pretraining", "recovering"])
+def unbroken(request, root):
+    """A run that nothing happened to."""
+    work = request.param
+    finished(work, root, f"{work}_unbroken", OFTEN)
+    return work, {name: sha256(root / f"{work}_unbroken" / name) for name in DONE}
+
+
+def test_a_run_that_is_killed_ends_with_the_same_bits(root, unbroken):
+    work, expected = unbroken
+    out = f"{work}_killed"
+    chance = random.Random()  # another moment each time: none may matter
+    for steps in sorted(chance.sample(range(1, 16), 3)):
+        with started(work, root, out, OFTEN) as process:
+            wait_for(root, out, steps, process)
+            time.sleep(chance.uniform(0, 0.03))
+            process.kill()
+        assert process.exitcode == -signal.SIGKILL
+    finished(work, root, out, OFTEN)
+    assert {name: sha256(root / out / name) for name in DONE} == expected
+    assert not list((root / "running" / out).iterdir())  # checkpoints have done their work
+
+
+def test_a_run_that_is_told_to_stop_saves_and_goes_on_later(root, unbroken):
+    work, expected = unbroken
+    number = {"pretraining": signal.SIGTERM, "recovering": signal.SIGUSR1}[work]
+    out = f"{work}_{number.name}"
+    never = Saving()  # so what is there was saved for the signal
+    with started(work, root, out, never) as process:
+        wait_for(root, out, 3, process)
+        os.kill(process.pid, number)
+    assert process.exitcode == GO_ON_LATER
+    assert not (root / out).exists()
+    (saved,) = (root / "running" / out).glob("*/step-*")
+    assert int(saved.name.removeprefix("step-")) >= 3
+    finished(work, root, out, never)
+    assert {name: sha256(root / out / name) for name in DONE} == expected
+
+
+def state(step):
+    return {"weight.w": torch.full((1000,), float(step))}, {"step": step, "failed": 0}
+
+
+@pytest.fixture
+def checkpoints(tmp_path):
+    with Checkpoints(tmp_path, {"run": 1}) as checkpoints:
+        checkpoints.curve.write_text("step\n")
+        yield checkpoints
+
+
+def test_the_last_two_checkpoints_are_kept(checkpoints):
+    for step in (5, 10, 15):
+        checkpoints.save(step, *state(step))
+    assert sorted(p.name for p in checkpoints.folder.glob("step-*")) == [
+        "step-00000010",
+        "step-00000015",
+    ]
+    latest = checkpoints.latest()
+    assert latest.state["step"] == 15
+    assert (latest.tensors["weight.w"] == 15).all()
+
+
+def flip_a_bit(path):
+    data = bytearray((path / "tensors.safetensors").read_bytes())
+    data[-1] ^= 1
+    (path / "tensors.safetensors").write_bytes(data)
+
+
+def cut_short(path):
+    with open(path / "tensors.safetensors", "r+b") as file:
+        file.truncate(50)
+
+
+def lose_a_file(path):
+    (path / "state.json").unlink()
+
+
+def lose_the_manifest(path):
+    (path / "manifest.json").unlink()
+
+
+def empty_the_manifest(path):
+    (path / "manifest.json").write_text("")
+
+
+@pytest.mark.parametrize(
+    "damage", [flip_a_bit, cut_short, lose_a_file, lose_the_manifest, empty_the_manifest]
+)
+def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(checkpoints, damage, capsys):
+    for step in (5, 10):
+        checkpoints.save(step, *state(step))
+    damage(checkpoints.folder / "step-00000010")
+    assert checkpoints.latest().state["step"] == 5
+    assert "step-00000010 is passed over" in capsys.readouterr().err
+    # Saved between the two: the damaged one must not count among the last.
+    checkpoints.save(7, *state(7))
+    checkpoints.save(9, *state(9))
+    assert checkpoints.latest().state["step"] == 9
+    assert len(list(checkpoints.folder.glob("step-*"))) == 2
+
+
+def test_two_damaged_checkpoints_mean_a_new_start(checkpoints, capsys):
+    for step in (5, 10):
+        checkpoints.save(step, *state(step))
+        flip_a_bit(checkpoints.folder / f"step-{step:08d}")
+    assert checkpoints.latest() is None
+    assert capsys.readouterr().err.count("passed over") == 2
+
+
+def test_a_full_disk_leaves_the_old_checkpoint(checkpoints):
+    """A limit on the size of files makes the write itself fail, as a full disk does."""
+    checkpoints.save(5, *state(5))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, limits[1]))
+    try:
+        with pytest.raises(InputError, match="step-00000005 is kept: make room"):
+            checkpoints.save(10, *state(10))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert [p.name for p in checkpoints.folder.iterdir() if "step" in p.name] == ["step-00000005"]
+    assert checkpoints.latest().state["step"] == 5
+    checkpoints.save(10, *state(10))
+    assert checkpoints.latest().state["step"] == 10
+
+
+def test_a_run_belongs_to_one_process(checkpoints, tmp_path):
+    with pytest.raises(InputError, match="another process trains this run"):
+        Checkpoints(tmp_path, {"run": 1}).__enter__()
+    with Checkpoints(tmp_path, {"run": 2}):
+        pass  # another run is another folder
+
+
+def test_what_a_killed_process_left_is_swept_away(tmp_path):
+    checkpoints = Checkpoints(tmp_path, {})
+    (checkpoints.folder / ".step-00000005.abc").mkdir(parents=True)
+    with checkpoints:
+        assert [p.name for p in checkpoints.folder.iterdir()] == ["run.json"]

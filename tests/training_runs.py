@@ -1,0 +1,82 @@
+"""Small runs of training, as whole processes can make them too."""
+
+from pathlib import Path
+
+import numpy as np
+from small_models import SMALL
+
+from keycut.artefact import sha256, write_json
+from keycut.config.training import Recipe, Recovery
+from keycut.data.packing import PackedTokens
+from keycut.models import create, save
+from keycut.models.checkpoint import Checkpoint
+from keycut.slicing import cut_back, slice_model
+from keycut.training.loop import Saving
+from keycut.training.pretrain import pretrain
+
+LENGTH = 24
+
+SETTINGS = {
+    "data": "text/training", "steps": 24, "batch": 2, "learning_rate": 1e-2, "warmup": 3,
+    "floor": 0.1, "eps": 1e-15, "clip": 1.0, "seed": 0,
+}  # fmt: skip
+
+
+def recipe(**changes):
+    return Recipe.model_validate({"trainer": "builtin", **SETTINGS, **changes})
+
+
+def recovery(**changes):
+    values = {
+        "lora": {"rank": 3, "alpha": 6.0},
+        "distillation": {"temperature": 2.0, "weight": 1.0},
+        **SETTINGS,
+        **changes,
+    }
+    return Recovery.model_validate(values)
+
+
+def packed(folder: Path, sequences: int = 48, vocabulary: int = 97) -> PackedTokens:
+    """Text that can be learned: each token is followed by one of two others."""
+    random = np.random.default_rng(0)
+    rows = np.zeros((sequences, LENGTH), "<u2")
+    for i in range(1, LENGTH):
+        rows[:, i] = (3 * rows[:, i - 1] + random.integers(1, 3, sequences)) % 97
+    if not folder.exists():
+        folder.mkdir(parents=True)
+        (folder / "tokens.bin").write_bytes(rows.tobytes())
+        source = {"name": "chain", "revision": "0"}
+        write_json(folder / "manifest.json", {
+            "sha256": sha256(folder / "tokens.bin"), "dtype": "uint16", "tokens": rows.size,
+            "sequence_length": LENGTH, "sequences": sequences, "slices": {},
+            "vocabulary_size": vocabulary, "tokenizer": "none", "tokenizer_digest": "0",
+            "boundary": "eos", "source": source, "seed": 0, "keycut": "0",
+        })  # fmt: skip
+    return PackedTokens(folder)
+
+
+def making(root: Path) -> None:
+    """Tokens, a teacher and its student with half the key channels."""
+    packed(root / "tokens")
+    save(create(SMALL["delta_net"], seed=1), root / "teacher")
+    teacher = Checkpoint(root / "teacher")
+    slice_model(teacher, cut_back(teacher.shape, 8), root / "student", dtype=None)
+
+
+def pretraining(root: Path, out: str, saving: Saving) -> None:
+    """What a process does that pretrains: started again, it goes on."""
+    model = create(SMALL["delta_net"], seed=1)
+    pretrain(
+        model, packed(root / "tokens"), recipe(), root / out,
+        checkpoints=root / "running" / out, saving=saving,
+    )  # fmt: skip
+
+
+def recovering(root: Path, out: str, saving: Saving) -> None:
+    """Likewise for recovery, of the model in `student`, taught by the one in `teacher`."""
+    from keycut.training.recovery import recover
+
+    recover(
+        root / "student", root / "teacher", packed(root / "tokens"), recovery(), root / out,
+        checkpoints=root / "running" / out, saving=saving,
+    )  # fmt: skip
