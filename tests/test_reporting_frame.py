@@ -8,6 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from keycut.artefact import write_json
 from keycut.config import Config, QualityTable, load_config
 from keycut.errors import InputError
 from keycut.reporting.frame import (
@@ -17,6 +18,7 @@ from keycut.reporting.frame import (
     as_measured,
     cells,
     from_frame,
+    read_evaluation,
     read_frame,
     read_published,
     table_frame,
@@ -126,7 +128,8 @@ def test_a_missing_mean_is_that_of_its_tasks_with_its_error(demo: Config) -> Non
     mean = found[variant_key(demo, variant, "zero_shot_avg")]
     assert (mean.value, mean.stderr) == (25.0, 2.5)
     incomplete = cells(table_frame(demo, "zero_shot", parts[:1]))
-    assert incomplete[variant_key(demo, variant, "zero_shot_avg")].reason == "not measured"
+    why = incomplete[variant_key(demo, variant, "zero_shot_avg")].reason
+    assert why == "last_word_acc: not measured"
 
 
 def test_a_missing_speedup_is_the_ratio_to_the_first_width(demo: Config) -> None:
@@ -140,10 +143,50 @@ def test_a_missing_speedup_is_the_ratio_to_the_first_width(demo: Config) -> None
     assert {(key.head_k_dim, cell.value) for key, cell in speedups.items()} == {(32, 1), (16, 2)}
     for key, cell in speedups.items():
         assert cell.stderr == (
-            pytest.approx(2 * math.hypot(1 / 100, 1 / 200)) if key.head_k_dim == 16 else None
+            pytest.approx(2 * math.hypot(1 / 100, 1 / 200)) if key.head_k_dim == 16 else 0.0
         )
     ratios = [cell.reason for key, cell in found.items() if key.metric == "memory_ratio"]
     assert set(ratios) == {"not measured"}
+
+
+def test_an_evaluation_becomes_results_in_the_papers_units(demo: Config, tmp_path: Path) -> None:
+    variant = next(v for v, _ in demo.cells("zero_shot") if v.method == "grad")
+    path = tmp_path / "zero_shot.json"
+    numbers = {
+        "choice_acc_norm": {"value": 0.4, "stderr": 0.03},
+        "last_word_acc": {"value": 0.1, "stderr": None},
+        "zero_shot_avg": {"value": 0.25, "stderr": None},
+    }
+    write_json(path, {"suite": "zero_shot", "protocol": "demo", "results": numbers})
+    found = list(read_evaluation(demo, variant, path))
+    assert [(one.key.metric, one.value, one.stderr) for one in found] == [
+        ("choice_acc_norm", 40.0, 3.0),
+        ("last_word_acc", 10.0, None),
+    ]
+    assert {(one.protocol, one.source) for one in found} == {("demo", path.as_posix())}
+    frame = cells(table_frame(demo, "zero_shot", found))
+    assert frame[variant_key(demo, variant, "zero_shot_avg")].value == 25.0
+
+
+def test_a_perplexity_without_bound_is_a_gap_with_its_reason(demo: Config, tmp_path: Path) -> None:
+    variant = next(v for v, _ in demo.cells("by_model"))
+    numbers = {
+        "prose_word_ppl": {"value": math.inf, "stderr": None},
+        "last_word_ppl": {"value": 12.5, "stderr": 0.5},
+    }
+    write_json(tmp_path / "a", {"suite": "ppl", "protocol": "demo", "results": numbers})
+    found = list(read_evaluation(demo, variant, tmp_path / "a"))
+    assert [(one.value, one.reason) for one in found] == [
+        (None, "the model is broken: inf"),
+        (12.5, ""),
+    ]
+
+
+def test_two_models_of_one_name_in_the_results_are_refused(demo: Config) -> None:
+    twin = demo.models["delta_net"].model_copy(update={"published_as": "gated_deltanet"})
+    config = demo.model_copy(update={"models": {**demo.models, "delta_net": twin}})
+    with pytest.raises(InputError, match="two are 'gated_deltanet'"):
+        table_frame(config, "by_model", [])
 
 
 def test_what_is_left_out_says_why() -> None:
@@ -154,8 +197,8 @@ def test_what_is_left_out_says_why() -> None:
     assert reasons["lambada_acc"] == "not measured"
 
 
-def test_every_table_of_every_run_has_a_frame(paper: Config, demo: Config) -> None:
-    for config in (paper, demo, load_config(FOLDER / "lab.yaml")):
+def test_every_table_of_other_runs_has_a_frame(demo: Config) -> None:
+    for config in (demo, load_config(FOLDER / "lab.yaml")):
         for name, table in config.tables.items():
             frame = table_frame(config, name, [])
             assert frame["value"].isna().all()

@@ -21,12 +21,15 @@ import pandera.pandas as pa
 from pandera.errors import SchemaErrors
 from pyarrow import ArrowInvalid
 
-from keycut.artefact import whole
+from keycut.artefact import read_json, whole
 from keycut.config import BASELINE, Config, DecodingTable, Measurement, QualityTable, Variant
 from keycut.errors import InputError
 
 PAPER = "arXiv 2602.04852"
 """The source of a published number."""
+
+FRACTIONS = {"acc", "acc_norm", "contains"}
+"""What tasks measure from 0 to 1, and results have in percent."""
 
 RATIOS = {"speedup": "tokens_per_s", "memory_ratio": "peak_memory_gib"}
 """Timings that are another one divided by that of the model left whole."""
@@ -197,6 +200,13 @@ def timed(config: Config, table: str) -> tuple[tuple[Measurement, str], ...]:
 
 def table_frame(config: Config, table: str, results: Iterable[Result]) -> pd.DataFrame:
     """A row for every cell of a table and every seed: measured, derived, or missing and why."""
+    names = [identity(config, model) for model in config.models]
+    if twins := {name for name in names if names.count(name) > 1}:
+        name, sharing = min(twins)
+        raise InputError(
+            f"models: two are {name!r} with filters {sharing!r} in the results; give them "
+            "different names in `published_as`"
+        )
     there = {(result.key, result.seed): result for result in results}
     if isinstance(config.tables[table], QualityTable):
         rows = (
@@ -205,6 +215,26 @@ def table_frame(config: Config, table: str, results: Iterable[Result]) -> pd.Dat
     else:
         rows = (_timed(config, cell, metric, there) for cell, metric in timed(config, table))
     return to_frame(dict.fromkeys(rows))
+
+
+def read_evaluation(config: Config, variant: Variant, path: Path | str) -> Iterator[Result]:
+    """The numbers of one variant in the file that `keycut.evaluation` wrote for a suite.
+
+    Means are left to `table_frame`: they follow from the tasks.
+    """
+    record = read_json(path)
+    for column, task in config.evaluation.suites[record["suite"]].tasks.items():
+        found, key = record["results"][column], variant_key(config, variant, column)
+        if "not_attempted" in found:
+            continue
+        if not math.isfinite(found["value"]):
+            reason = f"the model is broken: {found['value']}"
+            yield Result(key, variant.seed, None, None, "", "", reason)
+            continue
+        scale = 100.0 if task.metric in FRACTIONS else 1.0
+        stderr = None if found["stderr"] is None else found["stderr"] * scale
+        value, protocol = found["value"] * scale, record["protocol"]
+        yield Result(key, variant.seed, value, stderr, protocol, Path(path).as_posix(), "")
 
 
 There = Mapping[tuple[Key, int], Result]
@@ -217,15 +247,18 @@ def _evaluated(config: Config, variant: Variant, metric: str, there: There) -> R
         return Result(key, variant.seed, None, None, "", "", f"not attempted: {why}")
     if (key, variant.seed) in there or metric != suite.mean:
         return there.get((key, variant.seed)) or _not_measured(key, variant.seed)
-    parts = [there.get((key._replace(metric=task), variant.seed)) for task in suite.tasks]
-    known = [part for part in parts if part and part.value is not None]
-    if len(known) < len(parts):
-        return _not_measured(key, variant.seed)
-    errors = [part.stderr for part in known if part.stderr is not None]
-    return known[0]._replace(
+    parts = []
+    for task in suite.tasks:
+        of_task = key._replace(metric=task)
+        part = there.get((of_task, variant.seed)) or _not_measured(of_task, variant.seed)
+        if part.value is None:
+            return part._replace(key=key, reason=f"{task}: {part.reason}")
+        parts.append(part)
+    errors = [part.stderr for part in parts if part.stderr is not None]
+    return parts[0]._replace(
         key=key,
-        value=fmean(part.value for part in known if part.value is not None),
-        stderr=math.hypot(*errors) / len(known) if len(errors) == len(known) else None,
+        value=fmean(part.value for part in parts if part.value is not None),
+        stderr=math.hypot(*errors) / len(parts) if len(errors) == len(parts) else None,
     )
 
 
@@ -240,10 +273,12 @@ def _timed(config: Config, cell: Measurement, metric: str, there: There) -> Resu
     if not of or not reference or of.value is None or reference.value is None:
         return _not_measured(key, 0)
     value = of.value / reference.value
-    errors = [part.stderr / part.value for part in (of, reference) if part.stderr and part.value]
-    # A ratio with itself has no error.
-    stderr = value * math.hypot(*errors) if len(errors) == 2 and of is not reference else None
-    return of._replace(key=key, value=value, stderr=stderr)
+    if of is reference:
+        return of._replace(key=key, value=1.0, stderr=0.0)
+    if of.stderr is None or reference.stderr is None:
+        return of._replace(key=key, value=value, stderr=None)
+    relative = math.hypot(of.stderr / of.value, reference.stderr / reference.value)
+    return of._replace(key=key, value=value, stderr=value * relative)
 
 
 def _reference(config: Config, cell: Measurement) -> Measurement:

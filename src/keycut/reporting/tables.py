@@ -9,6 +9,7 @@ measured numbers is refused.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pandas as pd  # type: ignore[import-untyped]
 
@@ -44,15 +45,10 @@ def _by_ratio(t: Variants) -> Grid:
         Line((Box(), *(Box(f"{percent(ratio)} compression", wide) for ratio in ratios))),
         Line((Box("Method"), *(t.head(column) for _ in ratios for column in columns))),
     ]
-    lines = [
-        Line(
-            (
-                t.label(method),
-                *t.numbers(t.key(model, method, r, stage, c) for r in ratios for c in columns),
-            )
-        )
-        for method in t.table.methods
-    ]
+    lines = []
+    for method in t.table.methods:
+        keys = (t.key(model, method, ratio, stage, c) for ratio in ratios for c in columns)
+        lines.append(Line((t.label(method), *t.numbers(keys))))
     for name, rft in t.baselines():
         # One baseline for all ratios: under the others it has no place.
         numbers = t.numbers(t.whole(model, rft, column) for column in columns)
@@ -69,15 +65,10 @@ def _by_model(t: Variants) -> Grid:
         Line((Box(), *(Box(t.config.models[model].label, len(columns)) for model in models))),
         Line((Box("Method"), *(t.head(column) for _ in models for column in columns))),
     ]
-    lines = [
-        Line(
-            (
-                t.label(method),
-                *t.numbers(t.key(m, method, ratio, stage, c) for m in models for c in columns),
-            )
-        )
-        for method in t.table.methods
-    ]
+    lines = []
+    for method in t.table.methods:
+        keys = (t.key(model, method, ratio, stage, c) for model in models for c in columns)
+        lines.append(Line((t.label(method), *t.numbers(keys))))
     for name, rft in t.baselines():
         numbers = t.numbers(t.whole(model, rft, column) for model in models for column in columns)
         lines.append(Line((Box(name), *numbers), "rule" if rft == "none" else ""))
@@ -129,30 +120,19 @@ def _targets(t: Variants) -> Grid:
     """Methods down, models and what was scored across."""
     models, [stage], [ratio] = t.table.models, t.stages, t.table.ratios
     targets, columns = t.table.targets or ("kq",), t.columns(stage)
-    wide = len(targets) * len(columns)
-    scored = [Box(TARGETS[target], len(columns)) for _ in models for target in targets]
+    wide, each = len(columns) * len(targets), [(m, c) for m in models for c in columns]
     heads = [
         Line((Box(), *(Box(t.config.models[model].label, wide) for model in models))),
-        Line((Box("Method"), *scored)),
+        Line((Box(), *(replace(t.head(column), span=len(targets)) for _, column in each))),
+        Line((Box("Method"), *(Box(TARGETS[target]) for _ in each for target in targets))),
     ]
-    if len(columns) > 1:
-        heads.append(Line((Box(), *(t.head(c) for _ in models for _ in targets for c in columns))))
     lines = []
     for method in t.table.methods:
-        keys = (
-            t.key(model, method, ratio, stage, column, target)
-            for model in models
-            for target in targets
-            for column in columns
-        )
+        keys = (t.key(m, method, ratio, stage, c, target) for m, c in each for target in targets)
         lines.append(Line((t.label(method), *t.numbers(keys))))
     for name, rft in t.baselines():
         # One baseline for all targets.
-        numbers = [
-            t.number(t.whole(model, rft, column), span=len(targets))
-            for model in models
-            for column in columns
-        ]
+        numbers = (t.number(t.whole(m, rft, c), span=len(targets)) for m, c in each)
         lines.append(Line((Box(name), *numbers), "rule" if rft == "none" else ""))
     return t.grid([1, *(wide for _ in models)], heads, lines)
 

@@ -247,7 +247,11 @@ def claim_frame(verdict: Verdict) -> pd.DataFrame:
 
 def to_text(verdict: Verdict) -> str:
     """The verdict to be read: claims, how many numbers got which word, and those outside."""
-    lines = [f"{one.answer:<12} {one.claim.says}\n{'':12} {one.numbers}" for one in verdict.claims]
+    lines = []
+    for one in verdict.claims:
+        lines += [f"{one.answer:<12} {one.claim.says}", f"{'':12} {one.numbers}"]
+        if one.claim.errata:
+            lines.append(f"{'':12} contradicted by the paper itself: {', '.join(one.claim.errata)}")
     if verdict.scope:
         return "\n".join([*lines, "", verdict.scope, ""])
     counts = Counter(one.word for one in verdict.cells)

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import jinja2
@@ -113,16 +114,7 @@ def to_tex(grid: Grid, templates: Path) -> str:
 
 def to_html(grid: Grid, templates: Path) -> str:
     """A <table> without a page around it."""
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(templates),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-        undefined=jinja2.StrictUndefined,
-    )
-    environment.filters |= {"number": _html_number, "cell_id": _cell_id}
-    return environment.get_template("table.html.j2").render(table=grid)
+    return _html_environment(templates).get_template("table.html.j2").render(table=grid)
 
 
 def to_rows(grid: Grid) -> list[list[str]]:
@@ -223,6 +215,21 @@ def _from(folder: Path, file: Path) -> str:
     return Path(os.path.relpath(file, folder)).as_posix()
 
 
+@cache
+def _html_environment(templates: Path) -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(templates),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    environment.filters |= {"number": _html_number, "cell_id": _cell_id}
+    return environment
+
+
+@cache
 def _tex_environment(templates: Path) -> jinja2.Environment:
     # Braces and percent signs are LaTeX's own.
     environment = jinja2.Environment(
