@@ -4,17 +4,19 @@
     python benchmarks/training.py --kills 10    a run killed ten times at random moments, and one
                                                 never killed: same weights, bit for bit
 
-The text is random: neither figure depends on it. Every run is a process of its own.
+The text is random: neither figure depends on it. Every run is a process of its own, forked from
+one that has done the slow imports and nothing else.
 """
 
 import argparse
 import csv
+import multiprocessing
 import os
 import random
 import signal
-import subprocess
 import sys
 import time
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -26,6 +28,8 @@ from keycut.data.packing import PackedTokens
 
 CONFIG = Path(__file__).parents[1] / "config" / "demo.yaml"
 CURVE = "loss.csv"
+PROCESSES = multiprocessing.get_context("forkserver")
+PROCESSES.set_forkserver_preload(["keycut.training.recovery", "keycut.models.shared_conv"])
 WARMUP = 5  # steps before the clock: on a GPU the first ones tune kernels
 
 
@@ -77,9 +81,10 @@ def run(root: Path, work: str, steps: int, out: str) -> None:
     )  # fmt: skip
 
 
-def process(root: Path, work: str, steps: int, out: str) -> subprocess.Popen[str]:
-    command = [sys.executable, __file__, "--run", str(root), work, str(steps), out]
-    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+def process(root: Path, work: str, steps: int, out: str) -> BaseProcess:
+    going = PROCESSES.Process(target=run, args=(root, work, steps, out))
+    going.start()
+    return going
 
 
 def steps_done(root: Path, out: str) -> int:
@@ -87,10 +92,10 @@ def steps_done(root: Path, out: str) -> int:
     return max(rows, default=1) - 1
 
 
-def finish(going: subprocess.Popen[str]) -> None:
-    _, said = going.communicate()
-    if going.returncode:
-        sys.exit(said)
+def finish(going: BaseProcess, expected: int = 0) -> None:
+    going.join()
+    if going.exitcode != expected:
+        sys.exit(f"a run ended with {going.exitcode}, expected {expected}")
 
 
 def pace(work: str, steps: int) -> None:
@@ -98,7 +103,7 @@ def pace(work: str, steps: int) -> None:
         root = Path(folder)
         going = process(root, work, WARMUP + steps, work)
         started = None
-        while going.poll() is None:
+        while going.is_alive():
             done = steps_done(root, work)
             if started is None and done >= WARMUP:
                 started = time.monotonic(), done
@@ -123,11 +128,11 @@ def killed(work: str, kills: int, steps: int) -> None:
         moments = []
         for wanted in sorted(random.sample(range(1, steps - 5), kills)):
             going = process(root, work, steps, "killed")
-            while steps_done(root, "killed") < wanted and going.poll() is None:
+            while steps_done(root, "killed") < wanted and going.is_alive():
                 time.sleep(0.005)
             time.sleep(random.uniform(0, 0.2))
-            going.send_signal(signal.SIGKILL)
-            finish_killed(going)
+            going.kill()
+            finish(going, expected=-signal.SIGKILL)
             moments.append(steps_done(root, "killed"))
         finish(process(root, work, steps, "killed"))
         names = ("model.safetensors", CURVE)
@@ -138,12 +143,6 @@ def killed(work: str, kills: int, steps: int) -> None:
         print(f"  {name}: {unbroken[:16]} never killed, {survived[:16]} killed", flush=True)
         if unbroken != survived:
             sys.exit(f"{work}: {name} differs")
-
-
-def finish_killed(going: subprocess.Popen[str]) -> None:
-    _, said = going.communicate()
-    if going.returncode != -signal.SIGKILL:
-        sys.exit(f"ended with {going.returncode} before it was killed: {said}")
 
 
 def main() -> None:
@@ -160,8 +159,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--run"]:
-        root, work, steps, out = sys.argv[2:]
-        run(Path(root), work, int(steps), out)
-    else:
-        main()
+    main()

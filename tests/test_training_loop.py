@@ -67,6 +67,16 @@ def test_a_model_learns_and_is_an_ordinary_one(tmp_path, data, model):
         assert load(folder)(ids, labels=ids).loss.item() < float(rows[0]["loss"])
 
 
+def test_the_folder_has_the_tokenizer_and_the_card(tmp_path, data):
+    (tmp_path / "tokenizer").mkdir()
+    (tmp_path / "tokenizer" / "tokenizer.json").write_text("{}")
+    folder = trained(
+        tmp_path, data, recipe(steps=4), tokenizer=tmp_path / "tokenizer", card="# A model\n"
+    )
+    assert (folder / "tokenizer.json").read_text() == "{}"
+    assert (folder / "README.md").read_text() == "# A model\n"
+
+
 def test_several_gpus_are_as_many_batches_one_after_the_other(tmp_path, data):
     at_once = load(trained(tmp_path, data, recipe(steps=6, batch=4), out="at_once"))
     in_turn = load(trained(tmp_path, data, recipe(steps=6, batch=2, world_size=2), out="in_turn"))

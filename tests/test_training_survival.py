@@ -1,5 +1,6 @@
 """Killed, told to stop, or out of disk: a run goes on, and ends as if nothing had happened."""
 
+import errno
 import multiprocessing
 import os
 import random
@@ -150,9 +151,21 @@ def empty_the_manifest(path):
     (path / "manifest.json").write_text("")
 
 
-@pytest.mark.parametrize(
-    "damage", [flip_a_bit, cut_short, lose_a_file, lose_the_manifest, empty_the_manifest]
-)
+def forget_the_hashes(path):
+    (path / "manifest.json").write_text("{}")
+
+
+def spoil_the_manifest(path):
+    (path / "manifest.json").write_bytes(b"\xff")
+
+
+DAMAGES = [
+    flip_a_bit, cut_short, lose_a_file, lose_the_manifest, empty_the_manifest, forget_the_hashes,
+    spoil_the_manifest,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(checkpoints, damage, capsys):
     for step in (5, 10):
         checkpoints.save(step, *state(step))
@@ -180,7 +193,7 @@ def test_a_full_disk_leaves_the_old_checkpoint(checkpoints):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (2000, limits[1]))
     try:
-        with pytest.raises(InputError, match="step-00000005 is kept: make room"):
+        with pytest.raises(InputError, match="step-00000005 is kept: mend that"):
             checkpoints.save(10, *state(10))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
@@ -201,4 +214,15 @@ def test_what_a_killed_process_left_is_swept_away(tmp_path):
     checkpoints = Checkpoints(tmp_path, {})
     (checkpoints.folder / ".step-00000005.abc").mkdir(parents=True)
     with checkpoints:
-        assert [p.name for p in checkpoints.folder.iterdir()] == ["run.json"]
+        assert sorted(p.name for p in checkpoints.folder.iterdir()) == ["lock", "run.json"]
+
+
+def test_a_file_system_without_locks_is_no_obstacle(tmp_path, monkeypatch, capsys):
+    def refuse(*_):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    with Checkpoints(tmp_path, {}) as checkpoints:
+        checkpoints.curve.write_text("step\n")
+        checkpoints.save(5, *state(5))
+    assert "cannot be locked (No locks available)" in capsys.readouterr().err

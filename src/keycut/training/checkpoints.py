@@ -4,6 +4,7 @@ A run is known by the digest of what defines it, and so is its folder: started a
 settings it goes on, started with others it begins a new one. Inside:
 
     run.json          what defines the run, for people
+    lock              held by the process that trains
     loss.csv          the loss curve as it grows
     step-00000040/    tensors.safetensors, state.json, loss.csv and manifest.json with their hashes
 
@@ -36,6 +37,7 @@ TENSORS = "tensors.safetensors"
 STATE = "state.json"
 CURVE = "loss.csv"
 MANIFEST = "manifest.json"
+HASHED = (CURVE, STATE, TENSORS)
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,7 @@ class Checkpoints:
 
     def __enter__(self) -> Self:
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._lock = os.open(self.folder, os.O_RDONLY)
+        self._lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -69,7 +71,10 @@ class Checkpoints:
             raise InputError(
                 f"{self.folder}: another process trains this run; wait for it or end it"
             ) from None
-        # What a killed process was writing. Nobody else is: the lock is ours.
+        except OSError as error:
+            # Some cluster file systems have no locks; that is no reason not to train.
+            _say(f"{self.folder} cannot be locked ({error.strerror}): start the run only once")
+        # What a killed process was writing.
         for left in self.folder.glob(".*"):
             shutil.rmtree(left)
         write_json(self.folder / "run.json", self.run)
@@ -91,14 +96,13 @@ class Checkpoints:
                 save_file(dict(tensors), aside / TENSORS)
                 write_json(aside / STATE, dict(state))
                 shutil.copyfile(self.curve, aside / CURVE)
-                names = (TENSORS, STATE, CURVE)
-                write_json(aside / MANIFEST, {name: sha256(aside / name) for name in names})
-            self._flush_names()
+                write_json(aside / MANIFEST, {name: sha256(aside / name) for name in HASHED})
+            _flush(self.folder)
         except (OSError, SafetensorError) as error:
             kept = self._saved()
             before = f"the one in {kept[-1].name} is kept" if kept else "there is none before it"
             raise InputError(
-                f"{path}: the checkpoint could not be written ({error}); {before}: make room and "
+                f"{path}: the checkpoint could not be written ({error}); {before}: mend that and "
                 "start the same command again"
             ) from None
         # Later ones were damaged and passed over, or this step would not have come again.
@@ -111,8 +115,8 @@ class Checkpoints:
         for path in reversed(self._saved()):
             try:
                 return _read(path)
-            except (InputError, OSError, SafetensorError) as error:
-                print(f"{path.name} is passed over: {error}", file=sys.stderr, flush=True)
+            except (InputError, OSError, SafetensorError, UnicodeDecodeError) as error:
+                _say(f"{path.name} is passed over: {error}")
         return None
 
     def remove(self) -> None:
@@ -125,13 +129,21 @@ class Checkpoints:
     def _saved(self) -> list[Path]:
         return sorted(self.folder.glob("step-*"))
 
-    def _flush_names(self) -> None:
-        """A rename is on the disk only when the folder is."""
-        os.fsync(self._lock)
-
 
 def _read(path: Path) -> Saved:
-    for name, expected in read_json(path / MANIFEST).items():
-        if sha256(path / name) != expected:
+    manifest = read_json(path / MANIFEST)
+    for name in HASHED:
+        if sha256(path / name) != manifest.get(name):
             raise InputError(f"{path / name} is damaged: its sha256 is not the manifest's")
     return Saved(load_file(path / TENSORS), read_json(path / STATE), (path / CURVE).read_text())
+
+
+def _flush(folder: Path) -> None:
+    """A rename is on the disk only when the folder is."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    os.fsync(descriptor)
+    os.close(descriptor)
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

@@ -110,7 +110,7 @@ def train(
         eps=settings.eps,
         weight_decay=settings.weight_decay,
     )
-    # Numbers under bf16: weights and moments stay float32, only the products are rounded.
+    # Weights and moments stay float32; on a GPU only what is computed of them is bf16.
     precision: AbstractContextManager[Any] = (
         torch.autocast("cuda", torch.bfloat16) if device.type == "cuda" else nullcontext()
     )
@@ -126,13 +126,11 @@ def train(
             rate = learning_rate(step, settings)
             losses = _gradients(loss, torch.from_numpy(ids).to(device), accumulate, precision)
             norm = nn.utils.clip_grad_norm_(trained.values(), settings.clip).item()
-            if math.isfinite(losses[0]) and math.isfinite(norm):
-                for group in optimizer.param_groups:
-                    group["lr"] = rate
+            finite = math.isfinite(losses[0]) and math.isfinite(norm)
+            failed = 0 if finite else failed + 1
+            if finite:
+                optimizer.param_groups[0]["lr"] = rate
                 optimizer.step()
-                failed = 0
-            else:
-                failed += 1
             optimizer.zero_grad()
             curve.write(_row(step, step * tokens, *losses, rate, norm))
             progress.say(step, losses[0])

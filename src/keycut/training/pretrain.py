@@ -32,12 +32,14 @@ def pretrain(
     *,
     checkpoints: Path | str,
     tokenizer: Path | str | None = None,
+    card: str | None = None,
     saving: Saving = EVERY_TEN_MINUTES,
     force: bool = False,
 ) -> None:
     """Train a model, wherever it is, and write it to a folder with its loss curve.
 
-    `checkpoints` is where running jobs keep theirs. The model is trained in float32, on a GPU
+    `checkpoints` is where running jobs keep theirs, `tokenizer` a folder to copy its files from,
+    `card` the text of the model's README.md. The model is trained in float32, on a GPU
     with products in bf16.
     """
     refuse_data(data, recipe, model.config.vocab_size)
@@ -61,7 +63,7 @@ def pretrain(
             model, loss, data, recipe, kept,
             work="pretraining", saving=saving, accumulate=recipe.world_size,
         )  # fmt: skip
-        write(model, out, kept, tokenizer=tokenizer, force=force)
+        write(model, out, kept, tokenizer=tokenizer, card=card, force=force)
 
 
 def refuse_out(out: Path | str, force: bool) -> None:
@@ -76,11 +78,12 @@ def write(
     kept: Checkpoints,
     *,
     tokenizer: Path | str | None,
+    card: str | None,
     force: bool,
 ) -> None:
     """The model's folder, with the loss curve in it; then the checkpoints have done their work."""
     with whole(out, folder=True, force=force) as aside:
-        save(model, aside, tokenizer=tokenizer, force=True)
+        save(model, aside, tokenizer=tokenizer, card=card, force=True)
         shutil.copyfile(kept.curve, aside / CURVE)
     kept.remove()
 

@@ -53,6 +53,7 @@ def recover(
     checkpoints: Path | str,
     device: torch.device | str = "cpu",
     padded_to: int | None = None,
+    card: str | None = None,
     saving: Saving = EVERY_TEN_MINUTES,
     force: bool = False,
 ) -> None:
@@ -60,7 +61,7 @@ def recover(
 
     `padded_to` is a width that the kernels can train, where the student's own is none: it is
     trained with that many key channels, the added ones zero, and cut back. The result has the
-    type of the student on disk.
+    tokenizer of the student and the type that its tensors have on disk.
     """
     students, teachers = Checkpoint(student), Checkpoint(teacher)
     refuse_teacher(students, teachers)
@@ -71,14 +72,15 @@ def recover(
         "work": "recovery",
         "student": students.digest(),
         "teacher": teachers.digest(),
-        "settings": settings.model_dump(mode="json"),
+        # Which models are recovered is no part of how one is.
+        "settings": settings.model_dump(mode="json", exclude={"control", "seeds"}),
         "data": {"sha256": data.manifest.sha256, "sequences": len(data)},
         "padded_to": padded_to,
         "device": device.type,
         "keycut": __version__,
     }
     model = load(student, dtype=torch.float32)
-    _, one_of_them = next(students.tensors())
+    _, some_tensor = next(students.tensors())
     width = students.shape.width
     if padded_to is not None:
         model = resized(model, Pad(padded_to))
@@ -97,7 +99,7 @@ def recover(
         merged = adapted.merge_and_unload().cpu()
         if padded_to is not None:
             merged = resized(merged, cut_back(students.shape, width))
-        write(merged.to(one_of_them.dtype), out, kept, tokenizer=student, force=force)
+        write(merged.to(some_tensor.dtype), out, kept, tokenizer=student, card=card, force=force)
 
 
 def refuse_teacher(student: Checkpoint, teacher: Checkpoint) -> None:
