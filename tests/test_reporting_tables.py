@@ -28,13 +28,16 @@ from keycut.reporting.frame import (
     table_frame,
     to_frame,
 )
-from keycut.reporting.grid import Box, Grid, marks
+from keycut.reporting.grid import Box, Grid, Line, marks
 from keycut.reporting.tables import lay_out
 from keycut.reporting.verdict import read_errata
 from keycut.reporting.writing import (
     Picture,
     compile_document,
     tex,
+    tex_columns,
+    tex_line,
+    tex_rules,
     to_html,
     to_rows,
     to_tex,
@@ -323,8 +326,12 @@ def test_tables_are_whole_in_every_language(demo: Config, grids: dict[str, Grid]
         for line in (*grid.heads, *grid.lines):
             assert sum(box.span for box in line.boxes) == wide
         written = to_tex(grid, TEMPLATES)
-        assert written.count(r"\textbf{") == sum(b.mark == "best" for _, _, b in numbers(grid))
-        assert written.count(r"\underline{") == sum(b.mark == "second" for _, _, b in numbers(grid))
+        marked = Counter(box.mark for _, _, box in numbers(grid))
+        for mark, command, tag in (
+            ("best", r"\textbf{", "strong"),
+            ("second", r"\underline{", "u"),
+        ):
+            assert written.count(command) == len(list(root.iter(tag))) == marked[mark]
         assert written.isascii()
 
 
@@ -332,6 +339,14 @@ def test_latex_takes_no_text_for_a_command() -> None:
     assert tex(r"50 % of a_b & {c} \d ~ ^ # $") == (
         r"50 \% of a\_b \& \{c\} \textbackslash{}d \textasciitilde{} \textasciicircum{} \# \$"
     )
+
+
+def test_a_heading_keeps_the_gap_behind_its_columns() -> None:
+    line = Line((Box("a"), Box("b", 2), Box("c", 2)))
+    wide = r"\multicolumn{2}{c@{\hskip 1.2em}}{b} & \multicolumn{2}{c}{c} \\"
+    assert tex_line(line, (1, 2, 2)) == f"a & {wide}"
+    assert tex_rules(line) == r"\cmidrule(lr){2-3} \cmidrule(lr){4-5}"
+    assert tex_columns((1, 2, 2)) == r"l@{\hskip 1.2em}cc@{\hskip 1.2em}cc"
 
 
 needs_latex = pytest.mark.skipif(

@@ -320,6 +320,7 @@ def test_a_failing_claim_shows_its_numbers(answers: dict[str, Answered]) -> None
         (17.0, 0.0, "fails"),
         (17.4, 0.0, "not decided"),  # a tie
         (18.0, 0.5, "not decided"),
+        (17.0, 0.5, "not decided"),
         (18.0, 0.1, "holds"),
         (None, 0.0, "not decided"),
     ],
@@ -340,6 +341,15 @@ def test_a_share_of_the_comparisons_may_be_enough(paper: Config) -> None:
     ours = {GRAD: cell, L1: worse, L1._replace(method="rand"): better}
     assert answer(paper, claim, ours).answer == "fails"
     assert answer(paper, claim.model_copy(update={"share": 0.5}), ours).answer == "holds"
+
+
+def test_a_cell_is_not_compared_with_itself(paper: Config) -> None:
+    claim = next(c for c in read_claims(FOLDER / "claims.yaml") if c.id == "best_before_recovery")
+    all_methods = claim.of.model_copy(update={"method": ("grad", "l1")})
+    cell = Cell(17.4, None, None, 1, frozenset({"paper"}), "")
+    ours = {GRAD: cell, L1: replace(cell, value=18.0)}
+    found = answer(paper, claim.model_copy(update={"against": all_methods}), ours)
+    assert [(one.of, one.against) for one in found.comparisons] == [(GRAD, L1)]
 
 
 def test_claims_refuse_unknown_keys(tmp_path: Path) -> None:
