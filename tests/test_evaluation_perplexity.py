@@ -111,7 +111,7 @@ def test_both_perplexities_are_those_of_plain_pytorch(
     wiki, lambada = expected[window]
     assert result["results"]["wiki"]["value"] == pytest.approx(wiki, rel=1e-4)
     assert result["results"]["lambada"]["value"] == pytest.approx(lambada, rel=1e-4)
-    assert result["tasks"]["wikitext"]["documents"] == 3
+    assert result["tasks"]["wiki"]["documents"] == 3
     assert result["window"] == window
 
 

@@ -1,6 +1,7 @@
 """A suite from a model folder to its JSON: what is refused, what is resumed, what is written."""
 
 import json
+import math
 import os
 import signal
 import socket
@@ -182,6 +183,22 @@ def test_a_model_that_says_nothing_scores_nothing(model, files, tmp_path, monkey
     config = one("demo_recall", "contains", files / "demo_recall.jsonl")
     result = evaluate(model, "suite", config, tmp_path / "out.json", cache=tmp_path / "c")
     assert result["results"]["it"]["value"] == 0.0
+
+
+def test_a_model_of_no_numbers_has_no_results(model, files, tmp_path, monkeypatch):
+    """Scored by comparisons, it would look like chance."""
+
+    def broken(*args, **kwargs):
+        lm = LanguageModel(*args, **kwargs)
+        lm.model.model.norm.weight.data[0] = float("nan")
+        return lm
+
+    monkeypatch.setattr(suite, "LanguageModel", broken)
+    result = evaluate(model, "suite", all_four(files), tmp_path / "o.json", cache=tmp_path / "c")
+    for name in METRICS:
+        assert math.isnan(result["results"][name]["value"])
+        assert result["results"][name]["stderr"] is None
+    assert math.isnan(json.loads((tmp_path / "o.json").read_text())["results"]["avg"]["value"])
 
 
 # The guard
@@ -385,6 +402,15 @@ def test_bad_data_is_named_before_the_model_is_loaded(model, tmp_path, monkeypat
     assert "a .raw file is WikiText's" in refusal("a\n", name="z.raw")
 
 
+def test_a_retrieval_task_needs_answers_and_room(model, tmp_path):
+    file = write_lines(tmp_path / "x.jsonl", [{"text": "One is 1. One is", "value": "1"}])
+    stated = {"it": column("based_squadv2", "contains", file)}
+    for window, message in [(50, "window 50: based_squadv2 keeps 50"), (60, "has an answer to")]:
+        config = run_config({"window": window, "tasks": stated})
+        with pytest.raises(InputError, match=message):
+            evaluate(model, "suite", config, tmp_path / "o.json", cache=tmp_path / "c")
+
+
 def test_what_was_not_downloaded_is_named(model, tmp_path):
     config = run_config({"window": 40, "tasks": {"it": column("piqa", "acc")}})
     with pytest.raises(InputError, match=r"the data of piqa is missing: dataset baber/piqa is not"):
@@ -421,8 +447,8 @@ def test_a_downloaded_data_set_is_read_by_its_card(model, tmp_path, monkeypatch)
     monkeypatch.setattr(data, "resolve", lambda *_, **__: folder)
     config = run_config({"window": 40, "tasks": {"it": column("piqa", "acc_norm")}})
     result = evaluate(model, "suite", config, tmp_path / "o.json", cache=tmp_path / "cache")
-    assert result["tasks"]["piqa"]["documents"] == 6
-    assert result["tasks"]["piqa"]["data"] == {
+    assert result["tasks"]["it"]["documents"] == 6
+    assert result["tasks"]["it"]["data"] == {
         "name": "baber/piqa/validation",
         "revision": "c" * 40,
     }

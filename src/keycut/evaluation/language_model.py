@@ -56,6 +56,7 @@ class LanguageModel(TemplateLM):
         self.window = window
         self.batch = batch
         self.tokens_at_once = TOKENS_AT_ONCE[self._device.type]
+        self.broken = False  # whether a logit was ever no number
 
     @property
     def eot_token_id(self) -> int:
@@ -127,7 +128,7 @@ class LanguageModel(TemplateLM):
             targets.to(self._device).split(LOGITS_AT_ONCE),
             strict=True,
         ):
-            logits = self.model.lm_head(states).float()
+            logits = self._logits(states)
             picked = logits.gather(-1, truth[:, None])[:, 0]
             scores.append(picked - logits.logsumexp(-1))
             greedy.append(logits.argmax(-1) == truth)
@@ -171,7 +172,7 @@ class LanguageModel(TemplateLM):
         texts: list[str | None] = [None] * len(prompts)
         written: list[list[int]] = [[] for _ in prompts]
         while True:
-            tokens = self.model.lm_head(states).argmax(-1).tolist()
+            tokens = self._logits(states).argmax(-1).tolist()
             for row, (_, until, limit) in enumerate(prompts):
                 if texts[row] is None:
                     written[row].append(tokens[row])
@@ -179,6 +180,12 @@ class LanguageModel(TemplateLM):
             if all(text is not None for text in texts):
                 return [text for text in texts if text is not None]
             states, cache = self._read(torch.tensor(tokens)[:, None], None, cache)
+
+    def _logits(self, states: Tensor) -> Tensor:
+        logits = self.model.lm_head(states).float()
+        # Of no numbers, argmax and comparison make answers that look like chance.
+        self.broken |= not bool(logits.isfinite().all())
+        return logits
 
     def _read(self, ids: Tensor, mask: Tensor | None, cache: Any = None) -> tuple[Tensor, Any]:
         """The hidden state (B, hidden) after the last of ids (B, T), and the recurrent state."""

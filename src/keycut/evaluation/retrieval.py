@@ -49,6 +49,10 @@ def cut(
     As in the reference, documents with an answer of fewer than two characters are left out where
     it is looked for: such an answer is found anywhere.
     """
+    if window <= ANSWER_TOKENS:
+        raise InputError(
+            f"window {window}: {task} keeps {ANSWER_TOKENS} tokens of it for the answer"
+        )
     where = TEXTS[task]
     shortened = []
     for document in documents:

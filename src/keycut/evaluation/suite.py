@@ -138,8 +138,8 @@ def evaluate(
         **common,
         "results": _columns(spec, records),
         "tasks": {
-            record["task"]: {key: value for key, value in record.items() if key != "metrics"}
-            for record in records.values()
+            column: {key: value for key, value in record.items() if key != "metrics"}
+            for column, record in records.items()
         },
     }
     write_json(out, result)
@@ -147,7 +147,10 @@ def evaluate(
 
 
 def measure(lm: LM, name: str, documents: list[data.Document]) -> Record:
-    """What a task says of a model: every metric with its value and standard error."""
+    """What a task says of a model: every metric with its value and standard error.
+
+    The numbers of a model whose logits are no numbers are none either.
+    """
     task = make_task(name, documents)
     found = run_lm_eval(
         lm=lm,
@@ -156,6 +159,7 @@ def measure(lm: LM, name: str, documents: list[data.Document]) -> Record:
         log_samples=True,
     )
     samples = found["samples"][name]
+    broken = getattr(lm, "broken", False)
     return {
         "task": name,
         "version": task.VERSION,
@@ -164,8 +168,10 @@ def measure(lm: LM, name: str, documents: list[data.Document]) -> Record:
         "documents": len(samples),
         "metrics": {
             metric: {
-                "value": float(found["results"][name][f"{metric},none"]),
-                "stderr": standard_error(metric, [sample[metric] for sample in samples]),
+                "value": math.nan if broken else float(found["results"][name][f"{metric},none"]),
+                "stderr": None
+                if broken
+                else standard_error(metric, [sample[metric] for sample in samples]),
             }
             for metric in samples[0]["metrics"]
             if f"{metric},none" in found["results"][name]
@@ -264,6 +270,8 @@ def _job(
     documents = data.documents(task, downloads=downloads, lock=lock)
     if task.task in retrieval.TEXTS:
         documents = retrieval.cut(documents, task.task, tokenizer, spec.window)
+        if not documents:
+            raise InputError(f"{where.name}: no document of {task.task} has an answer to look for")
     return Job(task.task, identity, documents)
 
 
