@@ -178,7 +178,12 @@ def card(request: Request, checkpoint: Checkpoint, selection: Selection) -> str:
             f"seed {about['calibration']['seed']}"
         )
     rows = "".join(f"| {key} | {value} |\n" for key, value in facts.items())
-    options = f"--method {request.method} --ratio {request.ratio} --target {request.target}"
+    options = (
+        f"--method {request.method} --ratio {request.ratio} --target {request.target} "
+        f"--seed {request.seed} --round-to {request.round_to} --f {request.f} "
+        f"--sequences {request.sequences} --length {request.length} --rows {request.sample_rows}"
+        + (f" --text {request.text.name}" if request.text else "")
+    )
     library = "fla" if checkpoint.architecture.stock else "keycut.models.shared_conv"
     return (
         f"---\nbase_model: {request.model.name}\nlibrary_name: transformers\n"
@@ -186,8 +191,7 @@ def card(request: Request, checkpoint: Checkpoint, selection: Selection) -> str:
         f"# {request.out.name}\n\n"
         f"{request.model.name} with fewer key and query channels, pruned by Keycut.\n\n"
         f"| | |\n|---|---|\n{rows}\n"
-        f"    keycut prune {request.model.name} {request.out.name} {options} "
-        f"--seed {request.seed}\n\n"
+        f"    keycut prune {request.model.name} {request.out.name} {options}\n\n"
         f"    import {library}\n"
         "    from transformers import AutoModelForCausalLM\n"
         f'    model = AutoModelForCausalLM.from_pretrained("{request.out.name}")\n'

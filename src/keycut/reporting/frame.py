@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
-import pandas as pd  # type: ignore[import-untyped]
+import pandas as pd
 import pandera.pandas as pa
 from pandera.errors import SchemaErrors
 from pyarrow import ArrowInvalid

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 
-import pandas as pd  # type: ignore[import-untyped]
+import pandas as pd
 
 from keycut.config import (
     BASELINE,

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-import pandas as pd  # type: ignore[import-untyped]
+import pandas as pd
 
 from keycut.config import BASELINE, Config, Stage
 from keycut.errors import InputError

@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
-import pandas as pd  # type: ignore[import-untyped]
+import pandas as pd
 
 from keycut.artefact import whole
 from keycut.config import BASELINE, Config
