@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import platform
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from importlib import metadata
@@ -95,21 +95,9 @@ def evaluate(
     refuse_deviations(config.evaluation, suite)
     cache = Path(cache or Path("results") / config.run / ".checkpoints" / "evaluation")
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    checkpoint = Checkpoint(model)
+    dtype = dtype or (None if device == "cpu" else torch.bfloat16)
     tokenizer = load_tokenizer(model)
-    check_vocabulary(tokenizer, checkpoint.config["vocab_size"])
-    if device != "cpu":
-        dtype = dtype or torch.bfloat16
-    common = {
-        "window": spec.window,
-        "batch": spec.batch,
-        "model": checkpoint.digest(),
-        "tokenizer": tokenizer.digest,
-        "device": torch.cuda.get_device_name(device) if device != "cpu" else "cpu",
-        "dtype": str(dtype or checkpoint.config.get("dtype", "float32")).removeprefix("torch."),
-        "versions": versions(),
-        "code": code(),
-    }
+    common = _common(Checkpoint(model), tokenizer, spec, device, dtype)
     jobs = {}
     for column, task in spec.tasks.items():
         if not task.not_attempted:
@@ -118,19 +106,10 @@ def evaluate(
     if not jobs:
         raise InputError(f"suite {suite!r}: none of its tasks is attempted")
 
-    loaded: list[LanguageModel] = []
-    for job in jobs.values():
-        # Two columns may be of one task.
-        if not (cache / job.record).is_file():
-            if not loaded:
-                loaded = [
-                    LanguageModel(
-                        model, window=spec.window, batch=spec.batch, device=device, dtype=dtype
-                    )
-                ]
-            assert job.documents is not None
-            record = measure(loaded[0], job.task, job.documents)
-            write_json(cache / job.record, {**record, "data": job.identity["data"]})
+    load = partial(
+        LanguageModel, model, window=spec.window, batch=spec.batch, device=device, dtype=dtype
+    )
+    _run(jobs.values(), cache, load)
     records = {column: read_json(cache / job.record) for column, job in jobs.items()}
     result = {
         "suite": suite,
@@ -152,6 +131,7 @@ def measure(lm: LM, name: str, documents: list[data.Document]) -> Record:
     The numbers of a model whose logits are no numbers are none either.
     """
     task = make_task(name, documents)
+    lm.broken = False
     found = run_lm_eval(
         lm=lm,
         task_dict={"tasks": {name: task}, "groups": {}, "group_map": {}},
@@ -159,7 +139,6 @@ def measure(lm: LM, name: str, documents: list[data.Document]) -> Record:
         log_samples=True,
     )
     samples = found["samples"][name]
-    broken = getattr(lm, "broken", False)
     return {
         "task": name,
         "version": task.VERSION,
@@ -168,9 +147,9 @@ def measure(lm: LM, name: str, documents: list[data.Document]) -> Record:
         "documents": len(samples),
         "metrics": {
             metric: {
-                "value": math.nan if broken else float(found["results"][name][f"{metric},none"]),
+                "value": math.nan if lm.broken else float(found["results"][name][f"{metric},none"]),
                 "stderr": None
-                if broken
+                if lm.broken
                 else standard_error(metric, [sample[metric] for sample in samples]),
             }
             for metric in samples[0]["metrics"]
@@ -248,6 +227,27 @@ def _named(config: Config, suite: str) -> Suite:
     return suites[suite]
 
 
+def _common(
+    checkpoint: Checkpoint,
+    tokenizer: Tokenizer,
+    spec: Suite,
+    device: str,
+    dtype: torch.dtype | None,
+) -> dict[str, Any]:
+    """What the numbers of every task depend on."""
+    check_vocabulary(tokenizer, checkpoint.config["vocab_size"])
+    return {
+        "window": spec.window,
+        "batch": spec.batch,
+        "model": checkpoint.digest(),
+        "tokenizer": tokenizer.digest,
+        "device": "cpu" if device == "cpu" else torch.cuda.get_device_name(device),
+        "dtype": str(dtype or checkpoint.config.get("dtype", "float32")).removeprefix("torch."),
+        "versions": versions(),
+        "code": code(),
+    }
+
+
 def _job(
     task: Task,
     common: Mapping[str, Any],
@@ -273,6 +273,18 @@ def _job(
         if not documents:
             raise InputError(f"{where.name}: no document of {task.task} has an answer to look for")
     return Job(task.task, identity, documents)
+
+
+def _run(jobs: Iterable[Job], cache: Path, load: Callable[[], LanguageModel]) -> None:
+    """Leave a record of every job in the cache. A model is loaded only if one is missing."""
+    lm = None
+    for job in jobs:
+        # Asked again for each: two columns may be of one task.
+        if not (cache / job.record).is_file():
+            assert job.documents is not None
+            lm = lm or load()
+            record = measure(lm, job.task, job.documents)
+            write_json(cache / job.record, {**record, "data": job.identity["data"]})
 
 
 def _columns(spec: Suite, records: Mapping[str, Record]) -> Record:
