@@ -205,7 +205,7 @@ def written(rule: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 def states_in_blocks(w: Writes, block_bytes: int = BLOCK_BYTES) -> Iterator[Tensor]:
     """S_1, S_2, ... as blocks (tokens, H, d_k, d_v) of `block_bytes` at most, or of one token.
 
-    A block is written over by the next one.
+    A block is written over by the next one, which goes on from its last state: read it only.
     """
     T, H, d_k = w.k.shape
     d_v = w.v.shape[-1]
@@ -220,7 +220,6 @@ def states_in_blocks(w: Writes, block_bytes: int = BLOCK_BYTES) -> Iterator[Tens
             recalled = w.k[t, :, None] @ faded  # (H, 1, d_v)
             u = w.beta[t, :, None, None] * (w.v[t, :, None] - recalled)
             state = torch.baddbmm(faded, w.k[t, :, :, None], u, out=block[t - first])
-        state = state.clone()
         yield block[: last - first]
 
 
