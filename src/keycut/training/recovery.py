@@ -79,6 +79,7 @@ def recover(
         "device": device.type,
         "keycut": __version__,
     }
+    kept = Checkpoints(checkpoints, run)
     model = load(student, dtype=torch.float32)
     _, some_tensor = next(students.tensors())
     width = students.shape.width
@@ -94,7 +95,7 @@ def recover(
     def loss(ids: Tensor) -> Losses:
         return recovery_loss(adapted, taught_by, ids, settings)
 
-    with Checkpoints(checkpoints, run) as kept:
+    with kept:
         train(adapted, loss, data, settings, kept, work="recovery", saving=saving)
         merged = adapted.merge_and_unload().cpu()
         if padded_to is not None:
