@@ -85,12 +85,18 @@ def _last_words(pages: list[str], draw: random.Random) -> Iterator[dict[str, Any
 
 
 def _choices(pages: list[str], draw: random.Random) -> Iterator[dict[str, Any]]:
-    """The second half of a sentence, among the same with two words exchanged."""
+    """The second half of a sentence, and the same with two pairs of its words exchanged: the one
+    pair, the other, or both. So each choice is as near to the others as any, and a model that
+    knows nothing of the order of words is right once in four times."""
     for before, sentence in _sentences(pages):
         if len(sentence) in SENTENCE:
             half = len(sentence) // 2
             words = sentence[half:]
-            choices = [" ".join(_exchanged(words, draw)) for _ in range(CHOICES - 1)]
+            places = sorted(range(len(words)), key=lambda _: draw.random())
+            one, other = places[:2], places[2:4]
+            wrong = [_exchanged(words, *one), _exchanged(words, *other)]
+            wrong.append(_exchanged(wrong[0], *other))
+            choices = [" ".join(choice) for choice in wrong]
             gold = int(draw.random() * CHOICES)
             choices.insert(gold, " ".join(words))
             if len(set(choices)) == CHOICES:
@@ -98,11 +104,8 @@ def _choices(pages: list[str], draw: random.Random) -> Iterator[dict[str, Any]]:
                 yield {"query": query, "choices": choices, "gold": gold}
 
 
-def _exchanged(words: list[str], draw: random.Random) -> list[str]:
-    """Two of the words have changed places. More would make the choice too easy."""
+def _exchanged(words: list[str], first: int, second: int) -> list[str]:
     changed = list(words)
-    first = int(draw.random() * len(words))
-    second = (first + 1 + int(draw.random() * (len(words) - 1))) % len(words)
     changed[first], changed[second] = words[second], words[first]
     return changed
 
