@@ -32,6 +32,7 @@ from keycut.config import (
     schema,
     width,
 )
+from keycut.config.evaluation import DATA_SETS
 from keycut.errors import InputError
 from keycut.hub import DEFAULT_PATTERNS, HubItem
 
@@ -278,6 +279,7 @@ def test_paper_takes_from_the_hub_what_it_evaluates_and_nothing_that_it_only_tim
         HubItem("model", "m-a-p/1.3B-100B-GatedDeltaNet-pure", "main", MODEL),
         HubItem("model", "fla-hub/transformer-1.3B-100B", "main", ("*token*",)),
         HubItem("dataset", "HuggingFaceFW/fineweb-edu", "main", ("sample/10BT/*.parquet",)),
+        *(HubItem("dataset", name, "main", ("*",)) for name, _, _ in DATA_SETS.values()),
     }
     assert "delta_net_2.7B" in {m.subject for m in paper.measurements()}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from keycut.config.evaluation import DATA_SETS
 from keycut.hub import DEFAULT_PATTERNS, HubItem
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ def wanted(config: Config) -> Iterator[tuple[str, HubItem]]:
     """What is needed from the hub, by the path of the section that names it.
 
     A model that only benchmarks name needs nothing: its shape counts, and its weights are random.
-    Nor is there data of evaluation tasks: a configuration does not say where on the hub it is.
+    Nor does a task that a local file stands in for, or that is not attempted.
     """
     models = needed_models(config)
     tokenizers = {m.tokenizer: config.tokenizers[m.tokenizer] for m in models.values()}
@@ -39,6 +40,13 @@ def wanted(config: Config) -> Iterator[tuple[str, HubItem]]:
         if (corpus := config.corpora[name]).kind == "hub":
             item = HubItem("dataset", corpus.name, corpus.revision, corpus.files)
             yield f"corpora.{name}", item
+    suites = config.evaluation.suites
+    for name in dict.fromkeys(suite for _, suite in config.evaluations()):
+        for column, task in suites[name].tasks.items():
+            if task.file is None and task.not_attempted is None:
+                data_set, _, _ = DATA_SETS[task.task]
+                item = HubItem("dataset", data_set, task.revision, DEFAULT_PATTERNS["dataset"])
+                yield f"evaluation.suites.{name}.tasks.{column}", item
 
 
 def needed_models(config: Config) -> dict[str, Model]:
