@@ -16,7 +16,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 COMMON = {"hidden_size": 256, "num_hidden_layers": 2, "num_heads": 2, "vocab_size": 1000,
@@ -116,10 +116,12 @@ def norm(a, b) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("cases", nargs="*", choices=[*CASES, []], metavar="CASE")
+    parser.add_argument("cases", nargs="*", metavar="CASE", help=", ".join(CASES))
     parser.add_argument("--jobs", type=int, default=4, help="cases at a time")
     parser.add_argument("--json", type=Path, help="also write the rows here")
     options = parser.parse_args()
+    if unknown := set(options.cases) - set(CASES):
+        parser.error(f"no case {', '.join(sorted(unknown))}; there are {', '.join(CASES)}")
 
     import torch
 
@@ -132,12 +134,14 @@ def main() -> None:
         for name in names:
             # bf16 weights for all, so that float32 runs compute with the same numbers.
             save(create(CASES[name], seed=1, dtype=torch.bfloat16), root / name)
-        for row in pool.map(lambda name: run(name, root), names):
-            rows.append(row)
-            print("  ".join(
+        # As they end: tuning takes minutes, and what is printed is not lost.
+        for done in as_completed([pool.submit(run, name, root) for name in names]):
+            rows.append(done.result())
+            cells = (
                 f"{key} {value:.1e}" if isinstance(value, float) else str(value)
-                for key, value in row.items()
-            ), flush=True)  # fmt: skip
+                for key, value in rows[-1].items()
+            )
+            print("  ".join(cells), flush=True)
     if options.json:
         options.json.write_text(json.dumps(rows, indent=1))
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -80,10 +81,10 @@ class _Sums:
 
     def __init__(self, shape: KeyShape, hidden: int, device: torch.device):
         layers, heads, width = len(shape.layers), shape.heads, shape.width
-        zeros = {"dtype": torch.float64, "device": device}
-        self.squares = torch.zeros(layers, hidden, **zeros)  # type: ignore[call-overload]
+        zeros = partial(torch.zeros, dtype=torch.float64, device=device)
+        self.squares = zeros(layers, hidden)
         self.grams: dict[str, Tensor] = {
-            f"{rows}.{side}.{activations}": torch.zeros(layers, heads, width, width, **zeros)  # type: ignore[call-overload]
+            f"{rows}.{side}.{activations}": zeros(layers, heads, width, width)
             for rows in ("gram", "sample")
             for side in ("k", "q")
             for activations in ("raw", "normalised")
