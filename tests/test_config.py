@@ -420,8 +420,8 @@ WRONG = [
     ("seeds", [], "seeds: Tuple should have at least 1 item"),
     ("seeds", [1, 1], "seeds: 1 stands twice"),
     ("recipes/demo/learning_rate", float("nan"), "demo.learning_rate: nan: should be a finite"),
-    ("recipes/demo/warmup", 200, "recipes.demo: warmup 200 must be less than steps 200"),
-    ("recipes/demo/steps", 300, "recipes.demo: 300 steps need 4800 sequences"),
+    ("recipes/demo/warmup", 400, "recipes.demo: warmup 400 must be less than steps 400"),
+    ("recipes/demo/steps", 500, "recipes.demo: 500 steps need 4000 sequences"),
     ("recipes/demo/data", "documentation/pretrain", "did you mean 'documentation/pretraining'?"),
     ("recovery/seeds", [4], "recovery.seeds: 4 is none of `seeds` [0]"),
     ("recovery/lora", {"rank": 4}, "recovery.lora.alpha: missing: scale alpha"),
@@ -511,12 +511,12 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
 
 def test_merged_keys_may_be_overridden_and_exponents_are_numbers(tmp_path: Path) -> None:
     """What YAML allows stays allowed: `<<` with a key of its own, and 1e-3 without a point."""
-    text = (FOLDER / "demo.yaml").read_text().replace("3.0e-3", "3e-3")
+    text = (FOLDER / "demo.yaml").read_text().replace("2.0e-2", "2e-2")
     path = tmp_path / "mine.yaml"
     path.write_text(text + "  again:\n    <<: {kind: decoding_speed, caption: a, benchmark: x}\n"
                     "    benchmark: decoding\n")  # fmt: skip
     config = load_config(path)
-    assert config.recipes["demo"].learning_rate == 0.003
+    assert config.recipes["demo"].learning_rate == 0.02
     assert config.tables["again"].benchmark == "decoding"  # type: ignore[union-attr]
 
 
