@@ -63,6 +63,13 @@ def refuse_unwritable(path: Path | str) -> Path:
     return path
 
 
+def refuse_out(path: Path | str, *, force: bool) -> Path:
+    """The path itself, or an error now if it exists and may not be replaced, or be written."""
+    if Path(path).exists() and not force:
+        raise InputError(f"{path} exists already; give --force to replace it")
+    return refuse_unwritable(path)
+
+
 @contextmanager
 def whole(path: Path | str, *, force: bool = False, folder: bool = False) -> Iterator[Path]:
     """Give a path beside `path` to write to, and rename it to `path` when the block ends well.
@@ -70,9 +77,7 @@ def whole(path: Path | str, *, force: bool = False, folder: bool = False) -> Ite
     A reader never sees half of it, and a failed block leaves `path` as it was. `folder` makes the
     path aside a directory. An existing `path` is refused unless `force` is given.
     """
-    path = refuse_unwritable(path)
-    if path.exists() and not force:
-        raise InputError(f"{path} exists already; give --force to replace it")
+    path = refuse_out(path, force=force)
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
     inside = aside / path.name

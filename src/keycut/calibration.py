@@ -31,7 +31,7 @@ from keycut.data.progress import Progress
 from keycut.errors import InputError
 from keycut.models.architectures import KeyShape
 from keycut.models.checkpoint import read_tensors
-from keycut.models.cpu import L2_EPS
+from keycut.models.delta_rule import l2_normalised
 from keycut.models.watching import mixers, watched
 
 Activations = Literal["raw", "normalised"]
@@ -97,7 +97,7 @@ class _Sums:
     def add_rows(self, layer: int, side: Side, x: Tensor, sampled: Tensor) -> None:
         """x: (B, T, heads, d_k); sampled: places among its B T tokens."""
         raw = x.detach().flatten(0, 1).transpose(0, 1).double()  # (heads, tokens, d_k)
-        normalised = raw * (raw.square().sum(-1, keepdim=True) + L2_EPS).rsqrt()
+        normalised = l2_normalised(raw)
         for name, rows in (("raw", raw), ("normalised", normalised)):
             self.grams[f"gram.{side}.{name}"][layer] += rows.mT @ rows
             if len(sampled):

@@ -180,12 +180,12 @@ def _pack(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     command.add_argument("--force", action="store_true", help="replace OUT if it exists")
 
     def run(options: argparse.Namespace) -> None:
-        from keycut.artefact import refuse_unwritable
+        from keycut.artefact import refuse_out
         from keycut.data.packing import pack
         from keycut.data.sources import describe, read
         from keycut.data.tokenizer import load_tokenizer
 
-        refuse_unwritable(options.out)
+        refuse_out(options.out, force=options.force)
         manifest = pack(
             read(options.text, field=options.field),
             load_tokenizer(options.tokenizer),

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from keycut import __version__
-from keycut.artefact import refuse_unwritable
+from keycut.artefact import refuse_out
 from keycut.calibration import Calibration, calibrate
 from keycut.config import width as width_of
 from keycut.errors import InputError
@@ -55,9 +55,7 @@ def prune(request: Request) -> Selection:
             raise InputError(f"{name} {value}: must be 1 or more")
     checkpoint = Checkpoint(request.model)
     width = kept_width(checkpoint.shape.width, request.ratio, request.round_to)
-    if request.out.exists() and not request.force:
-        raise InputError(f"{request.out} exists already; give --force to replace it")
-    refuse_unwritable(request.out)
+    refuse_out(request.out, force=request.force)
 
     calibration = None
     if request.method not in WITHOUT_CALIBRATION or request.text is not None:

@@ -31,7 +31,8 @@ from keycut.calibration import refuse_non_finite
 from keycut.data.progress import Progress
 from keycut.errors import InputError
 from keycut.models.architectures import KeyShape
-from keycut.models.cpu import L2_EPS, log_decay
+from keycut.models.cpu import log_decay
+from keycut.models.delta_rule import l2_normalised
 from keycut.models.watching import mixers, watched
 
 BLOCK_BYTES = 2**28  # of states; what is computed from them takes about three times as much
@@ -193,7 +194,7 @@ def written(rule: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """
     k, v, beta = (rule[name][0].float() for name in ("k", "v", "beta"))
     if rule["use_qk_l2norm_in_kernel"]:
-        k = k * (k.square().sum(-1, keepdim=True) + L2_EPS).rsqrt()
+        k = l2_normalised(k)
     k = k.repeat_interleave(v.shape[1] // k.shape[1], 1)
     if rule.get("use_beta_sigmoid_in_kernel"):
         beta = beta.sigmoid() * (2 if rule["allow_neg_eigval"] else 1)

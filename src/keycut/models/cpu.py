@@ -17,9 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from keycut.models.delta_rule import chunked_delta_rule
-
-L2_EPS = 1e-6  # as in the kernels
+from keycut.models.delta_rule import chunked_delta_rule, l2_normalised
 
 
 def _wide(x: Tensor) -> Tensor:
@@ -68,7 +66,7 @@ def _delta_rule(
     q, k, v, beta = _wide(q), _wide(k), _wide(v), _wide(beta)
     g = torch.zeros_like(beta) if g is None else g
     if use_qk_l2norm_in_kernel:
-        q, k = (x * (x.square().sum(-1, keepdim=True) + L2_EPS).rsqrt() for x in (q, k))
+        q, k = l2_normalised(q), l2_normalised(k)
     if v.shape[2] > q.shape[2]:  # several value heads to one key head
         q, k = (x.repeat_interleave(v.shape[2] // q.shape[2], 2) for x in (q, k))
     packed = Packed(cu_seqlens) if cu_seqlens is not None else None

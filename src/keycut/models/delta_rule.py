@@ -14,6 +14,12 @@ import torch
 from torch import Tensor
 
 CHUNK = 64
+L2_EPS = 1e-6  # as in fla's kernels
+
+
+def l2_normalised(x: Tensor) -> Tensor:
+    """Keys or queries (..., d_k) at length one, as the kernels make them."""
+    return x * (x.square().sum(-1, keepdim=True) + L2_EPS).rsqrt()
 
 
 def recurrent_delta_rule(

@@ -64,11 +64,9 @@ def refuse(method: str, evidence: Evidence, widths: Sequence[int]) -> None:
             raise InputError(
                 f"a width of {width} for {evidence.checkpoint.folder}: must lie in 1..{shape.width}"
             )
-    if evidence.calibration is None:
-        if method not in WITHOUT_CALIBRATION:
-            raise InputError(f"method {method} needs a calibration, and none was given")
+    if evidence.calibration is None and method in WITHOUT_CALIBRATION:
         return
-    made_for = evidence.calibration.manifest.get("model_digest")
+    made_for = evidence.calibrated(method).manifest.get("model_digest")
     if made_for != (found := evidence.checkpoint.digest()):
         raise InputError(
             f"the calibration was made for the model {str(made_for)[:12]}, but "

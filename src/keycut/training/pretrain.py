@@ -15,10 +15,9 @@ import torch
 from torch import Tensor
 
 from keycut import __version__
-from keycut.artefact import refuse_unwritable, whole
+from keycut.artefact import refuse_out, whole
 from keycut.config.training import Recipe
 from keycut.data.packing import PackedTokens
-from keycut.errors import InputError
 from keycut.models.checkpoint import save
 from keycut.training.checkpoints import CURVE, Checkpoints
 from keycut.training.loop import EVERY_TEN_MINUTES, Losses, Saving, refuse_data, train
@@ -43,7 +42,7 @@ def pretrain(
     with products in bf16.
     """
     refuse_data(data, recipe, model.config.vocab_size)
-    refuse_out(out, force)
+    refuse_out(out, force=force)
     model.float()
     run = {
         "work": "pretraining",
@@ -64,12 +63,6 @@ def pretrain(
             work="pretraining", saving=saving, accumulate=recipe.world_size,
         )  # fmt: skip
         write(model, out, kept, tokenizer=tokenizer, card=card, force=force)
-
-
-def refuse_out(out: Path | str, force: bool) -> None:
-    if Path(out).exists() and not force:
-        raise InputError(f"{out} exists already; give --force to replace it")
-    refuse_unwritable(out)
 
 
 def write(

@@ -17,6 +17,7 @@ from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 
 from keycut import __version__
+from keycut.artefact import refuse_out
 from keycut.config.training import Lora, Recovery
 from keycut.data.packing import PackedTokens
 from keycut.errors import InputError, nearest
@@ -26,7 +27,7 @@ from keycut.slicing import Change, Pad, changed, cut_back, padded_eps
 from keycut.training.checkpoints import Checkpoints
 from keycut.training.distillation import distillation_losses, next_tokens
 from keycut.training.loop import EVERY_TEN_MINUTES, Losses, Saving, refuse_data, train
-from keycut.training.pretrain import refuse_out, write
+from keycut.training.pretrain import write
 
 CONVOLUTIONS = ("q_conv1d", "k_conv1d", "v_conv1d")
 
@@ -66,7 +67,7 @@ def recover(
     students, teachers = Checkpoint(student), Checkpoint(teacher)
     refuse_teacher(students, teachers)
     refuse_data(data, settings, students.config["vocab_size"])
-    refuse_out(out, force)
+    refuse_out(out, force=force)
     device = torch.device(device)
     run = {
         "work": "recovery",
