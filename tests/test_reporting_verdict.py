@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -30,8 +29,10 @@ from keycut.reporting.verdict import (
     Verdict,
     cell_frame,
     judge,
+    lines,
     reach_verdict,
     read_errata,
+    read_lines,
     tolerance,
     verify,
     write_verdict,
@@ -182,7 +183,7 @@ def test_the_papers_numbers_reproduce_themselves(
     tmp_path: Path,
 ) -> None:
     verdict = reach_verdict(paper, frames, published, errata, read_claims(FOLDER / "claims.yaml"))
-    verify(verdict)
+    verify(lines(verdict))
     table = cell_frame(verdict)
     assert len(table) == 2497
     assert (table["difference"] == 0).all()
@@ -193,8 +194,7 @@ def test_the_papers_numbers_reproduce_themselves(
     touched = table.loc[table["errata"] != ""]
     assert len(touched) == len({(one.table, one.key) for one in errata})
     write_verdict(verdict, tmp_path)
-    with open(tmp_path / "cells.csv", newline="") as file:
-        assert sum(1 for _ in csv.DictReader(file)) == 2497
+    assert read_lines(tmp_path / "cells.csv") == lines(verdict)
     assert "2497 numbers of the paper" in (tmp_path / "verdict.txt").read_text()
 
 
@@ -202,10 +202,10 @@ def test_verify_fails_when_a_decided_number_is_outside(
     paper: Config, published: list[Printed]
 ) -> None:
     inside = measured(L1, 26.5) + measured(BASE, 16.8)
-    verify(Verdict("", tuple(judge(paper, {TABLE: to_frame(inside)}, published)), ()))
+    verify(lines(Verdict("", tuple(judge(paper, {TABLE: to_frame(inside)}, published)), ())))
     outside = measured(L1, 30.0) + measured(BASE, 20.0)
     with pytest.raises(InputError, match=r"2 numbers are outside:\n.*l1.*direction only.*\+3\.5"):
-        verify(Verdict("", tuple(judge(paper, {TABLE: to_frame(outside)}, published)), ()))
+        verify(lines(Verdict("", tuple(judge(paper, {TABLE: to_frame(outside)}, published)), ())))
 
 
 def test_a_run_of_another_size_compares_claims_only(
@@ -223,7 +223,7 @@ def test_a_run_of_another_size_compares_claims_only(
     verdict = reach_verdict(demo, frames, published, errata, claims)
     assert verdict.scope == "run demo has protocol demo: it compares claims only, not cells"
     assert verdict.cells == ()
-    verify(verdict)
+    verify(lines(verdict))
     found = {one.claim.id: one for one in verdict.claims}
     assert found["best_before_recovery"].answer == "holds"
     assert found["half_costs_little"].answer == "holds"

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
@@ -198,6 +198,11 @@ def timed(config: Config, table: str) -> tuple[tuple[Measurement, str], ...]:
     )
 
 
+def table_measurements(config: Config, table: str) -> tuple[Measurement, ...]:
+    """The cells of a benchmark that a table shows, which are those of one pass."""
+    return tuple(dict.fromkeys(cell for cell, _ in timed(config, table)))
+
+
 def table_frame(config: Config, table: str, results: Iterable[Result]) -> pd.DataFrame:
     """A row for every cell of a table and every seed: measured, derived, or missing and why."""
     names = [identity(config, model) for model in config.models]
@@ -222,7 +227,7 @@ def read_evaluation(config: Config, variant: Variant, path: Path | str) -> Itera
 
     Means are left to `table_frame`: they follow from the tasks.
     """
-    record = read_json(path)
+    record = _record(path, "an evaluation", {"suite", "protocol", "results"})
     for column, task in config.evaluation.suites[record["suite"]].tasks.items():
         found, key = record["results"][column], variant_key(config, variant, column)
         if "not_attempted" in found:
@@ -235,6 +240,51 @@ def read_evaluation(config: Config, variant: Variant, path: Path | str) -> Itera
         stderr = None if found["stderr"] is None else found["stderr"] * scale
         value, protocol = found["value"] * scale, record["protocol"]
         yield Result(key, variant.seed, value, stderr, protocol, Path(path).as_posix(), "")
+
+
+def read_measurement(config: Config, cell: Measurement, path: Path | str) -> Iterator[Result]:
+    """The numbers of one cell in the file that `keycut.benchmarking` wrote for it."""
+    record = _record(path, "a measurement", {"cell", "results"})
+    if record["cell"] != asdict(cell):
+        raise InputError(f"{path}: it measured {record['cell']}, expected {asdict(cell)}")
+    protocol, source = config.evaluation.protocol, Path(path).as_posix()
+    for metric, found in record["results"].items():
+        key = timing_key(config, cell, metric)
+        if found["value"] is None:
+            yield Result(key, 0, None, None, "", "", found["reason"])
+        else:
+            yield Result(key, 0, found["value"], found["stderr"], protocol, source, "")
+
+
+def read_sources(config: Config, table: str, sources: Sequence[Path | str]) -> Iterator[Result]:
+    """What was measured for a table, from one file per evaluation or cell of a benchmark.
+
+    The files stand in the order of `config.evaluations(table)` or `table_measurements`.
+    """
+    if isinstance(config.tables[table], QualityTable):
+        evaluated = config.evaluations(table)
+        refuse_count(f"table {table}", "evaluations", len(evaluated), len(sources))
+        for (variant, suite), path in zip(evaluated, sources, strict=True):
+            if (found := read_json(path).get("suite")) != suite:
+                raise InputError(f"{path}: an evaluation of suite {found!r}, expected {suite!r}")
+            yield from read_evaluation(config, variant, path)
+    else:
+        cells = table_measurements(config, table)
+        refuse_count(f"table {table}", "measurements", len(cells), len(sources))
+        for cell, path in zip(cells, sources, strict=True):
+            yield from read_measurement(config, cell, path)
+
+
+def refuse_count(what: str, of: str, expected: int, given: int) -> None:
+    if expected != given:
+        raise InputError(f"{what} is made of {expected} {of}, not of {given}: give each of them")
+
+
+def _record(path: Path | str, what: str, keys: set[str]) -> dict[str, Any]:
+    record = read_json(path)
+    if not isinstance(record, dict) or not keys <= record.keys():
+        raise InputError(f"{path} is not {what}: it lacks one of {', '.join(sorted(keys))}")
+    return record
 
 
 There = Mapping[tuple[Key, int], Result]
@@ -266,12 +316,15 @@ def _timed(config: Config, cell: Measurement, metric: str, there: There) -> Resu
     key = timing_key(config, cell, metric)
     if (key, 0) in there or metric not in RATIOS:
         return there.get((key, 0)) or _not_measured(key, 0)
+    first = _reference(config, cell)
     of, reference = (
-        there.get((timing_key(config, one, RATIOS[metric]), 0))
-        for one in (cell, _reference(config, cell))
+        there.get((part := timing_key(config, one, RATIOS[metric]), 0)) or _not_measured(part, 0)
+        for one in (cell, first)
     )
-    if not of or not reference or of.value is None or reference.value is None:
-        return _not_measured(key, 0)
+    if of.value is None:
+        return of._replace(key=key)
+    if reference.value is None:
+        return reference._replace(key=key, reason=f"at d_k {first.width}: {reference.reason}")
     value = of.value / reference.value
     if of is reference:
         return of._replace(key=key, value=1.0, stderr=0.0)

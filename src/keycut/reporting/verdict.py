@@ -201,22 +201,26 @@ def reach_verdict(
     return Verdict(scope, tuple(judged), tuple(answer(config, claim, ours) for claim in claims))
 
 
-def verify(verdict: Verdict) -> None:
-    """Fail if a decided number is outside its tolerance."""
-    outside = [one for one in verdict.cells if one.word in OUTSIDE]
-    if outside:
-        lines = [f"{len(outside)} numbers are outside:", *map(_line, outside[:10])]
-        more = [f"and {len(outside) - 10} more"] if len(outside) > 10 else []
-        raise InputError("\n".join([*lines, *more]))
+class Line(NamedTuple):
+    """A number that the paper prints, ours beside it, and its word: a line of cells.csv."""
+
+    table: str
+    key: Key
+    ours: float | None
+    paper: float
+    difference: float | None
+    tolerance: float | None
+    seeds: int
+    word: str
+    why: str
+    errata: str
 
 
-def cell_frame(verdict: Verdict) -> pd.DataFrame:
-    """One line per printed number; what is ours and what is the paper's in columns of their own."""
-    columns = ["ours", "paper", "difference", "tolerance", "seeds", "word", "why", "errata"]
-    lines = (
-        (
+def lines(verdict: Verdict) -> list[Line]:
+    return [
+        Line(
             one.printed.table,
-            *one.printed.key,
+            one.printed.key,
             one.ours.value if one.ours else None,
             one.printed.value,
             one.difference,
@@ -227,8 +231,38 @@ def cell_frame(verdict: Verdict) -> pd.DataFrame:
             "; ".join(f"{e.id}: {e.printed} -> {e.follows}" for e in one.errata),
         )
         for one in verdict.cells
+    ]
+
+
+def read_lines(path: Path | str) -> list[Line]:
+    """From the cells.csv that `write_verdict` wrote."""
+    with open(path, newline="") as file:
+        return [_read_line(row) for row in csv.DictReader(file)]
+
+
+def _read_line(row: dict[str, str]) -> Line:
+    ours, difference, tolerance = (
+        float(row[name]) if row[name] else None for name in ("ours", "difference", "tolerance")
     )
-    return pd.DataFrame(lines, columns=["table", *Key._fields, *columns])
+    paper, seeds = float(row["paper"]), int(row["seeds"])
+    rest = (row[name] for name in ("word", "why", "errata"))
+    return Line(row["table"], read_key(row), ours, paper, difference, tolerance, seeds, *rest)
+
+
+def verify(judged: Iterable[Line]) -> None:
+    """Fail if a decided number is outside its tolerance."""
+    outside = [one for one in judged if one.word in OUTSIDE]
+    if outside:
+        said = [f"{len(outside)} numbers are outside:", *map(_said, outside[:10])]
+        more = [f"and {len(outside) - 10} more"] if len(outside) > 10 else []
+        raise InputError("\n".join([*said, *more]))
+
+
+def cell_frame(verdict: Verdict) -> pd.DataFrame:
+    """One line per printed number; what is ours and what is the paper's in columns of their own."""
+    rows = [(one.table, *one.key, *one[2:]) for one in lines(verdict)]
+    frame = pd.DataFrame(rows, columns=["table", *Key._fields, *Line._fields[2:]])
+    return frame.astype({"head_k_dim": "Int64"})
 
 
 def claim_frame(verdict: Verdict) -> pd.DataFrame:
@@ -247,17 +281,18 @@ def claim_frame(verdict: Verdict) -> pd.DataFrame:
 
 def to_text(verdict: Verdict) -> str:
     """The verdict to be read: claims, how many numbers got which word, and those outside."""
-    lines = []
+    said = []
     for one in verdict.claims:
-        lines += [f"{one.answer:<12} {one.claim.says}", f"{'':12} {one.numbers}"]
+        said += [f"{one.answer:<12} {one.claim.says}", f"{'':12} {one.numbers}"]
         if one.claim.errata:
-            lines.append(f"{'':12} contradicted by the paper itself: {', '.join(one.claim.errata)}")
+            said.append(f"{'':12} contradicted by the paper itself: {', '.join(one.claim.errata)}")
     if verdict.scope:
-        return "\n".join([*lines, "", verdict.scope, ""])
+        return "\n".join([*said, "", verdict.scope, ""])
     counts = Counter(one.word for one in verdict.cells)
-    lines += ["", f"{len(verdict.cells)} numbers of the paper"]
-    lines += [f"{counts[word]:>6} {word}" for word in get_args(Word)]
-    return "\n".join([*lines, *(_line(one) for one in verdict.cells if one.word in OUTSIDE), ""])
+    said += ["", f"{len(verdict.cells)} numbers of the paper"]
+    said += [f"{counts[word]:>6} {word}" for word in get_args(Word)]
+    said += [_said(one) for one in lines(verdict) if one.word in OUTSIDE]
+    return "\n".join([*said, ""])
 
 
 def write_verdict(verdict: Verdict, folder: Path | str) -> None:
@@ -269,10 +304,10 @@ def write_verdict(verdict: Verdict, folder: Path | str) -> None:
         aside.write_text(to_text(verdict))
 
 
-def _line(one: Judged) -> str:
-    named = " ".join(str(part) for part in one.printed.key if part)
-    errata = f" ({', '.join(erratum.id for erratum in one.errata)})" if one.errata else ""
+def _said(one: Line) -> str:
+    named = " ".join(str(part) for part in one.key if part)
+    errata = f" ({one.errata})" if one.errata else ""
     return (
-        f"{one.printed.table}: {named}: {one.word}, off by {one.difference:+.4g}, "
+        f"{one.table}: {named}: {one.word}, off by {one.difference:+.4g}, "
         f"tolerance {one.tolerance:.4g}{errata}"
     )

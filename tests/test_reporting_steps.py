@@ -1,0 +1,165 @@
+"""Reporting from files to files: what the rules of the workflow call."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from reporting_runs import ROOT, TEMPLATES, evaluation_files, measurement_files
+
+from keycut.artefact import read_json, write_json
+from keycut.config import Config, QualityTable, load_config
+from keycut.errors import InputError
+from keycut.reporting.frame import (
+    cells,
+    from_frame,
+    read_frame,
+    table_measurements,
+    timing_key,
+    variant_key,
+)
+from keycut.reporting.steps import (
+    make_document,
+    make_frame,
+    make_table,
+    make_union,
+    make_verdict,
+    verify_files,
+)
+
+
+@pytest.fixture(scope="module")
+def demo() -> Config:
+    return load_config(ROOT / "config" / "demo.yaml")
+
+
+@pytest.fixture(scope="module")
+def frames(demo: Config, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A frame of every table of the demo, from files."""
+    folder = tmp_path_factory.mktemp("run")
+    evaluations = evaluation_files(demo, folder / "evaluations")
+    measurements = measurement_files(demo, folder / "measurements")
+    made = {}
+    for name, table in demo.tables.items():
+        if isinstance(table, QualityTable):
+            sources = [evaluations[one] for one in demo.evaluations(name)]
+        else:
+            sources = [measurements[cell] for cell in table_measurements(demo, name)]
+        made[name] = folder / "frames" / f"{name}.parquet"
+        make_frame(demo, name, sources, made[name])
+    return made
+
+
+def test_every_cell_of_every_table_is_measured_or_says_why(
+    demo: Config, frames: dict[str, Path]
+) -> None:
+    for name, path in frames.items():
+        for result in from_frame(read_frame(path)):
+            assert result.reason != "not measured"
+            if isinstance(demo.tables[name], QualityTable):
+                assert result.value is not None
+
+
+def test_the_union_holds_every_number_of_the_tables(
+    frames: dict[str, Path], tmp_path: Path
+) -> None:
+    make_union(list(frames.values()), tmp_path / "results.parquet")
+    together = set(from_frame(read_frame(tmp_path / "results.parquet")))
+    assert together == {one for path in frames.values() for one in from_frame(read_frame(path))}
+
+
+def test_from_frames_to_a_document_and_a_verdict(
+    demo: Config, frames: dict[str, Path], tmp_path: Path
+) -> None:
+    for name, frame in frames.items():
+        make_table(demo, name, frame, tmp_path / "tables", TEMPLATES)
+    tables = [tmp_path / "tables" / f"{name}.tex" for name in demo.tables]
+    figures = [tmp_path / "figures" / f"{name}.pdf" for name in demo.figures]
+    make_document(demo, tables, figures, tmp_path / "document.tex", TEMPLATES)
+    text = (tmp_path / "document.tex").read_text()
+    places = [text.index(rf"\input{{tables/{name}.tex}}") for name in demo.tables] + [
+        text.index(f"{{figures/{name}.pdf}}") for name in demo.figures
+    ]
+    assert places == sorted(places)
+    assert r"\caption{Convolution filters, head by head.}" in text
+    make_verdict(
+        demo,
+        list(frames.values()),
+        tmp_path / "verdict",
+        ROOT / "config" / "published",
+        ROOT / "config" / "claims.yaml",
+    )
+    verify_files(tmp_path / "verdict" / "cells.csv")
+    with pytest.raises(InputError, match="made of 5 figures, not of 4"):
+        make_document(demo, tables, figures[1:], tmp_path / "document.tex", TEMPLATES)
+
+
+# --- what is read ---
+
+
+def test_a_measurement_becomes_results_under_the_names_of_its_pass(
+    demo: Config, tmp_path: Path
+) -> None:
+    files = measurement_files(demo, tmp_path)
+    cell = table_measurements(demo, "decoding_speed")[0]
+    make_frame(
+        demo,
+        "decoding_speed",
+        [files[one] for one in table_measurements(demo, "decoding_speed")],
+        tmp_path / "d.parquet",
+    )
+    found = cells(read_frame(tmp_path / "d.parquet"))
+    stated = read_json(files[cell])["results"]
+    speed = found[timing_key(demo, cell, "tokens_per_s_8")]
+    assert speed.value == stated["tokens_per_s_8"]["value"]
+    assert speed.stderr == stated["tokens_per_s_8"]["stderr"]
+    largest = found[timing_key(demo, cell, "largest_batch")]
+    assert (largest.value, largest.reason) == (None, "not measured: no GPU")
+
+
+def test_a_ratio_says_whose_measurement_is_missing(demo: Config, tmp_path: Path) -> None:
+    files = measurement_files(demo, tmp_path)
+    wide, narrow = table_measurements(demo, "mixer_speed")[:2]
+    record = read_json(files[wide])
+    record["results"]["tokens_per_s"] = {"value": None, "stderr": None, "reason": "crashes"}
+    write_json(files[wide], record)
+    sources = [files[one] for one in table_measurements(demo, "mixer_speed")]
+    make_frame(demo, "mixer_speed", sources, tmp_path / "m.parquet")
+    found = cells(read_frame(tmp_path / "m.parquet"))
+    assert found[timing_key(demo, wide, "speedup")].reason == "crashes"
+    assert found[timing_key(demo, narrow, "speedup")].reason == "at d_k 32: crashes"
+    assert found[timing_key(demo, narrow, "tokens_per_s")].value is not None
+
+
+def test_a_table_of_one_pass_needs_no_other(tmp_path: Path) -> None:
+    paper = load_config(ROOT / "config" / "paper.yaml")
+    shown = {name: table_measurements(paper, name) for name in ("mixer_scaling", "mixer_training")}
+    assert {cell.does for cell in shown["mixer_scaling"]} == {"forward"}
+    assert sorted(shown["mixer_scaling"] + shown["mixer_training"]) == sorted(
+        paper.measurements("mixer")
+    )
+
+
+def test_wrong_sources_are_refused(demo: Config, tmp_path: Path) -> None:
+    evaluations = evaluation_files(demo, tmp_path / "e")
+    measurements = measurement_files(demo, tmp_path / "m")
+    right = [evaluations[one] for one in demo.evaluations("sharing")]
+    with pytest.raises(InputError, match="table sharing is made of 6 evaluations, not of 5"):
+        make_frame(demo, "sharing", right[1:], tmp_path / "x")
+    with pytest.raises(InputError, match="suite 'zero_shot', expected 'ppl'"):
+        make_frame(demo, "sharing", right[::-1], tmp_path / "x")
+    timed = [measurements[one] for one in table_measurements(demo, "mixer_speed")]
+    with pytest.raises(InputError, match=r"it measured .*'width': 16.*, expected .*'width': 32"):
+        make_frame(demo, "mixer_speed", timed[::-1], tmp_path / "x")
+    with pytest.raises(InputError, match="is not a measurement"):
+        make_frame(demo, "mixer_speed", right[: len(timed)], tmp_path / "x")
+    assert not (tmp_path / "x").exists()
+
+
+def test_results_carry_the_variant_that_the_file_was_given_for(
+    demo: Config, frames: dict[str, Path]
+) -> None:
+    found = cells(read_frame(frames["by_model"]))
+    assert set(found) == {
+        variant_key(demo, variant, column) for variant, column in demo.cells("by_model")
+    }
