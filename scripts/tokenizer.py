@@ -1,16 +1,17 @@
-from contextlib import redirect_stderr
 from pathlib import Path
 
-from keycut.config import parse_config
-from keycut.data.corpora import make_tokenizer
-from keycut.hub import DOWNLOADS, LOCK
+from keycut.job import job
 
-with open(snakemake.log[0], "w", buffering=1) as log, redirect_stderr(log):
+with job(snakemake) as config:
+    from keycut.data.corpora import make_tokenizer
+    from keycut.hub import DOWNLOADS, LOCK
+
     make_tokenizer(
-        parse_config(snakemake.config, "the configuration"),
+        config,
         snakemake.wildcards.tokenizer,
-        Path(snakemake.output[0]),
+        Path(snakemake.output.folder),
         downloads=DOWNLOADS,
         lock=LOCK,
+        text=Path(snakemake.input.text[0]) if snakemake.input.text else None,
         force=True,
     )

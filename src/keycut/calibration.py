@@ -14,7 +14,7 @@ the text. Sums are float64; gradients are added up in float32 under bf16 weights
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -27,10 +27,12 @@ from torch import Tensor
 
 from keycut import __version__
 from keycut.artefact import json_text, read_json, sha256, whole
+from keycut.config import Calibration as Settings
+from keycut.data.packing import PackedTokens
 from keycut.data.progress import Progress
 from keycut.errors import InputError
 from keycut.models.architectures import KeyShape
-from keycut.models.checkpoint import read_tensors
+from keycut.models.checkpoint import Checkpoint, load, read_tensors
 from keycut.models.delta_rule import l2_normalised
 from keycut.models.watching import mixers, watched
 
@@ -201,3 +203,40 @@ def refuse_non_finite(tensors: dict[str, Tensor], shape: KeyShape) -> None:
             layer = shape.layers[int(bad[0, 0])]
             head = f", head {int(bad[0, 1])}" if tensor.ndim > 2 else ""
             raise InputError(f"layer {layer}{head}: {name} has NaN or infinity")
+
+
+def calibrate_folder(
+    folder: Path | str,
+    data: PackedTokens,
+    settings: Settings,
+    *,
+    seed: int,
+    device: str,
+    batch: int = 8,
+) -> Calibration:
+    """The calibration of a model in a folder on sequences that the seed draws from packed text."""
+    if settings.sequences > len(data):
+        raise InputError(
+            f"{settings.data}: {settings.sequences} sequences are asked for, there are {len(data)}"
+        )
+    # DeltaNet's kernel takes nothing wider.
+    dtype = torch.bfloat16 if torch.device(device).type == "cuda" else None
+    model = load(folder, device=device, dtype=dtype)
+    drawn = sampled_positions(len(data), settings.sequences, seed)
+
+    def batches() -> Iterator[Tensor]:
+        for start in range(0, len(drawn), batch):
+            yield torch.from_numpy(np.stack([data[i] for i in drawn[start : start + batch]]))
+
+    return calibrate(
+        model,
+        batches(),
+        tokens=len(drawn) * data.manifest.sequence_length,
+        sample_rows=settings.rows,
+        seed=seed,
+        provenance={
+            "model_digest": Checkpoint(folder).digest(),
+            "text": {"source": data.manifest.source.name, "revision": data.manifest.source.revision},
+            "sequences_of": {"data": settings.data, "sha256": data.manifest.sha256},
+        },
+    )

@@ -11,9 +11,9 @@ from tempfile import TemporaryDirectory
 import torch
 from torch import Tensor
 
-from keycut import __version__
 from keycut.artefact import refuse_out
 from keycut.calibration import Calibration, calibrate
+from keycut.card import card, pruned_facts
 from keycut.config import width as width_of
 from keycut.errors import InputError
 from keycut.models.checkpoint import Checkpoint, load
@@ -71,7 +71,7 @@ def prune(request: Request) -> Selection:
         selection.change(),
         request.out,
         dtype=request.dtype,
-        card=card(request, checkpoint, selection),
+        card=pruned_card(request, checkpoint, selection),
         force=request.force,
     )
     for line in summary(checkpoint, Checkpoint(request.out), selection):
@@ -158,39 +158,19 @@ def summary(before: Checkpoint, after: Checkpoint, selection: Selection) -> list
     return lines
 
 
-def card(request: Request, checkpoint: Checkpoint, selection: Selection) -> str:
+def pruned_card(request: Request, checkpoint: Checkpoint, selection: Selection) -> str:
     """README.md of the model: what it is and how it was made."""
-    about = selection.about
-    facts = {
-        "method": about["method"],
-        "target": about["target"],
-        "ratio": request.ratio,
-        "key channels a head": f"{about['width']} of {about['full_width']}",
-        "base model digest": about["model_digest"],
-        "made by": f"keycut {__version__}",
-    }
-    if "calibration" in about:
-        text = about["calibration"]["text"]
-        facts["calibration"] = (
-            f"{about['calibration']['tokens']:,} tokens of {text['source']} ({text['revision']}), "
-            f"seed {about['calibration']['seed']}"
-        )
-    rows = "".join(f"| {key} | {value} |\n" for key, value in facts.items())
     options = (
         f"--method {request.method} --ratio {request.ratio} --target {request.target} "
         f"--seed {request.seed} --round-to {request.round_to} --f {request.f} "
         f"--sequences {request.sequences} --length {request.length} --rows {request.sample_rows}"
         + (f" --text {request.text.name}" if request.text else "")
     )
-    library = "fla" if checkpoint.architecture.stock else "keycut.models.shared_conv"
-    return (
-        f"---\nbase_model: {request.model.name}\nlibrary_name: transformers\n"
-        "tags:\n- keycut\n- linear-attention\n- pruned\n---\n\n"
-        f"# {request.out.name}\n\n"
-        f"{request.model.name} with fewer key and query channels, pruned by Keycut.\n\n"
-        f"| | |\n|---|---|\n{rows}\n"
-        f"    keycut prune {request.model.name} {request.out.name} {options}\n\n"
-        f"    import {library}\n"
-        "    from transformers import AutoModelForCausalLM\n"
-        f'    model = AutoModelForCausalLM.from_pretrained("{request.out.name}")\n'
+    return card(
+        request.out.name,
+        f"{request.model.name} with fewer key and query channels, pruned by Keycut.",
+        pruned_facts(selection, request.ratio),
+        command=f"keycut prune {request.model.name} {request.out.name} {options}",
+        config=checkpoint.config,
+        base=request.model.name,
     )

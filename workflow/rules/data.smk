@@ -1,23 +1,57 @@
-# Text to tokens: a tokenizer, then every corpus packed by the tokenizer of the models that read it.
+# Text to tokens: the demo's text, tokenizers, and corpora packed for the models that read them.
 
 
-def packed_corpora():
-    return [f"{OUT}/tokens/{corpus}/{tokenizer}" for corpus, tokenizer in RUN.packed()]
+def text_of(corpus):
+    kind = RUN.corpora[corpus].kind
+    if kind == "documentation":
+        return [f"{OUT}/text/documentation.jsonl"]
+    # A local file that changes is a new corpus; what is on the hub is known by its revision.
+    files = RUN.corpora[corpus].files if kind == "local" else []
+    return sorted(str(path) for pattern in files for path in Path().glob(pattern))
+
+
+def text_of_tokenizer(wildcards):
+    spec = RUN.tokenizers[wildcards.tokenizer]
+    return text_of(spec.corpus) if spec.kind == "train" else []
+
+
+rule text:
+    output:
+        text=f"{OUT}/text/documentation.jsonl",
+        provenance=f"{OUT}/text/documentation.jsonl.provenance.json",
+    log:
+        f"{OUT}/logs/text.log",
+    benchmark:
+        f"{OUT}/timings/text/documentation.tsv"
+    conda:
+        "../../envs/model.yaml"
+    resources:
+        mem_mb=2000,
+        runtime=10,
+    params:
+        code=code("text"),
+    script:
+        "../../scripts/text.py"
 
 
 rule tokenizer:
+    input:
+        text=text_of_tokenizer,
     output:
-        directory(f"{OUT}/tokenizers/{{tokenizer}}"),
+        folder=directory(f"{OUT}/tokenizers/{{tokenizer}}"),
+        provenance=f"{OUT}/tokenizers/{{tokenizer}}.provenance.json",
     log:
         f"{OUT}/logs/tokenizer/{{tokenizer}}.log",
     benchmark:
-        f"{OUT}/benchmarks/tokenizer/{{tokenizer}}.tsv"
-    wildcard_constraints:
-        tokenizer="|".join(RUN.tokenizers),
+        f"{OUT}/timings/tokenizer/{{tokenizer}}.tsv"
     conda:
         "../../envs/model.yaml"
+    resources:
+        mem_mb=8000,
+        runtime=60,
     params:
-        spec=lambda wildcards: RUN.tokenizers[wildcards.tokenizer].model_dump(),
+        code=code("tokenizer"),
+        spec=lambda w: RUN.tokenizers[w.tokenizer].model_dump(),
     script:
         "../../scripts/tokenizer.py"
 
@@ -25,19 +59,22 @@ rule tokenizer:
 rule tokens:
     input:
         tokenizer=f"{OUT}/tokenizers/{{tokenizer}}",
+        text=lambda w: text_of(w.corpus),
     output:
-        directory(f"{OUT}/tokens/{{corpus}}/{{tokenizer}}"),
+        folder=directory(f"{OUT}/tokens/{{corpus}}/{{tokenizer}}"),
+        provenance=f"{OUT}/tokens/{{corpus}}/{{tokenizer}}.provenance.json",
     log:
-        f"{OUT}/logs/tokens/{{corpus}}.{{tokenizer}}.log",
+        f"{OUT}/logs/tokens/{{corpus}}-{{tokenizer}}.log",
     benchmark:
-        f"{OUT}/benchmarks/tokens/{{corpus}}.{{tokenizer}}.tsv"
-    wildcard_constraints:
-        corpus="|".join(RUN.corpora),
-        tokenizer="|".join(RUN.tokenizers),
+        f"{OUT}/timings/tokens/{{corpus}}-{{tokenizer}}.tsv"
     conda:
         "../../envs/model.yaml"
-    threads: 2
+    threads: 16
+    resources:
+        mem_mb=16000,
+        runtime=720,
     params:
-        spec=lambda wildcards: RUN.corpora[wildcards.corpus].model_dump(),
+        code=code("tokens"),
+        spec=lambda w: RUN.corpora[w.corpus].model_dump(),
     script:
         "../../scripts/tokens.py"

@@ -48,6 +48,8 @@ def _dangling(config: Config) -> Iterator[str]:
     for section in ("calibration", "recovery", "analysis"):
         if part := getattr(config, section):
             yield from _slice_reference(config, f"{section}.data", part.data)
+    if made_from := config.evaluation.made_from:
+        yield from _slice_reference(config, "evaluation.made_from", made_from)
     for name, model in config.models.items():
         path = f"models.{name}"
         yield from _reference(f"{path}.tokenizer", model.tokenizer, "tokenizers", config.tokenizers)

@@ -6,7 +6,7 @@ from typing import Literal, Self
 
 from pydantic import Field, PositiveInt, model_validator
 
-from keycut.config.section import Name, Section
+from keycut.config.section import Name, Section, SliceName
 from keycut.errors import nearest
 
 # The tasks that can be asked for, and what each reports. lm-eval would need eleven seconds to say
@@ -106,5 +106,8 @@ class Evaluation(Section):
     protocol: Name = Field(
         description="`paper` promises the settings of config/paper.yaml, and what differs from "
         "them is refused; under any other name, results are marked with it"
+    )
+    made_from: SliceName | None = Field(
+        None, description="what the demo's own tasks are made of, as corpus/slice"
     )
     suites: dict[Name, Suite] = Field(description="suites by name")

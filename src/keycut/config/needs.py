@@ -73,6 +73,8 @@ def packed(config: Config) -> tuple[tuple[str, str], ...]:
             pairs.append((config.calibration.data, model))
         if config.recovery and variant.rft == "post":
             pairs.append((config.recovery.data, model))
+    if config.evaluation.made_from:
+        pairs += [(config.evaluation.made_from, model) for model in models.values()]
     if config.analysis:
         pairs += [(config.analysis.data, config.models[v.model]) for v in config.analyses()]
     return tuple(dict.fromkeys((data.split("/")[0], model.tokenizer) for data, model in pairs))

@@ -11,7 +11,7 @@ from keycut.artefact import whole
 from keycut.config import Config, Corpus, HubCorpus, LocalCorpus
 from keycut.data.documentation import documentation, documentation_source
 from keycut.data.packing import Manifest, pack
-from keycut.data.sources import Source, describe, read
+from keycut.data.sources import Source, describe, read, write
 from keycut.data.tokenizer import (
     Tokenizer,
     convert_sentencepiece,
@@ -22,11 +22,21 @@ from keycut.errors import InputError
 from keycut.hub import resolve
 
 
-def documents(corpus: Corpus, *, downloads: Path, lock: Path) -> Iterator[str]:
-    """The text of a corpus, in the order of its files."""
+def documents(
+    corpus: Corpus, *, downloads: Path, lock: Path, text: Path | None = None
+) -> Iterator[str]:
+    """The text of a corpus, in the order of its files.
+
+    `text` is where `write_text` has put that of the documentation, which takes long to read.
+    """
     if corpus.kind == "documentation":
-        return documentation()
+        return documentation() if text is None else read(text)
     return read(*_files(corpus, downloads, lock), field=corpus.text_field)
+
+
+def write_text(out: Path | str) -> None:
+    """The documentation's text in a file, read from the packages once for all who need it."""
+    write(documentation(), out, force=True)
 
 
 def source(corpus: Corpus, *, downloads: Path, lock: Path) -> Source:
@@ -68,22 +78,30 @@ def _matches(path: str, patterns: tuple[str, ...]) -> bool:
 
 
 def make_tokenizer(
-    config: Config, name: str, out: Path, *, downloads: Path, lock: Path, force: bool = False
+    config: Config,
+    name: str,
+    out: Path,
+    *,
+    downloads: Path,
+    lock: Path,
+    text: Path | None = None,
+    force: bool = False,
 ) -> Tokenizer:
     """The folder of a tokenizer: trained, converted, or copied from where it is."""
     spec = config.tokenizers[name]
     if spec.kind == "train":
-        text = documents(config.corpora[spec.corpus], downloads=downloads, lock=lock)
-        return train_tokenizer(text, out, vocabulary_size=spec.vocab_size, force=force)
+        corpus = config.corpora[spec.corpus]
+        found = documents(corpus, downloads=downloads, lock=lock, text=text)
+        return train_tokenizer(found, out, vocabulary_size=spec.vocab_size, force=force)
     if spec.kind == "hub":
-        found = resolve(spec.name, "model", downloads, lock, revision=spec.revision)
+        folder = resolve(spec.name, "model", downloads, lock, revision=spec.revision)
     else:
-        found = Path(spec.path)
-        if found.is_file():
-            return convert_sentencepiece(found, out, force=force)
-    load_tokenizer(found)  # an error now rather than in whoever reads the copy
+        folder = Path(spec.path)
+        if folder.is_file():
+            return convert_sentencepiece(folder, out, force=force)
+    load_tokenizer(folder)  # an error now rather than in whoever reads the copy
     with whole(out, force=force, folder=True) as aside:
-        for path in found.glob("*token*"):
+        for path in folder.glob("*token*"):
             shutil.copyfile(path, aside / path.name)
     return load_tokenizer(out)
 
@@ -96,13 +114,14 @@ def pack_corpus(
     *,
     downloads: Path,
     lock: Path,
+    text: Path | None = None,
     workers: int = 1,
     force: bool = False,
 ) -> Manifest:
     """All slices of a corpus in one packed folder."""
     corpus = config.corpora[name]
     return pack(
-        documents(corpus, downloads=downloads, lock=lock),
+        documents(corpus, downloads=downloads, lock=lock, text=text),
         tokenizer,
         out,
         sequence_length=corpus.length,

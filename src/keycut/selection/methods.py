@@ -2,32 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any
 
 from torch import Tensor
 
 from keycut import __version__
 from keycut.errors import InputError, nearest
-from keycut.selection import drrqr, grad, l1, pca, rand, s_wanda
+from keycut.selection import FILES, module
 from keycut.selection.conditioning import condition_number, effective_rank, spectrum_from_gram
 from keycut.selection.evidence import Evidence
 from keycut.selection.selection import Selection
 
-SCORED: dict[str, Callable[[Evidence], Tensor]] = {
-    "l1": l1.scores,
-    "rand": rand.scores,
-    "s_wanda": s_wanda.scores,
-    "grad": grad.scores,
-}
-METHODS = (*SCORED, "drrqr", "qrcp", "pca_proper", "pca_adversarial")
+METHODS = tuple(FILES)
+SCORED = ("l1", "rand", "s_wanda", "grad")
 WITHOUT_CALIBRATION = ("l1", "rand")
 
 
 def select(method: str, evidence: Evidence, widths: Sequence[int]) -> list[Selection]:
     """One selection for each width. What the widths share is computed once."""
     refuse(method, evidence, widths)
+    file: Any = import_module(module(method))
     if method in SCORED:
-        scores = SCORED[method](evidence)
+        scores = file.scores(evidence)
         found = [{"kept": top(scores, width), "scores": scores} for width in widths]
     elif method in ("drrqr", "qrcp"):
         found = [
@@ -37,12 +35,13 @@ def select(method: str, evidence: Evidence, widths: Sequence[int]) -> list[Selec
                 "largest_gain": chosen.largest_gain,
                 "log_volume": chosen.log_volume,
             }
-            for chosen in drrqr.choose(evidence, widths, swap=method == "drrqr")
+            for chosen in file.choose(evidence, widths, swap=method == "drrqr")
         ]
     else:
         adversarial = method == "pca_adversarial"
         found = [
-            {"rotation": pca.rotation(evidence, width, adversarial=adversarial)} for width in widths
+            {"rotation": file.rotation(evidence, width, adversarial=adversarial)}
+            for width in widths
         ]
     return [
         Selection({**tensors, **conditioning(evidence, tensors)}, about(method, evidence, width))

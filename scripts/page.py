@@ -1,0 +1,22 @@
+from pathlib import Path
+
+from keycut.job import commit, job
+
+with job(snakemake) as config:
+    from keycut.layout import Layout
+    from keycut.reporting.report import write_report
+
+    at = Layout(config)
+    timings = Path(at.root) / "timings"
+    write_report(
+        config,
+        frames=snakemake.input.frames,
+        verdict=snakemake.input.verdict,
+        figures=snakemake.input.figures,
+        curves=at.curves(),
+        jobs={rule.name: sorted(rule.rglob("*.tsv")) for rule in sorted(timings.iterdir())},
+        made=at.made(),
+        out=snakemake.output.html,
+        templates=snakemake.params.templates,
+        commit=commit() or "",
+    )

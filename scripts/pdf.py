@@ -1,0 +1,6 @@
+from keycut.job import job
+
+with job(snakemake):
+    from keycut.reporting.writing import compile_document
+
+    compile_document(snakemake.input.tex, snakemake.output.pdf)

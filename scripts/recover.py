@@ -1,0 +1,36 @@
+from keycut.job import job
+
+with job(snakemake) as config:
+    import torch
+
+    from keycut.benchmarking.preflight import read
+    from keycut.card import card, recovered_facts
+    from keycut.data.packing import PackedTokens
+    from keycut.models.checkpoint import Checkpoint
+    from keycut.training.recovery import recover
+
+    out, name, cut = snakemake.output.model, snakemake.wildcards.model, snakemake.wildcards.cut
+    student, teacher = Checkpoint(snakemake.input.student), Checkpoint(snakemake.input.teacher)
+    data = PackedTokens(snakemake.input.tokens, slice_name=config.recovery.data.split("/")[1])
+    facts = recovered_facts(
+        config.recovery, data.manifest.sequence_length, student.digest(), teacher.digest()
+    )
+    recover(
+        student.folder,
+        teacher.folder,
+        data,
+        config.recovery,
+        out,
+        checkpoints=snakemake.params.checkpoints,
+        device="cuda" if torch.cuda.is_available() else "cpu",
+        padded_to=read(snakemake.input.preflight).padded_to,
+        card=card(
+            f"{name}-{cut}",
+            f"{name} after the cut {cut}, recovered by Keycut.",
+            facts,
+            command=f"snakemake {out}",
+            config=student.config,
+            base=name,
+        ),
+        force=True,
+    )

@@ -1,0 +1,22 @@
+from keycut.job import job
+
+with job(snakemake) as config:
+    from keycut.calibration import Calibration
+    from keycut.config import width
+    from keycut.models.checkpoint import Checkpoint
+    from keycut.selection.evidence import Evidence
+    from keycut.selection.methods import select
+
+    wildcards = snakemake.wildcards
+    given, model = snakemake.input.calibration, Checkpoint(snakemake.input.model)
+    method = dict(snakemake.params.method)
+    evidence = Evidence(
+        model,
+        Calibration.load(given) if given else None,
+        target=wildcards.target,
+        seed=int(wildcards.seed),
+        **{key: value for key, value in method.items() if key != "algorithm"},
+    )
+    kept = width(model.shape.width, float(wildcards.ratio))
+    (selection,) = select(method["algorithm"], evidence, [kept])
+    selection.save(snakemake.output.selection)

@@ -1,0 +1,26 @@
+from keycut.job import job
+
+with job(snakemake):
+    from keycut.card import card, pruned_facts
+    from keycut.models.checkpoint import Checkpoint
+    from keycut.selection.selection import Selection
+    from keycut.slicing import slice_model
+
+    out, name = snakemake.output.model, snakemake.wildcards.model
+    model, selection = Checkpoint(snakemake.input.model), Selection.load(snakemake.input.selection)
+    selection.refuse_other_model(model)
+    slice_model(
+        model,
+        selection.change(),
+        out,
+        dtype=None,
+        card=card(
+            f"{name}-{snakemake.wildcards.method}",
+            f"{name} with fewer key and query channels, pruned by Keycut.",
+            pruned_facts(selection, float(snakemake.wildcards.ratio)),
+            command=f"snakemake {out}",
+            config=model.config,
+            base=name,
+        ),
+        force=True,
+    )

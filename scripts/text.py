@@ -1,0 +1,6 @@
+from keycut.job import job
+
+with job(snakemake):
+    from keycut.data.corpora import write_text
+
+    write_text(snakemake.output.text)

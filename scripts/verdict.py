@@ -1,0 +1,14 @@
+from pathlib import Path
+
+from keycut.job import job
+
+with job(snakemake) as config:
+    from keycut.reporting.steps import make_verdict
+
+    make_verdict(
+        config,
+        snakemake.input.frames,
+        snakemake.output.folder,
+        Path(snakemake.input.published[0]).parent,
+        snakemake.input.claims,
+    )

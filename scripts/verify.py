@@ -1,0 +1,8 @@
+from pathlib import Path
+
+from keycut.job import job
+
+with job(snakemake):
+    from keycut.reporting.steps import verify_files
+
+    verify_files(Path(snakemake.input.verdict) / "cells.csv")

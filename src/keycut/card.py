@@ -1,0 +1,74 @@
+"""The README.md that every model carries: what it is, and how it was made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from keycut import __version__
+from keycut.config.training import Recipe, Recovery
+from keycut.models.architectures import architecture
+from keycut.selection.selection import Selection
+
+
+def card(
+    name: str, sentence: str, facts: Mapping[str, object], *, command: str, config: dict[str, Any],
+    base: str | None = None,
+) -> str:  # fmt: skip
+    """The text. `config` is the model's own config.json, `base` the model it was made from."""
+    rows = "".join(f"| {key} | {value} |\n" for key, value in facts.items())
+    library = "fla" if architecture(config).stock else "keycut.models.shared_conv"
+    header = f"base_model: {base}\n" if base else ""
+    return (
+        f"---\n{header}library_name: transformers\n"
+        "tags:\n- keycut\n- linear-attention\n---\n\n"
+        f"# {name}\n\n{sentence}\n\n"
+        f"| | |\n|---|---|\n{rows}| made by | keycut {__version__} |\n\n"
+        f"    {command}\n\n"
+        f"    import {library}\n"
+        "    from transformers import AutoModelForCausalLM\n"
+        f'    model = AutoModelForCausalLM.from_pretrained("{name}")\n'
+    )
+
+
+def pruned_facts(selection: Selection, ratio: float) -> dict[str, object]:
+    about = selection.about
+    facts: dict[str, object] = {
+        "method": about["method"],
+        "target": about["target"],
+        "ratio": ratio,
+        "key channels a head": f"{about['width']} of {about['full_width']}",
+        "base model digest": about["model_digest"],
+    }
+    if "calibration" in about:
+        text = about["calibration"]["text"]
+        facts["calibration"] = (
+            f"{about['calibration']['tokens']:,} tokens of {text['source']} ({text['revision']}), "
+            f"seed {about['calibration']['seed']}"
+        )
+    return facts
+
+
+def pretrained_facts(recipe: Recipe, length: int) -> dict[str, object]:
+    return {
+        "trained by": recipe.trainer,
+        "tokens": f"{recipe.sequences * length:,} of {recipe.data}",
+        "steps": recipe.steps,
+        "learning rate": recipe.learning_rate,
+        "seed": recipe.seed,
+    }
+
+
+def recovered_facts(
+    settings: Recovery, length: int, student: str, teacher: str
+) -> dict[str, object]:
+    lora = settings.lora
+    return {
+        "student digest": student,
+        "teacher digest": teacher,
+        "recovery": f"{settings.steps} steps of {settings.batch} x {length} tokens "
+        f"of {settings.data}",
+        "adapters, merged": f"rank {lora.rank}, alpha {lora.alpha:g} on {', '.join(lora.modules)}",
+        "distillation": f"temperature {settings.distillation.temperature:g}, "
+        f"weight {settings.distillation.weight:g}",
+    }

@@ -1,0 +1,183 @@
+"""What every job of the workflow does around its work.
+
+    with job(snakemake) as config:
+        from keycut.something import work
+        work(...)
+
+What is said goes to the job's log; the hub is switched off; GPUs are shared out; what was read is
+checked to be what its own rule would make now; and beside the first output stands where it came
+from. Imports stand inside the block, so that a fork server can take the job over before them.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from keycut import forkserver
+from keycut.artefact import digest, read_json, write_json
+from keycut.code import Code, code_of
+from keycut.config import Config, parse_config
+from keycut.errors import InputError
+from keycut.gpus import gpus_taken
+from keycut.layout import BESIDE
+
+VERSIONED = (
+    "torch", "triton", "flash-linear-attention", "transformers", "peft", "lm-eval", "datasets",
+    "numpy", "scipy", "pandas", "matplotlib", "snakemake",
+)  # fmt: skip
+
+
+@contextmanager
+def job(snakemake: Any, *, online: bool = False) -> Iterator[Config]:
+    """Around the work of a rule's script."""
+    forkserver.hand_over()
+    os.environ["TOKENIZERS_PARALLELISM"] = "0"
+    if not online:
+        os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
+    _use_threads(snakemake.threads)
+    with _logged(snakemake.log), _explained():
+        code = refuse_other_code(snakemake)
+        for path in snakemake.input:
+            refuse_stale(path)
+        config = parse_config(snakemake.config, "the configuration")
+        started = time.time()
+        with gpus_taken(int(snakemake.resources.get("gpu", 0))) as gpus:
+            yield config
+        if snakemake.output:
+            beside = Path(f"{snakemake.output[0]}{BESIDE}")
+            write_json(beside, provenance(snakemake, code, gpus, started))
+
+
+def script_code(script: Path | str, *modules: str) -> dict[str, Any]:
+    """What a rule has among its parameters, so that a change of code reruns what it made."""
+    code = code_of(script, *modules)
+    return {"script": str(script), "extra": list(modules), "digest": code.digest}
+
+
+def refuse_other_code(snakemake: Any) -> Code:
+    """The code of this job, or an error if it is not what the workflow was started with."""
+    declared = snakemake.params.code
+    code = code_of(declared["script"], *declared["extra"])
+    if code.digest != declared["digest"]:
+        raise InputError(
+            f"the code of rule {snakemake.rule} was changed after this job was planned: "
+            "start snakemake again"
+        )
+    return code
+
+
+def refuse_stale(path: Path | str) -> None:
+    """An error if an artefact was made by other code than its rule has now.
+
+    On a cluster a queued job runs whatever the library is when it starts, while Snakemake notes
+    the code of when it was planned: so what was really imported stands beside the artefact.
+    """
+    beside = Path(f"{path}{BESIDE}")
+    if not beside.is_file():
+        return
+    found = read_json(beside)
+    now = code_of(found["code"]["script"], *found["code"]["extra"]).digest
+    if found["code"]["digest"] != now:
+        raise InputError(
+            f"{path} was made by other code of rule {found['rule']} than there is now: "
+            f"delete it and start snakemake again"
+        )
+
+
+def provenance(snakemake: Any, code: Code, gpus: list[str], started: float) -> dict[str, Any]:
+    """Where an output came from."""
+    return {
+        "rule": snakemake.rule,
+        "wildcards": dict(snakemake.wildcards.items()),
+        "config": digest(snakemake.config),
+        "inputs": sorted(set(snakemake.input)),
+        "code": {**snakemake.params.code, "digest": code.digest, "modules": list(code.modules)},
+        "commit": commit(),
+        "versions": versions(),
+        "machine": platform.node(),
+        "slurm_job": os.environ.get("SLURM_JOB_ID"),
+        "gpus": gpu_names(len(gpus)),
+        "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(started)),
+        "seconds": round(time.time() - started, 3),
+        "threads": snakemake.threads,
+    }
+
+
+def versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for package in VERSIONED:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue  # a rule's own environment holds only what it needs
+    return found
+
+
+def gpu_names(count: int) -> list[str]:
+    """What the GPUs that a job may use are called."""
+    if not count:
+        return []
+    import torch
+
+    return [torch.cuda.get_device_name(i) for i in range(min(count, torch.cuda.device_count()))]
+
+
+def commit() -> str | None:
+    """The commit of the checkout, with a plus sign if files were changed since."""
+    try:
+        said = subprocess.run(
+            ["git", "describe", "--always", "--abbrev=12", "--exclude=*", "--dirty=+"],
+            capture_output=True, text=True, check=True,
+        )  # fmt: skip
+    except (OSError, subprocess.CalledProcessError):
+        return None  # no git, or no checkout: a release's archive has neither
+    return said.stdout.strip()
+
+
+def _use_threads(threads: int) -> None:
+    os.environ["OMP_NUM_THREADS"] = str(threads)
+    if "torch" in sys.modules:  # loaded before the fork, so it has looked already
+        sys.modules["torch"].set_num_threads(threads)
+
+
+@contextmanager
+def _logged(log: Any) -> Iterator[None]:
+    """Send what this process and its children say to the job's log."""
+    if not log:
+        yield
+        return
+    sys.stdout.flush()
+    sys.stderr.flush()
+    kept = os.dup(1), os.dup(2)
+    file = os.open(log[0], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    os.close(file)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for number, old in zip((1, 2), kept, strict=True):
+            os.dup2(old, number)
+            os.close(old)
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    """Bad input ends a job with its message alone; a fault of ours keeps its traceback."""
+    try:
+        yield
+    except InputError as error:
+        print(f"keycut: {error}", file=sys.stderr)
+        sys.stderr.flush()
+        sys.exit(2)

@@ -1,0 +1,97 @@
+"""Where the artefacts of a run are: what every rule reads and writes, by name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from keycut.config import BASELINE, Config, Measurement, Variant
+
+BESIDE = ".provenance.json"
+"""What stands beside every artefact: where it came from."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Paths below results/<run>, with `{wildcards}` where a rule makes many."""
+
+    config: Config
+
+    @property
+    def root(self) -> str:
+        return f"results/{self.config.run}"
+
+    @property
+    def checkpoints(self) -> str:
+        """Of running jobs. No rule declares it, so that no rule deletes it."""
+        return f"{self.root}/.checkpoints"
+
+    def tokens(self, data: str, model: str) -> str:
+        """The packed corpus of a `corpus/slice`, in the tokens of a model."""
+        return f"{self.root}/tokens/{data.split('/')[0]}/{self.config.models[model].tokenizer}"
+
+    def base(self, model: str) -> str:
+        return f"{self.root}/models/{model}"
+
+    def calibration(self, model: str, seed: int) -> str:
+        return f"{self.root}/calibrations/{model}/{seed}"
+
+    def selection(self, variant: Variant) -> str:
+        return f"{self.root}/selections/{variant.model}/{cut(variant)}.safetensors"
+
+    def subject(self, variant: Variant) -> str:
+        """A model folder, as it is called in everything that is measured on it."""
+        if variant.rft == "post":
+            return f"recovered/{variant.model}/{cut(variant)}"
+        if variant.pruned:
+            return f"sliced/{variant.model}/{cut(variant)}"
+        return f"models/{variant.model}"
+
+    def model(self, variant: Variant) -> str:
+        return f"{self.root}/{self.subject(variant)}"
+
+    def evaluation(self, variant: Variant, suite: str) -> str:
+        return f"{self.root}/evaluations/{self.subject(variant)}/{suite}.json"
+
+    def analysis(self, variant: Variant) -> str:
+        return f"{self.root}/analyses/{self.subject(variant)}.npz"
+
+    def preflight(self, kernel: str, width: int) -> str:
+        return f"{self.root}/preflight/{kernel}-{width}.json"
+
+    def measurement(self, cell: Measurement) -> str:
+        name = f"{cell.subject}-{cell.width}-{cell.does}"
+        return f"{self.root}/measurements/{cell.benchmark}/{name}.json"
+
+    def frame(self, table: str) -> str:
+        return f"{self.root}/frames/{table}.parquet"
+
+    def table(self, table: str, ending: str = "tex") -> str:
+        return f"{self.root}/tables/{table}.{ending}"
+
+    def figure(self, figure: str, ending: str = "pdf") -> str:
+        return f"{self.root}/figures/{figure}.{ending}"
+
+    def curves(self) -> dict[Variant, Path]:
+        """The loss curves of models that were trained or recovered."""
+        found = {v: Path(self.model(v)) / "loss.csv" for v in self.config.variants()}
+        return {v: path for v, path in found.items() if path.is_file()}
+
+    def made(self) -> dict[Variant, list[Path]]:
+        """How each variant was made, step by step: its base, calibration, selection, itself."""
+        steps = {v: map(Path, self._steps(v)) for v in self.config.variants()}
+        return {v: [path for path in paths if path.is_file()] for v, paths in steps.items()}
+
+    def _steps(self, variant: Variant) -> list[str]:
+        steps = [f"{self.base(variant.model)}{BESIDE}"]
+        if variant.pruned:
+            calibration = self.calibration(variant.model, variant.seed)
+            steps += [f"{calibration}{BESIDE}", self.selection(variant)]
+        return [*steps, f"{self.model(variant)}{BESIDE}"]
+
+
+def cut(variant: Variant) -> str:
+    """What was cut from a model, as a file's name."""
+    if not variant.pruned:
+        return BASELINE
+    return f"{variant.method}-{variant.target}-{variant.ratio}-{variant.seed}"

@@ -1,0 +1,58 @@
+"""A model from the hub or from disk, taken into a run as it is."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from keycut.artefact import read_json, whole
+from keycut.config import Model
+from keycut.errors import InputError
+from keycut.hub import resolve
+from keycut.models.checkpoint import Checkpoint
+
+
+def adopt(
+    model: Model, tokenizer: Path | str, out: Path | str, *, downloads: Path, lock: Path
+) -> None:
+    """A folder of links to the model's files, with the tokenizer that the configuration names.
+
+    A model of other sizes than the configuration's is refused: widths, and with them the whole
+    plan of the run, follow from those.
+    """
+    if model.source.kind == "hub":
+        found = resolve(
+            model.source.name, "model", downloads, lock,
+            revision=model.source.revision, verify=True,
+        )  # fmt: skip
+    elif model.source.kind == "local":
+        found = Path(model.source.path)
+    else:
+        raise InputError(f"{model.label} is trained by this run, there is nothing to adopt")
+    refuse_other_sizes(model, found)
+    with whole(out, force=True, folder=True) as aside:
+        for file in sorted(path for path in found.iterdir() if path.is_file()):
+            if "token" not in file.name:
+                (aside / file.name).symlink_to(os.path.relpath(file.resolve(), Path(out).resolve()))
+        for file in Path(tokenizer).iterdir():
+            (aside / file.name).write_bytes(file.read_bytes())
+
+
+def refuse_other_sizes(model: Model, folder: Path) -> None:
+    """An error unless the model in a folder is the one that the configuration describes."""
+    shape = Checkpoint(folder).shape
+    found = read_json(folder / "config.json")
+    compared = {
+        "head_k_dim": (shape.width, model.head_k_dim),
+        "head_v_dim": (shape.value_width, model.head_v_dim),
+        "num_heads": (shape.heads, model.num_heads),
+        "num_hidden_layers": (found["num_hidden_layers"], model.num_hidden_layers),
+        "hidden_size": (found["hidden_size"], model.hidden_size),
+        "vocab_size": (found["vocab_size"], model.vocab_size),
+    }
+    for name, (theirs, ours) in compared.items():
+        if theirs != ours:
+            raise InputError(
+                f"{folder} has {name} {theirs}, the configuration says {ours} for {model.label}: "
+                "correct the configuration"
+            )

@@ -1,0 +1,106 @@
+"""Jobs that are handed over run as they would have by themselves."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+JOB = """
+import os, sys, time
+from keycut import forkserver
+forkserver.hand_over()
+{body}
+"""
+
+
+@pytest.fixture
+def served(tmp_path, monkeypatch):
+    """Run commands beside a server that has little to import."""
+    small = tmp_path / "small.py"
+    small.write_text(
+        "import sys\nfrom keycut import forkserver\n"
+        "forkserver.LIBRARIES = ('json', 'colorsys')\nforkserver.main(sys.argv[1:])\n"
+    )
+
+    def start(*command: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, str(small), *command],
+            text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path,
+        )  # fmt: skip
+
+    return start
+
+
+def job(folder: Path, body: str) -> list[str]:
+    script = folder / "job.py"
+    script.write_text(JOB.format(body=body))
+    return [sys.executable, str(script)]
+
+
+def test_a_job_runs_in_a_fork_where_the_libraries_are_loaded(served, tmp_path):
+    body = "print('colorsys' in sys.modules, os.getcwd(), os.environ['HOME'], file=sys.stderr)"
+    running = served(*job(tmp_path, body))
+    out, err = running.communicate(timeout=60)
+    assert running.returncode == 0
+    assert err.split() == ["True", str(tmp_path), os.environ["HOME"]]
+
+
+def test_without_a_server_the_job_runs_as_it_is(tmp_path):
+    done = subprocess.run(job(tmp_path, "print('colorsys' in sys.modules)"), capture_output=True)
+    assert done.stdout.split() == [b"False"]
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [("sys.exit(75)", 75), ("sys.exit('no')", 1), ("1 / 0", 1), ("os.kill(os.getpid(), 9)", 137)],
+)
+def test_the_exit_code_is_the_jobs(served, tmp_path, body, code):
+    running = served(*job(tmp_path, body))
+    running.communicate(timeout=60)
+    assert running.returncode == code
+
+
+def test_a_job_whose_client_is_killed_is_told_to_end(served, tmp_path):
+    body = (
+        "import signal\n"
+        "signal.signal(signal.SIGTERM, lambda *_: (open('saved', 'w'), os._exit(75)))\n"
+        "open('started', 'w')\ntime.sleep(60)"
+    )
+    running = served(*job(tmp_path, body))
+    wait_for(tmp_path / "started")
+    running.send_signal(signal.SIGKILL)
+    running.communicate(timeout=60)
+    wait_for(tmp_path / "saved")
+
+
+def test_jobs_run_side_by_side(served, tmp_path):
+    command = job(tmp_path, "open(f'here{os.getpid()}', 'w')\nwhile len([f for f in "
+                  "os.listdir() if f.startswith('here')]) < 3: time.sleep(0.01)")  # fmt: skip
+    running = served("sh", "-c", " & ".join([" ".join(command)] * 3) + " & wait")
+    running.communicate(timeout=60)
+    assert running.returncode == 0
+
+
+def test_the_server_ends_with_its_command_and_leaves_nothing(served, tmp_path):
+    running = served(sys.executable, "-c", "import os; print(os.environ['KEYCUT_FORK_SERVER'])")
+    out, _ = running.communicate(timeout=60)
+    address = Path(out.strip())
+    for _ in range(500):
+        if not address.parent.exists():
+            return
+        time.sleep(0.02)
+    raise AssertionError(f"{address.parent} is still there")
+
+
+def wait_for(path: Path) -> None:
+    for _ in range(1000):
+        if path.exists():
+            return
+        time.sleep(0.02)
+    raise AssertionError(f"{path} never came")

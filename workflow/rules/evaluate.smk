@@ -1,0 +1,73 @@
+# One model on one suite, one JSON; and the demo's own tasks, which are made from its text.
+
+MADE = sorted(
+    {
+        task.file
+        for suite in RUN.evaluation.suites.values()
+        for task in suite.tasks.values()
+        if RUN.evaluation.made_from and task.task.startswith("demo_")
+    }
+)
+
+
+def files_of(wildcards):
+    tasks = RUN.evaluation.suites[wildcards.suite].tasks.values()
+    return [task.file for task in tasks if task.file and not task.not_attempted]
+
+
+def unlabelled(suite):
+    spec = RUN.evaluation.suites[suite].model_dump(exclude={"label"})
+    for task in spec["tasks"].values():
+        del task["label"]
+    return spec
+
+
+if MADE:
+
+    rule tasks:
+        input:
+            tokens=AT.tokens(RUN.evaluation.made_from, next(iter(RUN.models))),
+            tokenizer=f"{OUT}/tokenizers/{next(iter(RUN.models.values())).tokenizer}",
+        output:
+            MADE,
+            provenance=f"{MADE[0]}.provenance.json",
+        log:
+            f"{OUT}/logs/tasks.log",
+        benchmark:
+            f"{OUT}/timings/tasks/tasks.tsv"
+        conda:
+            "../../envs/model.yaml"
+        resources:
+            mem_mb=2000,
+            runtime=10,
+        params:
+            code=code("tasks"),
+            data=RUN.evaluation.made_from,
+        script:
+            "../../scripts/tasks.py"
+
+
+rule evaluate:
+    input:
+        model=f"{OUT}/{{subject}}",
+        files=files_of,
+    output:
+        result=f"{OUT}/evaluations/{{subject}}/{{suite}}.json",
+        provenance=f"{OUT}/evaluations/{{subject}}/{{suite}}.json.provenance.json",
+    log:
+        f"{OUT}/logs/evaluate/{{subject}}/{{suite}}.log",
+    benchmark:
+        f"{OUT}/timings/evaluate/{{subject}}/{{suite}}.tsv"
+    conda:
+        "../../envs/model.yaml"
+    resources:
+        gpu=1,
+        mem_mb=32000,
+        runtime=240,
+    params:
+        code=code("evaluate"),
+        protocol=RUN.evaluation.protocol,
+        suite=lambda w: unlabelled(w.suite),
+        checkpoints=AT.checkpoints,
+    script:
+        "../../scripts/evaluate.py"

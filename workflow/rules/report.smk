@@ -1,0 +1,269 @@
+# From results to what people read: frames, tables, figures, the verdict, one page and one PDF.
+
+TEMPLATES = str(Path(workflow.basedir) / "templates")
+
+
+def sources_of_table(table):
+    spec = RUN.tables[table]
+    if isinstance(spec, QualityTable):
+        return [AT.evaluation(variant, suite) for variant, suite in RUN.evaluations(table)]
+    return [AT.measurement(cell) for cell in table_measurements(RUN, table)]
+
+
+def sources_of_figure(figure):
+    spec = RUN.figures[figure]
+    if spec.kind == "filters":
+        return [AT.base(spec.model)]
+    if spec.kind == "sweep":
+        return [AT.measurement(cell) for cell in RUN.measurements(spec.benchmark)]
+    return [AT.analysis(variant) for variant in RUN.analyses(figure)]
+
+
+def shown_by(table):
+    # What of the configuration a table prints: a label that is changed is printed again.
+    labels = {name: model.label for name, model in RUN.models.items()}
+    labels |= {name: method.label for name, method in RUN.methods.items()}
+    return {"table": RUN.tables[table].model_dump(), "labels": labels}
+
+
+rule frame:
+    input:
+        sources=lambda w: sources_of_table(w.table),
+    output:
+        frame=f"{OUT}/frames/{{table}}.parquet",
+        provenance=f"{OUT}/frames/{{table}}.parquet.provenance.json",
+    log:
+        f"{OUT}/logs/frame/{{table}}.log",
+    benchmark:
+        f"{OUT}/timings/frame/{{table}}.tsv"
+    conda:
+        "../../envs/report.yaml"
+    resources:
+        mem_mb=2000,
+        runtime=10,
+    params:
+        code=code("frame"),
+        table=lambda w: shown_by(w.table),
+    script:
+        "../../scripts/frame.py"
+
+
+rule union:
+    input:
+        frames=[AT.frame(table) for table in RUN.tables],
+    output:
+        frame=f"{OUT}/results.parquet",
+        provenance=f"{OUT}/results.parquet.provenance.json",
+    log:
+        f"{OUT}/logs/union.log",
+    benchmark:
+        f"{OUT}/timings/union/results.tsv"
+    conda:
+        "../../envs/report.yaml"
+    resources:
+        mem_mb=2000,
+        runtime=10,
+    params:
+        code=code("union"),
+    script:
+        "../../scripts/union.py"
+
+
+rule table:
+    input:
+        frame=f"{OUT}/frames/{{table}}.parquet",
+        templates=lambda w: [
+            f"{TEMPLATES}/{name}"
+            for name in ("table.tex.j2", "table.html.j2", f"{RUN.tables[w.table].kind}.tex.j2")
+        ],
+    output:
+        tex=f"{OUT}/tables/{{table}}.tex",
+        csv=f"{OUT}/tables/{{table}}.csv",
+        html=report(
+            f"{OUT}/tables/{{table}}.html",
+            caption="../report/table.rst",
+            category="Tables",
+            labels={"table": "{table}"},
+        ),
+        provenance=f"{OUT}/tables/{{table}}.tex.provenance.json",
+    log:
+        f"{OUT}/logs/table/{{table}}.log",
+    benchmark:
+        f"{OUT}/timings/table/{{table}}.tsv"
+    conda:
+        "../../envs/report.yaml"
+    resources:
+        mem_mb=2000,
+        runtime=10,
+    params:
+        code=code("table"),
+        templates=TEMPLATES,
+    script:
+        "../../scripts/table.py"
+
+
+rule figure:
+    input:
+        sources=lambda w: sources_of_figure(w.figure),
+    output:
+        pdf=f"{OUT}/figures/{{figure}}.pdf",
+        svg=report(
+            f"{OUT}/figures/{{figure}}.svg",
+            caption="../report/figure.rst",
+            category="Figures",
+            labels={"figure": "{figure}"},
+        ),
+        provenance=f"{OUT}/figures/{{figure}}.pdf.provenance.json",
+    log:
+        f"{OUT}/logs/figure/{{figure}}.log",
+    benchmark:
+        f"{OUT}/timings/figure/{{figure}}.tsv"
+    conda:
+        "../../envs/model.yaml"
+    resources:
+        mem_mb=4000,
+        runtime=10,
+    params:
+        code=code("figure"),
+        figure=lambda w: RUN.figures[w.figure].model_dump(),
+    script:
+        "../../scripts/figure.py"
+
+
+rule document:
+    input:
+        tables=[AT.table(table) for table in RUN.tables],
+        figures=[AT.figure(figure) for figure in RUN.figures],
+        template=f"{TEMPLATES}/document.tex.j2",
+    output:
+        tex=f"{OUT}/document.tex",
+        provenance=f"{OUT}/document.tex.provenance.json",
+    log:
+        f"{OUT}/logs/document.log",
+    benchmark:
+        f"{OUT}/timings/document/document.tsv"
+    conda:
+        "../../envs/report.yaml"
+    resources:
+        mem_mb=2000,
+        runtime=10,
+    params:
+        code=code("document"),
+        templates=TEMPLATES,
+    script:
+        "../../scripts/document.py"
+
+
+rule pdf:
+    input:
+        tex=f"{OUT}/document.tex",
+        tables=[AT.table(table) for table in RUN.tables],
+        figures=[AT.figure(figure) for figure in RUN.figures],
+    output:
+        pdf=f"{OUT}/document.pdf",
+        provenance=f"{OUT}/document.pdf.provenance.json",
+    log:
+        f"{OUT}/logs/pdf.log",
+    benchmark:
+        f"{OUT}/timings/pdf/document.tsv"
+    conda:
+        "../../envs/report.yaml"
+    resources:
+        mem_mb=2000,
+        runtime=10,
+    params:
+        code=code("pdf"),
+    script:
+        "../../scripts/pdf.py"
+
+
+rule verdict:
+    input:
+        frames=[AT.frame(table) for table in RUN.tables],
+        published=["config/published/values.csv", "config/published/errata.csv"],
+        claims="config/claims.yaml",
+    output:
+        folder=directory(f"{OUT}/verdict"),
+        provenance=f"{OUT}/verdict.provenance.json",
+    log:
+        f"{OUT}/logs/verdict.log",
+    benchmark:
+        f"{OUT}/timings/verdict/verdict.tsv"
+    conda:
+        "../../envs/report.yaml"
+    resources:
+        mem_mb=2000,
+        runtime=10,
+    params:
+        code=code("verdict"),
+    script:
+        "../../scripts/verdict.py"
+
+
+rule page:
+    input:
+        frames=[AT.frame(table) for table in RUN.tables],
+        verdict=f"{OUT}/verdict",
+        figures=[AT.figure(figure, "svg") for figure in RUN.figures],
+        results=sorted({source for table in RUN.tables for source in sources_of_table(table)}),
+        template=f"{TEMPLATES}/report.html.j2",
+    output:
+        html=report(f"{OUT}/report.html", caption="../report/report.rst", category="Report"),
+        provenance=f"{OUT}/report.html.provenance.json",
+    log:
+        f"{OUT}/logs/page.log",
+    benchmark:
+        f"{OUT}/timings/page/report.tsv"
+    conda:
+        "../../envs/report.yaml"
+    resources:
+        mem_mb=2000,
+        runtime=10,
+    params:
+        code=code("page"),
+        templates=TEMPLATES,
+    script:
+        "../../scripts/page.py"
+
+
+rule tables:
+    input:
+        [AT.table(table) for table in RUN.tables],
+        f"{OUT}/results.parquet",
+
+
+rule figures:
+    input:
+        [AT.figure(figure) for figure in RUN.figures],
+
+
+# The PDF where there is a LaTeX to make it.
+rule report:
+    input:
+        f"{OUT}/report.html",
+        f"{OUT}/document.tex",
+        [f"{OUT}/document.pdf"] if shutil.which("pdflatex") else [],
+
+
+rule verify:
+    input:
+        verdict=f"{OUT}/verdict",
+    log:
+        f"{OUT}/logs/verify.log",
+    conda:
+        "../../envs/report.yaml"
+    params:
+        code=code("verify"),
+    script:
+        "../../scripts/verify.py"
+
+
+rule download:
+    log:
+        f"{OUT}/logs/download.log",
+    conda:
+        "../../envs/model.yaml"
+    params:
+        code=code("download"),
+    script:
+        "../../scripts/download.py"

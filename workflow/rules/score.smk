@@ -1,0 +1,30 @@
+# Which channels stay: one selection per model, method, target, ratio and seed.
+
+
+def calibration_of(wildcards):
+    if not RUN.methods[wildcards.method].calibrated:
+        return []
+    return AT.calibration(wildcards.model, wildcards.seed)
+
+
+rule score:
+    input:
+        model=f"{OUT}/models/{{model}}",
+        calibration=calibration_of,
+    output:
+        selection=f"{OUT}/selections/{{model}}/{{method}}-{{target}}-{{ratio}}-{{seed}}.safetensors",
+        provenance=f"{OUT}/selections/{{model}}/{{method}}-{{target}}-{{ratio}}-{{seed}}.safetensors.provenance.json",
+    log:
+        f"{OUT}/logs/score/{{model}}/{{method}}-{{target}}-{{ratio}}-{{seed}}.log",
+    benchmark:
+        f"{OUT}/timings/score/{{model}}-{{method}}-{{target}}-{{ratio}}-{{seed}}.tsv"
+    conda:
+        "../../envs/model.yaml"
+    resources:
+        mem_mb=16000,
+        runtime=30,
+    params:
+        code=lambda w: code("score", module(RUN.methods[w.method].algorithm)),
+        method=lambda w: RUN.methods[w.method].model_dump(exclude={"label", "target"}),
+    script:
+        "../../scripts/score.py"

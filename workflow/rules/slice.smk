@@ -1,0 +1,23 @@
+# Smaller models. They stay: to make one again would recover it again too.
+
+
+rule slice:
+    input:
+        model=f"{OUT}/models/{{model}}",
+        selection=f"{OUT}/selections/{{model}}/{{method}}-{{target}}-{{ratio}}-{{seed}}.safetensors",
+    output:
+        model=directory(f"{OUT}/sliced/{{model}}/{{method}}-{{target}}-{{ratio}}-{{seed}}"),
+        provenance=f"{OUT}/sliced/{{model}}/{{method}}-{{target}}-{{ratio}}-{{seed}}.provenance.json",
+    log:
+        f"{OUT}/logs/slice/{{model}}/{{method}}-{{target}}-{{ratio}}-{{seed}}.log",
+    benchmark:
+        f"{OUT}/timings/slice/{{model}}-{{method}}-{{target}}-{{ratio}}-{{seed}}.tsv"
+    conda:
+        "../../envs/model.yaml"
+    resources:
+        mem_mb=16000,
+        runtime=30,
+    params:
+        code=code("slice"),
+    script:
+        "../../scripts/slice.py"
