@@ -6,8 +6,12 @@ import random
 from dataclasses import asdict
 from pathlib import Path
 
+import numpy as np
+from safetensors.numpy import save_file
+
+from keycut.analysis.rank import RankAnalysis
 from keycut.artefact import digest, write_json
-from keycut.config import Config, DecodingBenchmark, Measurement, Variant
+from keycut.config import Config, DecodingBenchmark, Measurement, Variant, width
 from keycut.reporting.grid import LOWER_IS_BETTER
 
 ROOT = Path(__file__).parents[1]
@@ -109,3 +113,68 @@ def measurement(config: Config, cell: Measurement) -> dict:
         "versions": VERSIONS,
         "seconds": 1.5,
     }
+
+
+def analysis_files(config: Config, folder: Path) -> dict[Variant, Path]:
+    """One file per analysed variant: states whose singular values fall off, the faster the worse
+    the method."""
+    assert config.analysis
+    figures = config.figures.values()
+    heads = tuple(dict.fromkeys((f.layer, f.head) for f in figures if f.kind == "spectrum"))
+    files = {}
+    for variant in config.analyses():
+        model = config.models[variant.model]
+        tokens = max(f.tokens for f in figures if f.kind in ("spectrum", "utilization"))
+        d = width(model.head_k_dim, variant.ratio)
+        draw = np.random.default_rng(int(digest(asdict(variant))[:8], 16))
+        decay = 25 / HARM.get(variant.method, 1.0) ** 2 * draw.uniform(0.95, 1.05)
+        t = np.arange(1, tokens + 1)
+        shape = (model.num_hidden_layers, model.num_heads, tokens)
+        used = decay * (1 - np.exp(-t / 60)) * draw.lognormal(0, 0.1, shape)
+        after = tokens - config.analysis.skip
+        sigma = 8 * np.exp(-np.arange(d) / decay * 2) * draw.lognormal(0, 0.15, (1, after, d))
+        files[variant] = folder / f"{digest(asdict(variant))[:12]}.npz"
+        RankAnalysis(
+            layers=tuple(range(model.num_hidden_layers)),
+            capacity=d,
+            skip=config.analysis.skip,
+            effective_rank=np.clip(used, 1, d).astype(np.float32),
+            heads=heads,
+            spectra=-np.sort(-sigma.repeat(len(heads), 0)).astype(np.float32),
+            provenance={},
+        ).save(files[variant], force=True)
+    return files
+
+
+def model_folder(config: Config, name: str, folder: Path) -> Path:
+    """A model of which only the filters are there, alike inside a head."""
+    model = config.models[name]
+    draw = np.random.default_rng(0)
+    layers, heads, d = model.num_hidden_layers, model.num_heads, model.head_k_dim
+    kind, sharing = "delta_net", getattr(model, "conv_sharing", "none")
+    stored = {"none": (heads, d), "head": (heads, 1), "all": (1, 1)}[sharing]
+    about = {"model_type": kind, "hidden_size": model.hidden_size, "num_heads": heads}
+    if sharing != "none":
+        about |= {"model_type": "delta_net_shared_conv", "conv_sharing": sharing}
+    tensors = {}
+    for layer in range(layers):
+        for side in "qkv":
+            alike = draw.normal(0, 0.3, (stored[0], 1, 1, 4))
+            w = alike + draw.normal(0, 0.1, (*stored, 1, 4))
+            w = w.reshape(-1, 1, 4).astype(np.float32)
+            tensors[f"model.layers.{layer}.attn.{side}_conv1d.weight"] = w
+    write_json(folder / "config.json", {**about, "num_hidden_layers": layers})
+    save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+def figure_sources(config: Config, name: str, folder: Path) -> list[Path]:
+    """What a figure is drawn of."""
+    figure = config.figures[name]
+    if figure.kind == "sweep":
+        measured = measurement_files(config, folder / "measurements")
+        return [measured[cell] for cell in config.measurements(figure.benchmark)]
+    if figure.kind == "filters":
+        return [model_folder(config, figure.model, folder / figure.model)]
+    analysed = analysis_files(config, folder / "analyses")
+    return [analysed[variant] for variant in config.analyses(name)]

@@ -1,0 +1,41 @@
+"""Figures: one kind a file, from what a run has measured to PDF for LaTeX and SVG for the report.
+
+Which data a figure is drawn of follows from the configuration:
+
+    spectrum, utilization   the analysis (.npz) of every variant of `config.analyses(name)`
+    filters                 the folder of the model
+    sweep                   the JSON of every cell of `config.measurements(figure.benchmark)`
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from keycut.config import Config
+from keycut.errors import InputError, nearest
+from keycut.reporting.figures.filters import draw_filters
+from keycut.reporting.figures.rank import draw_spectrum, draw_utilization
+from keycut.reporting.figures.sweep import draw_sweep
+from keycut.reporting.style import drawing, save
+
+KINDS: dict[str, Callable[[Config, Any, Sequence[Path]], Figure]] = {
+    "spectrum": draw_spectrum,
+    "utilization": draw_utilization,
+    "filters": draw_filters,
+    "sweep": draw_sweep,
+}
+
+
+def draw(
+    config: Config, name: str, sources: Sequence[Path | str], outs: Sequence[Path | str]
+) -> None:
+    """Draw a figure of the configuration, and write it in the form that each file's ending says."""
+    if name not in config.figures:
+        raise InputError(f"{name!r} is no figure of {config.run}{nearest(name, config.figures)}")
+    figure = config.figures[name]
+    with drawing():
+        save(KINDS[figure.kind](config, name, [Path(source) for source in sources]), outs)

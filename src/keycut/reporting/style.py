@@ -1,0 +1,166 @@
+"""How figures look: one colour and dash per method, in print and on a dark page alike.
+
+What is drawn in INK becomes `currentColor` in an SVG, so that lines and letters take the colour of
+the text around them; the background is left out. All other colours have a contrast of 3 or more on
+white and on a dark page, and those of the paper's five methods stay apart for the colour-blind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from keycut.artefact import whole
+from keycut.config import BASELINE, Config
+from keycut.errors import InputError
+
+INK = "#010203"  # no other colour of a figure, so that it can be found again
+COLUMN = 3.3  # inches: the column of a paper
+PAGE = 6.8
+
+Dash = tuple[float, tuple[float, ...]]
+SOLID: Dash = (0, ())
+
+COLOURS = {
+    BASELINE: INK,
+    "drrqr": "#2c78fd",
+    "grad": "#d37e17",
+    "l1": "#1e795d",
+    "s_wanda": "#b23eb7",
+    "rand": "#939095",
+    "qrcp": "#2f93a8",
+    "pca_proper": "#c2455a",
+    "pca_adversarial": "#8a6a3c",
+}
+DASHES: dict[str, Dash] = {
+    BASELINE: (0, (1, 1)),
+    "drrqr": SOLID,
+    "grad": SOLID,
+    "l1": (0, (4, 1.5)),
+    "s_wanda": (0, (6, 1.5, 1, 1.5)),
+    "rand": (0, (2, 1)),
+    "qrcp": (0, (4, 1, 1, 1)),
+    "pca_proper": SOLID,
+    "pca_adversarial": (0, (4, 1.5)),
+}
+# Two architectures of a benchmark, which has no methods.
+KERNELS = {"delta_net": "#c2455a", "gated_deltanet": "#2f93a8"}
+
+STYLE: Any = {
+    "font.family": "sans-serif",
+    "font.size": 8,
+    "axes.titlesize": 8,
+    "axes.titlelocation": "left",
+    "axes.labelsize": 8,
+    "xtick.labelsize": 7,
+    "ytick.labelsize": 7,
+    "text.color": INK,
+    "axes.edgecolor": INK,
+    "axes.labelcolor": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "axes.linewidth": 0.6,
+    "xtick.major.width": 0.6,
+    "ytick.major.width": 0.6,
+    "xtick.major.size": 2.5,
+    "ytick.major.size": 2.5,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": INK,
+    "grid.alpha": 0.12,
+    "grid.linewidth": 0.5,
+    "lines.linewidth": 1.3,
+    "figure.constrained_layout.use": True,
+    "savefig.transparent": True,
+    "svg.fonttype": "none",  # letters stay letters: smaller, and they can be searched
+    "svg.hashsalt": "keycut",  # or its ids would be drawn anew each time
+    "pdf.fonttype": 42,
+    "path.simplify_threshold": 0.3,
+}
+# Neither the date nor the version of what drew it.
+METADATA: dict[str, dict[str, Any]] = {
+    ".svg": {"Date": None, "Creator": None},
+    ".pdf": {"CreationDate": None, "Creator": None, "Producer": None},
+    ".png": {"Software": None},
+}
+
+
+@contextmanager
+def drawing() -> Iterator[None]:
+    """Figures made inside look like ours, whatever the machine's own settings say."""
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(STYLE)
+        yield
+
+
+def new_figure(width: float, height: float) -> Figure:
+    figure = Figure(figsize=(width, height))
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def save(figure: Figure, outs: Iterable[Path | str]) -> None:
+    """A figure in the form that each file's ending says, the same bytes every time."""
+    for out in map(Path, outs):
+        if out.suffix not in METADATA:
+            raise InputError(f"{out}: figures are written as {', '.join(METADATA)}")
+        with whole(out, force=True) as aside:
+            figure.savefig(aside, metadata=METADATA[out.suffix], dpi=200)
+            if out.suffix == ".svg":
+                aside.write_text(aside.read_text().replace(INK, "currentColor"))
+
+
+def colour(config: Config, method: str) -> str:
+    return COLOURS[method if method == BASELINE else config.methods[method].algorithm]
+
+
+def dash(config: Config, method: str) -> Dash:
+    return DASHES[method if method == BASELINE else config.methods[method].algorithm]
+
+
+def label(config: Config, method: str) -> str:
+    return "Baseline" if method == BASELINE else config.methods[method].label
+
+
+def name_ends(axes: Axes, ends: Sequence[tuple[float, str, str]]) -> None:
+    """Name curves at their right ends (height, name, colour), apart enough to be read."""
+    low, high = axes.get_ylim()
+    inches = axes.figure.get_figheight() * axes.get_position().height  # type: ignore[union-attr]
+    apart = 9.5 / 72 / inches  # a line of text, as a fraction of the axes
+    ends = sorted(ends)
+    wanted = [(height - low) / (high - low) for height, _, _ in ends]
+    for place, (_, name, shade) in zip(spread(wanted, apart), ends, strict=True):
+        axes.annotate(
+            name,
+            (1.01, place),
+            xycoords="axes fraction",
+            va="center",
+            color=shade,
+            annotation_clip=False,
+        )
+
+
+def spread(places: Sequence[float], apart: float) -> list[float]:
+    """Ascending places moved as little as possible until neighbours are `apart` or more.
+
+    Pools of places that are too near stand around their mean, as in isotonic regression.
+    """
+    pools: list[tuple[float, int]] = []  # mean of (place - i * apart), how many
+    for i, place in enumerate(places):
+        mean, count = place - i * apart, 1
+        while pools and pools[-1][0] > mean:
+            before, others = pools.pop()
+            mean, count = (mean * count + before * others) / (count + others), count + others
+        pools.append((mean, count))
+    flat = [mean for mean, count in pools for _ in range(count)]
+    return [mean + i * apart for i, mean in enumerate(flat)]

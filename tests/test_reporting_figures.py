@@ -1,0 +1,173 @@
+"""Figures: what is drawn is what was measured, the same bytes every time, readable for everyone."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from reporting_runs import ROOT, figure_sources
+
+from keycut.analysis.rank import RankAnalysis
+from keycut.artefact import read_json, write_json
+from keycut.config import Config, load_config
+from keycut.errors import InputError
+from keycut.reporting.figures import draw
+from keycut.reporting.figures.filters import pixels
+from keycut.reporting.figures.rank import draw_spectrum, draw_utilization
+from keycut.reporting.figures.sweep import draw_sweep
+from keycut.reporting.style import COLOURS, INK, KERNELS, drawing, spread
+
+
+@pytest.fixture(scope="module")
+def demo() -> Config:
+    return load_config(ROOT / "config" / "demo.yaml")
+
+
+@pytest.fixture(scope="module")
+def sources(demo: Config, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Path]]:
+    folder = tmp_path_factory.mktemp("sources")
+    return {name: figure_sources(demo, name, folder) for name in demo.figures}
+
+
+@pytest.mark.parametrize("name", ["spectrum", "utilization", "filters", "filters_shared", "sweep"])
+def test_every_kind_of_figure_is_drawn_the_same_each_time(
+    demo: Config, sources: dict[str, list[Path]], name: str, tmp_path: Path
+) -> None:
+    for run in ("a", "b"):
+        draw(demo, name, sources[name], [tmp_path / f"{run}.svg", tmp_path / f"{run}.pdf"])
+    for ending in ("svg", "pdf"):
+        first = (tmp_path / f"a.{ending}").read_bytes()
+        assert first == (tmp_path / f"b.{ending}").read_bytes()
+    svg = (tmp_path / "a.svg").read_text()
+    assert INK not in svg
+    assert "currentColor" in svg
+    assert "<text" in svg  # letters, no outlines
+    assert "<dc:date>" not in svg
+    assert len(svg) < 120_000
+
+
+def test_bars_of_a_spectrum_count_the_singular_values_of_a_state(
+    demo: Config, sources: dict[str, list[Path]]
+) -> None:
+    with drawing():
+        figure = draw_spectrum(demo, "spectrum", sources["spectrum"])
+    widths = [32, 8, 8, 8, 8]  # baseline, then two methods before and after recovery
+    assert [axes.get_title(loc="left") for axes in figure.axes] == [
+        "Baseline",
+        "DRRQR",
+        "DRRQR, recovered",
+        "Grad",
+        "Grad, recovered",
+    ]
+    for axes, d in zip(figure.axes, widths, strict=True):
+        bars = axes.patches[0].get_data().values
+        assert bars.sum() == pytest.approx(d)
+
+
+def test_a_curve_of_utilization_is_the_mean_over_layers_and_heads(
+    demo: Config, sources: dict[str, list[Path]]
+) -> None:
+    with drawing():
+        figure = draw_utilization(demo, "utilization", sources["utilization"])
+    curves = figure.axes[0].lines
+    assert len(curves) == len(demo.analyses("utilization")) == 6
+    for curve, path in zip(curves, sources["utilization"], strict=True):
+        analysis = RankAnalysis.load(path)
+        expected = analysis.effective_rank.mean((0, 1)) / analysis.capacity
+        np.testing.assert_allclose(curve.get_ydata(), expected, rtol=1e-5)
+
+
+def test_pixels_stand_by_layer_and_tap_down_and_by_head_and_channel_across() -> None:
+    w = np.arange(2 * 3 * 5 * 4).reshape(2, 3, 5, 4)
+    found = pixels(w)
+    for layer, head, channel, tap in itertools.product(*map(range, w.shape)):
+        assert found[layer * 4 + tap, head * 5 + channel] == w[layer, head, channel, tap]
+
+
+def test_a_width_without_a_number_is_a_cross(
+    demo: Config, sources: dict[str, list[Path]], tmp_path: Path
+) -> None:
+    record = read_json(sources["sweep"][0])
+    record["results"]["tokens_per_s"] = {"value": None, "stderr": None, "reason": "crashes"}
+    write_json(tmp_path / "failed.json", record)
+    with drawing():
+        figure = draw_sweep(demo, "sweep", [tmp_path / "failed.json", *sources["sweep"][1:]])
+    crosses = [line for line in figure.axes[0].lines if line.get_marker() == "x"]
+    assert [list(line.get_xdata()) for line in crosses] == [[record["cell"]["width"]]]
+
+
+def test_wrong_sources_are_refused(
+    demo: Config, sources: dict[str, list[Path]], tmp_path: Path
+) -> None:
+    out = [tmp_path / "x.svg"]
+    with pytest.raises(InputError, match="'spectra' is no figure of demo; did you mean 'spectrum'"):
+        draw(demo, "spectra", [], out)
+    with pytest.raises(InputError, match="made of 5 analyses, not of 4"):
+        draw(demo, "spectrum", sources["spectrum"][1:], out)
+    with pytest.raises(InputError, match="is no rank analysis"):
+        draw(demo, "spectrum", sources["sweep"][:1] * 5, out)
+    with pytest.raises(InputError, match=r"figures are written as \.svg, \.pdf, \.png"):
+        draw(demo, "sweep", sources["sweep"], [tmp_path / "x.gif"])
+    longer = demo.figures["utilization"].model_copy(update={"tokens": 1000})
+    config = demo.model_copy(update={"figures": {"utilization": longer}})
+    with pytest.raises(InputError, match="128 tokens, figure utilization shows 1000"):
+        draw(config, "utilization", sources["utilization"], out)
+    assert not out[0].exists()
+
+
+# --- for every reader ---
+
+
+def linear(colour: str) -> np.ndarray:
+    """Linear light of an sRGB colour."""
+    c = np.array([int(colour[i : i + 2], 16) for i in (1, 3, 5)]) / 255
+    return np.where(c <= 0.04045, c / 12.92, ((c + 0.055) / 1.055) ** 2.4)
+
+
+def contrast(a: str, b: str) -> float:
+    """WCAG 2: of the relative luminances."""
+    dark, light = sorted(float(linear(c) @ [0.2126, 0.7152, 0.0722]) for c in (a, b))
+    return (light + 0.05) / (dark + 0.05)
+
+
+@pytest.mark.parametrize("page", ["#ffffff", "#15181c"])
+def test_colours_show_on_a_light_and_on_a_dark_page(page: str) -> None:
+    for colour in {*COLOURS.values(), *KERNELS.values()} - {INK}:
+        assert contrast(colour, page) >= 3, colour
+
+
+# How linear light looks without one kind of cone (Machado, Oliveira and Fernandes 2009).
+MISSING = {
+    "none": np.eye(3),
+    "M": [[0.367, 0.861, -0.228], [0.280, 0.673, 0.047], [-0.012, 0.043, 0.969]],
+    "L": [[0.152, 1.053, -0.205], [0.115, 0.786, 0.099], [-0.004, -0.048, 1.052]],
+    "S": [[1.256, -0.077, -0.179], [-0.078, 0.931, 0.148], [0.005, 0.691, 0.304]],
+}
+
+
+def oklab(light: np.ndarray) -> np.ndarray:
+    cones = [[0.4122, 0.5363, 0.0514], [0.2119, 0.6807, 0.1074], [0.0883, 0.2817, 0.6300]]
+    axes = [[0.2105, 0.7936, -0.0041], [1.9780, -2.4286, 0.4506], [0.0259, 0.7828, -0.8087]]
+    return np.array(axes) @ np.cbrt(np.array(cones) @ np.clip(light, 0, 1))
+
+
+@pytest.mark.parametrize("cone", MISSING)
+def test_the_five_methods_stay_apart_for_the_colour_blind(cone: str) -> None:
+    five = [COLOURS[method] for method in ("l1", "rand", "s_wanda", "grad", "drrqr")]
+    seen = [oklab(np.array(MISSING[cone]) @ linear(colour)) for colour in five]
+    for a, b in itertools.combinations(seen, 2):
+        assert np.linalg.norm(a - b) > 0.1  # ten times what is just noticed
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=8), st.floats(0.01, 0.3))
+def test_names_keep_their_order_and_their_distance(places: list[float], apart: float) -> None:
+    places = sorted(places)
+    moved = spread(places, apart)
+    assert all(b - a >= apart - 1e-9 for a, b in itertools.pairwise(moved))
+    assert np.mean(moved) == pytest.approx(np.mean(places), abs=1e-9)
+    if all(b - a >= apart for a, b in itertools.pairwise(places)):
+        assert moved == pytest.approx(places)
