@@ -36,8 +36,10 @@ KEPT = 2
 TENSORS = "tensors.safetensors"
 STATE = "state.json"
 CURVE = "loss.csv"
-MANIFEST = "manifest.json"
-HASHED = (CURVE, STATE, TENSORS)
+MANIFEST = "manifest.json"  # of a folder: the sha256 of every other file in it, by name
+
+# What reading a damaged checkpoint can raise.
+DAMAGE = (InputError, OSError, SafetensorError, UnicodeDecodeError)
 
 
 @dataclass(frozen=True)
@@ -63,11 +65,11 @@ class Checkpoints:
 
     def __enter__(self) -> Self:
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT)
+        self.lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT)
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            os.close(self._lock)
+            os.close(self.lock)
             raise InputError(
                 f"{self.folder}: another process trains this run; wait for it or end it"
             ) from None
@@ -86,7 +88,7 @@ class Checkpoints:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        os.close(self._lock)
+        os.close(self.lock)
 
     def save(self, step: int, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
         """Write the checkpoint of a step, with the loss curve up to there."""
@@ -96,7 +98,7 @@ class Checkpoints:
                 save_file(dict(tensors), aside / TENSORS)
                 write_json(aside / STATE, dict(state))
                 shutil.copyfile(self.curve, aside / CURVE)
-                write_json(aside / MANIFEST, {name: sha256(aside / name) for name in HASHED})
+                seal(aside)
             _flush(self.folder)
         except (OSError, SafetensorError) as error:
             kept = self._saved()
@@ -115,7 +117,7 @@ class Checkpoints:
         for path in reversed(self._saved()):
             try:
                 return _read(path)
-            except (InputError, OSError, SafetensorError, UnicodeDecodeError) as error:
+            except DAMAGE as error:
                 _say(f"{path.name} is passed over: {error}")
         return None
 
@@ -130,11 +132,27 @@ class Checkpoints:
         return sorted(self.folder.glob("step-*"))
 
 
+def seal(folder: Path) -> None:
+    """Write down what a finished folder holds."""
+    write_json(folder / MANIFEST, {name: sha256(folder / name) for name in _inside(folder)})
+
+
+def verify(folder: Path) -> None:
+    """An error unless a folder is as it was sealed."""
+    manifest = read_json(folder / MANIFEST)
+    if not isinstance(manifest, dict) or manifest.keys() != _inside(folder):
+        raise InputError(f"{folder / MANIFEST} does not list what is there")
+    for name, wanted in manifest.items():
+        if sha256(folder / name) != wanted:
+            raise InputError(f"{folder / name} is damaged: its sha256 is not the manifest's")
+
+
+def _inside(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()} - {MANIFEST}
+
+
 def _read(path: Path) -> Saved:
-    manifest = read_json(path / MANIFEST)
-    for name in HASHED:
-        if sha256(path / name) != manifest.get(name):
-            raise InputError(f"{path / name} is damaged: its sha256 is not the manifest's")
+    verify(path)
     return Saved(load_file(path / TENSORS), read_json(path / STATE), (path / CURVE).read_text())
 
 

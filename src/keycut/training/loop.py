@@ -13,6 +13,7 @@ again computes, on a CPU with the same number of threads, the same bits as one t
 from __future__ import annotations
 
 import math
+import os
 import signal
 import sys
 import threading
@@ -51,10 +52,23 @@ class Losses:
 
 @dataclass(frozen=True)
 class Saving:
-    """How often a run is saved: after so many steps or seconds, whichever comes first."""
+    """How often a run is saved: after so many steps or seconds, whichever comes first; and when
+    it must be over.
+
+    A run that nears its end saves and leaves with GO_ON_LATER. Slurm can warn by a signal too, but
+    that signal ends whatever stands between Slurm and the trainer.
+    """
 
     steps: int | None = None
     seconds: float = 600.0
+    deadline: float | None = None  # seconds since 1970; by default the end of the Slurm job, if any
+    reserve: float = 120.0  # seconds before it that are kept for saving and leaving
+
+    def last_moment(self) -> float:
+        """When the last step has to be over, in seconds since 1970."""
+        if self.deadline is not None:
+            return self.deadline - self.reserve
+        return float(os.environ.get("SLURM_JOB_END_TIME", "inf")) - self.reserve
 
 
 EVERY_TEN_MINUTES = Saving()
@@ -100,7 +114,7 @@ def train(
     """Train those parameters of the model that require gradients, from the last checkpoint on.
 
     `loss` is of a batch of tokens, (batch, length). A step takes `accumulate` such batches.
-    SIGTERM and SIGUSR1 save and leave with GO_ON_LATER.
+    SIGTERM, SIGUSR1 and a deadline save and leave with GO_ON_LATER.
     """
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     device = next(iter(trained.values())).device
@@ -118,11 +132,13 @@ def train(
     batch = settings.sequences // settings.steps
     tokens = batch * data.manifest.sequence_length
     batches = data.batches(batch, seed=settings.seed, start=first)
-    progress = _Progress(work, settings.steps, first, tokens)
+    progress = StepProgress(work, settings.steps, first, tokens)
     saved, saved_at = first, time.monotonic()
+    last_moment = saving.last_moment()
     model.train()
-    with _told_to_stop() as stop, open(checkpoints.curve, "a", buffering=1) as curve:
+    with told_to_stop() as stop, open(checkpoints.curve, "a", buffering=1) as curve:
         for step, ids in zip(range(first + 1, settings.steps + 1), batches, strict=False):
+            began = time.time()
             rate = learning_rate(step, settings)
             losses = _gradients(loss, torch.from_numpy(ids).to(device), accumulate, precision)
             norm = nn.utils.clip_grad_norm_(trained.values(), settings.clip).item()
@@ -132,7 +148,7 @@ def train(
                 optimizer.param_groups[0]["lr"] = rate
                 optimizer.step()
             optimizer.zero_grad()
-            curve.write(_row(step, step * tokens, *losses, rate, norm))
+            curve.write(curve_row(step, step * tokens, *losses, rate, norm))
             progress.say(step, losses[0])
             if failed == PATIENCE:
                 raise InputError(
@@ -140,6 +156,9 @@ def train(
                     f"{step} (loss {losses[0]}, gradient norm {norm}); try a lower learning rate. "
                     f"The checkpoints before it are in {checkpoints.folder}"
                 )
+            now = time.time()
+            if now + (now - began) > last_moment:  # the next step takes as long as this one
+                stop.set()
             if (
                 stop.is_set()
                 or step == settings.steps
@@ -174,7 +193,7 @@ def _gradients(
     return total, ce, torch.stack(divergences).mean().item() if divergences else None
 
 
-def _row(*values: float | None) -> str:
+def curve_row(*values: float | None) -> str:
     """A line of the loss curve; what a run does not have is empty."""
     return ",".join("" if value is None else f"{value:.9g}" for value in values) + "\n"
 
@@ -223,7 +242,7 @@ def _resumed(
 
 
 @contextmanager
-def _told_to_stop() -> Iterator[threading.Event]:
+def told_to_stop() -> Iterator[threading.Event]:
     """An event that SIGTERM or SIGUSR1 sets, so that the step in hand is finished first."""
     stop = threading.Event()
     # Only the main thread may have handlers; elsewhere signals are not ours to take.
@@ -241,7 +260,7 @@ def _told_to_stop() -> Iterator[threading.Event]:
             signal.signal(number, handler)
 
 
-class _Progress:
+class StepProgress:
     """A line on stderr every ten seconds: where the run stands and what is left."""
 
     def __init__(self, work: str, steps: int, step: int, tokens: int) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from keycut.artefact import refuse_out, whole
 from keycut.config.training import Recipe
 from keycut.data.packing import PackedTokens
 from keycut.models.checkpoint import save
-from keycut.training.checkpoints import CURVE, Checkpoints
+from keycut.training.checkpoints import Checkpoints
 from keycut.training.loop import EVERY_TEN_MINUTES, Losses, Saving, refuse_data, train
 
 
@@ -73,11 +74,14 @@ def write(
     tokenizer: Path | str | None,
     card: str | None,
     force: bool,
+    beside: Iterable[Path] = (),
 ) -> None:
-    """The model's folder, with the loss curve in it; then the checkpoints have done their work."""
+    """The model's folder, with the loss curve and other files in it; then the checkpoints have
+    done their work."""
     with whole(out, folder=True, force=force) as aside:
         save(model, aside, tokenizer=tokenizer, card=card, force=True)
-        shutil.copyfile(kept.curve, aside / CURVE)
+        for path in (kept.curve, *beside):
+            shutil.copyfile(path, aside / path.name)
     kept.remove()
 
 

@@ -1,0 +1,149 @@
+"""flame through our launcher: the models of config/paper.yaml, some steps, converted and loaded.
+
+    python benchmarks/pretraining.py --folder F --prepare [--text FILE ... --tokenizer FILE]
+    python benchmarks/pretraining.py --folder F --out results.jsonl --models delta_net_370M --steps 40
+
+The first writes the tokenizer and the packed text, on any machine: from files (.jsonl or .txt,
+plain or packed) with a sentencepiece model, or from the installed packages' documentation with a
+tokenizer of its own. The second needs a GPU and flame. Every model is a process of its own with a
+time limit. The recipe is the paper's but for its steps, its warm-up and the sequences of a step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from keycut.artefact import read_json, write_json
+from keycut.config import load_config
+
+CONFIG = Path(__file__).parents[1] / "config" / "paper.yaml"
+MODELS = ("delta_net_370M", "delta_net_370M_head", "gated_deltanet_370M")
+CORPUS, SLICE, LENGTH = "text", "pretraining", 2048
+
+
+def prepare(folder: Path, files: list[Path], tokenizer: Path | None) -> None:
+    from keycut.data.documentation import documentation, documentation_source
+    from keycut.data.packing import pack
+    from keycut.data.sources import describe, read
+    from keycut.data.tokenizer import convert_sentencepiece, train_tokenizer
+
+    def texts() -> Iterator[str]:
+        return read(*files) if files else documentation()
+
+    if tokenizer is None:
+        ours = train_tokenizer(texts(), folder / "tokenizer", vocabulary_size=8192, force=True)
+    else:
+        ours = convert_sentencepiece(tokenizer, folder / "tokenizer", force=True)
+    pack(
+        texts(), ours, folder / "tokens", sequence_length=LENGTH, seed=0, force=True,
+        sequences={SLICE: 1024 if files else 256},
+        source=describe(*files) if files else documentation_source(),
+    )  # fmt: skip
+
+
+def one(arguments: argparse.Namespace, name: str) -> dict[str, Any]:
+    """Train, convert and load one model."""
+    import torch
+
+    from keycut.data.packing import PackedTokens
+    from keycut.models import load
+    from keycut.training.loop import Saving
+    from keycut.training.trainers import pretrain_model, recipe_of
+
+    config = load_config(CONFIG)
+    there = len(PackedTokens(arguments.folder / "tokens", slice_name=SLICE))
+    recipe = recipe_of(config, name)
+    wanted = arguments.steps * arguments.batch * arguments.share
+    changed = recipe.model_copy(
+        update={
+            "data": f"{CORPUS}/{SLICE}",
+            "epochs": -(-wanted // there),
+            "steps": arguments.steps,
+            "warmup": arguments.steps // 4,
+            "batch": arguments.batch,
+            "world_size": arguments.share,
+        }
+    )
+    source: Any = config.models[name].source
+    config = config.model_copy(update={"recipes": {**config.recipes, source.recipe: changed}})
+    out = arguments.folder / name
+    pace = pretrain_model(
+        config, name, arguments.folder / "tokens", out,
+        checkpoints=arguments.folder / ".checkpoints", tokenizer=arguments.folder / "tokenizer",
+        gpus=arguments.gpus, saving=Saving(deadline=time.time() + arguments.limit, reserve=30),
+        force=True,
+    )  # fmt: skip
+    with open(out / "loss.csv") as file:
+        losses = [float(row["loss"]) for row in csv.DictReader(file)]
+    model = load(out, dtype=torch.bfloat16, device="cuda")
+    ids = torch.from_numpy(PackedTokens(arguments.folder / "tokens")[:1]).cuda()
+    with torch.no_grad():
+        loaded = model(ids, labels=ids, use_cache=False).loss.item()
+    return {
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "steps": len(losses),
+        "first_loss": losses[0],
+        "last_loss": losses[-1],
+        "loss_of_the_loaded_model": loaded,
+        "command": (out / "command.txt").read_text().strip(),
+        **(asdict(pace) if pace else {}),
+    }
+
+
+def run(arguments: argparse.Namespace, name: str) -> dict[str, Any]:
+    words = [sys.executable, "-u", __file__, *sys.argv[1:], "--one", name]
+    began = time.monotonic()
+    process = subprocess.Popen(words)
+    try:
+        # By then it should have stopped by itself.
+        code = process.wait(arguments.limit + 90)
+    except subprocess.TimeoutExpired:
+        process.terminate()
+        code = process.wait()
+    result = {"model": name, "seconds": round(time.monotonic() - began, 1)}
+    if code:
+        return {**result, "error": f"ended with code {code}"}
+    return {**result, **read_json(arguments.folder / f"{name}.json")}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--folder", type=Path, required=True, help="for text and models")
+    parser.add_argument("--prepare", action="store_true", help="write the text, train nothing")
+    parser.add_argument("--text", type=Path, nargs="+", default=[], help="files of text")
+    parser.add_argument("--tokenizer", type=Path, help="a sentencepiece .model")
+    parser.add_argument("--out", type=Path, help="file that gets a line of JSON per model")
+    parser.add_argument("--models", nargs="+", default=list(MODELS))
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--batch", type=int, default=32, help="sequences at once on a GPU")
+    parser.add_argument("--share", type=int, default=1, help="batches in a step")
+    parser.add_argument("--gpus", type=int, default=1)
+    parser.add_argument("--limit", type=float, default=420, help="seconds for one model")
+    parser.add_argument("--one", help=argparse.SUPPRESS)  # what a process of ours does
+    arguments = parser.parse_args()
+    arguments.folder.mkdir(parents=True, exist_ok=True)
+    if arguments.one:
+        write_json(arguments.folder / f"{arguments.one}.json", one(arguments, arguments.one))
+        return
+    if arguments.prepare or not (arguments.folder / "tokens").exists():
+        prepare(arguments.folder, arguments.text, arguments.tokenizer)
+    for name in [] if arguments.prepare else arguments.models:
+        print(f"== {name}", flush=True)
+        result = json.dumps(run(arguments, name))
+        print(result, flush=True)
+        if arguments.out:
+            with open(arguments.out, "a") as file:
+                file.write(result + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,347 @@
+"""Recovery at full size: its pace and memory, against the obvious loss, and that it survives.
+
+    python benchmarks/recovery.py --gpu --folder F --out results.jsonl [PART ...]
+    python benchmarks/recovery.py --folder F          the same at a toy size on a CPU
+
+A model of the shape of config/paper.yaml's DeltaNet 370M, with random weights, is cut to 50 % of
+its key channels and to 25 %, the latter padded while it trains, and both are recovered for some
+steps on random text by `keycut.training.recovery.recover`, as it is. Neither time nor memory
+depends on what the numbers are. Parts, each a process of its own with a time limit:
+
+    half, quarter                    steps of both: tokens/s, peak memory; merged, saved, reloaded
+    half-logits, quarter-logits      the same with the logits of both models in memory
+    killed                           `half` killed with kill -9 and started again: same losses?
+    fused                            the loss alone, against flash-linear-attention's fused ones
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from training import tokens
+
+from keycut.artefact import read_json, write_json
+from keycut.config import load_config
+
+CONFIG = Path(__file__).parents[1] / "config" / "paper.yaml"
+PARTS = ("half", "quarter", "half-logits", "quarter-logits", "killed", "fused")
+WARMUP = 4  # steps before the clock: the first ones tune kernels
+KILLED_AT = 7  # steps
+
+
+@dataclass(frozen=True)
+class Size:
+    model: dict[str, Any]
+    width: int  # d_k of the teacher
+    batch: int
+    length: int
+
+
+def size(gpu: bool, batch: int) -> Size:
+    if gpu:
+        model = load_config(CONFIG).models["delta_net_370M"]
+        return Size(model.fla_config(), model.head_k_dim, batch, 2048)
+    small = {"hidden_size": 64, "num_hidden_layers": 2, "num_heads": 2, "vocab_size": 512}
+    return Size({"model_type": "delta_net", "intermediate_size": 128, **small}, 32, 2, 96)
+
+
+def prepare(folder: Path, size: Size) -> None:
+    """The teacher and its two students."""
+    from keycut.models import create, save
+    from keycut.models.checkpoint import Checkpoint
+    from keycut.slicing import cut_back, slice_model
+
+    if not (folder / "teacher").exists():
+        save(create(size.model, seed=0), folder / "teacher")
+    teacher = Checkpoint(folder / "teacher")
+    for name, width in (("half", size.width // 2), ("quarter", size.width // 4)):
+        if not (folder / name).exists():
+            slice_model(teacher, cut_back(teacher.shape, width), folder / name)
+
+
+def logits_loss(adapted: Any, teacher: Any, ids: Any, settings: Any) -> Any:
+    """The obvious loss: the logits of all tokens, of both models, and what is computed of them."""
+    import torch
+    import torch.nn.functional as F
+
+    from keycut.training.distillation import IGNORED, next_tokens
+    from keycut.training.loop import Losses
+
+    student = adapted.get_base_model()
+    T = settings.distillation.temperature
+    with torch.no_grad():
+        hidden = teacher.model(ids, use_cache=False).last_hidden_state
+        taught = (teacher.lm_head(hidden).float() / T).log_softmax(-1)
+    hidden = student.model(ids, use_cache=False).last_hidden_state
+    logits = student.lm_head(hidden).float()
+    ce = F.cross_entropy(logits.flatten(0, 1), next_tokens(ids).flatten(), ignore_index=IGNORED)
+    pairs = (logits / T).log_softmax(-1).flatten(0, 1), taught.flatten(0, 1)
+    kd = T**2 * F.kl_div(*pairs, reduction="batchmean", log_target=True)
+    return Losses(ce + settings.distillation.weight * kd, ce, kd)
+
+
+class Clock:
+    """Around the loss of `recover`: when each step began, and the memory after the warm-up."""
+
+    def __init__(self, loss: Any) -> None:
+        self.loss = loss
+        self.began: list[float] = []
+
+    def __call__(self, *arguments: Any) -> Any:
+        self.now()
+        return self.loss(*arguments)
+
+    def now(self) -> None:
+        import torch
+
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        self.began.append(time.perf_counter())
+        if len(self.began) == WARMUP + 1 and torch.cuda.is_available():
+            torch.cuda.reset_peak_memory_stats()
+        print(f"step {len(self.began)}", flush=True)
+
+
+def recovered(
+    folder: Path, size: Size, steps: int, student: str, *, logits: bool, run: str
+) -> dict[str, Any]:
+    """Recover a student for some steps, with a clock; then load what was written."""
+    import torch
+
+    from keycut.models import load
+    from keycut.training import recovery
+    from keycut.training.loop import Saving
+
+    gpu = torch.cuda.is_available()
+    settings = load_config(CONFIG).recovery
+    assert settings is not None
+    settings = settings.model_copy(update={"steps": steps, "batch": size.batch, "warmup": 2})
+    data = tokens(folder / run, settings.sequences, size.length, size.model["vocab_size"])
+    clock = Clock(logits_loss if logits else recovery.recovery_loss)
+    recovery.recovery_loss = clock
+    ids = torch.from_numpy(data[:2]).to("cuda" if gpu else "cpu")
+    kept: dict[str, Any] = {}
+    train = recovery.train
+
+    def train_and_look(adapted: Any, *others: Any, **options: Any) -> None:
+        train(adapted, *others, **options)
+        clock.now()
+        if gpu:
+            kept["gibibytes"] = torch.cuda.max_memory_allocated() / 2**30
+        with torch.no_grad(), torch.autocast("cuda", torch.bfloat16, enabled=gpu):
+            kept["logits"] = adapted(ids, use_cache=False).logits.float()
+
+    recovery.train = train_and_look
+    out = folder / f"{run}-recovered"
+    recovery.recover(
+        folder / student, folder / "teacher", data, settings, out,
+        checkpoints=folder / "running" / run, device="cuda" if gpu else "cpu",
+        padded_to=size.width // 2 if student == "quarter" else None,
+        saving=Saving(steps=3), force=True,
+    )  # fmt: skip
+    loaded = load(out, device=ids.device)
+    with torch.no_grad():
+        again = loaded(ids, use_cache=False).logits.float()
+    first = min(WARMUP, len(clock.began) - 2)  # a run that goes on may have few steps left
+    seconds = (clock.began[-1] - clock.began[first]) / (len(clock.began) - 1 - first)
+    with open(out / "loss.csv") as file:
+        losses = [float(row["loss"]) for row in csv.DictReader(file)]
+    return {
+        "d_k": size.width // (4 if student == "quarter" else 2),
+        "tokens_per_second": size.batch * size.length / seconds,
+        "gibibytes": kept.get("gibibytes"),
+        "losses": losses,
+        "reloaded_difference": relative(again, kept["logits"]),
+        "first_step_seconds": clock.began[1] - clock.began[0],
+    }
+
+
+def relative(found: Any, wanted: Any) -> float:
+    return float((found - wanted).norm() / wanted.norm())
+
+
+def killed(folder: Path, size: Size, gpu: bool, steps: int) -> dict[str, Any]:
+    """A process that recovers, killed in the middle, then started again."""
+    curves = folder / "running" / "killed"
+    words = [sys.executable, __file__, "--folder", str(folder), "--child", "killed"]
+    words += ["--steps", str(steps), "--batch", str(size.batch)] + ["--gpu"] * gpu
+    going = subprocess.Popen(words)
+    done = 0
+    while done < KILLED_AT and going.poll() is None:
+        time.sleep(0.05)
+        done = max((p.read_text().count("\n") - 1 for p in curves.glob("*/loss.csv")), default=0)
+    going.send_signal(signal.SIGKILL)
+    code = going.wait()
+    subprocess.run(words, check=True)
+    losses = read_json(folder / "killed.json")["losses"]
+    unbroken = read_json(folder / "half.json")["losses"]
+    apart = [abs(a - b) / abs(b) for a, b in zip(losses, unbroken, strict=True)]
+    return {"killed_at": done, "code": code, "largest_difference": max(apart), "steps": len(apart)}
+
+
+def fused(size: Size) -> dict[str, Any]:
+    """The loss of one batch and its gradient: ours, and fla's two fused functions in sequence."""
+    import torch
+    import torch.nn.functional as F
+    from fla.modules import FusedKLDivLoss, FusedLinearCrossEntropyLoss
+
+    from keycut.training.distillation import IGNORED, distillation_losses
+
+    T, vocabulary, hidden = 2.0, size.model["vocab_size"], size.model["hidden_size"]
+    draw = torch.Generator("cuda").manual_seed(0)
+    shape = size.batch, size.length, hidden
+
+    def normal(*sizes: int, std: float = 1.0) -> torch.Tensor:
+        drawn = torch.randn(sizes, generator=draw, device="cuda") * std
+        return drawn.to(torch.bfloat16)
+
+    x, taught = normal(*shape).requires_grad_(), normal(*shape)
+    head, taught_head = normal(vocabulary, hidden, std=0.02), normal(vocabulary, hidden, std=0.02)
+    targets = torch.randint(vocabulary, shape[:2], generator=draw, device="cuda")
+    targets[:, -1] = IGNORED
+
+    def ours() -> tuple[torch.Tensor, torch.Tensor]:
+        return distillation_losses(x, head, taught, taught_head, targets, T)
+
+    def theirs() -> tuple[torch.Tensor, torch.Tensor]:
+        # Their divergence knows no temperature, but a linear head does: W (x / T) = (W x) / T.
+        ce = FusedLinearCrossEntropyLoss(ignore_index=IGNORED)(
+            x.flatten(0, 1), targets.flatten(), head
+        )
+        pair = (x / T).flatten(0, 1), (taught / T).flatten(0, 1)
+        return ce, T**2 * FusedKLDivLoss()(*pair, head, taught_head)
+
+    def obvious() -> tuple[torch.Tensor, torch.Tensor]:
+        """In float32, a sequence at a time."""
+        ce = kd = torch.zeros((), device="cuda")
+        for some, other, wanted in zip(x, taught, targets, strict=True):
+            logits = F.linear(some.float(), head.float())
+            other_logits = F.linear(other.float(), taught_head.float())
+            ce = ce + F.cross_entropy(logits, wanted, ignore_index=IGNORED, reduction="sum")
+            pair = (logits / T).log_softmax(-1), (other_logits / T).log_softmax(-1)
+            kd = kd + T**2 * F.kl_div(*pair, reduction="sum", log_target=True)
+        return ce / (targets != IGNORED).sum(), kd / targets.numel()
+
+    result: dict[str, Any] = {}
+    gradients = {}
+    for name, function in (("obvious", obvious), ("keycut", ours), ("fla", theirs)):
+        try:
+            times = []
+            for _ in range(1 if name == "obvious" else 5):
+                x.grad = None
+                torch.cuda.synchronize()
+                torch.cuda.reset_peak_memory_stats()
+                before, began = torch.cuda.memory_allocated(), time.perf_counter()
+                ce, kd = function()
+                (ce + kd).backward()
+                torch.cuda.synchronize()
+                times.append(time.perf_counter() - began)
+            assert x.grad is not None
+            gradients[name] = x.grad.float()
+            result[name] = {
+                "ce": ce.item(),
+                "kd": kd.item(),
+                "gradient_error": relative(gradients[name], gradients["obvious"]),
+                "seconds": min(times),
+                "gibibytes": (torch.cuda.max_memory_allocated() - before) / 2**30,
+            }
+        except Exception as error:  # a part that fails is a result, and the others still count
+            result[name] = {"error": f"{type(error).__name__}: {error}"[:400]}
+        print(name, result[name], flush=True)
+    return result
+
+
+def child(arguments: argparse.Namespace, part: str) -> dict[str, Any]:
+    here = size(arguments.gpu, arguments.batch)
+    folder = arguments.folder
+    if part == "prepare":
+        prepare(folder, here)
+        return {}
+    if part == "fused":
+        return fused(here)
+    if part == "killed" and not arguments.child:
+        return killed(folder, here, arguments.gpu, arguments.steps)
+    student, _, logits = part.partition("-")
+    student = "half" if student == "killed" else student
+    return recovered(folder, here, arguments.steps, student, logits=bool(logits), run=part)
+
+
+def run(arguments: argparse.Namespace, part: str) -> dict[str, Any]:
+    """One part as a process with a time limit; what went wrong, if it did."""
+    words = [sys.executable, "-u", __file__, "--folder", str(arguments.folder), "--part", part]
+    words += ["--steps", str(arguments.steps), "--batch", str(arguments.batch)]
+    words += ["--gpu"] * arguments.gpu
+    print(f"== {part}", flush=True)
+    began = time.monotonic()
+    try:
+        # A session of its own, so that its own children end with it.
+        with subprocess.Popen(words, start_new_session=True) as process:
+            try:
+                code = process.wait(arguments.limit)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                return {"part": part, "error": f"no end after {arguments.limit} s"}
+        result = read_json(arguments.folder / f"{part}.json") if code == 0 else {}
+    except OSError as error:
+        return {"part": part, "error": str(error)}
+    failed = {} if code == 0 else {"error": f"ended with code {code}"}
+    return {"part": part, "seconds": round(time.monotonic() - began, 1), **result, **failed}
+
+
+def ratios(results: dict[str, dict[str, Any]]) -> None:
+    for name in ("half", "quarter"):
+        ours, obvious = results.get(name, {}), results.get(f"{name}-logits", {})
+        if "losses" not in ours or "losses" not in obvious:
+            continue
+        speed = ours["tokens_per_second"] / obvious["tokens_per_second"]
+        apart = max(abs(a - b) / b for a, b in zip(ours["losses"], obvious["losses"], strict=True))
+        said = f"{name}, d_k {ours['d_k']}: {ours['tokens_per_second']:,.0f} tokens/s, "
+        said += f"{speed:.2f} x that with all logits"
+        if ours["gibibytes"] is not None:
+            memory = ours["gibibytes"] / obvious["gibibytes"]
+            said += f"; {ours['gibibytes']:.1f} GiB, {memory:.2f} x"
+        print(f"{said}; losses within {apart:.1e}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("parts", nargs="*", metavar="PART", help="some of " + ", ".join(PARTS))
+    parser.add_argument("--gpu", action="store_true", help="at the paper's size")
+    parser.add_argument("--folder", type=Path, required=True, help="for models and checkpoints")
+    parser.add_argument("--out", type=Path, help="file that gets a line of JSON per part")
+    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--batch", type=int, default=16, help="sequences per step, on a GPU")
+    parser.add_argument("--limit", type=float, default=420, help="seconds for one part")
+    parser.add_argument("--part", help=argparse.SUPPRESS)  # what a process of ours does
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if one := arguments.child or arguments.part:
+        write_json(arguments.folder / f"{one}.json", child(arguments, one))
+        return
+    for part in arguments.parts:
+        if part not in PARTS:
+            parser.error(f"no part {part!r}: choose from {', '.join(PARTS)}")
+    arguments.folder.mkdir(parents=True, exist_ok=True)
+    parts = arguments.parts or [p for p in PARTS if arguments.gpu or p != "fused"]
+    results = {}
+    for part in ["prepare", *parts]:
+        results[part] = run(arguments, part)
+        print(json.dumps(results[part]), flush=True)
+        if arguments.out:
+            with open(arguments.out, "a") as file:
+                file.write(json.dumps(results[part]) + "\n")
+    ratios(results)
+
+
+if __name__ == "__main__":
+    main()
