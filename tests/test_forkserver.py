@@ -46,7 +46,7 @@ def job(folder: Path, body: str) -> list[str]:
 def test_a_job_runs_in_a_fork_where_the_libraries_are_loaded(served, tmp_path):
     body = "print('colorsys' in sys.modules, os.getcwd(), os.environ['HOME'], file=sys.stderr)"
     running = served(*job(tmp_path, body))
-    out, err = running.communicate(timeout=60)
+    _, err = running.communicate(timeout=60)
     assert running.returncode == 0
     assert err.split() == ["True", str(tmp_path), os.environ["HOME"]]
 

@@ -222,6 +222,7 @@ def calibrate_folder(
     # DeltaNet's kernel takes nothing wider.
     dtype = torch.bfloat16 if torch.device(device).type == "cuda" else None
     model = load(folder, device=device, dtype=dtype)
+    source = data.manifest.source
     drawn = sampled_positions(len(data), settings.sequences, seed)
 
     def batches() -> Iterator[Tensor]:
@@ -236,7 +237,7 @@ def calibrate_folder(
         seed=seed,
         provenance={
             "model_digest": Checkpoint(folder).digest(),
-            "text": {"source": data.manifest.source.name, "revision": data.manifest.source.revision},
+            "text": {"source": source.name, "revision": source.revision},
             "sequences_of": {"data": settings.data, "sha256": data.manifest.sha256},
         },
     )

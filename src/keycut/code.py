@@ -18,7 +18,10 @@ SOURCE = Path(__file__).parent
 
 # Nothing of these reaches a number but through what a rule passes on: the values of the
 # configuration are parameters, and whatever was fetched is known by its hash.
-APART = ("config", "hub", "errors", "code", "job", "forkserver", "gpus", "cli", "data.progress")
+APART = (
+    "card", "cli", "code", "config", "data.progress", "errors", "forkserver", "gpus", "hub", "job",
+    "layout",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ import socket
 import sys
 import tempfile
 import traceback
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -171,6 +172,8 @@ def main(command: list[str]) -> None:
 def _serve(listener: socket.socket, parent: int) -> None:
     # Ctrl-C is for the command alone: it ends its jobs, and the server ends with it.
     os.setsid()
+    # flash-linear-attention warns that there is no GPU, which a CPU's user knows.
+    warnings.filterwarnings("ignore", message="Triton is not supported")
     for library in LIBRARIES:
         importlib.import_module(library)
     Server(listener, parent).serve()

@@ -13,7 +13,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
 
 from keycut.errors import InputError
 
@@ -63,21 +62,21 @@ def gpus_taken(count: int, *, locks: Path | None = None) -> Iterator[list[str]]:
         _release(taken)
 
 
-def _lock(there: list[str], count: int, folder: Path) -> dict[str, IO[str]]:
-    taken: dict[str, IO[str]] = {}
+def _lock(there: list[str], count: int, folder: Path) -> dict[str, int]:
+    taken: dict[str, int] = {}
     for gpu in there:
         if len(taken) == count:
             break
-        file = open(folder / f"{gpu}.lock", "w")
+        file = os.open(folder / f"{gpu}.lock", os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            file.close()
+            os.close(file)
         else:
             taken[gpu] = file
     return taken
 
 
-def _release(taken: dict[str, IO[str]]) -> None:
+def _release(taken: dict[str, int]) -> None:
     for file in taken.values():
-        file.close()
+        os.close(file)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from keycut.artefact import refuse_unwritable
 from keycut.config import BASELINE, Config, Measurement, Variant
+from keycut.errors import InputError
 
 BESIDE = ".provenance.json"
 """What stands beside every artefact: where it came from."""
+OWNER = "configuration.txt"
+"""Names the file that a run's results are of."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +93,21 @@ class Layout:
             calibration = self.calibration(variant.model, variant.seed)
             steps += [f"{calibration}{BESIDE}", self.selection(variant)]
         return [*steps, f"{self.model(variant)}{BESIDE}"]
+
+    def refuse_other_owner(self, file: str) -> None:
+        """An error if the results of another configuration file are in this run's folder."""
+        owner = Path(self.root) / OWNER
+        if owner.is_file() and (found := owner.read_text().strip()) != os.path.relpath(file):
+            raise InputError(
+                f"{self.root} holds the results of {found}: give the run of "
+                f"{os.path.relpath(file)} another name"
+            )
+
+    def own(self, file: str) -> None:
+        """Note which configuration file the results are of."""
+        owner = refuse_unwritable(Path(self.root) / OWNER)
+        owner.parent.mkdir(parents=True, exist_ok=True)
+        owner.write_text(f"{os.path.relpath(file)}\n")
 
 
 def cut(variant: Variant) -> str:

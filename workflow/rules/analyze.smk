@@ -45,5 +45,7 @@ rule analyze:
         settings=RUN.analysis and RUN.analysis.model_dump(),
         heads=heads_of,
         length=tokens_of,
+    message:
+        "analysing the states of {wildcards.subject}"
     script:
         "../../scripts/analyze.py"

@@ -40,5 +40,7 @@ rule measure:
         code=code("measure"),
         settings=lambda w: RUN.benchmarks[w.benchmark].model_dump(),
         shape=shape_of_cell,
+    message:
+        "measuring {wildcards.benchmark}: {wildcards.measured}"
     script:
         "../../scripts/measure.py"

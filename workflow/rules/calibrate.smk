@@ -21,5 +21,7 @@ rule calibrate:
     params:
         code=code("calibrate"),
         settings=RUN.calibration and RUN.calibration.model_dump(),
+    message:
+        "calibrating {wildcards.model}, seed {wildcards.seed}"
     script:
         "../../scripts/calibrate.py"

@@ -30,6 +30,8 @@ rule text:
         runtime=10,
     params:
         code=code("text"),
+    message:
+        "reading the documentation of the installed packages"
     script:
         "../../scripts/text.py"
 
@@ -52,6 +54,8 @@ rule tokenizer:
     params:
         code=code("tokenizer"),
         spec=lambda w: RUN.tokenizers[w.tokenizer].model_dump(),
+    message:
+        "making tokenizer {wildcards.tokenizer}"
     script:
         "../../scripts/tokenizer.py"
 
@@ -76,5 +80,7 @@ rule tokens:
     params:
         code=code("tokens"),
         spec=lambda w: RUN.corpora[w.corpus].model_dump(),
+    message:
+        "packing {wildcards.corpus} for {wildcards.tokenizer}"
     script:
         "../../scripts/tokens.py"

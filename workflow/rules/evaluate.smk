@@ -43,6 +43,8 @@ if MADE:
         params:
             code=code("tasks"),
             data=RUN.evaluation.made_from,
+        message:
+            "making the demo's tasks"
         script:
             "../../scripts/tasks.py"
 
@@ -69,5 +71,7 @@ rule evaluate:
         protocol=RUN.evaluation.protocol,
         suite=lambda w: unlabelled(w.suite),
         checkpoints=AT.checkpoints,
+    message:
+        "evaluating {wildcards.subject} on {wildcards.suite}"
     script:
         "../../scripts/evaluate.py"

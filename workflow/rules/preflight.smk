@@ -18,6 +18,8 @@ rule preflight_width:
     params:
         code=code("preflight_width"),
         settings=RUN.preflight.model_dump(),
+    message:
+        "checking {wildcards.kernel} at width {wildcards.width}"
     script:
         "../../scripts/preflight_width.py"
 

@@ -1,6 +1,8 @@
 # Base models: trained here by flame or the built-in trainer, or taken from the hub or from disk.
 
-TRAINED = [name for name, model in RUN.models.items() if model.source.kind == "pretrain"]
+TRAINED = [
+    name for name, model in RUN.models.items() if model.source.kind == "pretrain"
+]
 ADOPTED = [name for name in RUN.models if name not in TRAINED]
 
 
@@ -39,6 +41,8 @@ rule pretrain:
         model=spec_of,
         recipe=lambda w: recipe_of(w).model_dump(),
         checkpoints=AT.checkpoints,
+    message:
+        "training {wildcards.model}"
     script:
         "../../scripts/pretrain.py"
 
@@ -63,5 +67,7 @@ rule adopt:
     params:
         code=code("adopt"),
         model=spec_of,
+    message:
+        "taking in {wildcards.model}"
     script:
         "../../scripts/adopt.py"

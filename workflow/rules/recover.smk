@@ -39,5 +39,7 @@ rule recover:
         code=code("recover"),
         settings=RUN.recovery and RUN.recovery.model_dump(exclude={"control", "seeds"}),
         checkpoints=AT.checkpoints,
+    message:
+        "recovering {wildcards.model}, {wildcards.cut}"
     script:
         "../../scripts/recover.py"

@@ -6,7 +6,9 @@ TEMPLATES = str(Path(workflow.basedir) / "templates")
 def sources_of_table(table):
     spec = RUN.tables[table]
     if isinstance(spec, QualityTable):
-        return [AT.evaluation(variant, suite) for variant, suite in RUN.evaluations(table)]
+        return [
+            AT.evaluation(variant, suite) for variant, suite in RUN.evaluations(table)
+        ]
     return [AT.measurement(cell) for cell in table_measurements(RUN, table)]
 
 
@@ -44,6 +46,8 @@ rule frame:
     params:
         code=code("frame"),
         table=lambda w: shown_by(w.table),
+    message:
+        "collecting the numbers of {wildcards.table}"
     script:
         "../../scripts/frame.py"
 
@@ -65,6 +69,8 @@ rule union:
         runtime=10,
     params:
         code=code("union"),
+    message:
+        "joining all numbers"
     script:
         "../../scripts/union.py"
 
@@ -74,7 +80,11 @@ rule table:
         frame=f"{OUT}/frames/{{table}}.parquet",
         templates=lambda w: [
             f"{TEMPLATES}/{name}"
-            for name in ("table.tex.j2", "table.html.j2", f"{RUN.tables[w.table].kind}.tex.j2")
+            for name in (
+                "table.tex.j2",
+                "table.html.j2",
+                f"{RUN.tables[w.table].kind}.tex.j2",
+            )
         ],
     output:
         tex=f"{OUT}/tables/{{table}}.tex",
@@ -98,6 +108,8 @@ rule table:
     params:
         code=code("table"),
         templates=TEMPLATES,
+    message:
+        "printing {wildcards.table}"
     script:
         "../../scripts/table.py"
 
@@ -126,6 +138,8 @@ rule figure:
     params:
         code=code("figure"),
         figure=lambda w: RUN.figures[w.figure].model_dump(),
+    message:
+        "drawing {wildcards.figure}"
     script:
         "../../scripts/figure.py"
 
@@ -150,6 +164,8 @@ rule document:
     params:
         code=code("document"),
         templates=TEMPLATES,
+    message:
+        "joining tables and figures in one document"
     script:
         "../../scripts/document.py"
 
@@ -173,6 +189,8 @@ rule pdf:
         runtime=10,
     params:
         code=code("pdf"),
+    message:
+        "typesetting the document"
     script:
         "../../scripts/pdf.py"
 
@@ -196,6 +214,8 @@ rule verdict:
         runtime=10,
     params:
         code=code("verdict"),
+    message:
+        "comparing with the paper"
     script:
         "../../scripts/verdict.py"
 
@@ -205,10 +225,14 @@ rule page:
         frames=[AT.frame(table) for table in RUN.tables],
         verdict=f"{OUT}/verdict",
         figures=[AT.figure(figure, "svg") for figure in RUN.figures],
-        results=sorted({source for table in RUN.tables for source in sources_of_table(table)}),
+        results=sorted(
+            {source for table in RUN.tables for source in sources_of_table(table)}
+        ),
         template=f"{TEMPLATES}/report.html.j2",
     output:
-        html=report(f"{OUT}/report.html", caption="../report/report.rst", category="Report"),
+        html=report(
+            f"{OUT}/report.html", caption="../report/report.rst", category="Report"
+        ),
         provenance=f"{OUT}/report.html.provenance.json",
     log:
         f"{OUT}/logs/page.log",
@@ -222,6 +246,8 @@ rule page:
     params:
         code=code("page"),
         templates=TEMPLATES,
+    message:
+        "writing the report"
     script:
         "../../scripts/page.py"
 
@@ -254,6 +280,8 @@ rule verify:
         "../../envs/report.yaml"
     params:
         code=code("verify"),
+    message:
+        "looking for numbers outside their tolerance"
     script:
         "../../scripts/verify.py"
 
@@ -265,5 +293,7 @@ rule download:
         "../../envs/model.yaml"
     params:
         code=code("download"),
+    message:
+        "fetching what the run needs"
     script:
         "../../scripts/download.py"

@@ -26,5 +26,7 @@ rule score:
     params:
         code=lambda w: code("score", module(RUN.methods[w.method].algorithm)),
         method=lambda w: RUN.methods[w.method].model_dump(exclude={"label", "target"}),
+    message:
+        "choosing channels of {wildcards.model}: {wildcards.method}, {wildcards.target}, {wildcards.ratio}, seed {wildcards.seed}"
     script:
         "../../scripts/score.py"

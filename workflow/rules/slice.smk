@@ -6,7 +6,9 @@ rule slice:
         model=f"{OUT}/models/{{model}}",
         selection=f"{OUT}/selections/{{model}}/{{method}}-{{target}}-{{ratio}}-{{seed}}.safetensors",
     output:
-        model=directory(f"{OUT}/sliced/{{model}}/{{method}}-{{target}}-{{ratio}}-{{seed}}"),
+        model=directory(
+            f"{OUT}/sliced/{{model}}/{{method}}-{{target}}-{{ratio}}-{{seed}}"
+        ),
         provenance=f"{OUT}/sliced/{{model}}/{{method}}-{{target}}-{{ratio}}-{{seed}}.provenance.json",
     log:
         f"{OUT}/logs/slice/{{model}}/{{method}}-{{target}}-{{ratio}}-{{seed}}.log",
@@ -19,5 +21,7 @@ rule slice:
         runtime=30,
     params:
         code=code("slice"),
+    message:
+        "slicing {wildcards.model}: {wildcards.method}, {wildcards.target}, {wildcards.ratio}, seed {wildcards.seed}"
     script:
         "../../scripts/slice.py"

@@ -9,7 +9,9 @@ def one_of(names):
 @cache
 def code(script, *modules):
     # The code behind a rule, as one of its parameters: a change there reruns what it made.
-    return script_code(Path(workflow.basedir).parent / "scripts" / f"{script}.py", *modules)
+    # Relative, so that a checkout may move.
+    scripts = os.path.relpath(Path(workflow.basedir).parent / "scripts")
+    return script_code(f"{scripts}/{script}.py", *modules)
 
 
 VARIANTS = RUN.variants()

@@ -1,0 +1,112 @@
+"""The digest of the code behind a script."""
+
+from pathlib import Path
+
+import pytest
+
+from keycut.code import code_of
+
+
+@pytest.fixture
+def library(tmp_path):
+    """A small library: two methods behind one door, and a package with a data file."""
+    files = {
+        "__init__.py": "",
+        "door.py": "from importlib import import_module\nfrom keycut.common import one\n",
+        "common.py": '"""Said."""\n\none = 1\n',
+        "first.py": "from keycut import common\n",
+        "second.py": "def late():\n    from keycut.common import one\n    return one\n",
+        "config.py": "x = 1\n",
+        "package/__init__.py": "from keycut.config import x\n",
+        "package/inner.py": "import keycut.second\n",
+        "package/tasks/task.yaml": "version: 1\n",
+    }
+    for name, text in files.items():
+        path = tmp_path / "keycut" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return tmp_path / "keycut"
+
+
+def script(library: Path, text: str) -> Path:
+    path = library.parent / "script.py"
+    path.write_text(text)
+    return path
+
+
+def change(library: Path, name: str, text: str) -> None:
+    (library / name).write_text((library / name).read_text() + text)
+
+
+def test_it_holds_what_is_imported_anywhere_and_what_that_imports(library):
+    path = script(library, "with job():\n    from keycut.package.inner import x\n")
+    found = code_of(path, source=library)
+    assert found.modules == ("common", "package", "package.inner", "package/tasks/task.yaml",
+                             "second")  # fmt: skip
+
+
+def test_a_module_that_is_named_rather_than_imported_can_be_given(library):
+    path = script(library, "from keycut import door\n")
+    first = code_of(path, "keycut.first", source=library)
+    second = code_of(path, "keycut.second", source=library)
+    change(library, "first.py", "y = 2\n")
+    assert code_of(path, "keycut.first", source=library) != first
+    assert code_of(path, "keycut.second", source=library) == second
+
+
+@pytest.mark.parametrize("name", ["common.py", "second.py", "package/inner.py"])
+def test_a_change_of_what_it_does_is_another_digest(library, name):
+    path = script(library, "from keycut.package import inner\n")
+    before = code_of(path, source=library).digest
+    change(library, name, "y = 2\n")
+    assert code_of(path, source=library).digest != before
+
+
+def test_a_data_file_counts_like_code(library):
+    path = script(library, "import keycut.package\n")
+    before = code_of(path, source=library).digest
+    change(library, "package/tasks/task.yaml", "shots: 1\n")
+    assert code_of(path, source=library).digest != before
+
+
+def test_words_do_not_count(library):
+    path = script(library, "from keycut.common import one\n")
+    before = code_of(path, source=library)
+    (library / "common.py").write_text('"""Said otherwise."""\n\n# Why.\none   =   1\n')
+    assert code_of(path, source=library) == before
+
+
+def test_the_configurations_own_code_does_not_count(library):
+    path = script(library, "from keycut.package import x\n")
+    before = code_of(path, source=library)
+    change(library, "config.py", "y = 2\n")
+    assert code_of(path, source=library) == before
+
+
+def test_a_module_that_is_not_there_is_an_error(library):
+    with pytest.raises(ValueError, match=r"keycut\.third: there is no such module"):
+        code_of(script(library, ""), "keycut.third", source=library)
+
+
+def test_no_method_is_part_of_anothers_code():
+    from keycut.selection import FILES, module
+
+    scripts = Path(__file__).parents[1] / "scripts"
+    for method in FILES:
+        found = code_of(scripts / "score.py", module(method)).modules
+        others = {f"selection.{file}" for file in FILES.values()} - {f"selection.{FILES[method]}"}
+        assert not others & {*found}
+
+
+@pytest.mark.parametrize(
+    ("script", "apart"),
+    [
+        ("pretrain", ("selection", "slicing", "evaluation", "reporting", "calibration")),
+        ("evaluate", ("selection", "slicing", "training", "reporting", "calibration")),
+        ("calibrate", ("slicing", "training", "reporting", "evaluation")),
+        ("table", ("models", "training", "evaluation", "selection")),
+    ],
+)
+def test_no_stage_depends_on_the_code_of_a_later_one(script, apart):
+    found = code_of(Path(__file__).parents[1] / "scripts" / f"{script}.py").modules
+    assert not [name for name in found if name.split(".")[0] in apart]

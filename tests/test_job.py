@@ -1,0 +1,125 @@
+"""What every job of the workflow does around its work."""
+
+import json
+import os
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import yaml
+
+from keycut.errors import InputError
+from keycut.job import job, refuse_stale, script_code
+
+ROOT = Path(__file__).parents[1]
+
+
+class Named(list):
+    """A list whose entries have names too, as Snakemake hands them to a script."""
+
+    def __init__(self, **named):
+        super().__init__(named.values())
+        self.__dict__.update(named)
+        self.items = named.items
+
+
+@pytest.fixture
+def planned(tmp_path, monkeypatch):
+    """A job as Snakemake would start it, in a folder of its own."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("KEYCUT_FORK_SERVER", "SLURM_JOB_ID"):
+        monkeypatch.delenv(name, raising=False)
+    # What the job sets for itself is put back.
+    for name in ("OMP_NUM_THREADS", "HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE",
+                 "TOKENIZERS_PARALLELISM"):  # fmt: skip
+        monkeypatch.setenv(name, os.environ.get(name, ""))
+    monkeypatch.setattr("keycut.job._use_threads", lambda threads: None)
+    script = tmp_path / "work.py"
+    script.write_text("from keycut.artefact import digest\n")
+
+    def make(**inputs):
+        return SimpleNamespace(
+            rule="work",
+            input=Named(**inputs),
+            output=Named(result="out.json"),
+            params=Named(code=script_code("work.py")),
+            wildcards=Named(model="a"),
+            log=["work.log"],
+            threads=1,
+            resources={},
+            config=yaml.safe_load((ROOT / "config/demo.yaml").read_text()),
+        )
+
+    return make
+
+
+@pytest.fixture
+def around(capfd):
+    """The job's context, without pytest's capture between a print and the log."""
+
+    @contextmanager
+    def enter(snakemake, **options):
+        with capfd.disabled(), job(snakemake, **options) as config:
+            yield config
+
+    return enter
+
+
+def test_what_is_said_goes_to_the_log_even_from_other_processes(planned, around):
+    with around(planned()) as config:
+        print("said")
+        print("warned", file=sys.stderr)
+        os.system("echo from outside")
+    assert config.run == "demo"
+    assert {*Path("work.log").read_text().split("\n")} == {"said", "warned", "from outside", ""}
+
+
+def test_the_hub_is_switched_off_unless_the_job_is_to_fetch(planned, around):
+    os.environ["HF_HUB_OFFLINE"] = ""
+    with around(planned(), online=True):
+        assert os.environ["HF_HUB_OFFLINE"] == ""
+    with around(planned()):
+        assert os.environ["HF_HUB_OFFLINE"] == "1"
+
+
+def test_beside_the_output_stands_where_it_came_from(planned, around):
+    with around(planned(model="model.bin")):
+        pass
+    found = json.loads(Path("out.json.provenance.json").read_text())
+    assert found["rule"] == "work"
+    assert found["inputs"] == ["model.bin"]
+    assert found["wildcards"] == {"model": "a"}
+    assert found["code"]["modules"] == ["artefact"]
+    assert found["versions"]["python"].startswith("3.")
+
+
+def test_bad_input_ends_a_job_with_its_message_alone(planned, around):
+    with pytest.raises(SystemExit) as ended, around(planned()):
+        raise InputError("ratio 2: must lie in (0, 1)")
+    assert ended.value.code == 2
+    assert Path("work.log").read_text() == "keycut: ratio 2: must lie in (0, 1)\n"
+    assert not Path("out.json.provenance.json").exists()
+
+
+def test_code_that_changed_after_the_plan_is_refused(planned, around):
+    snakemake = planned()
+    Path("work.py").write_text("from keycut.artefact import digest\nfrom keycut import slicing\n")
+    with pytest.raises(SystemExit), around(snakemake):
+        raise AssertionError("the work must not begin")
+    assert "was changed after this job was planned" in Path("work.log").read_text()
+
+
+def test_an_input_made_by_other_code_is_refused(planned, around):
+    with around(planned()):
+        Path("out.json").write_text("{}")
+    refuse_stale("out.json")
+    Path("work.py").write_text("from keycut.slicing import Keep\n")
+    with pytest.raises(InputError, match=r"out\.json was made by other code of rule work"):
+        refuse_stale("out.json")
+
+
+def test_an_input_that_no_rule_made_is_taken_as_it_is(planned):
+    Path("given.txt").write_text("")
+    refuse_stale("given.txt")
