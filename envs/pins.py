@@ -12,7 +12,7 @@ CONSTRAINTS = ROOT / "envs" / "constraints.txt"
 MODEL = [
     "torch", "triton", "flash-linear-attention", "fla-core", "transformers", "peft", "lm_eval",
     "datasets", "safetensors", "huggingface_hub", "tokenizers", "sentencepiece", "pyarrow",
-    "numpy", "scipy", "pydantic", "PyYAML",
+    "numpy", "scipy", "matplotlib", "pydantic", "PyYAML",
 ]  # fmt: skip
 REPORT = ["pandas", "pandera", "pyarrow", "Jinja2", "matplotlib", "numpy", "pydantic", "PyYAML"]
 WORKFLOW = ["snakemake", "snakemake-executor-plugin-slurm"]

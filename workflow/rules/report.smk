@@ -1,6 +1,6 @@
 # From results to what people read: frames, tables, figures, the verdict, one page and one PDF.
 
-TEMPLATES = str(Path(workflow.basedir) / "templates")
+TEMPLATES = os.path.relpath(Path(workflow.basedir) / "templates")
 
 
 def sources_of_table(table):

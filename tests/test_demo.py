@@ -1,0 +1,236 @@
+"""The demo's results, and what runs again when something changes.
+
+`make test` makes the demo first; these tests look at what it left. Changes are tried on a copy.
+"""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[1]
+DEMO = ROOT / "results" / "demo"
+METHODS = ("l1", "rand", "s_wanda", "grad", "drrqr")
+TARGET = "results/demo/report.html"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def made():
+    assert (DEMO / "report.html").is_file(), "the demo is not there: run `make demo` first"
+
+
+@pytest.fixture
+def copy(tmp_path):
+    """The checkout with its results, to be changed at will."""
+    for name in ("workflow", "scripts", "config", "profiles", "envs", "src", "results/demo"):
+        shutil.copytree(ROOT / name, tmp_path / name, symlinks=True)
+    shutil.copytree(ROOT / ".snakemake/metadata", tmp_path / ".snakemake/metadata")
+    return tmp_path
+
+
+def command(*arguments):
+    return [sys.executable, "-m", "snakemake", "--profile", "profiles/demo", *arguments]
+
+
+def environment(folder):
+    return {**os.environ, "PYTHONPATH": str(folder / "src")}
+
+
+def planned(folder, *arguments):
+    """What would run, as the messages of its jobs."""
+    done = subprocess.run(
+        command("-n", *arguments), cwd=folder, env=environment(folder),
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return Counter(re.findall(r"^Job \d+: (.+)$", done.stdout + done.stderr, re.M))
+
+
+def summary(jobs):
+    """Jobs by the word that begins their message."""
+    return dict(Counter(job.split(" ", 1)[0] for job in jobs.elements()))
+
+
+def edit(path, old, new):
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+
+
+def configure(folder, change):
+    path = folder / "config/demo.yaml"
+    config = yaml.safe_load(path.read_text())
+    change(config)
+    path.write_text(yaml.safe_dump(config, sort_keys=False))
+
+
+# What ends every run that changed a number of a table.
+LAST = {"joining": 2, "comparing": 1, "writing": 1, "typesetting": 1}
+
+
+def ending(**more):
+    pdf = (DEMO / "document.pdf").is_file()
+    return {word: count for word, count in {**LAST, **more}.items() if pdf or word != "typesetting"}
+
+
+def test_every_table_and_figure_is_there():
+    config = yaml.safe_load((ROOT / "config/demo.yaml").read_text())
+    for table in config["tables"]:
+        for ending in ("tex", "csv", "html"):
+            assert (DEMO / f"tables/{table}.{ending}").stat().st_size
+    for figure in config["figures"]:
+        for ending in ("pdf", "svg"):
+            assert (DEMO / f"figures/{figure}.{ending}").stat().st_size
+
+
+def test_the_pdf_is_there_where_latex_is():
+    if os.environ.get("CI") or shutil.which("pdflatex"):
+        assert (DEMO / "document.pdf").read_bytes().startswith(b"%PDF")
+
+
+def test_a_second_run_does_nothing():
+    assert planned(ROOT) == Counter()
+
+
+def test_a_forced_selection_reruns_its_descendants(copy):
+    cut = "drrqr-kq-0.75-0"
+    jobs = planned(copy, "-R", f"results/demo/selections/delta_net/{cut}.safetensors")
+    assert jobs["choosing channels of delta_net: drrqr, kq, 0.75, seed 0"] == 1
+    assert jobs[f"recovering delta_net, {cut}"] == 1
+    descendants = {"choosing": 1, "slicing": 1, "recovering": 1, "analysing": 2, "drawing": 2}
+    assert {word: n for word, n in summary(jobs).items() if word in descendants} == descendants
+    evaluated = {job for job in jobs if job.startswith("evaluating")}
+    assert evaluated == {
+        *(f"evaluating sliced/delta_net/{cut} on {suite}" for suite in ("ppl", "zero_shot")),
+        *(
+            f"evaluating recovered/delta_net/{cut} on {suite}"
+            for suite in ("ppl", "zero_shot", "retrieval")
+        ),
+    }
+    assert all(cut in job for job in jobs if job.startswith(("evaluating", "recovering")))
+
+
+def test_an_added_ratio_runs_only_what_is_new(copy):
+    configure(copy, lambda config: config["tables"]["by_model"]["ratios"].append(0.25))
+    jobs = planned(copy)
+    new = 2 * len(METHODS)  # two models
+    assert summary(jobs) == ending(
+        choosing=new, slicing=new, evaluating=new, collecting=1, printing=1
+    )
+    assert all("0.25" in job for job in jobs if job.startswith(("choosing", "slicing", "evalu")))
+
+
+def test_an_added_suite_runs_only_what_is_new(copy):
+    def change(config):
+        config["tables"]["by_model"]["columns"]["pre"].append("retrieval")
+
+    configure(copy, change)
+    jobs = planned(copy)
+    # The unpruned models have been evaluated on it for other tables.
+    assert summary(jobs) == ending(evaluating=2 * len(METHODS), collecting=1, printing=1)
+    assert all("retrieval" in job for job in jobs if job.startswith("evaluating"))
+
+
+def test_another_seed_reruns_what_is_drawn(copy):
+    configure(copy, lambda config: config.update(seeds=[1]))
+    jobs = planned(copy)
+    assert not any(job.startswith(("training", "packing", "measuring")) for job in jobs)
+    assert not any("l1" in job for job in jobs if job.startswith(("choosing", "slicing")))
+    assert jobs["calibrating delta_net, seed 1"] == 1
+    assert jobs["choosing channels of delta_net: rand, kq, 0.5, seed 1"] == 1
+
+
+def test_a_change_to_one_method_reruns_that_method(copy):
+    edit(copy / "src/keycut/selection/grad.py", "def scores", "CHANGED = True\n\n\ndef scores")
+    jobs = planned(copy)
+    touched = [
+        job for job in jobs if job.startswith(("choosing", "slicing", "recovering", "evaluating"))
+    ]
+    assert touched
+    assert all("grad" in job for job in touched)
+    assert not any(job.startswith(("training", "calibrating")) for job in jobs)
+
+
+def test_a_change_of_words_reruns_nothing(copy):
+    edit(copy / "src/keycut/selection/grad.py", '"""', '"""Once more: ')
+    assert planned(copy) == Counter()
+
+
+def test_a_changed_template_prints_its_tables_again(copy):
+    edit(copy / "workflow/templates/rotation.tex.j2", "", "")
+    path = copy / "workflow/templates/rotation.tex.j2"
+    path.write_text(path.read_text() + "% changed\n")
+    jobs = planned(copy, "--rerun-triggers", "mtime")
+    assert jobs["printing rotation"] == 1
+    assert summary(jobs)["printing"] == 1
+
+
+def test_a_changed_label_computes_nothing(copy):
+    configure(copy, lambda config: config["methods"]["grad"].update(label="Gradient"))
+    jobs = planned(copy)
+    computed = ("training", "calibrating", "choosing", "slicing", "recovering", "evaluating")
+    assert jobs
+    assert not any(job.startswith(computed) for job in jobs)
+
+
+def test_one_table_needs_only_its_own(copy):
+    shutil.rmtree(copy / "results/demo")
+    jobs = planned(copy, "results/demo/tables/sharing.tex")
+    models = 3
+    assert summary(jobs) == {
+        "reading": 1, "making": 2, "packing": 1, "checking": 1, "training": models,
+        "evaluating": 2 * models, "collecting": 1, "printing": 1,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGKILL"])
+def test_a_killed_run_goes_on_and_ends_with_the_same_table(copy, name):
+    """Killed while a model is recovered, and started again."""
+    cut, table = "drrqr-kq-0.75-0", copy / "results/demo/tables/retrieval.csv"
+    before = table.read_bytes()
+    shutil.rmtree(copy / f"results/demo/recovered/delta_net/{cut}")
+    table.unlink()
+    again = command("results/demo/tables/retrieval.csv", "--nocolor")
+    log = copy / f"results/demo/logs/recover/delta_net/{cut}.log"
+    log.unlink()
+    running = subprocess.Popen(
+        again, cwd=copy, env=environment(copy), stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL, start_new_session=True,
+    )  # fmt: skip
+    wait_until(lambda: log.is_file() and "recovery" in log.read_text())
+    # Ctrl-C reaches the whole group, a kill the one that it names.
+    if name == "SIGINT":
+        os.killpg(running.pid, signal.SIGINT)
+    else:
+        running.send_signal(getattr(signal, name))
+    running.wait(60)
+    wait_until(lambda: not survivors(copy))
+    subprocess.run(command("--unlock"), cwd=copy, env=environment(copy), capture_output=True)
+    done = subprocess.run(
+        [*again, "--rerun-incomplete"], cwd=copy, env=environment(copy),
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert table.read_bytes() == before
+
+
+def survivors(folder):
+    """Jobs of this folder that still run."""
+    found = subprocess.run(["pgrep", "-f", f"{folder}/.snakemake/scripts"], capture_output=True)
+    return found.stdout.split()
+
+
+def wait_until(true, seconds=120):
+    for _ in range(int(seconds / 0.1)):
+        if true():
+            return
+        time.sleep(0.1)
+    raise AssertionError("it never happened")
