@@ -1,17 +1,20 @@
 """Perplexities through a suite against a page of plain PyTorch that shares no code with it."""
 
 import math
+import sys
+from pathlib import Path
 
 import pytest
 import torch
 from evaluation_runs import WORDS, column, make_model, run_config, write_lines
-from lm_eval.tasks.wikitext.preprocess_wikitext import wikitext_detokenizer
 from plain_model import plain_logits
 
-from keycut.data.tokenizer import load_tokenizer
-from keycut.evaluation import evaluate
+from keycut.evaluation import data, evaluate
 from keycut.evaluation.statistics import standard_error
 from keycut.models import load
+
+sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
+from plain_perplexity import PlainModel, lambada, pages, wikitext
 
 
 def words(start: int, count: int) -> str:
@@ -44,52 +47,17 @@ def files(tmp_path_factory):
     return folder
 
 
-def log_likelihoods(model, ids: list[int], first: int) -> list[float]:
-    """Of ids[first:], each given all before it."""
-    with torch.no_grad():
-        logits = plain_logits(model, torch.tensor(ids[:-1])).double()
-    scores = torch.log_softmax(logits, -1)
-    return [float(scores[i - 1, ids[i]]) for i in range(first, len(ids))]
-
-
-def rolling(model, ids: list[int], bos: int, window: int) -> float:
-    """Every token once: full windows end to end, the last pushed back to be full as well."""
-    row, total = [bos, *ids], 0.0
-    done = 1
-    while done < len(row):
-        end = min(done + window, len(row))
-        start = max(0, end - window - 1)
-        total += sum(log_likelihoods(model, row[start:end], done - start))
-        done = end
-    return total
-
-
 @pytest.fixture(scope="module")
-def expected(model):
-    """Both perplexities, written out, by window."""
-    plain, tokenizer = load(model), load_tokenizer(model)
-
-    def at(window: int) -> tuple[float, float]:
-        total = sum(
-            rolling(
-                plain, list(tokenizer.encode(wikitext_detokenizer({"page": page}))),
-                tokenizer.bos, window,
-            )
-            for page in PAGES
-        )  # fmt: skip
-        # lm-eval counts the nothing before a leading and after a trailing space as words.
-        wiki = math.exp(-total / sum(len(page.split()) + 2 for page in PAGES))
-        nats = []
-        for text in PASSAGES:
-            context, word = text.rsplit(" ", 1)
-            seen = list(tokenizer.encode(context))
-            ids = [*seen, *tokenizer.encode(" " + word)][-window - 1 :]
-            nats.append(
-                sum(log_likelihoods(plain, ids, len(ids) - len(tokenizer.encode(" " + word))))
-            )
-        return wiki, math.exp(-sum(nats) / len(nats))
-
-    return {window: at(window) for window in (24, 200)}
+def expected(model, files):
+    """All three numbers, written out, by window."""
+    plain = PlainModel(model)
+    return {
+        window: (
+            wikitext(plain, files / "wiki.raw", window),
+            *lambada(plain, files / "lambada.jsonl", window),
+        )
+        for window in (24, 200)
+    }
 
 
 @pytest.mark.parametrize("batch", [1, 16, None])
@@ -104,13 +72,13 @@ def test_both_perplexities_are_those_of_plain_pytorch(
             "tasks": {
                 "wiki": column("wikitext", "word_perplexity", files / "wiki.raw", version=2),
                 "lambada": column("lambada_openai", "perplexity", files / "lambada.jsonl"),
+                "accuracy": column("lambada_openai", "acc", files / "lambada.jsonl"),
             },
         }
     )
     result = evaluate(model, "suite", config, tmp_path / "out.json", cache=tmp_path / "cache")
-    wiki, lambada = expected[window]
-    assert result["results"]["wiki"]["value"] == pytest.approx(wiki, rel=1e-4)
-    assert result["results"]["lambada"]["value"] == pytest.approx(lambada, rel=1e-4)
+    found = [result["results"][name]["value"] for name in ("wiki", "lambada", "accuracy")]
+    assert found == pytest.approx(expected[window], rel=1e-4)
     assert result["tasks"]["wiki"]["documents"] == 3
     assert result["window"] == window
 
@@ -118,6 +86,24 @@ def test_both_perplexities_are_those_of_plain_pytorch(
 def test_the_two_windows_differ(expected):
     """Or the comparison would say nothing of the window."""
     assert abs(expected[24][0] / expected[200][0] - 1) > 1e-2
+
+
+def test_both_find_the_same_articles(files):
+    task = column("wikitext", "word_perplexity", files / "wiki.raw", version=2)
+    config = run_config({"window": 24, "tasks": {"wiki": task}})
+    (stated,) = config.evaluation.suites["suite"].tasks.values()
+    found = data.documents(stated, downloads=files, lock=files)
+    assert [document["page"] for document in found] == pages(files / "wiki.raw") == PAGES
+
+
+def test_the_page_computes_the_model_that_is_written_out_elsewhere(model):
+    """In batches, of which each row is as if it were alone."""
+    ids = torch.randint(0, 300, (2, 30), generator=torch.Generator().manual_seed(0))
+    plain, other = PlainModel(model), load(model, dtype=torch.float64)
+    with torch.no_grad():
+        logits = plain.logits(plain.hidden(ids))
+        for row in range(2):
+            torch.testing.assert_close(logits[row], plain_logits(other, ids[row]))
 
 
 def test_a_bootstrapped_error_is_that_of_many_draws():

@@ -102,6 +102,7 @@ def test_a_question_that_ends_the_text_already_is_not_asked_twice(task):
         ("{}", 1),
         (" it was {}, they say", 1),
         ("{}s", 1),
+        ("they say it was {}", 1),
         ("", 0),
         ("something else", 0),
     ],

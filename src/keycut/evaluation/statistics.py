@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 RESAMPLES = 1000
+SEED = 0
 
 
 def standard_error(metric: str, items: Sequence[Any]) -> float | None:
@@ -23,7 +24,7 @@ def standard_error(metric: str, items: Sequence[Any]) -> float | None:
     if metric not in ("word_perplexity", "byte_perplexity", "bits_per_byte", "perplexity"):
         return float(np.std(items, ddof=1) / math.sqrt(len(items)))
     pairs = np.array([(i, 1) if metric == "perplexity" else i for i in items], dtype=np.float64)
-    draw = np.random.default_rng(0)
+    draw = np.random.default_rng(SEED)
     # How often each document is drawn, (resamples, documents).
     times = draw.multinomial(len(items), [1 / len(items)] * len(items), size=RESAMPLES)
     likelihood, length = (times @ pairs).T

@@ -7,13 +7,14 @@ import math
 import platform
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import datasets
 import lm_eval.api.task
+import lm_eval.utils
 import torch
 from lm_eval.api.model import LM
 from lm_eval.api.task import ConfigurableTask
@@ -28,7 +29,7 @@ from keycut.errors import InputError, nearest
 from keycut.evaluation import data, retrieval
 from keycut.evaluation.language_model import LanguageModel
 from keycut.evaluation.protocol import refuse_deviations, refuse_drift
-from keycut.evaluation.statistics import standard_error
+from keycut.evaluation.statistics import RESAMPLES, SEED, standard_error
 from keycut.hub import DOWNLOADS, LOCK
 from keycut.models.checkpoint import Checkpoint
 
@@ -160,9 +161,7 @@ def measure(lm: LM, name: str, documents: list[data.Document]) -> Record:
 
 def make_task(name: str, documents: list[data.Document]) -> ConfigurableTask:
     """lm-eval's task on these documents, whatever split they came from."""
-    # It advises on options that are not ours, and draws a bar for what takes a second.
-    logging.getLogger("lm_eval").setLevel(logging.ERROR)
-    lm_eval.api.task.tqdm = lambda items, **_: items
+    _quiet_and_quick()
     given = partial(_given, datasets.Dataset.from_list(documents))
     return ConfigurableTask(
         config={
@@ -174,6 +173,15 @@ def make_task(name: str, documents: list[data.Document]) -> ConfigurableTask:
             "num_fewshot": 0,
         }
     )
+
+
+@lru_cache
+def _quiet_and_quick() -> None:
+    """lm-eval advises on options that are not ours, draws a bar for what takes a second, and
+    compiles the template of a task for each of its documents, which takes longer than scoring."""
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)
+    lm_eval.api.task.tqdm = lambda items, **_: items
+    lm_eval.utils.env.from_string = lru_cache(lm_eval.utils.env.from_string)
 
 
 def _given(documents: datasets.Dataset, **_metadata: Any) -> dict[str, datasets.Dataset]:
@@ -209,8 +217,16 @@ def versions() -> dict[str, str]:
     return {
         "keycut": keycut.__version__,
         "python": platform.python_version(),
-        **{name: metadata.version(name) for name in VERSIONED},
+        **{name: _installed(name) for name in VERSIONED},
     }
+
+
+def _installed(package: str) -> str:
+    """Its version. A package that is on the path but was not installed there does not tell."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "unknown"
 
 
 def code() -> str:
@@ -243,6 +259,7 @@ def _common(
         "tokenizer": tokenizer.digest,
         "device": "cpu" if device == "cpu" else torch.cuda.get_device_name(device),
         "dtype": str(dtype or checkpoint.config.get("dtype", "float32")).removeprefix("torch."),
+        "bootstrap": {"resamples": RESAMPLES, "seed": SEED},
         "versions": versions(),
         "code": code(),
     }
