@@ -1,7 +1,7 @@
 """flame through our launcher: the models of config/paper.yaml, some steps, converted and loaded.
 
     python benchmarks/pretraining.py --folder F --prepare [--text FILE ... --tokenizer FILE]
-    python benchmarks/pretraining.py --folder F --out results.jsonl --models delta_net_370M --steps 40
+    python benchmarks/pretraining.py --folder F --out results.jsonl --models NAME ... --steps 40
 
 The first writes the tokenizer and the packed text, on any machine: from files (.jsonl or .txt,
 plain or packed) with a sentencepiece model, or from the installed packages' documentation with a

@@ -20,6 +20,7 @@ from keycut.training.loop import GO_ON_LATER, Saving
 
 OFTEN = Saving(steps=2)
 DONE = (CURVE, "model.safetensors")
+LIMIT = 300  # seconds, for whatever hangs
 
 # Real processes, forked from one that has done the slow imports and nothing else.
 PROCESSES = multiprocessing.get_context("forkserver")
@@ -31,7 +32,7 @@ def started(work, *arguments):
     process = PROCESSES.Process(target=_alone, args=(work, *arguments))
     process.start()
     yield process
-    process.join(60)
+    process.join(LIMIT)
     assert process.exitcode is not None
 
 
@@ -60,7 +61,7 @@ def steps_done(root, out):
 
 
 def wait_for(root, out, steps, process):
-    limit = time.monotonic() + 60
+    limit = time.monotonic() + LIMIT
     while steps_done(root, out) < steps and process.is_alive():
         assert time.monotonic() < limit
         time.sleep(0.002)

@@ -1,5 +1,7 @@
 """Small runs of training, as whole processes can make them too."""
 
+import os
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -48,7 +50,8 @@ def packed(folder: Path, sequences: int = 48, vocabulary: int = 97) -> PackedTok
         source = {"name": "chain", "revision": "0"}
         write_json(folder / "manifest.json", {
             "sha256": sha256(folder / "tokens.bin"), "dtype": "uint16", "tokens": rows.size,
-            "sequence_length": LENGTH, "sequences": sequences, "slices": {},
+            "sequence_length": LENGTH, "sequences": sequences,
+            "slices": {"training": [0, sequences]},
             "vocabulary_size": vocabulary, "tokenizer": "none", "tokenizer_digest": "0",
             "boundary": "eos", "source": source, "seed": 0, "keycut": "0",
         })  # fmt: skip
@@ -80,3 +83,28 @@ def recovering(root: Path, out: str, saving: Saving) -> None:
         root / "student", root / "teacher", packed(root / "tokens"), recovery(), root / out,
         checkpoints=root / "running" / out, saving=saving,
     )  # fmt: skip
+
+
+FLAMED = {**SMALL["shared_head"], "vocab_size": 257}  # as many as the tokenizer has
+
+
+def flaming(root: Path, out: str, gpus: int, saving: Saving) -> None:
+    """What a process does that pretrains with the stand-in for flame, on pretended GPUs."""
+    from keycut.data.tokenizer import train_tokenizer
+    from keycut.training import flame
+
+    stand_ins = str(Path(__file__).parent / "stand_ins")
+    sys.path.insert(0, stand_ins)
+    os.environ["PYTHONPATH"] = stand_ins
+    flame.refuse_gpus = lambda gpus: None
+    if not (root / "tokenizer").exists():
+        train_tokenizer(["a few words"] * 9, root / "tokenizer", vocabulary_size=257)
+    flame.pretrain_with_flame(
+        FLAMED, root / "tokens", flame_recipe(), root / out,
+        checkpoints=root / "running" / out, tokenizer=root / "tokenizer", gpus=gpus, saving=saving,
+        card="a card",
+    )  # fmt: skip
+
+
+def flame_recipe(**changes):
+    return recipe(**{"trainer": "flame", "world_size": 2, "epochs": 3, **changes})

@@ -40,6 +40,7 @@ from keycut import __version__
 from keycut.artefact import refuse_out, whole, write_json
 from keycut.config.training import Recipe
 from keycut.data.packing import PackedTokens
+from keycut.data.tokenizer import check_vocabulary, load_tokenizer
 from keycut.errors import InputError
 from keycut.models.architectures import architecture
 from keycut.models.checkpoint import create
@@ -120,8 +121,8 @@ def pretrain_with_flame(
     refuse_gpus(gpus)
     divided = share(recipe, gpus)
     refuse_out(out, force=force)
-    if not (Path(tokenizer) / "tokenizer_config.json").is_file():
-        raise InputError(f"{tokenizer} is no tokenizer's folder: it has no tokenizer_config.json")
+    # flame would widen the embedding to fit.
+    check_vocabulary(load_tokenizer(tokenizer), model["vocab_size"])
     tokens = PackedTokens(data, slice_name=recipe.data.partition("/")[2])
     refuse_data(tokens, recipe, model["vocab_size"])
     run = {

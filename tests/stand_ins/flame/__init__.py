@@ -1,0 +1,1 @@
+"""As much of flame as our launcher depends on, without a GPU."""

@@ -1,0 +1,1 @@
+"""As much of torchtitan as our launcher depends on."""

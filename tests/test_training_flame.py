@@ -1,0 +1,275 @@
+"""flame through the launcher: what it is told, what it sees, and that a run goes on."""
+
+import io
+import math
+import os
+import signal
+import sys
+import tomllib
+import warnings
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from small_models import SMALL
+from test_training_survival import finished, started, wait_for
+from training_runs import FLAMED, LENGTH, flame_recipe, packed
+
+from keycut.data.packing import PackedTokens
+from keycut.data.tokenizer import train_tokenizer
+from keycut.errors import InputError
+from keycut.models import create, load
+from keycut.training import flame
+from keycut.training.checkpoints import Checkpoints, seal
+from keycut.training.flame_entry import PackedBatches
+from keycut.training.loop import COLUMNS, GO_ON_LATER, PATIENCE, Saving
+
+
+@given(batch=st.integers(1, 64), world_size=st.integers(1, 16), gpus=st.integers(1, 20))
+def test_every_gpu_has_the_same_share_or_the_number_is_refused(batch, world_size, gpus):
+    recipe = flame_recipe(batch=batch, world_size=world_size)
+    sequences = batch * world_size
+    each = sequences // gpus
+    if sequences % gpus or (each > batch and each % batch):
+        assert world_size % gpus  # what divides the recipe's GPUs is never refused
+        with pytest.raises(InputError, match=f"{gpus} GPUs cannot share"):
+            flame.share(recipe, gpus)
+        return
+    share = flame.share(recipe, gpus)
+    assert share.batch * share.gpus * share.accumulation == sequences
+    assert 1 <= share.batch <= batch
+
+
+@settings(deadline=None, max_examples=20)
+@given(world_size=st.integers(1, 8), accumulation=st.integers(1, 3), start=st.integers(0, 3))
+def test_the_processes_together_see_the_batches_of_the_built_in_trainer(
+    tokens, world_size, accumulation, start
+):
+    batch = 2
+    sequences = batch * world_size * accumulation
+    expected = PackedTokens(tokens).batches(sequences, seed=3, start=start)
+    loaders = [
+        PackedBatches(PackedTokens(tokens), 3, batch, rank, world_size)
+        for rank in range(world_size)
+    ]
+    for loader in loaders:
+        loader.load_state_dict({"sequences": torch.tensor(start * sequences)})
+    going = [iter(loader) for loader in loaders]
+    for _ in range(2):
+        seen = [next(one)["input_ids"] for _ in range(accumulation) for one in going]
+        assert torch.equal(torch.cat(seen), torch.from_numpy(next(expected)))
+    states = [loader.state_dict()["sequences"] for loader in loaders]
+    assert states == [(start + 2) * sequences] * world_size
+
+
+@pytest.fixture(scope="module")
+def tokens(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("flame") / "tokens"
+    packed(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("flame") / "tokenizer"
+    train_tokenizer(["a few words"] * 9, folder, vocabulary_size=257)
+    return folder
+
+
+def test_the_job_file_says_what_the_recipe_says(tmp_path, tokens, tokenizer):
+    recipe = flame_recipe(learning_rate=7e-4, betas=[0.9, 0.95], weight_decay=0.2)
+    divided = flame.share(recipe, 1)
+    files = flame.write_files(
+        tmp_path, FLAMED, tokens, PackedTokens(tokens), recipe, tokenizer, divided, Saving(steps=5)
+    )
+    assert [path.name for path in files] == ["command.txt", "job.toml"]
+    said = tomllib.loads((tmp_path / "job.toml").read_text())
+    assert said["optimizer"] == {
+        "name": "AdamW", "lr": 7e-4, "beta1": 0.9, "beta2": 0.95, "eps": 1e-15, "weight_decay": 0.2
+    }  # fmt: skip
+    assert said["lr_scheduler"] == {"warmup_steps": 3, "decay_type": "cosine", "lr_min": 0.1}
+    training = said["training"]
+    assert training["batch_size"] * training["gradient_accumulation_steps"] == 2 * 2
+    assert training["steps"] == 24
+    assert training["seq_len"] == LENGTH
+    assert training["dataset"] == str(tokens)
+    assert training["dataset_split"] == "training"
+    assert said["checkpoint"]["interval"] == 5
+    assert "torch.distributed.run" in (tmp_path / "command.txt").read_text()
+
+
+@given(warmup=st.integers(0, 30), rest=st.integers(1, 60))
+def test_the_rate_of_the_curve_is_flames(warmup, rest):
+    recipe = flame_recipe(warmup=warmup, steps=warmup + rest)
+    for step in range(1, recipe.steps + 1):
+        # As torchtitan counts: from 0, with one step at the peak between rise and fall.
+        if step - 1 < warmup:
+            factor = step / warmup
+        elif step - 1 < warmup + 1:
+            factor = 1.0
+        else:
+            progress = (step - (warmup + 1)) / rest
+            factor = 0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * progress))
+        assert flame.flame_rate(step, recipe) == pytest.approx(recipe.learning_rate * factor)
+
+
+def test_a_run_told_to_stop_goes_on_with_another_number_of_gpus(tokens):
+    root = tokens.parent
+    never = Saving()  # so what is there was saved for the signal, but for step 1
+    with started("flaming", root, "flamed", 2, never) as process:
+        wait_for(root, "flamed", 3, process)
+        os.kill(process.pid, signal.SIGTERM)
+    assert process.exitcode == GO_ON_LATER
+    assert not (root / "flamed").exists()
+    saved = (root / "running" / "flamed").glob("*/flame/checkpoint/step-*")
+    assert 3 <= max(int(path.name.removeprefix("step-")) for path in saved) < 24
+    finished("flaming", root, "flamed", 1, never)
+
+    batches = PackedTokens(tokens).batches(4, seed=0)
+    expected = sum(int(next(batches).sum()) % 97 for _ in range(24)) / 1024
+    weights = load(root / "flamed").state_dict()
+    assert all((weight == expected).all() for weight in weights.values())
+    there = {path.name for path in (root / "flamed").iterdir()}
+    assert {"command.txt", "job.toml", "tokenizer.json", "README.md", "config.json"} <= there
+    lines = (root / "flamed" / "loss.csv").read_text().splitlines()
+    assert lines[0] == ",".join(COLUMNS)
+    assert [line.split(",")[:3] for line in lines[1:]] == [
+        [str(step), str(step * 4 * LENGTH), f"{round(1 / step, 4):.9g}"] for step in range(1, 25)
+    ]
+    assert not list((root / "running" / "flamed").iterdir())
+
+
+def a_checkpoint(folder, step):
+    path = flame.checkpoint_folder(folder, step)
+    path.mkdir(parents=True)
+    (path / "__0_0.distcp").write_bytes(bytes(100))
+    (path / ".metadata").write_bytes(b"last")
+    seal(path)
+    return path
+
+
+def test_flame_starts_from_the_last_checkpoint_that_is_whole(tmp_path, capsys):
+    for step in (9, 10, 100):
+        a_checkpoint(tmp_path, step)
+    (a_checkpoint(tmp_path, 300) / "manifest.json").unlink()  # killed before it was sealed
+    with open(a_checkpoint(tmp_path, 200) / "__0_0.distcp", "r+b") as file:
+        file.write(b"x")
+    assert flame.last_whole(tmp_path) == 100
+    said = capsys.readouterr().err
+    assert "step-300 is passed over" in said
+    assert "step-200 is passed over" in said
+    left = {path.name for path in flame.checkpoint_folder(tmp_path, 0).parent.iterdir()}
+    assert left == {"step-9", "step-10", "step-100"}
+
+
+def test_without_checkpoints_flame_starts_at_the_beginning(tmp_path):
+    assert flame.last_whole(tmp_path) == 0
+
+
+def log_of(steps, loss="2.5000", norm=" 1.00"):
+    return "".join(
+        f"[titan] - root - INFO - step: {step:2}  loss: {loss}  memory: 10.25GiB(7.00%)  "
+        f"tps: 12,000  tflops: 1.00  mfu: 1.00%\n[titan] - lr: 1.0e-03 gnorm: {norm} [0:01<0:02]\n"
+        for step in steps
+    )
+
+
+def watching(**changes):
+    recipe = flame_recipe(**changes)
+    return flame._Watch(recipe, flame.share(recipe, 2), LENGTH, 0)
+
+
+def test_the_log_becomes_the_curve_however_it_arrives():
+    text = "noise\n" + log_of(range(1, 6)) + "more noise\n"
+    at_once = list(watching().rows(io.StringIO(text)))
+    watch = watching()
+    in_pieces = [
+        row for i in range(0, len(text), 7) for row in watch.rows(io.StringIO(text[i : i + 7]))
+    ]
+    assert in_pieces == at_once
+    assert [row.split(",")[0] for row in at_once] == list("12345")
+    assert watch.pace() == flame.Pace(2 * 12_000, 10.25)
+
+
+@pytest.mark.parametrize("bad", [{"loss": "nan"}, {"norm": "  inf"}])
+def test_steps_that_are_not_finite_end_the_run(bad):
+    watch = watching()
+    text = log_of([1], **bad) + log_of([2]) + log_of(range(3, 3 + PATIENCE), **bad)
+    with pytest.raises(InputError, match=f"{PATIENCE} steps in a row .* step {2 + PATIENCE}"):
+        list(watch.rows(io.StringIO(text)))
+
+
+def test_what_flame_said_last_is_in_the_error(tmp_path, monkeypatch):
+    words = [sys.executable, "-c", "import sys; print('no such kernel'); sys.exit(3)"]
+    monkeypatch.setattr(flame, "command", lambda *_: words)
+    monkeypatch.setattr(flame, "LOOK_EVERY", 0.01)
+    recipe = flame_recipe()
+    with (
+        Checkpoints(tmp_path, {"run": 1}) as kept,
+        pytest.raises(InputError, match=r"code 3(.|\n)*no such kernel"),
+    ):
+        flame.run_flame(kept, recipe, flame.share(recipe, 1), LENGTH, Saving(), 0)
+
+
+@pytest.mark.parametrize("model", ["delta_net", "shared_all", "gated"])
+def test_a_checkpoint_of_flame_becomes_a_model(tmp_path, model):
+    trained = create(SMALL[model], seed=5)
+    states = {"model": trained.state_dict(), "optimizer": {"lr": torch.ones(3)}}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        dcp.save(states, checkpoint_id=tmp_path / "step-7", no_dist=True)
+    converted = flame.converted(tmp_path / "step-7", SMALL[model])
+    expected = trained.state_dict()
+    assert converted.state_dict().keys() == expected.keys()
+    assert all(torch.equal(t, expected[name]) for name, t in converted.state_dict().items())
+    with pytest.raises(InputError, match=r"differs in model\.layers"):
+        flame.converted(tmp_path / "step-7", {**SMALL[model], "num_hidden_layers": 3})
+
+
+class Launch:
+    """A run that is refused before anything is written."""
+
+    def __init__(self, tmp_path, tokens, tokenizer):
+        self.folder, self.tokens, self.tokenizer = tmp_path, tokens, tokenizer
+
+    def __call__(self, recipe=None, gpus=2, model=FLAMED):
+        flame.pretrain_with_flame(
+            model, self.tokens, recipe or flame_recipe(), self.folder / "out",
+            checkpoints=self.folder / "running", tokenizer=self.tokenizer, gpus=gpus,
+        )  # fmt: skip
+
+
+@pytest.fixture
+def launch(tmp_path, tokens, tokenizer, monkeypatch):
+    monkeypatch.setattr(flame, "find_spec", lambda package: package)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    yield Launch(tmp_path, tokens, tokenizer)
+    assert not list(tmp_path.iterdir())
+
+
+def test_without_flame_it_is_said_how_to_get_it(launch, monkeypatch):
+    monkeypatch.setattr(flame, "find_spec", {"flame": "there"}.get)
+    with pytest.raises(InputError, match="torchtitan is not installed: run `make flame`"):
+        launch()
+
+
+def test_more_gpus_than_there_are_is_refused(launch):
+    with pytest.raises(InputError, match="5 GPUs were asked for: this machine has 4"):
+        launch(gpus=5)
+
+
+def test_a_step_that_cannot_be_shared_is_refused(launch):
+    with pytest.raises(InputError, match="3 GPUs cannot share a step of 4 sequences"):
+        launch(gpus=3)
+
+
+def test_data_too_short_for_the_steps_is_refused(launch):
+    with pytest.raises(InputError, match="200 steps need 800 sequences, there are 144"):
+        launch(flame_recipe(steps=200))
+
+
+def test_a_tokenizer_larger_than_the_model_is_refused(launch):
+    with pytest.raises(InputError, match="tokenizer has 257 ids"):
+        launch(model={**FLAMED, "vocab_size": 200})
