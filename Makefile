@@ -34,7 +34,7 @@ pins: setup  ## write environment.yml and envs/*.yaml from envs/constraints.txt
 	$(BIN)/python envs/pins.py
 
 flame: setup  ## install flame and torchtitan from git, for pretraining as the paper does
-	$(BIN)/pip install --no-deps -r envs/flame.txt
+	$(BIN)/pip install --no-deps --no-build-isolation -r envs/flame.txt
 
 clean:  ## remove the virtual environment and caches; results stay
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis
