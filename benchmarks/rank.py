@@ -1,7 +1,7 @@
 """Ranks of all states along a sequence, against one SVD on the CPU per token, head and layer.
 
     python benchmarks/rank.py [--tokens N] [--svds N]           a small DeltaNet on the CPU
-    python benchmarks/rank.py --gpu                             370M shapes on the GPU, bf16
+    python benchmarks/rank.py --gpu [CASE ...]                  370M shapes on the GPU, bf16
 
 Both begin with keys, values and gates from a forward pass, which is timed apart. Keycut goes
 through all states and ends with their effective ranks. The other way steps through the tokens and
@@ -9,7 +9,8 @@ takes an SVD of every state; it is timed on some states, spread over tokens and 
 total is the median of these times the number of states, stepping not counted. Printed beside it:
 how far the effective ranks of the two lie apart. The first run of each shape is not timed. Seconds
 are of the clock on a GPU, and of the processor on a CPU, where other work would slow both ways
-unevenly: set OMP_NUM_THREADS=1 there, or all threads count.
+unevenly: set OMP_NUM_THREADS=1 there, or all threads count. The forward pass is that of the plain
+PyTorch functions on both, so that no kernel has to be tuned first.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import torch
 
 from keycut.analysis.rank import BLOCK_BYTES, Writes, full_precision, states_in_blocks, writes
 from keycut.analysis.spectra import effective_ranks
+from keycut.benchmarking.preflight import plain_functions
 from keycut.models import create
 from keycut.selection.conditioning import effective_rank
 
@@ -76,13 +78,16 @@ def svd_by_svd(w: Writes, found: torch.Tensor, svds: int) -> tuple[float, float]
 
 def measure(case: str, tokens: int, svds: int, device: str) -> str:
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
-    model = create(CASES[case], seed=0, dtype=dtype).to(device)
+    with torch.device(device):
+        model = create(CASES[case], seed=0, dtype=dtype)
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(0, CASES[case]["vocab_size"], (tokens,), generator=generator)
-    ranks(writes(model, ids))
+    with plain_functions():
+        ranks(writes(model, ids))
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    forward, w = seconds(lambda: writes(model, ids), device)
+    with plain_functions():
+        forward, w = seconds(lambda: writes(model, ids), device)
     fast, found = seconds(lambda: ranks(w), device)
     one, apart = svd_by_svd(w, found, svds)
     slow = one * found.numel()
@@ -110,8 +115,12 @@ def main() -> None:
     parser.add_argument("--gpu", action="store_true", help="370M shapes on the GPU")
     parser.add_argument("--tokens", type=int, default=2048, help="length of the sequence")
     parser.add_argument("--svds", type=int, default=500, help="SVDs that are timed")
+    parser.add_argument("cases", nargs="*", metavar="CASE", help=", ".join(CASES))
     options = parser.parse_args()
-    cases = ("delta_net_370M", "gated_deltanet_370M") if options.gpu else ("small",)
+    if unknown := set(options.cases) - set(CASES):
+        parser.error(f"no case {', '.join(sorted(unknown))}; there are {', '.join(CASES)}")
+    large = ("delta_net_370M", "gated_deltanet_370M")
+    cases = options.cases or (large if options.gpu else ("small",))
     for case in cases:
         device = "cuda" if options.gpu else "cpu"
         print(measure(case, options.tokens, options.svds, device), flush=True)

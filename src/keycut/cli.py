@@ -31,7 +31,7 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action="version", version=f"keycut {__version__}")
     commands = top.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for add in (_prune, _check, _download, _pack):
+    for add in (_prune, _check, _preflight, _download, _pack):
         add(commands)
     return top
 
@@ -126,6 +126,42 @@ def _check(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
             except InputError as error:
                 # No mistake in the configuration: it may be checked before anything is fetched.
                 print(error)
+
+    command.set_defaults(run=run)
+
+
+def _preflight(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    command = commands.add_parser(
+        "preflight",
+        help="check on this GPU which widths can be trained",
+        description="Forward and backward of the delta rules against an fp32 recurrence, then "
+        "whole layers, each width in a process of its own. A width that does not train is padded "
+        "to the next that does; exits 1 if there is none.",
+    )
+    command.add_argument("--configfile", type=Path, help="check every width that it trains")
+    command.add_argument("--kernel", help="delta_net or gated_deltanet, with --widths")
+    command.add_argument("--widths", metavar="N,N,...", help="channels per head")
+    command.add_argument("--json", type=Path, metavar="DIR",
+                         help="write KERNEL-WIDTH.json for each there")  # fmt: skip
+    command.add_argument("--limit", type=float, default=900.0, metavar="S",
+                         help="seconds for one width (%(default)g)")  # fmt: skip
+    command.add_argument("--jobs", type=int, default=1, metavar="N",
+                         help="widths at a time: most of the work is compiling")  # fmt: skip
+
+    def run(options: argparse.Namespace) -> None:
+        from keycut.benchmarking.preflight import Request, preflight
+
+        if not preflight(
+            Request(
+                configfile=options.configfile,
+                kernel=options.kernel,
+                widths=options.widths,
+                json=options.json,
+                limit_s=options.limit,
+                jobs=options.jobs,
+            )
+        ):
+            raise SystemExit(1)
 
     command.set_defaults(run=run)
 

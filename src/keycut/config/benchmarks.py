@@ -8,6 +8,9 @@ from pydantic import Field, PositiveFloat, PositiveInt
 
 from keycut.config.section import WHICH, Kernel, Name, Pass, Ratio, Section, Some
 
+# Kernels take no wider keys.
+HeadWidth = Annotated[int, Field(ge=1, le=256)]
+
 
 class Mixer(Section):
     """A mixer layer to be timed."""
@@ -27,7 +30,7 @@ class MixerBenchmark(BenchmarkBase):
 
     kind: Literal["mixer"] = WHICH
     mixers: dict[Name, Mixer] = Field(description="layers by name")
-    widths: Some[PositiveInt] = Field(description="head widths d_k, the first one the reference")
+    widths: Some[HeadWidth] = Field(description="head widths d_k, the first one the reference")
     passes: Some[Pass] = Field(description="forward, or forward and backward")
     batch: PositiveInt = Field(description="sequences")
     length: PositiveInt = Field(description="tokens in one sequence")

@@ -1,0 +1,433 @@
+"""Speed on one GPU: preflight, both throughput tables, decoding, the cost of odd widths.
+
+    python benchmarks/speed.py --out FOLDER [--only preflight,mixer,model,...] [--deadline SECONDS]
+    python benchmarks/speed.py --report FOLDER/speed.json       the tables again, beside the paper's
+
+First the kernels are tuned, many processes side by side, since that is compiling on the CPU: the
+preflight's widths, then every distinct shape once, with one layer. Then every cell is timed in a
+process of its own with nothing else running; its successors only import meanwhile. What is found
+goes to FOLDER/speed.json after every cell, so nothing is lost if time runs out, and a later call
+with the same FOLDER goes on from there. Set TRITON_CACHE_DIR to keep the tuning.
+
+Tiles are chosen once per width for all numbers of heads, with short trials (both are written into
+each cell); `--own-tuning` does it fla's way.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import asdict
+from pathlib import Path
+
+from keycut.artefact import read_json, write_json
+from keycut.benchmarking import Measured, decoding, measure, preflight
+from keycut.benchmarking.process import Worker
+from keycut.benchmarking.record import from_json
+from keycut.benchmarking.tuning import Tuning
+from keycut.config import (
+    Config,
+    DecodingBenchmark,
+    Measurement,
+    MixerBenchmark,
+    load_config,
+)
+
+ROOT = Path(__file__).parent.parent
+PARTS = ("preflight", "mixer", "model", "decoding", "sweep", "twice")
+OF_PART = {
+    "mixer": ("mixer", "gated_mixer"),
+    "model": ("model", "model_training"),
+    "decoding": ("decoding",),
+    "sweep": ("widths",),
+}
+# The same cell twice, each time in a process of its own: how far apart?
+TWICE = (("mixer", "forward"), ("mixer", "training"), ("model", "forward"))
+SPARE = 3  # processes that import while another is timed
+# Sooner or later a kernel hangs: no cell may take the rest of the time with it.
+CELL_LIMIT_S, WARM_LIMIT_S = 180.0, 480.0
+
+Verdicts = dict[tuple[str, int], preflight.Verdict]
+Shape = dict[str, Measurement]  # the cells of one shape, by what they do
+
+started = time.monotonic()
+
+
+def say(*words: object) -> None:
+    print(f"[{time.monotonic() - started:6.1f} s]", *words, flush=True)
+
+
+# --- which cells ---
+
+
+def planned(config: Config, parts: Iterable[str], subjects: str) -> list[Measurement]:
+    """Cells in the order of their worth: if time runs out, the last are left out."""
+    names = [name for part in parts for name in OF_PART.get(part, ()) if name in config.benchmarks]
+    cells = list(config.measurements(*names)) if names else []
+    chosen = [
+        cell
+        for cell in cells
+        if subjects == "all" or cell.benchmark not in ("decoding", "widths")
+        or cell.kernel == "delta_net"
+    ]  # fmt: skip
+    seen: set[tuple[str, str, int]] = set()
+    unique = []
+    for cell in chosen:  # the sweep has cells of the mixer table in it
+        is_mixer = config.benchmarks[cell.benchmark].kind == "mixer"
+        key = (cell.subject, cell.does, cell.width)
+        if not (is_mixer and key in seen):
+            unique.append(cell)
+        if is_mixer:
+            seen.add(key)
+    return unique
+
+
+def shortened(config: Config, tokens: int) -> Config:
+    """Decoding with fewer tokens and a prompt that needs no chunked kernel."""
+    benchmarks = dict(config.benchmarks)
+    for name, benchmark in benchmarks.items():
+        if isinstance(benchmark, DecodingBenchmark):
+            short = {"tokens": min(tokens, benchmark.tokens), "prompt": min(64, benchmark.prompt)}
+            benchmarks[name] = benchmark.model_copy(update=short)
+    return config.model_copy(update={"benchmarks": benchmarks})
+
+
+# --- tuning ---
+
+
+def one_layer(config: Config) -> Config:
+    """The same shapes with one layer and one run: all that tuning needs."""
+    models = {
+        name: model.model_copy(update={"num_hidden_layers": 1})
+        for name, model in config.models.items()
+    }
+    once = {"warmup": 1, "repeats": 1}
+    benchmarks = {
+        name: benchmark.model_copy(
+            update=once | ({"tokens": 2} if isinstance(benchmark, DecodingBenchmark) else {})
+        )
+        for name, benchmark in config.benchmarks.items()
+    }
+    return config.model_copy(update={"models": models, "benchmarks": benchmarks})
+
+
+def values_of(config: Config, cell: Measurement) -> int:
+    benchmark = config.benchmarks[cell.benchmark]
+    if isinstance(benchmark, MixerBenchmark):
+        return benchmark.head_v_dim
+    return config.models[cell.subject].head_v_dim
+
+
+def batches_to_warm(
+    config: Config, cells: list[Measurement], checked: set[tuple[str, int]]
+) -> tuple[list[Shape], list[Shape], list[Shape]]:
+    """Every distinct shape once, in three batches, so that no tile is searched for twice.
+
+    First one shape for each kernel, width and value width that the preflight does not compile;
+    then one for each that it does; then the others, which find their tiles chosen.
+    """
+    shapes: dict[tuple[str, int, bool], Shape] = {}
+    # Mixers before models: 16 heads are the shape of most.
+    for cell in sorted(cells, key=lambda c: "mixer" not in c.subject):
+        key = (cell.subject, cell.width, cell.does == "decoding")
+        shapes.setdefault(key, {})[cell.does] = cell
+    first: list[Shape] = []
+    second: list[Shape] = []
+    rest: list[Shape] = []
+    known = set()
+    for shape in shapes.values():
+        cell = next(iter(shape.values()))
+        values = values_of(config, cell)
+        rule = (cell.kernel, cell.width, values)
+        if cell.does == "decoding" or rule in known:
+            rest.append(shape)
+            continue
+        known.add(rule)
+        compiled = rule[:2] in checked and values == preflight.SHAPES[cell.kernel][1]
+        (second if compiled else first).append(shape)
+    return first, second, rest
+
+
+def warm(
+    config: Config, shapes: list[Shape], jobs: int, tuning: Tuning, verdicts: Verdicts
+) -> None:
+    """Run each shape once. Training covers the forward pass, where there is a choice."""
+    small = one_layer(config)
+
+    def one(shape: Shape) -> str:
+        cell = shape.get("training") or next(iter(shape.values()))
+        verdict = verdicts.get((cell.kernel, cell.width))
+        if cell.trains and verdict is not None and not verdict.trains:
+            if "forward" not in shape:
+                return f"warm {name(cell)}: left out, it does not train"
+            cell = shape["forward"]
+        benchmark = small.benchmarks[cell.benchmark]
+        if isinstance(benchmark, DecodingBenchmark):
+            work = decoding.tune, benchmark, small.models[cell.subject], cell, tuning
+            outcome = Worker().run(*work, limit_s=WARM_LIMIT_S)
+            return f"warm {name(cell)}: {outcome.seconds:.0f} s {outcome.reason}"
+        with tempfile.TemporaryDirectory() as folder:
+            out = Path(folder) / "cell.json"
+            found = measure(small, cell, out, limit_s=WARM_LIMIT_S, tuning=tuning)
+        reasons = {f.reason for f in found.results.values() if f.reason}
+        return f"warm {name(cell)}: {found.seconds:.0f} s {'; '.join(sorted(reasons))}"
+
+    with ThreadPoolExecutor(jobs) as pool:
+        for future in as_completed([pool.submit(one, shape) for shape in shapes]):
+            say(future.result())
+
+
+# --- timing ---
+
+
+def name(cell: Measurement) -> str:
+    return f"{cell.benchmark} {cell.subject} d_k {cell.width} {cell.does}"
+
+
+class Results:
+    """All that was found, written after every addition."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.verdicts: Verdicts = {}
+        self.cells: dict[str, Measured] = {}
+        self.left_out: list[str] = []
+        if path.is_file():
+            record = read_json(path)
+            for one in record["preflight"]:
+                self.verdicts[one["kernel"], one["width"]] = preflight.Verdict(**one)
+            self.cells = {key: from_json(one) for key, one in record["cells"].items()}
+
+    def done(self, key: str) -> bool:
+        found = self.cells.get(key)
+        return found is not None and any(f.value is not None for f in found.results.values())
+
+    def write(self) -> None:
+        write_json(
+            self.path,
+            {
+                "preflight": [asdict(verdict) for verdict in self.verdicts.values()],
+                "cells": {key: asdict(cell) for key, cell in self.cells.items()},
+                "left_out": self.left_out,
+            },
+        )
+
+
+def time_cells(
+    config: Config,
+    wanted: list[tuple[str, Measurement]],
+    results: Results,
+    options: argparse.Namespace,
+    tuning: Tuning,
+) -> None:
+    spare: deque[Worker] = deque()
+    todo = [(key, cell) for key, cell in wanted if not results.done(key)]
+    try:
+        for at, (key, cell) in enumerate(todo):
+            left = options.deadline - (time.monotonic() - started)
+            if left < 15:
+                results.left_out = [key for key, _ in todo[at:]]
+                say(f"out of time: {len(results.left_out)} cells left out")
+                break
+            # The largest batch must have the GPU's memory to itself.
+            ahead = 1 if cell.does == "decoding" else min(SPARE, len(todo) - at)
+            while len(spare) < ahead:
+                spare.append(Worker())
+            worker = spare.popleft()
+            found = measure(
+                config,
+                cell,
+                options.out / "cells" / f"{key.replace(' ', '-')}.json",
+                limit_s=min(CELL_LIMIT_S, left),
+                verdict=results.verdicts.get((cell.kernel, cell.width)),
+                tuning=tuning,
+                seconds=options.seconds,
+                worker=worker,
+            )
+            worker.close()  # a width that has no way needs none
+            results.cells[key] = found
+            results.write()
+            say(key, line(found))
+    finally:
+        for worker in spare:
+            worker.close()
+        results.write()
+
+
+def line(found: Measured) -> str:
+    def shown(results: dict) -> str:
+        reasons = [f.reason for f in results.values() if f.reason]
+        if len(reasons) == len(results) and len(set(reasons)) == 1:
+            return reasons[0]
+        said = []
+        for metric, f in results.items():
+            if f.value is None:
+                said.append(f"{metric} {f.reason}")
+                continue
+            spread = f" ± {f.stderr:,.1g}" if f.stderr else ""
+            runs = f" ({f.runs.repeats} runs)" if f.runs else ""
+            note = f" [{f.note}]" if f.note else ""
+            said.append(f"{metric} {f.value:,.5g}{spread}{runs}{note}")
+        return ", ".join(said)
+
+    text = shown(found.results)
+    if found.padded is not None:
+        text += f" | padded to {found.padded.width}: {shown(found.padded.results)}"
+    return f"{text} | {found.seconds:.1f} s in all"
+
+
+# --- the tables ---
+
+
+def published(table: str) -> dict[tuple[str, int, str], float]:
+    with open(ROOT / "config" / "published" / "values.csv", newline="") as file:
+        return {
+            (row["model"], int(row["head_k_dim"]), row["metric"]): float(row["value"])
+            for row in csv.DictReader(file)
+            if row["table"] == table
+        }
+
+
+def report(results: Results) -> None:
+    for verdict in results.verdicts.values():
+        print(verdict_line(verdict))
+    for part, table in (("mixer", "mixer_scaling"), ("model", "speedup_whole_model")):
+        paper = published(table)
+        print(f"\n{table}: ours, and the paper's H100")
+        for name_ in OF_PART[part]:
+            for does in ("forward", "training"):
+                _rows(results, name_, does, paper if does == "forward" else {})
+    print("\ndecoding and widths")
+    for key, cell in results.cells.items():
+        if cell.cell.benchmark in ("decoding", "widths") or key.startswith("again "):
+            print(key, line(cell))
+    if results.left_out:
+        print(f"\nleft out: {', '.join(results.left_out)}")
+
+
+def _rows(results: Results, benchmark: str, does: str, paper: dict) -> None:
+    reference: dict[str, tuple[float, float]] = {}
+    for key, found in results.cells.items():
+        cell = found.cell
+        if (cell.benchmark, cell.does) != (benchmark, does) or key.startswith("again "):
+            continue
+        speed, memory = (found.results[m].value for m in ("tokens_per_s", "peak_memory_gib"))
+        said = f"{cell.subject:26} d_k {cell.width:3} {does:8}"
+        if speed is None or memory is None:
+            print(said, line(found))
+            continue
+        first = reference.setdefault(cell.subject, (speed, memory))
+        said += (
+            f" {speed / 1e3:10,.1f} k tokens/s {speed / first[0]:5.2f}x"
+            f" {memory:7.2f} GiB {memory / first[1]:5.2f}"
+        )
+        theirs = {
+            metric: paper.get((cell.subject, cell.width, metric))
+            for metric in ("tokens_per_s", "speedup", "peak_memory_gib", "memory_ratio")
+        }
+        if theirs["tokens_per_s"]:
+            said += f"   paper: {theirs['tokens_per_s'] / 1e3:,.1f} k, {theirs['speedup']}x"
+        if theirs["peak_memory_gib"]:
+            said += f", {theirs['peak_memory_gib']} GiB, {theirs['memory_ratio']}"
+        print(said)
+
+
+def verdict_line(verdict: preflight.Verdict) -> str:
+    worst = max(verdict.errors.values(), default=float("nan"))
+    return (
+        f"preflight {verdict.kernel} d_k {verdict.width}: {verdict.verdict}, worst error "
+        f"{worst:.2g}, tiles {max(verdict.tiles.values(), default=float('nan')):.2g}, layer "
+        f"{max(verdict.layer.values(), default=float('nan')):.2g}"
+        + (f", pad to {verdict.padded_to}" if verdict.padded_to else "")
+        + (f" ({verdict.reason})" if verdict.reason else "")
+        + f", {verdict.seconds:.0f} s"
+    )
+
+
+# --- all of it ---
+
+
+def check(config: Config, results: Results, jobs: int) -> None:
+    """The preflight of every width that is trained; those known from before are not repeated."""
+    wanted = [one for one in config.trained_widths() if one not in results.verdicts]
+
+    def tell(verdict: preflight.Verdict) -> None:
+        results.verdicts[verdict.kernel, verdict.width] = verdict
+        results.write()
+        say(verdict_line(verdict))
+
+    if wanted:
+        preflight.check_widths(wanted, config.preflight, limit_s=WARM_LIMIT_S, jobs=jobs, tell=tell)
+
+
+def run(options: argparse.Namespace) -> Results:
+    config = shortened(load_config(options.configfile), options.tokens)
+    parts = options.only.split(",")
+    results = Results(options.out / "speed.json")
+    tuning = Tuning() if options.own_tuning else Tuning(share_heads=True, quick=True)
+    cells = planned(config, parts, options.subjects)
+    wanted = [(name(cell), cell) for cell in cells]
+    if "twice" in parts:
+        wanted += [(f"again {name(cell)}", cell) for cell in _twice(config)]
+    todo = [cell for key, cell in wanted if not results.done(key)]
+    say(f"{len(wanted)} cells, {len(todo)} of them to do")
+
+    checked = set(config.trained_widths()) if "preflight" in parts else set()
+    first, *later = batches_to_warm(config, todo, checked)
+    # Both at once: the preflight leaves cores idle towards its end.
+    with ThreadPoolExecutor(2) as pool:
+        aside = max(1, options.jobs // 3) if checked else options.jobs
+        works = [pool.submit(warm, config, first, aside, tuning, {})]
+        if checked:
+            works.append(pool.submit(check, config, results, max(1, options.jobs - aside)))
+        for work in works:
+            work.result()
+    for batch in later:
+        warm(config, batch, options.jobs, tuning, results.verdicts)
+    say("tuned")
+    time_cells(config, wanted, results, options, tuning)
+    return results
+
+
+def _twice(config: Config) -> Iterator[Measurement]:
+    for benchmark, does in TWICE:
+        if benchmark in config.benchmarks:
+            yield from [c for c in config.measurements(benchmark) if c.does == does][:1]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, help="folder for what is found")
+    parser.add_argument("--configfile", type=Path, default=ROOT / "config" / "paper.yaml")
+    parser.add_argument("--only", default=",".join(PARTS), help="some of %(default)s")
+    parser.add_argument("--subjects", choices=["delta_net", "all"], default="delta_net",
+                        help="what decoding and sweep are measured for")  # fmt: skip
+    parser.add_argument("--jobs", type=int, default=12, help="processes that tune side by side")
+    parser.add_argument("--deadline", type=float, default=float("inf"), metavar="SECONDS",
+                        help="start no cell after this")  # fmt: skip
+    parser.add_argument("--seconds", type=float, default=3.0, help="timed runs of one figure take "
+                        "about this long, but never fewer than three runs")  # fmt: skip
+    parser.add_argument("--tokens", type=int, default=32, help="generated in one decoding run")
+    parser.add_argument("--own-tuning", action="store_true", help="tune each shape fla's way")
+    parser.add_argument("--report", type=Path, metavar="FILE", help="print the tables of a file")
+    options = parser.parse_args()
+    if options.report:
+        report(Results(options.report))
+        return
+    if options.out is None:
+        parser.error("--out is missing")
+    if unknown := set(options.only.split(",")) - set(PARTS):
+        parser.error(f"no part {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
+    report(run(options))
+    print(json.dumps({"seconds": round(time.monotonic() - started, 1)}), file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,10 @@
+"""Speed on the machine at hand, and whether its kernels can be trusted at all.
+
+`measure` times one cell of a benchmark, `preflight.check_width` checks one width of a delta rule.
+Both work in processes of their own: a kernel that crashes poisons whatever comes after it.
+"""
+
+from keycut.benchmarking.cell import measure
+from keycut.benchmarking.record import Found, Measured, Runs, read
+
+__all__ = ["Found", "Measured", "Runs", "measure", "read"]

@@ -1,0 +1,37 @@
+"""The other side of `process.Worker`: import, wait for work, do it, say what was found."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import pickle
+import sys
+
+from keycut.benchmarking.process import said
+
+
+def serve(preload: list[str]) -> None:
+    # What libraries print must not get between the results.
+    results = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    for module in preload:
+        importlib.import_module(module)
+    given = sys.stdin.buffer.read()
+    if not given:  # closed before there was any work
+        os._exit(0)
+    reason = ""
+    try:
+        work, arguments = pickle.loads(given)
+        for value in work(*arguments):
+            pickle.dump(("found", value), results)
+            results.flush()
+    except Exception as error:
+        reason = said(error)
+    pickle.dump(("ended", reason), results)
+    results.flush()
+    # A poisoned CUDA context may hang in its destructors.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    serve(sys.argv[1:])

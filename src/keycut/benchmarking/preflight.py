@@ -1,0 +1,442 @@
+"""Whether a delta rule can be trained at a width, on the machine at hand.
+
+In a process of its own: forward and backward pass of the kernel against the fp32 recurrence, for
+the tiles that the tuner chose and then for each of the others, since a run at another size may
+choose those; then a whole layer against the same layer in fp32. A width that does not train is
+padded with zeros to the next one that does (`keycut.slicing.Pad`).
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import math
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from keycut.artefact import read_json, refuse_unwritable, write_json
+from keycut.benchmarking.process import Outcome, Worker, here
+from keycut.benchmarking.tuning import Tuning, tuners
+from keycut.config import Kernel, Preflight
+from keycut.errors import InputError, nearest
+
+WIDEST = 256
+"""The kernels take no wider keys."""
+
+LIMIT_S = 900.0
+LAYER_TOLERANCE = 5  # times that of the rule: a layer adds bf16 projections, filters and norms
+HIDDEN = 256
+
+# Heads and value widths as published models have them. A CPU's recurrence would take long.
+SHAPES: dict[str, tuple[int, int]] = {"delta_net": (16, 128), "gated_deltanet": (4, 256)}
+CPU_HEADS = 2
+_CHUNKED = {"delta_net": "chunk_delta_rule", "gated_deltanet": "chunk_gated_delta_rule"}
+
+Word = Literal["trains", "infers only", "crashes"]
+Errors = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a width is good for. `errors` are relative, the norm of a difference over a norm."""
+
+    kernel: Kernel
+    width: int
+    verdict: Word
+    padded_to: int | None = None  # for a width that does not train; None if no width does
+    reason: str = ""  # why it does not train
+    errors: Errors = field(default_factory=dict)  # of the rule: o, dq, dk, dv, dbeta, dg
+    tiles: Errors = field(default_factory=dict)  # the worst of each kernel over all its tiles
+    layer: Errors = field(default_factory=dict)  # o, and the gradients of input and weights
+    tolerance: float = 0.0
+    machine: dict[str, Any] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    @property
+    def trains(self) -> bool:
+        return self.verdict == "trains"
+
+    @property
+    def has_a_way(self) -> bool:
+        return self.trains or self.padded_to is not None
+
+
+def check_width(
+    kernel: Kernel,
+    width: int,
+    settings: Preflight,
+    out: Path | str,
+    *,
+    limit_s: float = LIMIT_S,
+    apart: bool = True,
+) -> Verdict:
+    """Check one width, and those to pad it to if need be, and write the verdict as JSON."""
+    refuse_width(kernel, width)
+    refuse_unwritable(out)
+    verdict = check_widths([(kernel, width)], settings, limit_s=limit_s, apart=apart)[0]
+    write_json(out, asdict(verdict))
+    return verdict
+
+
+def read(path: Path | str) -> Verdict:
+    """What `check_width` wrote."""
+    record = read_json(path)
+    try:
+        return Verdict(**record)
+    except TypeError as error:
+        raise InputError(f"{path}: not a preflight of Keycut ({error})") from None
+
+
+def check_widths(
+    widths: list[tuple[Kernel, int]],
+    settings: Preflight,
+    *,
+    limit_s: float = LIMIT_S,
+    jobs: int = 1,
+    apart: bool = True,
+    tell: Callable[[Verdict], None] = lambda verdict: None,
+) -> list[Verdict]:
+    """A verdict for each, `jobs` at a time, each in a process of its own; `tell` hears each once
+    it is known. Widths that failed share what is found out about those to pad them to."""
+    for kernel, width in widths:
+        refuse_width(kernel, width)
+    known: dict[tuple[Kernel, int], Verdict] = {}
+
+    def look(wanted: list[tuple[Kernel, int]]) -> None:
+        new = [one for one in dict.fromkeys(wanted) if one not in known]
+        # Threads of one process would share a random state.
+        with ThreadPoolExecutor(jobs if apart else 1) as pool:
+            futures = {pool.submit(_examined, *one, settings, limit_s, apart): one for one in new}
+            for future in as_completed(futures):
+                verdict = known[futures[future]] = future.result()
+                if verdict.trains and futures[future] in widths:
+                    tell(verdict)
+
+    look(widths)
+    open_ends = {one: pad_candidates(one[1]) for one in widths if not known[one].trains}
+    while open_ends:
+        look([(kernel, rest[0]) for (kernel, _), rest in open_ends.items() if rest])
+        for one, rest in list(open_ends.items()):
+            if rest and not known[one[0], rest[0]].trains:
+                open_ends[one] = rest[1:]
+                continue
+            known[one] = replace(known[one], padded_to=rest[0] if rest else None)
+            tell(known[one])
+            del open_ends[one]
+    return [known[one] for one in widths]
+
+
+def pad_candidates(width: int) -> list[int]:
+    """Widths to pad to, the smallest first: kernels work in powers of two anyway."""
+    powers = (2**i for i in range(4, 9))
+    return [power for power in powers if power > width]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the command line asks for."""
+
+    configfile: Path | None = None
+    kernel: str | None = None
+    widths: str | None = None
+    json: Path | None = None
+    limit_s: float = LIMIT_S
+    jobs: int = 1
+
+
+def preflight(request: Request) -> bool:
+    """Check all that was asked for, a line each, and say whether every width has a way."""
+    import torch
+
+    widths, settings = _asked(request)
+    if request.jobs < 1 or request.limit_s <= 0:
+        raise InputError("--jobs must be 1 or more, and --limit more than 0")
+    gpu = torch.cuda.is_available()
+    print(torch.cuda.get_device_name() if gpu else "no GPU: checking the plain PyTorch of a CPU")
+    print(f"{'kernel':14} {'d_k':>3}  {'verdict':11}  {'pad to':>6}  {'rule':>7} {'tiles':>7} "
+          f"{'layer':>7}  {'time':>5}")  # fmt: skip
+
+    def tell(verdict: Verdict) -> None:
+        print(row(verdict), flush=True)
+        if request.json is not None:
+            write_json(request.json / f"{verdict.kernel}-{verdict.width}.json", asdict(verdict))
+
+    found = check_widths(
+        widths, settings, limit_s=request.limit_s, jobs=request.jobs, apart=gpu, tell=tell
+    )
+    return all(verdict.has_a_way for verdict in found)
+
+
+def _asked(request: Request) -> tuple[list[tuple[Kernel, int]], Preflight]:
+    from keycut.config import load_config
+
+    if (request.configfile is None) == (request.kernel is None):
+        raise InputError("give either --configfile, or --kernel and --widths")
+    if request.configfile is not None:
+        config = load_config(request.configfile)
+        return list(config.trained_widths()), config.preflight
+    numbers = (request.widths or "").split(",")
+    if not all(number.strip().isdigit() for number in numbers):
+        raise InputError(f"--widths {request.widths}: give whole numbers, as in 128,64,32")
+    asked: list[Any] = [(request.kernel, int(number)) for number in numbers]
+    for kernel, width in asked:
+        refuse_width(kernel, width)
+    return list(dict.fromkeys(asked)), Preflight(length=256, tolerance=0.01)
+
+
+def row(verdict: Verdict) -> str:
+    """A line of the table: the worst errors of the rule, of all its tiles, of the layer."""
+    parts = (verdict.errors, verdict.tiles, verdict.layer)
+    errors = " ".join(f"{max(part.values()):7.1e}" if part else f"{'-':>7}" for part in parts)
+    pad = verdict.padded_to or ("-" if verdict.trains else "none")
+    line = (
+        f"{verdict.kernel:14} {verdict.width:3}  {verdict.verdict:11}  {pad!s:>6}  {errors}  "
+        f"{verdict.seconds:3.0f} s"
+    )
+    return f"{line}  {verdict.reason}".rstrip()
+
+
+def refuse_width(kernel: str, width: int) -> None:
+    if kernel not in get_args(Kernel):
+        raise InputError(f"kernel {kernel!r} is none{nearest(kernel, get_args(Kernel))}")
+    if not 1 <= width <= WIDEST:
+        raise InputError(
+            f"width {width} for {kernel}: the kernels take 1 to {WIDEST} channels per head"
+        )
+
+
+def _examined(
+    kernel: Kernel, width: int, settings: Preflight, limit_s: float, apart: bool
+) -> Verdict:
+    given = (examine, kernel, width, settings.length)
+    outcome = Worker(()).run(*given, limit_s=limit_s) if apart else here(*given)
+    return judged(kernel, width, settings.tolerance, outcome)
+
+
+def judged(kernel: Kernel, width: int, tolerance: float, outcome: Outcome) -> Verdict:
+    """The verdict that follows from what a process found before it ended."""
+    found = dict(outcome.found)
+    forward, backward = found.get("forward"), found.get("backward", {})
+    layer = {**found.get("layer_forward", {}), **found.get("layer_backward", {})}
+    verdict = Verdict(
+        kernel,
+        width,
+        "trains",
+        errors={**(forward or {}), **backward},
+        tiles=found.get("tiles", {}),
+        layer=layer,
+        tolerance=tolerance,
+        machine=found.get("machine", {}),
+        seconds=outcome.seconds,
+    )
+    limits = {"forward": 1, "backward": 1, "tiles": 1, "layer_forward": LAYER_TOLERANCE,
+              "layer_backward": LAYER_TOLERANCE}  # fmt: skip
+    wrong = [
+        f"{part.replace('_', ' ')}: {name} is off by {error:.2g}"
+        for part, limit in limits.items()
+        for name, error in found.get(part, {}).items()
+        if not error <= limit * tolerance
+    ]
+    if not outcome.reason and not wrong:
+        return verdict
+    reason = "; ".join([*([outcome.reason] if outcome.reason else []), *wrong])
+    infers = forward is not None and all(error <= tolerance for error in forward.values())
+    return replace(verdict, verdict="infers only" if infers else "crashes", reason=reason)
+
+
+# --- what happens in the process of a width ---
+
+
+def examine(kernel: Kernel, width: int, length: int) -> Iterator[tuple[str, Any]]:
+    """The machine, then the errors of each part, by name: a part that is missing did not end."""
+    import torch
+
+    from keycut.benchmarking.layers import fla_layers
+    from keycut.benchmarking.machine import default_device, machine
+
+    device = default_device()
+    yield "machine", machine(device)
+    fla_layers()
+    # Choices made for sequences this short are no use to anyone else.
+    Tuning(quick=True, keep=False, by_length=False).apply()
+    torch.manual_seed(0)
+    inputs = _inputs(kernel, width, length, device)
+    upstream = torch.randn_like(inputs["v"])
+    low, high = _types(device)
+    exact_o, exact = _gradients(_recurrence, inputs, upstream, high)
+    rule = _kernel(kernel, device)
+    with torch.no_grad():
+        yield "forward", {"o": relative(rule(**inputs), exact_o)}
+    o, found = _gradients(rule, inputs, upstream, low)
+    backward = {f"d{name}": relative(found[name], exact[name]) for name in exact}
+    yield "backward", {"o": relative(o, exact_o), **backward}
+
+    def worst() -> float:
+        o, found = _gradients(rule, inputs, upstream, low)
+        errors = [relative(found[name], exact[name]) for name in exact]
+        return max([relative(o, exact_o), *errors], key=lambda e: math.inf if e != e else e)
+
+    yield "tiles", dict(over_all_tiles(worst))
+    yield from _examine_layer(kernel, width, length, device)
+
+
+def _types(device: str) -> tuple[Any, Any]:
+    """What is checked, and what it is checked against: one type higher."""
+    import torch
+
+    return (torch.float32, torch.float64) if device == "cpu" else (torch.bfloat16, torch.float32)
+
+
+def _shape(kernel: Kernel, device: str) -> tuple[int, int]:
+    heads, values = SHAPES[kernel]
+    return (CPU_HEADS if device == "cpu" else heads), values
+
+
+def relative(found: Any, exact: Any) -> float:
+    return float((found.double() - exact.double()).norm() / exact.double().norm())
+
+
+def _inputs(kernel: Kernel, width: int, length: int, device: str) -> dict[str, Any]:
+    """q, k (B, T, H, d_k), v (B, T, H, d_v), beta and, gated, g (B, T, H), as layers make them."""
+    import torch
+    import torch.nn.functional as F
+
+    heads, values = _shape(kernel, device)
+    B = 2 if device == "cuda" else 1
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.randn(B, length, heads, *shape, device=device)
+
+    inputs = {
+        "q": F.silu(draw(width)),
+        "k": F.silu(draw(width)),
+        "v": F.silu(draw(values)),
+        "beta": draw().sigmoid(),
+    }
+    low, _ = _types(device)
+    inputs = {name: x.to(low) for name, x in inputs.items()}
+    if kernel == "gated_deltanet":
+        inputs["g"] = F.logsigmoid(draw() + 3)  # fp32, as the gate is; decays of 0.5 to 1
+    return inputs
+
+
+def _kernel(kernel: Kernel, device: str) -> Callable[..., Any]:
+    """The chunked rule under test: o (B, T, H, d_v) from the inputs by name."""
+    from keycut.models import cpu
+
+    options: dict[str, Any] = {"use_qk_l2norm_in_kernel": True}
+    if kernel == "gated_deltanet":
+        options["state_v_first"] = True  # as its layers have it
+    rule: Callable[..., Any]
+    if device == "cpu":
+        rule = cpu.delta_rule if kernel == "delta_net" else cpu.gated_delta_rule
+    else:
+        import fla.ops
+
+        rule = getattr(fla.ops, _CHUNKED[kernel])
+    return lambda **inputs: rule(**inputs, **options)[0]
+
+
+def _recurrence(**inputs: Any) -> Any:
+    """The same, one token after another."""
+    from keycut.models.delta_rule import l2_normalised, recurrent_delta_rule
+
+    q, k = l2_normalised(inputs["q"]), l2_normalised(inputs["k"])
+    v, beta = inputs["v"], inputs["beta"]
+    g = inputs.get("g", beta.new_zeros(beta.shape))
+    B, _, H, d_k = q.shape
+    state = v.new_zeros(B, H, d_k, v.shape[-1])
+    return recurrent_delta_rule(q, k, v, beta, g, d_k**-0.5, state)[0]
+
+
+def _gradients(
+    rule: Callable[..., Any], inputs: dict[str, Any], upstream: Any, dtype: Any
+) -> tuple[Any, dict[str, Any]]:
+    """Output and gradients, all inputs of that type; a gate is never below fp32."""
+    import torch
+
+    given = {
+        name: x.to(torch.promote_types(x.dtype, dtype)).detach().clone().requires_grad_()
+        for name, x in inputs.items()
+    }
+    o = rule(**given)
+    o.backward(upstream.to(o.dtype))
+    return o.detach(), {name: x.grad for name, x in given.items()}
+
+
+def over_all_tiles(worst: Callable[[], float]) -> Iterator[tuple[str, float]]:
+    """Of each tuned kernel that ran, the largest error that any of its tiles leads to."""
+    from triton.compiler.errors import CompileTimeAssertionFailure
+    from triton.runtime.errors import OutOfResources, PTXASError
+
+    for tuner in list(tuners()):
+        if not tuner.cache:
+            continue
+        chosen, largest = dict(tuner.cache), 0.0
+        for config in tuner.configs:
+            tuner.cache.update(dict.fromkeys(chosen, config))
+            try:
+                error = worst()
+            except (OutOfResources, CompileTimeAssertionFailure, PTXASError):
+                continue  # the tuner passes over these too
+            largest = error if error != error else max(largest, error)
+        tuner.cache.update(chosen)
+        yield tuner.base_fn.__name__, largest
+
+
+def _examine_layer(
+    kernel: Kernel, width: int, length: int, device: str
+) -> Iterator[tuple[str, Errors]]:
+    import torch
+
+    from keycut.benchmarking.layers import mixer
+
+    heads, values = _shape(kernel, device)
+    low, high = _types(device)
+    layer = mixer(
+        kernel,
+        hidden_size=HIDDEN,
+        num_heads=heads,
+        width=width,
+        head_v_dim=values,
+        use_gate=kernel == "gated_deltanet",
+        device=device,
+        dtype=low,
+    ).train()
+    exact_layer = copy.deepcopy(layer).to(high)
+    x = torch.randn(1, length, HIDDEN, device=device, dtype=low)
+    upstream = torch.randn_like(x)
+    with plain_functions():
+        exact_o, exact = _layer_gradients(exact_layer, x.to(high), upstream)
+    with torch.no_grad():
+        yield "layer_forward", {"o": relative(layer(x)[0], exact_o)}
+    _, found = _layer_gradients(layer, x, upstream)
+    yield "layer_backward", {name: relative(found[name], exact[name]) for name in exact}
+
+
+def _layer_gradients(layer: Any, x: Any, upstream: Any) -> tuple[Any, dict[str, Any]]:
+    x = x.detach().clone().requires_grad_()
+    o = layer(x)[0]
+    o.backward(upstream.to(o.dtype))
+    gradients = {f"d{name}": parameter.grad for name, parameter in layer.named_parameters()}
+    return o.detach(), {"dx": x.grad, **gradients}
+
+
+@contextmanager
+def plain_functions() -> Iterator[None]:
+    """Layers compute with Keycut's plain PyTorch inside, also on a GPU."""
+    from keycut.models import cpu
+
+    places = [(importlib.import_module(module), name) for module, name, _ in cpu.REPLACEMENTS]
+    before = [getattr(place, name) for place, name in places]
+    try:
+        for (place, name), (_, _, plain) in zip(places, cpu.REPLACEMENTS, strict=True):
+            setattr(place, name, plain)
+        yield
+    finally:
+        for (place, name), original in zip(places, before, strict=True):
+            setattr(place, name, original)

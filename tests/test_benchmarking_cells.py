@@ -1,0 +1,235 @@
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from keycut.benchmarking import measure, read
+from keycut.benchmarking.decoding import FINENESS, generation, largest, state_size
+from keycut.benchmarking.mixer import layer_run
+from keycut.benchmarking.model import random_model
+from keycut.benchmarking.preflight import Verdict
+from keycut.benchmarking.record import Runs, metrics
+from keycut.benchmarking.timing import FEWEST, timed
+from keycut.benchmarking.tuning import COUNTS, Tuning, tuners
+from keycut.config import Config, load_config
+from keycut.errors import InputError
+from keycut.models.architectures import architecture
+
+FOLDER = Path(__file__).parent.parent / "config"
+
+
+@pytest.fixture(scope="module")
+def demo() -> Config:
+    """The demo with training passes too, and little of everything."""
+    config = load_config(FOLDER / "demo.yaml")
+    few = {"warmup": 1, "repeats": 2, "length": 80, "passes": ("forward", "training")}
+    benchmarks = {
+        "mixer": config.benchmarks["mixer"].model_copy(update=few),
+        "model": config.benchmarks["model"].model_copy(update=few),
+        "decoding": config.benchmarks["decoding"].model_copy(
+            update={"tokens": 2, "prompt": 3, "batches": (1, 2)}
+        ),
+    }
+    return config.model_copy(update={"benchmarks": benchmarks})
+
+
+def one(config: Config, benchmark: str, does: str, subject: str = ""):
+    cells = config.measurements(benchmark)
+    return next(c for c in cells if c.does == does and subject in c.subject)
+
+
+@pytest.mark.parametrize("does", ["forward", "training"])
+@pytest.mark.parametrize("subject", ["delta_net", "gated_deltanet"])
+@pytest.mark.parametrize("benchmark", ["mixer", "model"])
+def test_a_cell_has_all_its_numbers_or_the_reason(demo, benchmark, subject, does, tmp_path) -> None:
+    cell = one(demo, benchmark, does, subject)
+    found = measure(demo, cell, tmp_path / "cell.json", apart=False)
+    assert tuple(found.results) == metrics(demo, cell)
+    speed = found.results["tokens_per_s"]
+    assert speed.value is not None
+    assert speed.runs is not None
+    assert speed.value == pytest.approx(2 * 80 / speed.runs.median)
+    assert (speed.runs.repeats, speed.runs.warmup) == (2, 1)
+    assert found.results["peak_memory_gib"].reason == "not measured: no GPU"
+    assert found.machine["backend"] == "plain PyTorch"
+    assert found.timed.startswith("forward" if does == "forward" else "forward and backward")
+    assert read(tmp_path / "cell.json") == found
+
+
+def test_a_cell_in_a_process_of_its_own(demo: Config, tmp_path: Path) -> None:
+    cell = one(demo, "mixer", "forward")
+    found = measure(demo, cell, tmp_path / "cell.json", limit_s=300)
+    assert found.results["tokens_per_s"].value is not None
+    assert found.machine["device"] == "cpu"
+
+
+def test_a_batch_that_does_not_fit_is_reported_as_such(demo: Config, tmp_path: Path) -> None:
+    large = demo.benchmarks["mixer"].model_copy(update={"batch": 10**12})
+    config = demo.model_copy(update={"benchmarks": {"mixer": large}})
+    found = measure(config, one(config, "mixer", "forward"), tmp_path / "cell.json", apart=False)
+    assert {f.value for f in found.results.values()} == {None}
+    assert found.results["tokens_per_s"].reason == (
+        "not measured: out of memory at batch 1000000000000"
+    )
+
+
+@pytest.mark.parametrize("padded_to", [40, None])
+def test_a_width_that_does_not_train_is_measured_where_it_is_padded_to(
+    demo: Config, tmp_path: Path, padded_to: int | None
+) -> None:
+    cell = one(demo, "mixer", "training")
+    verdict = Verdict(cell.kernel, cell.width, "infers only", padded_to)
+    found = measure(demo, cell, tmp_path / "cell.json", verdict=verdict, apart=False)
+    why = "not measured: the kernel does not train at d_k 32 (infers only)"
+    assert {f.reason for f in found.results.values()} == {why}
+    assert read(tmp_path / "cell.json") == found
+    if padded_to is None:
+        assert found.padded is None
+        return
+    assert found.padded is not None
+    assert found.padded.width == 40
+    assert found.padded.results["tokens_per_s"].value is not None
+    # The forward pass is none of a verdict's business.
+    forward = measure(
+        demo, replace(cell, does="forward"), tmp_path / "f.json", verdict=verdict, apart=False
+    )
+    assert forward.results["tokens_per_s"].value is not None
+
+
+def test_cells_of_no_benchmark_are_refused(demo: Config, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no measurement of demo"):
+        measure(demo, replace(one(demo, "mixer", "forward"), width=33), tmp_path / "cell.json")
+
+
+def test_a_file_that_is_no_measurement_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_text('{"padded": null}')
+    with pytest.raises(InputError, match=r"x\.json: not a measurement"):
+        read(tmp_path / "x.json")
+
+
+def test_a_training_run_leaves_gradients_and_a_forward_run_none(demo: Config) -> None:
+    benchmark = demo.benchmarks["mixer"]
+    assert layer_run(benchmark, one(demo, "mixer", "training"), "cpu")().requires_grad  # type: ignore[arg-type]
+    assert not layer_run(benchmark, one(demo, "mixer", "forward"), "cpu")().requires_grad  # type: ignore[arg-type]
+
+
+# --- decoding ---
+
+
+@pytest.mark.parametrize("subject", ["delta_net", "gated_deltanet"])
+def test_what_is_timed_is_greedy_generation(demo: Config, subject: str) -> None:
+    model = random_model(demo.models[subject], 16, "cpu").eval()
+    torch.manual_seed(3)
+    prompt = torch.randint(0, model.config.vocab_size, (2, 5))
+    torch.manual_seed(3)
+    generate = generation(model, 2, 5, 3, "cpu")
+    found = torch.cat([generate(), generate()], 1)  # the second run goes on from the first
+    ids = prompt
+    with torch.inference_mode():
+        for _ in range(7):
+            ids = torch.cat([ids, model(input_ids=ids).logits[:, -1:].argmax(-1)], 1)
+    assert torch.equal(found, ids[:, 6:])
+
+
+@pytest.mark.parametrize("subject", ["delta_net", "gated_deltanet"])
+def test_the_state_is_counted_as_it_lies_in_the_cache(demo: Config, subject: str) -> None:
+    model = random_model(demo.models[subject], 16, "cpu").eval()
+    config = model.config.to_dict()
+    shape = architecture(config).shape(config)
+    assert shape.width == 16
+    channels = shape.heads * (2 * shape.width + shape.value_width)
+    filters = len(shape.layers) * channels * config["conv_size"] * 4
+    found = state_size(model, "cpu")
+    assert found.value == (shape.state_bytes() + filters) / 2**20
+    assert "recurrent_state" in found.note
+
+
+def test_decoding_has_a_speed_for_each_batch(demo: Config, tmp_path: Path) -> None:
+    cell = one(demo, "decoding", "decoding")
+    found = measure(demo, cell, tmp_path / "cell.json", apart=False)
+    assert tuple(found.results) == metrics(demo, cell)
+    assert {m for m, f in found.results.items() if f.value is None} == {"largest_batch"}
+
+
+@given(limit=st.integers(0, 10**6), start=st.integers(1, 4096))
+def test_the_largest_batch_is_found_to_its_fineness(limit: int, start: int) -> None:
+    tried = []
+
+    def misfit(batch: int) -> str:
+        tried.append(batch)
+        return "memory" if batch > limit else ""
+
+    found, why = largest(misfit, start)
+    assert why == "memory"
+    assert found <= limit
+    assert limit - found <= max(1, found // FINENESS)
+    assert min(tried) >= 1
+    assert len(tried) < 60
+
+
+def test_a_search_without_time_says_so() -> None:
+    assert largest(lambda batch: "memory", 8, until=0.0) == (0, "")
+
+
+# --- timing and tuning ---
+
+
+@given(warmup=st.integers(0, 5), repeats=st.integers(1, 9))
+def test_the_first_run_and_the_warm_up_are_not_timed(warmup: int, repeats: int) -> None:
+    calls = []
+    runs = timed(lambda: calls.append(None), "cpu", warmup=warmup, repeats=repeats)
+    assert len(calls) == 1 + warmup + repeats
+    assert (runs.warmup, runs.repeats) == (warmup, repeats)
+    assert 0 <= runs.lower <= runs.median <= runs.upper
+
+
+def test_little_time_means_fewer_runs_but_never_too_few() -> None:
+    short = timed(lambda: None, "cpu", warmup=9, repeats=9, seconds=1e-9)
+    assert (short.warmup, short.repeats) == (0, FEWEST)
+
+
+def test_a_rate_has_the_relative_error_of_its_seconds() -> None:
+    runs = Runs(median=2.0, lower=1.9, upper=2.1, repeats=25, warmup=1)
+    found = runs.rate(100)
+    assert found.value == 50
+    assert found.stderr is not None
+    assert found.stderr / 50 == pytest.approx(runs.stderr / 2)
+    # Of normal draws: 1.25 times the standard error of the mean.
+    assert runs.stderr == pytest.approx(1.2533 * (0.2 / 1.349) / 5)
+
+
+@pytest.fixture
+def untouched():
+    import fla.layers  # noqa: F401
+
+    before = [(t, list(t.keys), t._do_bench, t.cache_results) for t in tuners()]
+    yield [tuner for tuner, *_ in before]
+    for tuner, keys, bench, kept in before:
+        tuner.keys, tuner._do_bench, tuner.cache_results = keys, bench, kept
+
+
+def test_choices_of_tiles_are_kept_apart_by_length_and_shared_between_heads(untouched) -> None:
+    rules = [t for t in untouched if {"K", "BT"} <= set(t.keys) and "H" in t.keys]
+    norms = [t for t in untouched if t.base_fn.__name__ == "l2norm_fwd_kernel"]
+    assert len(rules) > 5
+    assert len(norms) == 1
+    before = {id(t): list(t.keys) for t in untouched}
+    Tuning(by_length=False).apply()
+    assert {id(t): t.keys for t in untouched} == before
+    Tuning(share_heads=True, quick=True, keep=False).apply()
+    assert all("T" in t.keys and "K" in t.keys for t in rules)
+    assert "T" not in norms[0].keys
+    assert not any(COUNTS & set(t.keys) for t in untouched)
+    assert not any(t.cache_results for t in untouched)
+
+
+def test_widths_that_kernels_do_not_take_are_refused_in_a_configuration(tmp_path: Path) -> None:
+    text = (FOLDER / "demo.yaml").read_text()
+    for width in (0, 257):
+        path = tmp_path / f"{width}.yaml"
+        path.write_text(text.replace("widths: [32, 16]", f"widths: [{width}]"))
+        with pytest.raises(InputError, match=f"widths.*{width}"):
+            load_config(path)

@@ -1,0 +1,178 @@
+import json
+import math
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from keycut.benchmarking import preflight
+from keycut.benchmarking.preflight import Verdict, check_width, check_widths, judged, read
+from keycut.benchmarking.process import Outcome
+from keycut.cli import main
+from keycut.config import Preflight
+from keycut.errors import InputError
+
+SETTINGS = Preflight(length=80, tolerance=0.01)
+RIGHT = {
+    "forward": {"o": 0.004},
+    "backward": {"o": 0.004, "dq": 0.005, "dk": 0.005},
+    "tiles": {"kernel": 0.006},
+    "layer_forward": {"o": 0.01},
+    "layer_backward": {"dx": 0.02},
+}
+
+
+def verdict(found: dict, reason: str = "") -> Verdict:
+    return judged("delta_net", 32, 0.01, Outcome(list(found.items()), reason, 1.0))
+
+
+def test_a_width_trains_if_all_parts_ended_and_are_right() -> None:
+    assert verdict(RIGHT).verdict == "trains"
+    assert verdict(RIGHT).errors == {"o": 0.004, "dq": 0.005, "dk": 0.005}
+
+
+@pytest.mark.parametrize("part", ["backward", "tiles", "layer_forward", "layer_backward"])
+@pytest.mark.parametrize("error", [0.3, math.nan])
+def test_a_wrong_part_after_the_forward_pass_leaves_inference(part: str, error: float) -> None:
+    found = verdict({**RIGHT, part: {"dk": error}})
+    assert found.verdict == "infers only"
+    assert "dk is off by" in found.reason
+
+
+@pytest.mark.parametrize("parts", range(5))
+def test_a_crash_leaves_what_ended_before_it(parts: int) -> None:
+    found = verdict(dict(list(RIGHT.items())[:parts]), "CUDA error: an illegal memory access")
+    assert found.verdict == ("infers only" if parts else "crashes")
+    assert "illegal memory access" in found.reason
+
+
+def test_a_wrong_forward_pass_is_good_for_nothing() -> None:
+    assert verdict({**RIGHT, "forward": {"o": math.nan}}).verdict == "crashes"
+
+
+WIDTHS = st.integers(1, 256)
+
+
+@given(wanted=st.sets(WIDTHS, min_size=1, max_size=5), good=st.sets(WIDTHS | st.just(64)))
+def test_a_width_is_padded_to_the_next_power_of_two_that_trains(wanted: set, good: set) -> None:
+    looked_at = []
+
+    def examined(kernel, width, *_):
+        looked_at.append(width)
+        return Verdict(kernel, width, "trains" if width in good else "infers only")
+
+    told = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(preflight, "_examined", examined)
+        found = check_widths([("delta_net", w) for w in sorted(wanted)], SETTINGS, tell=told.append)
+    assert [one.width for one in found] == sorted(wanted)
+    assert sorted(told, key=lambda one: one.width) == found
+    assert len(looked_at) == len(set(looked_at))
+    for one in found:
+        powers = [2**i for i in range(4, 9) if 2**i > one.width and 2**i in good]
+        expected = None if one.width in good else min(powers, default=None)
+        assert one.padded_to == expected
+        assert one.has_a_way == (one.width in good or expected is not None)
+
+
+@given(st.lists(st.lists(st.floats(0, 1), min_size=1), min_size=1))
+def test_every_tile_of_every_kernel_is_tried_and_the_choice_restored(errors: list) -> None:
+    tuners = [
+        SimpleNamespace(configs=list(range(len(some))), cache={"key": 0}, errors=some,
+                        base_fn=SimpleNamespace(__name__=f"kernel_{i}"))
+        for i, some in enumerate(errors)
+    ]  # fmt: skip
+    unused = SimpleNamespace(configs=[0, 1], cache={})
+
+    def worst() -> float:
+        return max(tuner.errors[tuner.cache["key"]] for tuner in tuners)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(preflight, "tuners", lambda: [*tuners, unused])
+        found = dict(preflight.over_all_tiles(worst))
+    chosen = [some[0] for some in errors]
+    assert found == {
+        f"kernel_{i}": max(max(some), *chosen[:i], *chosen[i + 1 :], 0.0)
+        for i, some in enumerate(errors)
+    }
+    assert all(tuner.cache == {"key": 0} for tuner in tuners)
+
+
+@pytest.mark.parametrize("kernel", ["delta_net", "gated_deltanet"])
+def test_the_plain_rules_of_a_cpu_agree_with_the_recurrence(kernel: str, tmp_path: Path) -> None:
+    out = tmp_path / "8.json"
+    found = check_width(kernel, 7, SETTINGS, out, apart=False)  # type: ignore[arg-type]
+    assert found.trains
+    assert found.machine["device"] == "cpu"
+    assert set(found.errors) == {"o", "dq", "dk", "dv", "dbeta"} | (
+        {"dg"} if kernel == "gated_deltanet" else set()
+    )
+    assert max(found.errors.values()) < 1e-5
+    assert {"o", "dx", "dq_proj.weight", "dq_conv1d.weight"} <= set(found.layer)
+    assert max(found.layer.values()) < 1e-4
+    assert read(out) == found
+
+
+def test_a_rule_that_is_wrong_is_found_out(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
+    right = preflight._kernel
+    monkeypatch.setattr(
+        preflight, "_kernel", lambda *of: lambda **inputs: 1.02 * right(*of)(**inputs)
+    )
+    found = check_width("delta_net", 8, SETTINGS, tmp_path / "8.json", apart=False)
+    assert (found.verdict, found.padded_to) == ("crashes", None)
+    assert found.reason.startswith("forward: o is off by 0.02")
+
+
+@pytest.mark.parametrize(
+    ("kernel", "width", "message"),
+    [
+        ("delta_net", 0, "width 0 for delta_net: the kernels take 1 to 256"),
+        ("gated_deltanet", 257, "width 257 for gated_deltanet"),
+        ("delta", 64, "kernel 'delta' is none; did you mean 'delta_net'?"),
+    ],
+)
+def test_widths_and_kernels_that_do_not_exist_are_refused(kernel, width, message, tmp_path) -> None:
+    with pytest.raises(InputError, match=message.replace("?", "\\?")):
+        check_width(kernel, width, SETTINGS, tmp_path / "x.json")
+
+
+def test_a_file_that_is_no_verdict_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_text('{"width": 3}')
+    with pytest.raises(InputError, match=r"x\.json: not a preflight"):
+        read(tmp_path / "x.json")
+
+
+def test_the_command_exits_1_if_a_width_has_no_way(monkeypatch, tmp_path, capsys) -> None:
+    def examined(kernel, width, *_):
+        word = "trains" if kernel == "delta_net" and width != 32 else "infers only"
+        return Verdict(
+            kernel, width, word, errors={"o": 0.005}, reason="" if word == "trains" else "illegal"
+        )
+
+    monkeypatch.setattr(preflight, "_examined", examined)
+    assert (
+        main(["preflight", "--kernel", "delta_net", "--widths", "128,32", "--json", str(tmp_path)])
+        == 0
+    )
+    assert "delta_net       32  infers only      64" in capsys.readouterr().out
+    assert json.loads((tmp_path / "delta_net-32.json").read_text())["padded_to"] == 64
+    with pytest.raises(SystemExit) as end:
+        main(["preflight", "--kernel", "gated_deltanet", "--widths", "64"])
+    assert end.value.code == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "give either --configfile, or --kernel"),
+        (["--kernel", "delta_net"], "--widths None: give whole numbers"),
+        (["--kernel", "delta_net", "--widths", "64,x"], "--widths 64,x"),
+        (["--kernel", "delta_net", "--widths", "0"], "width 0 for delta_net"),
+        (["--kernel", "delta_net", "--widths", "8", "--jobs", "0"], "--jobs must be 1 or more"),
+    ],
+)
+def test_the_command_refuses_what_it_cannot_do(arguments, message, capsys) -> None:
+    assert main(["preflight", *arguments]) == 2
+    assert message in capsys.readouterr().err

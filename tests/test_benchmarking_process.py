@@ -1,0 +1,46 @@
+import os
+import signal
+import time
+
+import numpy as np
+import pytest
+
+from keycut.benchmarking.process import Outcome, Worker, apart, here
+
+# Work that any process can import: a generator that maps a function over values.
+
+
+def test_a_process_of_its_own_yields_what_the_work_yields() -> None:
+    for found in (apart(iter, [1, "two"], limit_s=60), here(iter, [1, "two"])):
+        assert (found.found, found.reason) == ([1, "two"], "")
+
+
+@pytest.mark.parametrize(
+    ("work", "kept", "reason"),
+    [
+        ((map, int, ["1", "x"]), [1], "ValueError: invalid literal for int()"),
+        ((map, time.sleep, [0, 1000]), [None], "no result within 5 s"),
+        ((map, os._exit, [3]), [], "the process died (exit code 3): it said nothing"),
+        ((map, signal.raise_signal, [signal.SIGSEGV]), [], "the process died (signal 11)"),
+        ((map, signal.raise_signal, [signal.SIGKILL]), [], "killed from outside"),
+    ],
+)
+def test_what_was_found_before_the_end_is_kept(work: tuple, kept: list, reason: str) -> None:
+    outcome: Outcome = apart(*work, limit_s=5)
+    assert outcome.found == kept
+    assert outcome.reason.startswith(reason)
+
+
+def test_a_process_started_ahead_can_be_closed_without_work() -> None:
+    worker = Worker(())
+    worker.close()
+    assert worker.process.returncode == -signal.SIGKILL
+
+
+def test_prints_of_the_work_do_not_get_between_its_results() -> None:
+    assert apart(map, print, ["a", "b"], limit_s=60).found == [None, None]
+
+
+def test_arrays_come_back_whole() -> None:
+    found = apart(iter, [np.arange(10**5)], limit_s=60).found[0]
+    assert (found == np.arange(10**5)).all()
