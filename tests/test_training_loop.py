@@ -2,6 +2,7 @@
 
 import csv
 import math
+import time
 
 import pytest
 import torch
@@ -14,7 +15,15 @@ from training_runs import LENGTH, packed, recipe
 from keycut.errors import InputError
 from keycut.models import create, load
 from keycut.training.checkpoints import CURVE, Checkpoints
-from keycut.training.loop import EVERY_TEN_MINUTES, PATIENCE, Losses, Saving, learning_rate, train
+from keycut.training.loop import (
+    EVERY_TEN_MINUTES,
+    GO_ON_LATER,
+    PATIENCE,
+    Losses,
+    Saving,
+    learning_rate,
+    train,
+)
 from keycut.training.pretrain import pretrain
 
 
@@ -133,6 +142,29 @@ def test_a_run_is_saved_by_the_clock(tmp_path, data):
         "step-00000023",
         "step-00000024",
     ]
+
+
+def in_the_past(monkeypatch, slurm):
+    if not slurm:
+        return Saving(deadline=time.time())
+    monkeypatch.setenv("SLURM_JOB_END_TIME", str(int(time.time())))
+    return Saving()
+
+
+@pytest.mark.parametrize("slurm", [False, True])
+def test_a_run_leaves_before_its_time_is_up_and_goes_on(tmp_path, data, monkeypatch, slurm):
+    """Each start has time for one step, saves it, and leaves; after the last step it is done."""
+    weights, values = {}, [1.0, 2.0, 0.5, 3.0]
+    for done in (1, 2, 3):
+        with pytest.raises(SystemExit) as left:
+            run(tmp_path, data, values[done - 1 :], 4, in_the_past(monkeypatch, slurm))
+        assert left.value.code == GO_ON_LATER
+        assert Checkpoints(tmp_path / "run", {}).latest().state["step"] == done
+    run(tmp_path, data, values[3:], 4, in_the_past(monkeypatch, slurm))
+    run(tmp_path / "unbroken", data, values, 4, Saving(deadline=time.time() + 3600))
+    for place in (tmp_path, tmp_path / "unbroken"):
+        weights[place] = Checkpoints(place / "run", {}).latest().tensors["weight.weight"]
+    assert torch.equal(weights[tmp_path], weights[tmp_path / "unbroken"])
 
 
 @pytest.mark.parametrize(

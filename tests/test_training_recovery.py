@@ -8,6 +8,7 @@ import torch
 from small_models import SMALL
 from training_runs import packed, recovery
 
+from keycut.artefact import read_json
 from keycut.errors import InputError
 from keycut.models import create, load, save
 from keycut.models.checkpoint import Checkpoint
@@ -56,12 +57,18 @@ def test_adapters_and_filters_learn_and_nothing_else(root, kind):
 
 
 @pytest.mark.parametrize("kind", UNLIKE)
-def test_a_recovered_model_is_an_ordinary_one_and_closer_to_its_teacher(root, data, tmp_path, kind):
+def test_a_recovered_model_is_an_ordinary_one_and_closer_to_its_teacher(
+    root, data, tmp_path, capsys, kind
+):
     student, out = root / f"{kind}_half", tmp_path / "out"
     recover(student, root / kind, data, recovery(), out, checkpoints=tmp_path / "run")
     before, after = Checkpoint(student), Checkpoint(out)
     assert set(after.files) == set(before.files)
     assert after.shape == before.shape
+    learned = with_adapters(load(student), recovery().lora, 0).named_parameters()
+    sizes = {name: p.numel() for name, p in learned if p.requires_grad}
+    assert read_json(out / "trainable.json") == sizes
+    assert f"recovery: {sum(sizes.values()):,} of " in capsys.readouterr().err
     frozen = [n for n in before.files if not re.search(r"[qkv]_(proj|conv1d)", n)]
     for name in frozen:
         assert torch.equal(after.tensor(name), before.tensor(name)), name

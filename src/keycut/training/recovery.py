@@ -8,6 +8,7 @@ merged, and what is written is an ordinary model.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 
 from keycut import __version__
-from keycut.artefact import refuse_out
+from keycut.artefact import refuse_out, write_json
 from keycut.config.training import Lora, Recovery
 from keycut.data.packing import PackedTokens
 from keycut.errors import InputError, nearest
@@ -29,6 +30,7 @@ from keycut.training.distillation import distillation_losses, next_tokens
 from keycut.training.loop import EVERY_TEN_MINUTES, Losses, Saving, refuse_data, train
 from keycut.training.pretrain import write
 
+TRAINABLE = "trainable.json"  # beside the result: the parameters that learned, name to size
 CONVOLUTIONS = ("q_conv1d", "k_conv1d", "v_conv1d")
 
 # What pruning leaves alone: a student that differs from its teacher here was never cut from it.
@@ -62,7 +64,8 @@ def recover(
 
     `padded_to` is a width that the kernels can train, where the student's own is none: it is
     trained with that many key channels, the added ones zero, and cut back. The result has the
-    tokenizer of the student and the type that its tensors have on disk.
+    tokenizer of the student and the type that its tensors have on disk; beside it are the loss
+    curve and the list of what learned.
     """
     students, teachers = Checkpoint(student), Checkpoint(teacher)
     refuse_teacher(students, teachers)
@@ -97,11 +100,16 @@ def recover(
         return recovery_loss(adapted, taught_by, ids, settings)
 
     with kept:
+        trainable = kept.folder / TRAINABLE
+        write_json(trainable, trainable_parameters(adapted))
         train(adapted, loss, data, settings, kept, work="recovery", saving=saving)
         merged = adapted.merge_and_unload().cpu()
         if padded_to is not None:
             merged = resized(merged, cut_back(students.shape, width))
-        write(merged.to(some_tensor.dtype), out, kept, tokenizer=student, card=card, force=force)
+        write(
+            merged.to(some_tensor.dtype), out, kept, tokenizer=student, card=card, force=force,
+            beside=[trainable],
+        )  # fmt: skip
 
 
 def refuse_teacher(student: Checkpoint, teacher: Checkpoint) -> None:
@@ -141,6 +149,21 @@ def with_adapters(model: Any, lora: Lora, seed: int) -> Any:
         if any(f".{convolution}." in name for convolution in CONVOLUTIONS):
             parameter.requires_grad_(True)
     return adapted
+
+
+def trainable_parameters(adapted: nn.Module) -> dict[str, int]:
+    """What learns: how many numbers each of those parameters has, and one line that says so."""
+    everything = list(adapted.named_parameters())
+    sizes = {name: p.numel() for name, p in everything if p.requires_grad}
+    filters = sum(n for name, n in sizes.items() if ".lora_" not in name)
+    learning, all_of_them = sum(sizes.values()), sum(p.numel() for _, p in everything)
+    print(
+        f"recovery: {learning:,} of {all_of_them:,} parameters learn: {learning - filters:,} in "
+        f"adapters, {filters:,} in convolutions",
+        file=sys.stderr,
+        flush=True,
+    )
+    return sizes
 
 
 def refuse_targets(model: nn.Module, modules: Iterable[str]) -> None:

@@ -1,0 +1,81 @@
+"""Which trainer trains a model of a configuration, and what it is given."""
+
+import pytest
+import torch
+from training_runs import packed
+
+from keycut.artefact import sha256
+from keycut.config import load_config
+from keycut.data.tokenizer import train_tokenizer
+from keycut.errors import InputError
+from keycut.models import load
+from keycut.training import trainers
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    root = tmp_path_factory.mktemp("trainers")
+    packed(root / "tokens")
+    train_tokenizer(["a few words"] * 9, root / "tokenizer", vocabulary_size=257)
+    return root
+
+
+def config_with(**changes):
+    """The demo's configuration with a recipe of few steps."""
+    config = load_config("config/demo.yaml")
+    recipe = config.recipes["demo"].model_copy(
+        update={"data": "documentation/training", "steps": 3, "warmup": 1, "batch": 2, **changes}
+    )
+    return config.model_copy(update={"recipes": {"demo": recipe}})
+
+
+def train(root, config, out, model="delta_net_head", gpus=0):
+    return trainers.pretrain_model(
+        config, model, root / "tokens", out, checkpoints=root / "running",
+        tokenizer=root / "tokenizer", gpus=gpus,
+    )  # fmt: skip
+
+
+def test_the_built_in_trainer_makes_a_model_with_all_that_belongs_to_it(root, tmp_path):
+    config = config_with()
+    assert train(root, config, tmp_path / "out") is None
+    model = load(tmp_path / "out")
+    spec = config.models["delta_net_head"]
+    assert sum(p.numel() for p in model.parameters()) == spec.parameters
+    there = {path.name for path in (tmp_path / "out").iterdir()}
+    assert {"loss.csv", "README.md", "tokenizer.json", "config.json"} <= there
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert f"| parameters | {spec.parameters:,} |" in card
+    assert sha256(root / "tokens" / "tokens.bin") in card
+    assert "import keycut.models.shared_conv" in card
+
+
+def test_flame_is_given_what_the_configuration_says(root, tmp_path, monkeypatch):
+    config, given = config_with(trainer="flame"), {}
+
+    def launched(model, data, recipe, out, **others):
+        given.update(model=model, data=data, recipe=recipe, out=out, **others)
+
+    monkeypatch.setattr(trainers, "pretrain_with_flame", launched)
+    train(root, config, tmp_path / "out", gpus=4)
+    assert given["model"] == config.models["delta_net_head"].fla_config()
+    assert given["recipe"] == config.recipes["demo"]
+    assert given["gpus"] == 4
+    assert "| trainer | flame |" in given["card"]
+
+
+def test_the_built_in_trainer_refuses_gpus_that_are_not_there_or_that_it_cannot_use(
+    root, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    with pytest.raises(InputError, match="the built-in trainer uses one"):
+        train(root, config_with(), tmp_path / "out", gpus=2)
+    with pytest.raises(InputError, match="this machine has 0"):
+        train(root, config_with(), tmp_path / "out", gpus=1)
+
+
+def test_a_model_that_the_run_does_not_train_is_refused(root, tmp_path):
+    with pytest.raises(InputError, match=r"'delta_nett'.*did you mean 'delta_net'"):
+        train(root, config_with(), tmp_path / "out", model="delta_nett")
+    with pytest.raises(InputError, match=r"delta_net_1\.3B is not pretrained by this run"):
+        train(root, load_config("config/paper.yaml"), tmp_path / "out", model="delta_net_1.3B")
