@@ -4,7 +4,6 @@ import pytest
 import torch
 from training_runs import packed
 
-from keycut.artefact import sha256
 from keycut.config import load_config
 from keycut.data.tokenizer import train_tokenizer
 from keycut.errors import InputError
@@ -32,7 +31,7 @@ def config_with(**changes):
 def train(root, config, out, model="delta_net_head", gpus=0):
     return trainers.pretrain_model(
         config, model, root / "tokens", out, checkpoints=root / "running",
-        tokenizer=root / "tokenizer", gpus=gpus,
+        tokenizer=root / "tokenizer", gpus=gpus, card="a card",
     )  # fmt: skip
 
 
@@ -44,10 +43,7 @@ def test_the_built_in_trainer_makes_a_model_with_all_that_belongs_to_it(root, tm
     assert sum(p.numel() for p in model.parameters()) == spec.parameters
     there = {path.name for path in (tmp_path / "out").iterdir()}
     assert {"loss.csv", "README.md", "tokenizer.json", "config.json"} <= there
-    card = (tmp_path / "out" / "README.md").read_text()
-    assert f"| parameters | {spec.parameters:,} |" in card
-    assert sha256(root / "tokens" / "tokens.bin") in card
-    assert "import keycut.models.shared_conv" in card
+    assert (tmp_path / "out" / "README.md").read_text() == "a card"
 
 
 def test_flame_is_given_what_the_configuration_says(root, tmp_path, monkeypatch):
@@ -61,7 +57,7 @@ def test_flame_is_given_what_the_configuration_says(root, tmp_path, monkeypatch)
     assert given["model"] == config.models["delta_net_head"].fla_config()
     assert given["recipe"] == config.recipes["demo"]
     assert given["gpus"] == 4
-    assert "| trainer | flame |" in given["card"]
+    assert given["card"] == "a card"
 
 
 def test_the_built_in_trainer_refuses_gpus_that_are_not_there_or_that_it_cannot_use(
