@@ -90,11 +90,16 @@ def planned(config: Config, parts: Iterable[str], subjects: str) -> list[Measure
 
 
 def shortened(config: Config, tokens: int) -> Config:
-    """Decoding with fewer tokens and a prompt that needs no chunked kernel."""
+    """Decoding with fewer tokens and batches, and a prompt that needs no chunked kernel."""
     benchmarks = dict(config.benchmarks)
     for name, benchmark in benchmarks.items():
         if isinstance(benchmark, DecodingBenchmark):
-            short = {"tokens": min(tokens, benchmark.tokens), "prompt": min(64, benchmark.prompt)}
+            some = benchmark.batches
+            short = {
+                "tokens": min(tokens, benchmark.tokens),
+                "prompt": min(64, benchmark.prompt),
+                "batches": tuple(sorted({some[0], some[len(some) // 2], some[-1]})),
+            }
             benchmarks[name] = benchmark.model_copy(update=short)
     return config.model_copy(update={"benchmarks": benchmarks})
 

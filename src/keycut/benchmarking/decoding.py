@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,11 +20,13 @@ from keycut.config import DecodingBenchmark, Measurement, Model
 
 WORDS = (
     "a run generates the given number of tokens for each sequence, greedily, one forward pass of "
-    "the model per token with the state of the last; the prompt is not timed"
+    "the model per token with the state of the last; the prompt is not timed; graph_ figures "
+    "replay the same run as one CUDA graph, without Python between the kernels"
 )
 MIB = 2**20
 FINENESS = 64  # the largest batch is found to one part in this many
 SEARCH_S = 120.0  # time for that
+FEW_TOKENS = 4
 
 
 def measure(
@@ -40,9 +43,11 @@ def measure(
     model = random_model(spec, cell.width, device).eval()
     tuning.apply()
     for batch in benchmark.batches:
-        yield f"tokens_per_s_{batch}", _speed(model, benchmark, batch, device, seconds)
+        yield from _speeds(model, benchmark, batch, device, seconds)
     yield "state_mib", state_size(model, device)
-    yield "largest_batch", _largest_batch(model, max(benchmark.batches), device)
+    most = _largest_batch(model, max(benchmark.batches), device)
+    yield "largest_batch", most
+    yield "tokens_per_s_largest", _speed_at(model, most, device)
 
 
 def tune(
@@ -53,45 +58,102 @@ def tune(
     model = random_model(spec, cell.width, device).eval()
     tuning.apply()
     for batch in sorted({1, max(benchmark.batches)}):
-        generation(model, batch, benchmark.prompt, 2, device)()
+        Generation(model, batch, benchmark.prompt, device).run(2)
         yield batch
 
 
-def _speed(
+def _speeds(
     model: Any, benchmark: DecodingBenchmark, batch: int, device: str, seconds: float | None
-) -> Found:
+) -> Iterator[tuple[str, Found]]:
+    """As Python runs it, and as a graph."""
+    tokens = benchmark.tokens
+    counts = {"warmup": benchmark.warmup, "repeats": benchmark.repeats}
+    generations: list[Generation] = []
+
+    def as_python() -> Found:
+        generations.append(Generation(model, batch, benchmark.prompt, device))
+        run = partial(generations[0].run, tokens)
+        return timed(run, device, **counts, seconds=seconds).rate(batch * tokens)
+
+    def as_graph() -> Found:
+        replay = graphed(generations[0], tokens)
+        return timed(replay, device, **counts, seconds=seconds).rate(batch * tokens)
+
+    yield f"tokens_per_s_{batch}", _or_reason(as_python, batch)
+    graph = Found.missing("no GPU") if device == "cpu" else _or_reason(as_graph, batch)
+    yield f"graph_tokens_per_s_{batch}", graph
+
+
+def _or_reason(measured: Callable[[], Found], batch: int) -> Found:
+    """The other figures of a cell do not fall with one."""
     try:
-        generate = generation(model, batch, benchmark.prompt, benchmark.tokens, device)
-        runs = timed(
-            generate, device, warmup=benchmark.warmup, repeats=benchmark.repeats, seconds=seconds
-        )
+        return measured()
     except RuntimeError as error:
-        if out_of_memory(error):
-            return Found.missing(f"out of memory at batch {batch}")
-        raise
-    return runs.rate(batch * benchmark.tokens)
+        return Found.missing(f"out of memory at batch {batch}" if out_of_memory(error)
+                             else said(error))  # fmt: skip
+
+
+class Generation:
+    """Sequences that go on, greedily, from a random prompt."""
+
+    @torch.inference_mode()
+    def __init__(self, model: Any, batch: int, prompt: int, device: str):
+        self.model = model
+        ids = random_tokens(model.config.vocab_size, batch, prompt, device=device)
+        out = model(input_ids=ids, use_cache=True, logits_to_keep=1)
+        self.state, self.last = out.past_key_values, out.logits.argmax(-1)  # last: (batch, 1)
+
+    @torch.inference_mode()
+    def run(self, tokens: int) -> Tensor:
+        """So many more tokens (batch, tokens)."""
+        found = []
+        for _ in range(tokens):
+            out = self.model(input_ids=self.last, past_key_values=self.state, use_cache=True)
+            self.state, self.last = out.past_key_values, out.logits.argmax(-1)
+            found.append(self.last)
+        return torch.cat(found, 1)
+
+    def tensors(self) -> list[Tensor]:
+        """All that the next token depends on."""
+        kept = [_tensors(state) for layer in self.state.layers for state in layer.state.values()]
+        return [self.last, *(tensor for tensors in kept for tensor in tensors)]
 
 
 @torch.inference_mode()
-def generation(
-    model: Any, batch: int, prompt: int, tokens: int, device: str
-) -> Callable[[], Tensor]:
-    """A function that generates so many more tokens (batch, tokens), going on from the last."""
-    ids = random_tokens(model.config.vocab_size, batch, prompt, device=device)
-    out = model(input_ids=ids, use_cache=True, logits_to_keep=1)
-    state, last = out.past_key_values, out.logits.argmax(-1)  # (batch, 1)
+def graphed(generation: Generation, tokens: int) -> Callable[[], Tensor]:
+    """The run as one graph of kernels; each replay goes on from where the last one ended."""
+    start = [tensor.clone() for tensor in generation.tensors()]
+    generation.run(tokens)
+    held = generation.tensors()
+    expected = [tensor.clone() for tensor in held]
+    _put(start, held)
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        generation.run(tokens)
+        _put(generation.tensors(), held)
+    _put(start, held)
+    graph.replay()
+    torch.cuda.synchronize()
+    apart = max(_relative(a, b) for a, b in zip(held[1:], expected[1:], strict=True))
+    if not apart < 0.1:  # the same kernels: nothing but rounding may differ
+        raise RuntimeError(f"the graph ends in another state, {apart:.2g} from the right one")
 
-    @torch.inference_mode()
-    def generate() -> Tensor:
-        nonlocal state, last
-        found = []
-        for _ in range(tokens):
-            out = model(input_ids=last, past_key_values=state, use_cache=True)
-            state, last = out.past_key_values, out.logits.argmax(-1)
-            found.append(last)
-        return torch.cat(found, 1)
+    def replay() -> Tensor:
+        graph.replay()
+        return held[0]  # and so hold on to what the graph reads and writes
 
-    return generate
+    return replay
+
+
+def _relative(found: Tensor, expected: Tensor) -> float:
+    return float((found.float() - expected.float()).norm() / expected.float().norm())
+
+
+def _put(values: list[Tensor], places: list[Tensor]) -> None:
+    for value, place in zip(values, places, strict=True):
+        if value is not place:  # the convolutions' inputs are kept in place
+            place.copy_(value)
 
 
 def state_size(model: Any, device: str) -> Found:
@@ -126,7 +188,7 @@ def _largest_batch(model: Any, start: int, device: str) -> Found:
     def misfit(batch: int) -> str:
         """Why a batch does not fit, or nothing: two real steps from a prompt of one token."""
         try:
-            generation(model, batch, 1, 2, device)()
+            Generation(model, batch, 1, device).run(2)
             torch.cuda.synchronize()
         except RuntimeError as error:
             return "memory" if out_of_memory(error) else said(error)
@@ -138,6 +200,19 @@ def _largest_batch(model: Any, start: int, device: str) -> Found:
     if not batch:
         return Found.missing(f"not even one sequence: {limit}")
     return Found(batch, note=f"limited by {limit}" if limit else "the search ran out of time")
+
+
+def _speed_at(model: Any, most: Found, device: str) -> Found:
+    """Where the state's traffic outweighs everything else. No prompt, few tokens: only they fit."""
+    if most.value is None:
+        return most
+    batch = int(most.value)
+
+    def speed() -> Found:
+        run = partial(Generation(model, batch, 1, device).run, FEW_TOKENS)
+        return timed(run, device, warmup=0, repeats=3).rate(batch * FEW_TOKENS)
+
+    return _or_reason(speed, batch)
 
 
 def largest(
