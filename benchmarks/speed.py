@@ -64,6 +64,10 @@ def say(*words: object) -> None:
     print(f"[{time.monotonic() - started:6.1f} s]", *words, flush=True)
 
 
+def seconds_left(options: argparse.Namespace) -> float:
+    return options.deadline - (time.monotonic() - started)
+
+
 # --- which cells ---
 
 
@@ -161,26 +165,45 @@ def batches_to_warm(
 
 
 def warm(
-    config: Config, shapes: list[Shape], jobs: int, tuning: Tuning, verdicts: Verdicts
+    config: Config,
+    shapes: list[Shape],
+    jobs: int,
+    tuning: Tuning,
+    verdicts: Verdicts,
+    options: argparse.Namespace,
 ) -> None:
     """Run each shape once. Training covers the forward pass, where there is a choice."""
     small = one_layer(config)
+    record = options.out / "warmed.json"  # beside the kernels' own cache, or of no use
+    warmed = set(read_json(record)) if record.is_file() else set()
 
     def one(shape: Shape) -> str:
         cell = shape.get("training") or next(iter(shape.values()))
+        if name(cell) in warmed:
+            return f"warm {name(cell)}: done before"
+        if seconds_left(options) < 45:
+            return f"warm {name(cell)}: left out, no time"
+        line = run_once(shape, cell)
+        if "no result within" not in line:
+            warmed.add(name(cell))
+            write_json(record, sorted(warmed))
+        return line
+
+    def run_once(shape: Shape, cell: Measurement) -> str:
         verdict = verdicts.get((cell.kernel, cell.width))
         if cell.trains and verdict is not None and not verdict.trains:
             if "forward" not in shape:
                 return f"warm {name(cell)}: left out, it does not train"
             cell = shape["forward"]
         benchmark = small.benchmarks[cell.benchmark]
+        limit_s = min(WARM_LIMIT_S, seconds_left(options))
         if isinstance(benchmark, DecodingBenchmark):
             work = decoding.tune, benchmark, small.models[cell.subject], cell, tuning
-            outcome = Worker().run(*work, limit_s=WARM_LIMIT_S)
+            outcome = Worker().run(*work, limit_s=limit_s)
             return f"warm {name(cell)}: {outcome.seconds:.0f} s {outcome.reason}"
         with tempfile.TemporaryDirectory() as folder:
             out = Path(folder) / "cell.json"
-            found = measure(small, cell, out, limit_s=WARM_LIMIT_S, tuning=tuning)
+            found = measure(small, cell, out, limit_s=limit_s, tuning=tuning, apart=True)
         reasons = {f.reason for f in found.results.values() if f.reason}
         return f"warm {name(cell)}: {found.seconds:.0f} s {'; '.join(sorted(reasons))}"
 
@@ -236,7 +259,7 @@ def time_cells(
     todo = [(key, cell) for key, cell in wanted if not results.done(key)]
     try:
         for at, (key, cell) in enumerate(todo):
-            left = options.deadline - (time.monotonic() - started)
+            left = seconds_left(options)
             if left < 15:
                 results.left_out = [key for key, _ in todo[at:]]
                 say(f"out of time: {len(results.left_out)} cells left out")
@@ -252,6 +275,7 @@ def time_cells(
                 options.out / "cells" / f"{key.replace(' ', '-')}.json",
                 limit_s=min(CELL_LIMIT_S, left),
                 verdict=results.verdicts.get((cell.kernel, cell.width)),
+                apart=True,
                 tuning=tuning,
                 seconds=options.seconds,
                 worker=worker,
@@ -359,17 +383,21 @@ def verdict_line(verdict: preflight.Verdict) -> str:
 # --- all of it ---
 
 
-def check(config: Config, results: Results, jobs: int) -> None:
+def check(config: Config, results: Results, jobs: int, options: argparse.Namespace) -> None:
     """The preflight of every width that is trained; those known from before are not repeated."""
     wanted = [one for one in config.trained_widths() if one not in results.verdicts]
 
     def tell(verdict: preflight.Verdict) -> None:
-        results.verdicts[verdict.kernel, verdict.width] = verdict
-        results.write()
         say(verdict_line(verdict))
+        if "no result within" not in verdict.reason:  # the next call may have more time
+            results.verdicts[verdict.kernel, verdict.width] = verdict
+            results.write()
 
     if wanted:
-        preflight.check_widths(wanted, config.preflight, limit_s=WARM_LIMIT_S, jobs=jobs, tell=tell)
+        limit_s = max(60.0, min(WARM_LIMIT_S, seconds_left(options)))
+        preflight.check_widths(
+            wanted, config.preflight, limit_s=limit_s, jobs=jobs, apart=True, tell=tell
+        )
 
 
 def run(options: argparse.Namespace) -> Results:
@@ -389,13 +417,13 @@ def run(options: argparse.Namespace) -> Results:
     # Both at once: the preflight leaves cores idle towards its end.
     with ThreadPoolExecutor(2) as pool:
         aside = max(1, options.jobs // 3) if checked else options.jobs
-        works = [pool.submit(warm, config, first, aside, tuning, {})]
+        works = [pool.submit(warm, config, first, aside, tuning, {}, options)]
         if checked:
-            works.append(pool.submit(check, config, results, max(1, options.jobs - aside)))
+            works.append(pool.submit(check, config, results, max(1, options.jobs - aside), options))
         for work in works:
             work.result()
     for batch in later:
-        warm(config, batch, options.jobs, tuning, results.verdicts)
+        warm(config, batch, options.jobs, tuning, results.verdicts, options)
     say("tuned")
     time_cells(config, wanted, results, options, tuning)
     return results

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from keycut.artefact import refuse_unwritable
-from keycut.benchmarking.process import Outcome, Worker, here
+from keycut.benchmarking.process import Outcome, Worker, apart_by_default, here
 from keycut.benchmarking.record import Found, Measured, Padded, metrics
 from keycut.benchmarking.tuning import Tuning
 from keycut.config import Config, DecodingBenchmark, Measurement, MixerBenchmark
@@ -27,7 +27,7 @@ def measure(
     device: str | None = None,
     limit_s: float = LIMIT_S,
     verdict: Verdict | None = None,
-    apart: bool = True,
+    apart: bool | None = None,
     tuning: Tuning | None = None,
     seconds: float | None = None,
     worker: Worker | None = None,
@@ -36,12 +36,14 @@ def measure(
 
     `verdict` is the preflight's of this rule and width: a width that does not train is not tried,
     and measured at the width to pad to instead, under a name of its own. `apart` is a process of
-    its own, `worker` one that was started before; `seconds` bounds the timed runs.
+    its own (by default where there is a GPU, which a crash would poison), `worker` one that was
+    started before; `seconds` bounds the timed runs.
     """
     if cell not in config.measurements(cell.benchmark):
         raise InputError(f"{cell}: no measurement of {config.run}; see Config.measurements()")
     refuse_unwritable(out)
     tuning = tuning or Tuning()
+    apart = apart_by_default() if apart is None else apart
 
     def work(cell: Measurement) -> Outcome:
         function, *given = _work(config, cell)

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from keycut.artefact import read_json, refuse_unwritable, write_json
-from keycut.benchmarking.process import Outcome, Worker, here
-from keycut.benchmarking.tuning import Tuning, tuners
+from keycut.benchmarking.process import Outcome, Worker, apart_by_default, here
+from keycut.benchmarking.tuning import Tuning, of_a_rule, tuners
 from keycut.config import Kernel, Preflight
 from keycut.errors import InputError, nearest
 
@@ -72,7 +72,7 @@ def check_width(
     out: Path | str,
     *,
     limit_s: float = LIMIT_S,
-    apart: bool = True,
+    apart: bool | None = None,
 ) -> Verdict:
     """Check one width, and those to pad it to if need be, and write the verdict as JSON."""
     refuse_width(kernel, width)
@@ -97,20 +97,23 @@ def check_widths(
     *,
     limit_s: float = LIMIT_S,
     jobs: int = 1,
-    apart: bool = True,
+    apart: bool | None = None,
     tell: Callable[[Verdict], None] = lambda verdict: None,
 ) -> list[Verdict]:
     """A verdict for each, `jobs` at a time, each in a process of its own; `tell` hears each once
     it is known. Widths that failed share what is found out about those to pad them to."""
     for kernel, width in widths:
         refuse_width(kernel, width)
+    own_process = apart_by_default() if apart is None else apart
     known: dict[tuple[Kernel, int], Verdict] = {}
 
     def look(wanted: list[tuple[Kernel, int]]) -> None:
         new = [one for one in dict.fromkeys(wanted) if one not in known]
         # Threads of one process would share a random state.
-        with ThreadPoolExecutor(jobs if apart else 1) as pool:
-            futures = {pool.submit(_examined, *one, settings, limit_s, apart): one for one in new}
+        with ThreadPoolExecutor(jobs if own_process else 1) as pool:
+            futures = {
+                pool.submit(_examined, *one, settings, limit_s, own_process): one for one in new
+            }
             for future in as_completed(futures):
                 verdict = known[futures[future]] = future.result()
                 if verdict.trains and futures[future] in widths:
@@ -165,9 +168,7 @@ def preflight(request: Request) -> bool:
         if request.json is not None:
             write_json(request.json / f"{verdict.kernel}-{verdict.width}.json", asdict(verdict))
 
-    found = check_widths(
-        widths, settings, limit_s=request.limit_s, jobs=request.jobs, apart=gpu, tell=tell
-    )
+    found = check_widths(widths, settings, limit_s=request.limit_s, jobs=request.jobs, tell=tell)
     return all(verdict.has_a_way for verdict in found)
 
 
@@ -263,6 +264,9 @@ def examine(kernel: Kernel, width: int, length: int) -> Iterator[tuple[str, Any]
     fla_layers()
     # Choices made for sequences this short are no use to anyone else.
     Tuning(quick=True, keep=False, by_length=False).apply()
+    for tuner in tuners():
+        if not of_a_rule(tuner):  # filters and norms: not in question, so not searched
+            tuner.configs = tuner.configs[:1]
     torch.manual_seed(0)
     inputs = _inputs(kernel, width, length, device)
     upstream = torch.randn_like(inputs["v"])

@@ -96,6 +96,13 @@ class Worker:
             self.process.wait()
 
 
+def apart_by_default() -> bool:
+    """A GPU can be poisoned by a crash; without one, imports would cost more than the work."""
+    import torch
+
+    return torch.cuda.is_available()
+
+
 def apart(work: Work, *arguments: Any, limit_s: float) -> Outcome:
     """In a process of its own, started now."""
     return Worker(()).run(work, *arguments, limit_s=limit_s)

@@ -30,7 +30,7 @@ class Tuning:
         """To all kernels that are imported in this process."""
         for tuner in tuners():
             keys = list(tuner.keys)
-            if self.by_length and OF_RULES & set(keys) and "T" in set(tuner.arg_names) - set(keys):
+            if self.by_length and of_a_rule(tuner) and "T" in set(tuner.arg_names) - set(keys):
                 keys.append("T")
             if self.share_heads:
                 keys = [name for name in keys if name not in COUNTS]
@@ -38,6 +38,11 @@ class Tuning:
             if self.quick:
                 tuner._do_bench = _quick
             tuner.cache_results = self.keep
+
+
+def of_a_rule(tuner: Any) -> bool:
+    """Whether it is a kernel of a delta rule, and not of a filter, a norm or an activation."""
+    return bool(OF_RULES & set(tuner.keys))
 
 
 def _quick(call: Any, quantiles: Any) -> Any:
