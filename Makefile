@@ -4,10 +4,10 @@ BIN := .venv/bin
 # Two test processes on two cores: more threads in each would only get in the other's way.
 THREADS := OMP_NUM_THREADS=1
 
-.PHONY: help setup demo test lint pins flame clean
+.PHONY: help setup demo test test-report lint pins flame clean
 
 help:  ## what there is
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 13
 
 setup: .venv/installed  ## make .venv and install everything the demo and the tests need
 
@@ -23,6 +23,9 @@ demo: setup  ## the whole workflow at toy size, on a CPU, without a network
 
 test: setup  ## all tests
 	$(THREADS) $(BIN)/python -m pytest -n 2
+
+test-report: setup  ## the report in headless Chromium; PICTURES=folder keeps what it looked like
+	$(THREADS) $(BIN)/python -m pytest tests/report/check_page.py
 
 lint: setup  ## ruff, mypy, snakefmt
 	$(BIN)/ruff check .

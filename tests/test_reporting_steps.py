@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from reporting_runs import ROOT, TEMPLATES, evaluation_files, measurement_files
+from reporting_runs import ROOT, TEMPLATES, evaluation_files, frame_files, measurement_files
 
 from keycut.artefact import read_json, write_json
 from keycut.config import Config, QualityTable, load_config
@@ -36,18 +36,7 @@ def demo() -> Config:
 @pytest.fixture(scope="module")
 def frames(demo: Config, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A frame of every table of the demo, from files."""
-    folder = tmp_path_factory.mktemp("run")
-    evaluations = evaluation_files(demo, folder / "evaluations")
-    measurements = measurement_files(demo, folder / "measurements")
-    made = {}
-    for name, table in demo.tables.items():
-        if isinstance(table, QualityTable):
-            sources = [evaluations[one] for one in demo.evaluations(name)]
-        else:
-            sources = [measurements[cell] for cell in table_measurements(demo, name)]
-        made[name] = folder / "frames" / f"{name}.parquet"
-        make_frame(demo, name, sources, made[name])
-    return made
+    return frame_files(demo, tmp_path_factory.mktemp("run"))
 
 
 def test_every_cell_of_every_table_is_measured_or_says_why(

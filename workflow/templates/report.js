@@ -1,8 +1,8 @@
 "use strict";
 (() => {
-  const data = JSON.parse(document.getElementById("data").textContent);
-  const dialog = document.getElementById("origin");
-  const body = document.getElementById("origin-body");
+  const data = JSON.parse(document.getElementById("__data").textContent);
+  const dialog = document.getElementById("__origin");
+  const body = document.getElementById("__origin-body");
 
   const make = (tag, text, ...children) => {
     const element = document.createElement(tag);
@@ -89,7 +89,7 @@
   };
 
   const show = (place, table) => {
-    document.getElementById("origin-title").textContent = describe(data.keys[place]);
+    document.getElementById("__origin-title").textContent = describe(data.keys[place]);
     body.replaceChildren(facts(verdict(place, table)), ...data.numbers[place].map(result));
     dialog.showModal();
     dialog.scrollTop = 0;

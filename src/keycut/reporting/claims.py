@@ -24,6 +24,7 @@ from keycut.reporting.frame import Cell, Key
 from keycut.reporting.grid import lower_is_better
 
 Answer = Literal["holds", "fails", "not decided"]
+NO_CELL = "no cell of it in this run"
 
 
 class Cells(Section):
@@ -134,7 +135,7 @@ class Answered:
         """How many comparisons came out how, and those that did not hold."""
         outcomes = [one.outcome for one in self.comparisons]
         if not outcomes:
-            return "no cell of it in this run"
+            return NO_CELL
         counts = f"{outcomes.count(True)} of {len(outcomes)} true, {outcomes.count(None)} open"
         against = [one.numbers for one in self.comparisons if one.outcome is False]
         return "; ".join([counts, *against])

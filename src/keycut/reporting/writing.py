@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -17,7 +17,9 @@ from markupsafe import Markup, escape
 
 from keycut.artefact import whole
 from keycut.errors import InputError
+from keycut.reporting.frame import Key
 from keycut.reporting.grid import Box, Grid, Line
+from keycut.reporting.heat import Look
 
 GAP = r"@{\hskip 1.2em}"
 """Space between groups of columns."""
@@ -112,9 +114,10 @@ def to_tex(grid: Grid, templates: Path) -> str:
     return _tex_environment(templates).get_template(f"{grid.kind}.tex.j2").render(table=grid)
 
 
-def to_html(grid: Grid, templates: Path) -> str:
-    """A <table> without a page around it."""
-    return _html_environment(templates).get_template("table.html.j2").render(table=grid)
+def to_html(grid: Grid, templates: Path, looks: Mapping[Key, Look] | None = None) -> str:
+    """A <table> without a page around it; with `looks`, a heat map whose numbers are buttons."""
+    template = html_environment(templates).get_template("table.html.j2")
+    return template.render(table=grid, looks=looks or {})
 
 
 def to_rows(grid: Grid) -> list[list[str]]:
@@ -216,7 +219,7 @@ def _from(folder: Path, file: Path) -> str:
 
 
 @cache
-def _html_environment(templates: Path) -> jinja2.Environment:
+def html_environment(templates: Path) -> jinja2.Environment:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(templates),
         autoescape=True,

@@ -1,0 +1,294 @@
+"""The report: one page with everything in it, and every number with where it came from."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from reporting_runs import ROOT, record, report_inputs
+from safetensors.numpy import save_file
+
+from keycut.artefact import write_json
+from keycut.config import Config, Variant, load_config
+from keycut.errors import InputError
+from keycut.reporting.curves import draw_curves, read_curve
+from keycut.reporting.frame import Cell, Key, from_frame, read_frame
+from keycut.reporting.heat import against_paper, reference, relative, shaded
+from keycut.reporting.jobs import read_work
+from keycut.reporting.origins import Origins
+from keycut.reporting.report import inline, write_report
+from keycut.reporting.verdict import Line
+
+
+@pytest.fixture(scope="module")
+def demo() -> Config:
+    return load_config(ROOT / "config" / "demo.yaml")
+
+
+@pytest.fixture(scope="module")
+def inputs(demo: Config, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return report_inputs(demo, tmp_path_factory.mktemp("run"), drawn=False)
+
+
+@pytest.fixture(scope="module")
+def page(demo: Config, inputs: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> str:
+    out = tmp_path_factory.mktemp("page") / "report.html"
+    write_report(demo, **inputs, out=out)
+    return out.read_text()
+
+
+class Elements(HTMLParser):
+    """The start tags of a page, and the text inside each script."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.scripts: list[str] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        if self.tags and self.tags[-1][0] == "script" and data.strip():
+            self.scripts.append(data)
+
+    def named(self, name: str) -> list[dict[str, str | None]]:
+        return [attributes for tag, attributes in self.tags if tag == name]
+
+
+def data_of(page: str) -> dict[str, Any]:
+    return json.loads(Elements(page).scripts[0])
+
+
+def test_nothing_is_loaded_from_elsewhere(page: str) -> None:
+    elements = Elements(page)
+    for _, attributes in elements.tags:
+        for name in ("src", "href", "xlink:href", "action", "poster"):
+            if target := attributes.get(name):
+                assert target.startswith(("#", "data:")), target
+    assert not re.search(r"@import|url\((?!#)", page)
+    assert "fetch(" not in elements.scripts[1]
+
+
+def test_ids_are_unique_and_links_lead_somewhere(page: str) -> None:
+    elements = Elements(page)
+    ids = [attributes["id"] for _, attributes in elements.tags if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    for _, attributes in elements.tags:
+        for name in ("href", "xlink:href", "aria-labelledby"):
+            target = (attributes.get(name) or "").removeprefix("#")
+            assert not target or target.startswith("data:") or target in ids
+
+
+def test_every_number_of_every_table_has_its_files(
+    demo: Config, inputs: dict[str, Any], page: str
+) -> None:
+    data = data_of(page)
+    buttons = [b for b in Elements(page).named("button") if "data-cell" in b]
+    assert {int(b["data-cell"] or "") for b in buttons} == set(range(len(data["keys"])))
+    paths = data["origins"]["paths"]
+    stored = {
+        Key(*key): numbers for key, numbers in zip(data["keys"], data["numbers"], strict=True)
+    }
+    for frame in inputs["frames"]:
+        for one in from_frame(read_frame(frame)):
+            [[seed, value, stderr, reason, files, _]] = stored[one.key]
+            assert (seed, value, stderr, reason) == (one.seed, one.value, one.stderr, one.reason)
+            assert [paths[i] for i in files[:1]] == ([one.source] if one.source else [])
+
+
+def test_a_pruned_models_number_tells_of_its_selection(inputs: dict[str, Any], page: str) -> None:
+    data = data_of(page)
+    made = {
+        (v.model, v.method, v.target, v.ratio, v.rft): paths for v, paths in inputs["made"].items()
+    }
+    seen = 0
+    for key, numbers in zip(data["keys"], data["numbers"], strict=True):
+        model, _, method, target, ratio, width, rft, _ = key
+        [[*_, making]] = numbers
+        if width is None and method != "baseline":
+            [path] = made[model, method, target, ratio, rft]
+            [place] = data["made"][making]
+            assert data["origins"]["paths"][place] == path.as_posix()
+            assert data["origins"]["files"][place]["method"] == method
+            seen += 1
+    assert seen
+
+
+def test_the_page_says_what_colours_are_held_to(
+    demo: Config, inputs: dict[str, Any], page: str, tmp_path: Path
+) -> None:
+    assert "run demo has protocol demo: it compares claims only, not cells" in page
+    assert "not than the paper’s" in page
+    assert len(page) < 500_000
+    evaluation = demo.evaluation.model_copy(update={"protocol": "paper"})
+    config = demo.model_copy(update={"evaluation": evaluation})
+    write_report(config, **inputs, out=tmp_path / "r.html")
+    assert (
+        "The paper has no such table: held to its own unpruned model."
+        in (tmp_path / "r.html").read_text()
+    )
+
+
+def test_missing_inputs_are_refused(demo: Config, inputs: dict[str, Any], tmp_path: Path) -> None:
+    out = tmp_path / "r.html"
+    with pytest.raises(InputError, match="made of 11 frames, not of 10"):
+        write_report(demo, **{**inputs, "frames": inputs["frames"][1:]}, out=out)
+    with pytest.raises(InputError, match="made of 5 figures, not of 0"):
+        write_report(demo, **{**inputs, "figures": []}, out=out)
+    some = next(iter(inputs["made"]))
+    with pytest.raises(InputError, match=r"gone\.json is missing"):
+        write_report(demo, **{**inputs, "made": {some: [tmp_path / "gone.json"]}}, out=out)
+    assert not out.exists()
+
+
+# --- heat ---
+
+KEY = Key("m", "none", "grad", "kq", 0.5, None, "pre", "prose_word_ppl")
+CELL = Cell(30.0, None, None, 1, frozenset({"demo"}), "")
+
+
+@pytest.mark.parametrize(
+    ("metric", "width", "ratio", "expected"),
+    [
+        ("prose_word_ppl", None, 1.009, ""),
+        ("prose_word_ppl", None, 1.02, "worse-1"),
+        ("prose_word_ppl", None, 0.85, "better-3"),
+        ("choice_acc_norm", None, 1.02, "better-1"),
+        ("choice_acc_norm", None, 0.5, "worse-4"),
+        ("training_tokens_per_s", 64, 1.5, "better-4"),
+        ("training_peak_memory_gib", 64, 0.95, "better-2"),
+        ("decoding_state_mib", 64, 1.05, "worse-2"),
+    ],
+)
+def test_a_shade_says_which_way_and_how_far(
+    demo: Config, metric: str, width: int | None, ratio: float, expected: str
+) -> None:
+    assert shaded(demo, KEY._replace(metric=metric, head_k_dim=width), 7 * ratio, 7.0) == expected
+
+
+def test_inside_the_tolerance_there_is_no_colour(demo: Config) -> None:
+    line = Line("t", KEY, 33.0, 30.0, 3.0, 3.0, 3, "reproduced", "", "N1: 30 -> 31")
+    look = against_paper(demo, 4, line, "30.0")
+    assert (look.shade, look.change, look.outside, look.errata) == ("", "+3", False, "N1: 30 -> 31")
+    beyond = against_paper(demo, 4, line._replace(tolerance=2.0, word="differs"), "30.0")
+    assert (beyond.shade, beyond.outside) == ("worse-3", True)
+
+
+def test_a_number_is_held_to_its_own_unpruned_model() -> None:
+    base = KEY._replace(method="baseline", target="", compression=0.0, rft="none")
+    shared, other = base._replace(model="s", conv_sharing="head"), base._replace(model="other")
+    cells = dict.fromkeys([other, base, shared, KEY], CELL)
+    assert reference(KEY, cells) == base
+    assert reference(KEY._replace(rft="post"), cells) == base
+    assert reference(base, cells) is None
+    assert reference(shared, cells) == other  # the first with separate filters
+    assert reference(KEY._replace(model="unknown"), cells) is None
+
+
+def test_changes_are_percents_or_multiples() -> None:
+    assert [relative(r) for r in (1.0, 1.052, 0.5, 123.4)] == [
+        "+0.0 %",
+        "+5.2 %",
+        "-50.0 %",
+        "×123",
+    ]
+
+
+# --- where numbers came from ---
+
+
+def test_what_files_share_is_stored_once_and_comes_back(tmp_path: Path) -> None:
+    versions = {f"package{i}": "1.0" for i in range(9)}
+    told = [{"versions": versions, "value": 0.5 * i, "short": "x"} for i in range(3)]
+    origins = Origins()
+    for i, one in enumerate(told):
+        write_json(tmp_path / f"{i}.json", one)
+        assert origins.add(tmp_path / f"{i}.json") == i
+    assert origins.add(tmp_path / "0.json") == 0
+    packed = origins.packed()
+    assert packed["shared"] == [versions]
+    assert [file["versions"] for file in packed["files"]] == [{"$": 0}] * 3
+    assert [file["value"] for file in packed["files"]] == [0.0, 0.5, 1.0]
+
+
+def test_broken_numbers_are_text_that_a_browser_reads(tmp_path: Path) -> None:
+    write_json(tmp_path / "a.json", {"a": [math.nan, {"b": -math.inf}], "c": 1.5})
+    origins = Origins()
+    origins.add(tmp_path / "a.json")
+    assert origins.packed()["files"] == [{"a": ["nan", {"b": "-inf"}], "c": 1.5}]
+
+
+def test_of_tensors_only_the_header_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "s.safetensors"
+    save_file({"kept": np.zeros(4)}, path, {"about": '{"method": "grad"}'})
+    origins = Origins()
+    origins.add(path)
+    assert origins.told == [{"method": "grad"}]
+    path.write_bytes(path.read_bytes()[:5])
+    with pytest.raises(InputError, match="cut off or damaged"):
+        Origins().add(path)
+
+
+def test_a_picture_has_ids_of_its_own() -> None:
+    svg = (
+        '<?xml version="1.0"?><svg width="9pt"><metadata>x</metadata><defs>'
+        '<style type="text/css">*{stroke: red}</style><path id="m1"/></defs>'
+        '<use xlink:href="#m1"/><g clip-path="url(#m1)" gid="m1"/></svg>'
+    )
+    found = inline(svg, "p", 'says "<this>"')
+    assert found.startswith('<svg role="img" aria-label="says &#34;&lt;this&gt;&#34;" width="9pt">')
+    assert '<path id="p-m1"/>' in found
+    assert '<use xlink:href="#p-m1"/><g clip-path="url(#p-m1)" gid="m1"/>' in found
+    assert "metadata" not in found
+    assert "stroke" not in found
+
+
+# --- work and training ---
+
+
+def test_gpu_hours_are_those_of_the_gpus_that_jobs_had(tmp_path: Path) -> None:
+    records = []
+    for i, (rule, seconds, gpus) in enumerate(
+        [("evaluate", 10.0, ("H200", "H200")), ("evaluate", 30.0, ("H200",)), ("frame", 5.0, ())]
+    ):
+        records.append(tmp_path / f"{i}.json")
+        write_json(records[-1], {**record(rule, seconds, gpus), "started": f"2026-01-0{3 - i}"})
+    (tmp_path / "e.tsv").write_text("s\th:m:s\tmax_rss\n12.5\t0:00:12\t-\n31.0\t0:00:31\t512.0\n")
+    work = read_work({"evaluate": [tmp_path / "e.tsv"], "pretrain": []}, records)
+    assert [rule.name for rule in work.rules] == ["frame", "evaluate"]  # as they first ran
+    frame, evaluate = work.rules
+    assert (evaluate.jobs, evaluate.seconds, evaluate.longest) == (2, 43.5, 31.0)
+    assert (evaluate.gpu_seconds, evaluate.gpus, evaluate.peak_mib) == (50.0, ("H200",), 512.0)
+    assert (frame.jobs, frame.seconds, frame.gpu_seconds, frame.peak_mib) == (1, 5.0, 0, None)
+    assert (work.jobs, work.gpu_seconds, work.started) == (3, 50.0, "2026-01-01")
+    assert work.ended == "2026-01-03T00:00:10Z"
+    assert work.commits == (("0123456789ab", 3),)
+
+
+def test_a_curve_is_drawn_by_means_and_without_skipped_steps(tmp_path: Path) -> None:
+    rows = [f"{i},{i * 10},,{'nan' if i == 7 else i % 2},,," for i in range(1000)]
+    (tmp_path / "loss.csv").write_text("\n".join(["step,tokens,loss,ce,kd,lr,grad_norm", *rows]))
+    curve = read_curve(tmp_path / "loss.csv")
+    assert curve.shape == (100, 2)
+    np.testing.assert_allclose(curve[2:, 1], 0.5, atol=0.1)
+    (tmp_path / "loss.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(InputError, match="is no loss curve: it has columns a, b"):
+        read_curve(tmp_path / "loss.csv")
+
+
+def test_curves_are_of_what_was_trained(demo: Config, inputs: dict[str, Any]) -> None:
+    curves: dict[Variant, Path] = inputs["curves"]
+    assert set(draw_curves(demo, curves)) == {"pretraining", "recovery"}
+    only = {variant: path for variant, path in curves.items() if variant.rft == "none"}
+    svg = draw_curves(demo, only)["pretraining"]
+    for variant in only:
+        assert f">{demo.models[variant.model].label}</text>" in svg
+    assert draw_curves(demo, {}) == {}
