@@ -1,7 +1,7 @@
 """A model's perplexities through Keycut's suite, and by a page of plain PyTorch: are they equal?
 
     python benchmarks/perplexity.py MODEL --wikitext wiki.test.raw --lambada lambada.jsonl
-        [--windows 2048,10000] [--batches 1,16] [--dtype bfloat16] [--gpu] [--first N] [--out FILE]
+        [--windows 2048,10000] [--batches 1,16] [--dtype bfloat16] [--gpu] [--out FILE]
 
 The page is benchmarks/plain_perplexity.py: the recurrence, one token after the other, in float64.
 It computes with the same weights, rounded to --dtype (float32 on a CPU, bfloat16 on a GPU), so a
@@ -47,14 +47,17 @@ def one_suite(
     return parse_config(data, "benchmark")
 
 
-def cut(wikitext_file: Path, lambada_file: Path, first: int | None, folder: Path) -> dict:
-    """Both files, or their first documents."""
-    if first is None:
-        return {"wikitext": wikitext_file, "lambada_openai": lambada_file}
-    (folder / "wikitext.raw").write_text("\n".join(pages(wikitext_file)[:first]), encoding="utf-8")
-    lines = lambada_file.read_text(encoding="utf-8").split("\n")[:first]
-    (folder / "lambada.jsonl").write_text("\n".join(lines), encoding="utf-8")
-    return {"wikitext": folder / "wikitext.raw", "lambada_openai": folder / "lambada.jsonl"}
+def cut(
+    wikitext_file: Path, lambada_file: Path, articles: int | None, passages: int | None, work: Path
+) -> dict[str, Path]:
+    """Both test sets, or so many of their documents, as files."""
+    lines = lambada_file.read_text(encoding="utf-8").strip().split("\n")
+    files = {"wikitext": work / "wikitext.raw", "lambada_openai": work / "lambada.jsonl"}
+    for file, some in zip(
+        files.values(), (pages(wikitext_file)[:articles], lines[:passages]), strict=True
+    ):
+        file.write_text("\n".join(some), encoding="utf-8")
+    return files
 
 
 def compare(
@@ -66,13 +69,14 @@ def compare(
     batches: list[int],
     device: str,
     dtype: torch.dtype,
-    first: int | None = None,
+    articles: int | None = None,
+    passages: int | None = None,
 ) -> list[dict]:
     """A row per number, window and batch size, printed as they come."""
     plain = PlainModel(model, dtype, device)
     rows = []
     with tempfile.TemporaryDirectory() as work:
-        files = cut(wikitext_file, lambada_file, first, Path(work))
+        files = cut(wikitext_file, lambada_file, articles, passages, Path(work))
         for window in windows:
             started = time.monotonic()
             exact = dict(
@@ -123,7 +127,8 @@ def main() -> None:
     parser.add_argument("--batches", default="1,16")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"])
     parser.add_argument("--gpu", action="store_true")
-    parser.add_argument("--first", type=int, metavar="N", help="the first N documents of each")
+    parser.add_argument("--articles", type=int, help="so many of WikiText's, not all")
+    parser.add_argument("--passages", type=int, help="so many of LAMBADA's, not all")
     parser.add_argument("--out", type=Path, help="also write the rows here")
     options = parser.parse_args()
     device = "cuda" if options.gpu else "cpu"
@@ -133,7 +138,7 @@ def main() -> None:
         options.model, options.wikitext, options.lambada,
         windows=[int(text) for text in options.windows.split(",")],
         batches=[int(text) for text in options.batches.split(",")],
-        device=device, dtype=dtype, first=options.first,
+        device=device, dtype=dtype, articles=options.articles, passages=options.passages,
     )  # fmt: skip
     largest = max(row["relative"] for row in rows if row["relative"] is not None)
     print(json.dumps({"largest relative difference": largest}))

@@ -144,11 +144,11 @@ def pages(path):
     return [page for page in map("\n".join, found) if page.strip()]
 
 
-def wikitext(model, path, window, first=None):
+def wikitext(model, path, window):
     """exp of nats per word. A page is cut into full windows; the last is moved back to be full as
     well, and scores only what none before it has."""
     rows, words = [], 0
-    for page in pages(path)[:first]:
+    for page in pages(path):
         words += len(re.split(r"\s+", page))
         ids = [model.first, *model.encode(wikitext_detokenizer({"page": page}))]
         done = 1
@@ -159,10 +159,10 @@ def wikitext(model, path, window, first=None):
     return math.exp(-sum(total for total, _ in model.scores(rows)) / words)
 
 
-def lambada(model, path, window, first=None):
+def lambada(model, path, window):
     """exp of the nats of a last word, and how often greedy decoding would say it."""
     rows = []
-    for line in Path(path).read_text(encoding="utf-8").strip().split("\n")[:first]:
+    for line in Path(path).read_text(encoding="utf-8").strip().split("\n"):
         text = json.loads(line)["text"]
         ids = model.encode(text)
         seen = len(model.encode(text[: text.rindex(" ")].rstrip()))

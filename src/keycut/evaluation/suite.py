@@ -162,11 +162,15 @@ def measure(lm: LM, name: str, documents: list[data.Document]) -> Record:
 def make_task(name: str, documents: list[data.Document]) -> ConfigurableTask:
     """lm-eval's task on these documents, whatever split they came from."""
     _quiet_and_quick()
-    given = partial(_given, datasets.Dataset.from_list(documents))
+    config = task_file(name)
+    given = datasets.Dataset.from_list(documents)
+    # lm-eval would do this again whenever it asks for the documents.
+    if process := config.pop("process_docs", None):
+        given = process(given)
     return ConfigurableTask(
         config={
-            **{key: value for key, value in task_file(name).items() if key not in ("tag", "group")},
-            "custom_dataset": given,
+            **{key: value for key, value in config.items() if key not in ("tag", "group")},
+            "custom_dataset": partial(_given, given),
             "training_split": None,
             "validation_split": None,
             "test_split": "test",
@@ -177,9 +181,10 @@ def make_task(name: str, documents: list[data.Document]) -> ConfigurableTask:
 
 @lru_cache
 def _quiet_and_quick() -> None:
-    """lm-eval advises on options that are not ours, draws a bar for what takes a second, and
+    """lm-eval advises on options that are not ours, draws bars for what takes a second, and
     compiles the template of a task for each of its documents, which takes longer than scoring."""
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
+    datasets.disable_progress_bars()
     lm_eval.api.task.tqdm = lambda items, **_: items
     lm_eval.utils.env.from_string = lru_cache(lm_eval.utils.env.from_string)
 
