@@ -113,9 +113,12 @@ def measurement(config: Config, cell: Measurement) -> dict:
     draw = random.Random(str(cell))
     speed = 3e5 / (cell.width + 40) * draw.uniform(0.97, 1.03) * (1 + (cell.does == "forward"))
     no_gpu = {"value": None, "stderr": None, "reason": "not measured: no GPU"}
+    no_gpu |= {"note": "", "runs": None}
 
     def measured(value: float) -> dict:
-        return {"value": value, "stderr": 0.01 * value, "reason": ""}
+        runs = {"median": 1.0, "lower": 0.9, "upper": 1.1, "repeats": 5, "warmup": 1}
+        error = 0.01 * value
+        return {"value": value, "stderr": error, "reason": "", "note": "", "runs": runs}
 
     if isinstance(benchmark, DecodingBenchmark):
         results = {f"tokens_per_s_{b}": measured(speed * b**0.7) for b in benchmark.batches}
@@ -126,11 +129,10 @@ def measurement(config: Config, cell: Measurement) -> dict:
         "cell": asdict(cell),
         "results": results,
         "padded": None,
+        "timed": "a pass",
         "settings": benchmark.model_dump(mode="json"),
-        "device": "cpu",
-        "gpu": None,
-        "backend": "plain",
-        "versions": VERSIONS,
+        "machine": {"device": "cpu", "gpu": None, "backend": "plain", "versions": VERSIONS},
+        "tuning": {},
         "seconds": 1.5,
     }
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from reporting_runs import ROOT, TEMPLATES, evaluation_files, frame_files, measurement_files
 
+from keycut import benchmarking
 from keycut.artefact import read_json, write_json
 from keycut.config import Config, QualityTable, load_config
 from keycut.errors import InputError
@@ -152,3 +153,8 @@ def test_results_carry_the_variant_that_the_file_was_given_for(
     assert set(found) == {
         variant_key(demo, variant, column) for variant, column in demo.cells("by_model")
     }
+
+
+def test_the_fixture_is_what_benchmarks_write(demo: Config, tmp_path: Path) -> None:
+    for cell, path in measurement_files(demo, tmp_path).items():
+        assert benchmarking.read(path).cell == cell

@@ -66,6 +66,7 @@
     const selection = made.find((one) => one.full_width);
     const record = measured[0] ?? {};
     const ran = measured[1] ?? {};
+    const machine = record.machine ?? record;
     const section = make("section", "",
       make("h3", `Seed ${seed}: ${value === null ? reason : short(value)}${stderr === null ? "" : ` ± ${short(stderr)}`}`),
       facts([
@@ -73,12 +74,12 @@
         ["Checkpoint", record.model],
         ["Selection", selection && `${selection.method} on ${selection.target}, ${selection.width} of ${selection.full_width} channels`],
         ["Calibration seed", selection?.calibration?.seed ?? selection?.seed],
-        ["Device", ran.gpus?.length ? ran.gpus : record.gpu ?? record.device],
+        ["Device", ran.gpus?.length ? ran.gpus : machine.gpu ?? machine.device],
         ["Machine", ran.machine],
         ["Started", ran.started],
         ["Took", ran.seconds === undefined ? null : `${ran.seconds} s`],
-        ["Commit", ran.commit ?? record.commit],
-        ["Software", versions(record.versions ?? ran.versions)],
+        ["Commit", ran.commit],
+        ["Software", versions(machine.versions ?? ran.versions)],
       ]));
     for (const place of places) {
       section.append(make("details", "",
