@@ -3,7 +3,7 @@ from pathlib import Path
 from keycut.job import commit, job
 
 with job(snakemake) as config:
-    from keycut.layout import Layout
+    from keycut.layout import BESIDE, Layout
     from keycut.reporting.report import write_report
 
     at = Layout(config)
@@ -16,6 +16,7 @@ with job(snakemake) as config:
         curves=at.curves(),
         jobs={rule.name: sorted(rule.rglob("*.tsv")) for rule in sorted(timings.iterdir())},
         made=at.made(),
+        records=sorted(Path(at.root).rglob(f"*{BESIDE}")),
         out=snakemake.output.html,
         templates=snakemake.params.templates,
         commit=commit() or "",

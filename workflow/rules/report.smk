@@ -228,7 +228,10 @@ rule page:
         results=sorted(
             {source for table in RUN.tables for source in sources_of_table(table)}
         ),
-        template=f"{TEMPLATES}/report.html.j2",
+        templates=[
+            f"{TEMPLATES}/{name}"
+            for name in ("report.html.j2", "report.css", "report.js", "table.html.j2")
+        ],
     output:
         html=report(
             f"{OUT}/report.html", caption="../report/report.rst", category="Report"
