@@ -31,7 +31,7 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action="version", version=f"keycut {__version__}")
     commands = top.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for add in (_prune, _check, _preflight, _download, _pack):
+    for add in (_prune, _check, _preflight, _plan, _compare, _download, _pack):
         add(commands)
     return top
 
@@ -162,6 +162,90 @@ def _preflight(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
             )
         ):
             raise SystemExit(1)
+
+    command.set_defaults(run=run)
+
+
+def _plan(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    command = commands.add_parser(
+        "plan",
+        help="say what a run costs: jobs, GPU hours, days, disk",
+        description="Ask Snakemake for the jobs behind some targets and say what they cost, rule "
+        "by rule, without running any. Run it in the checkout.",
+    )
+    command.add_argument("targets", nargs="*", metavar="TARGET",
+                         help="files or target rules; everything if none is given")  # fmt: skip
+    command.add_argument("--configfile", type=Path, help="the profile's, or the demo, if not given")
+    command.add_argument("--profile", help="as snakemake's: where it will run")
+    command.add_argument("--gpus", type=int, metavar="N", help="how many there are; by default "
+                         "what the profile says, or several to choose from")  # fmt: skip
+    command.add_argument("--costs", type=Path, default=Path("config/costs.yaml"), metavar="FILE",
+                         help="measured figures (%(default)s)")  # fmt: skip
+    command.add_argument("--json", type=Path, metavar="FILE", help="write the plan there too")
+    command.add_argument("--after", action="store_true",
+                         help="compare the plan with what finished jobs took")  # fmt: skip
+    command.add_argument("--figures", type=Path, metavar="FILE", help="with --after: write what "
+                         "was measured, in the form of the costs")  # fmt: skip
+
+    def run(options: argparse.Namespace) -> None:
+        from keycut.artefact import refuse_unwritable, write_json
+        from keycut.plan.after import after_text, look_back, ran, write_figures
+        from keycut.plan.costs import read_costs
+        from keycut.plan.graph import read_graph
+        from keycut.plan.planning import afresh, make_plan, price
+        from keycut.plan.words import to_text
+
+        if options.gpus is not None and options.gpus < 1:
+            raise InputError(f"--gpus {options.gpus}: must be 1 or more")
+        if options.figures and not options.after:
+            raise InputError("--figures is of jobs that have run: give --after with it")
+        for path in filter(None, (options.json, options.figures)):
+            refuse_unwritable(path)
+        costs = read_costs(options.costs)
+        print("asking Snakemake for its jobs", file=sys.stderr, flush=True)
+        graph = read_graph(options.targets, configfile=options.configfile, profile=options.profile)
+        if options.after:
+            found = ran(graph.config.run, price(afresh(graph), costs))
+            after = look_back(graph.config.run, found)
+            text, data = after_text(after), after.as_json()
+            if options.figures:
+                write_figures(options.figures, graph.config.run, found)
+        else:
+            plan = make_plan(graph, costs, targets=options.targets, gpus=options.gpus)
+            text, data = to_text(plan), plan.as_json()
+        if options.json:
+            write_json(options.json, data)
+        print(text, end="")
+
+    command.set_defaults(run=run)
+
+
+def _compare(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    command = commands.add_parser(
+        "compare",
+        help="show a run beside the paper: its verdict",
+        description="Print the verdict of a finished run: which claims of the paper hold in it, "
+        "and which of its numbers lie outside of their tolerance.",
+    )
+    command.add_argument("name", metavar="RUN", help="its name: results/RUN has its results")
+
+    def run(options: argparse.Namespace) -> None:
+        from keycut.errors import nearest
+
+        verdict = Path("results") / options.name / "verdict"
+        text = verdict / "verdict.txt"
+        if text.is_file():
+            print(text.read_text(), end="")
+            return
+        if not verdict.parent.is_dir():
+            known = [folder.name for folder in Path("results").glob("*/")]
+            raise InputError(
+                f"run {options.name!r}: no folder in results{nearest(options.name, known)}"
+            )
+        raise InputError(
+            f"{verdict} is not there yet: `snakemake {verdict}`, with the configuration or the "
+            "profile of this run, makes it"
+        )
 
     command.set_defaults(run=run)
 
