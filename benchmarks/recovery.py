@@ -126,7 +126,9 @@ def recovered(
     settings = load_config(CONFIG).recovery
     assert settings is not None
     settings = settings.model_copy(update={"steps": steps, "batch": size.batch, "warmup": 2})
-    data = tokens(folder / run, settings.sequences, size.length, size.model["vocab_size"])
+    data = tokens(
+        folder / f"{run}-tokens", settings.sequences, size.length, size.model["vocab_size"]
+    )
     clock = Clock(logits_loss if logits else recovery.recovery_loss)
     recovery.recovery_loss = clock
     ids = torch.from_numpy(data[:2]).to("cuda" if gpu else "cpu")

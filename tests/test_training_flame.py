@@ -10,11 +10,12 @@ import warnings
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_models import SMALL
-from test_training_survival import finished, started, wait_for
+from test_training_survival import PROCESSES, finished, started, wait_for
 from training_runs import FLAMED, LENGTH, flame_recipe, packed
 
 from keycut.data.packing import PackedTokens
@@ -23,7 +24,7 @@ from keycut.errors import InputError
 from keycut.models import create, load
 from keycut.training import flame
 from keycut.training.checkpoints import Checkpoints, seal
-from keycut.training.flame_entry import PackedBatches
+from keycut.training.flame_entry import GO_ON, LEAVE, SAVE, PackedBatches, agree
 from keycut.training.loop import COLUMNS, GO_ON_LATER, PATIENCE, Saving
 
 
@@ -100,6 +101,17 @@ def test_the_job_file_says_what_the_recipe_says(tmp_path, tokens, tokenizer):
     assert "torch.distributed.run" in (tmp_path / "command.txt").read_text()
 
 
+def test_a_job_file_is_read_as_it_was_meant():
+    values = {
+        "path": 'a "b" \\c \u00e9\U0001f525',
+        "eps": 1e-15,
+        "steps": 3,
+        "on": True,
+        "off": False,
+    }
+    assert tomllib.loads(flame.toml({"one": values, "two": {}})) == {"one": values, "two": {}}
+
+
 @given(warmup=st.integers(0, 30), rest=st.integers(1, 60))
 def test_the_rate_of_the_curve_is_flames(warmup, rest):
     recipe = flame_recipe(warmup=warmup, steps=warmup + rest)
@@ -115,12 +127,12 @@ def test_the_rate_of_the_curve_is_flames(warmup, rest):
         assert flame.flame_rate(step, recipe) == pytest.approx(recipe.learning_rate * factor)
 
 
-def test_a_run_told_to_stop_goes_on_with_another_number_of_gpus(tokens):
+def test_a_run_told_to_stop_goes_on(tokens):
     root = tokens.parent
     never = Saving()  # so what is there was saved for the signal, but for step 1
-    with started("flaming", root, "flamed", 2, never) as process:
+    with started("flaming", root, "flamed", 1, never) as process:
         wait_for(root, "flamed", 3, process)
-        os.kill(process.pid, signal.SIGTERM)
+        os.kill(process.pid, signal.SIGUSR1)
     assert process.exitcode == GO_ON_LATER
     assert not (root / "flamed").exists()
     saved = (root / "running" / "flamed").glob("*/flame/checkpoint/step-*")
@@ -139,6 +151,22 @@ def test_a_run_told_to_stop_goes_on_with_another_number_of_gpus(tokens):
         [str(step), str(step * 4 * LENGTH), f"{round(1 / step, 4):.9g}"] for step in range(1, 25)
     ]
     assert not list((root / "running" / "flamed").iterdir())
+
+
+def wishing(folder, rank, wish):
+    dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=3)
+    (folder / f"agreed-{rank}").write_text(str(agree(wish)))
+    dist.destroy_process_group()
+
+
+def test_all_processes_leave_after_the_same_step_if_one_is_told_to(tmp_path):
+    wishes = enumerate((GO_ON, LEAVE, SAVE))
+    going = [PROCESSES.Process(target=wishing, args=(tmp_path, *wish)) for wish in wishes]
+    for process in going:
+        process.start()
+    for process in going:
+        process.join()
+    assert [(tmp_path / f"agreed-{rank}").read_text() for rank in range(3)] == [str(LEAVE)] * 3
 
 
 def a_checkpoint(folder, step):

@@ -20,7 +20,6 @@ import os
 import re
 import shlex
 import shutil
-import signal
 import statistics
 import subprocess
 import sys
@@ -63,6 +62,9 @@ LOOK_EVERY = 0.5  # seconds between looks at flame's log
 SHOWN = 30  # lines of the log that an error shows
 # A process may tune kernels for minutes, or hash a checkpoint, while the others wait for it.
 PATIENT_SECONDS = 3600
+
+# Slurm's warning, SIGUSR1, goes to every process of a job, and would end torchrun.
+WITHOUT_WARNINGS = ("sh", "-c", "trap '' USR1; exec \"$@\"", "sh")
 
 STEP = re.compile(r"step: +(\d+) +loss: +(\S+) +memory: +(\S+)GiB.* tps: ([\d,]+)")
 NORM = re.compile(r"lr: \S+ gnorm: +(\S+)")
@@ -258,7 +260,10 @@ def job(
 def toml(sections: Mapping[str, Mapping[str, Any]]) -> str:
     """Strings, numbers and truth values in TOML, which writes them as JSON does."""
     return "\n".join(
-        f"[{name}]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in values.items())
+        f"[{name}]\n"
+        + "".join(
+            f"{key} = {json.dumps(value, ensure_ascii=False)}\n" for key, value in values.items()
+        )
         for name, values in sections.items()
     )
 
@@ -299,7 +304,7 @@ def run_flame(
         lines.seek(0, os.SEEK_END)
         watch = _Watch(recipe, divided, length, done)
         process = subprocess.Popen(
-            words,
+            [*WITHOUT_WARNINGS, *words],
             stdout=sink,
             stderr=subprocess.STDOUT,
             env={**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"},
@@ -307,8 +312,6 @@ def run_flame(
             start_new_session=True,
             # So that nobody starts the run a second time if only this process is killed.
             pass_fds=[kept.lock],
-            # Slurm's warning goes to every process of a job, and would end torchrun.
-            preexec_fn=_ignore_warnings,
         )
         try:
             while process.poll() is None:
@@ -323,7 +326,7 @@ def run_flame(
     reached = last_whole(kept.folder)
     if code == 0 and reached == recipe.steps:
         return watch.pace()
-    if code == 0 or stop.is_set():
+    if stop.is_set() or (code == 0 and reached > done):
         _say(f"pretraining: saved at step {reached}, goes on later")
         raise SystemExit(GO_ON_LATER)
     tail = "".join(log.read_text(errors="replace").splitlines(keepends=True)[-SHOWN:])
@@ -331,10 +334,6 @@ def run_flame(
         f"flame ended with code {code} after step {watch.step}; its last checkpoint is of step "
         f"{reached}. The end of {log}:\n{tail}"
     )
-
-
-def _ignore_warnings() -> None:
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
 
 
 @dataclass
