@@ -12,6 +12,7 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from snakemake.exceptions import RuleException, WorkflowError
 
 from keycut.artefact import read_json, write_json
 from keycut.cli import main
@@ -19,7 +20,7 @@ from keycut.config import BASELINE, load_config, width
 from keycut.errors import InputError
 from keycut.plan.after import after_text, look_back, ran, write_figures
 from keycut.plan.costs import Costs, Figure, Measured, Missing, estimate, read_costs
-from keycut.plan.graph import Graph, read_graph
+from keycut.plan.graph import Graph, _explained, read_graph
 from keycut.plan.planning import Plan, afresh, make_plan, price
 from keycut.plan.schedule import Capacity, Schedule, Task, critical_path, list_schedule
 from keycut.plan.words import duration, size, table, to_text
@@ -110,6 +111,12 @@ def test_the_work_of_every_rule_is_known() -> None:
     blocks = re.split(r"^ *rule (\w+):$", text, flags=re.MULTILINE)
     rules = dict(zip(blocks[1::2], blocks[2::2], strict=True))
     assert {name for name, body in rules.items() if "script:" in body} == set(RULES)
+
+
+@pytest.mark.parametrize("kind", [RuleException, WorkflowError])
+def test_what_snakemake_says_reaches_the_user(kind: type[Exception]) -> None:
+    with pytest.raises(InputError, match="Snakemake: Missing input"), _explained([], None, None):
+        raise kind("Missing input files for rule evaluate")
 
 
 # Work

@@ -133,7 +133,7 @@ def _arguments(configfile: Path | str | None, profile: str | None) -> Any:
 @contextmanager
 def _explained(targets: Sequence[str], workflow: Any, config: Config) -> Iterator[None]:
     """Snakemake's errors, as ours."""
-    from snakemake.exceptions import MissingRuleException, WorkflowError
+    from snakemake.exceptions import MissingRuleException, RuleException, WorkflowError
 
     try:
         yield
@@ -143,7 +143,7 @@ def _explained(targets: Sequence[str], workflow: Any, config: Config) -> Iterato
             raise InputError(f"Snakemake: {error}") from None
         known = _targets(workflow, config)
         raise InputError(f"target {unknown!r}: no rule makes it{nearest(unknown, known)}") from None
-    except WorkflowError as error:
+    except (RuleException, WorkflowError) as error:  # such as an input that nothing makes
         raise InputError(f"Snakemake: {error}") from None
 
 
