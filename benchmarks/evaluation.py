@@ -410,7 +410,7 @@ PARTS: dict[str, Callable[[Settings], dict[str, Any]]] = {
     "memory": memory,
     "throughput": throughput,
 }
-# Side by side on a GPU, which they do not fill; what is timed is alone.
+# Side by side on a GPU, which they do not fill, each with a limit; what is timed is alone.
 STAGES = (("train",), ("compare", "paths", "padding", "memory"), ("throughput",))
 LIMITS = {"train": 240, "compare": 240, "paths": 240, "padding": 150, "memory": 150,
           "throughput": 150}  # fmt: skip
@@ -461,14 +461,17 @@ def run(job: Job, deadline: float, threads: dict[str, str]) -> dict[str, Any]:
 
 
 def jobs(stage: tuple[str, ...], settings: Settings, gpu: bool) -> list[Job]:
+    def limit(part: str) -> float:
+        return LIMITS[part] if gpu else math.inf
+
     found = []
     for part in stage:
         if part != "paths":
-            found.append(Job(part, part, settings, LIMITS[part]))
+            found.append(Job(part, part, settings, limit(part)))
             continue
         demo = Path(settings.data) / "demo" if settings.data else None
         folders = sorted(demo.glob("*/config.json")) if demo else []
-        for model in (settings.model, *(str(file.parent) for file in folders)):
+        for model in dict.fromkeys((settings.model, *(str(file.parent) for file in folders))):
             # A CPU computes the larger model too: some of the documents have to do.
             ways = (("cuda", "bfloat16"), ("cpu", "bfloat16")) if gpu else (
                 ("cpu", "bfloat16"), ("cpu", "float32"))  # fmt: skip
@@ -477,7 +480,7 @@ def jobs(stage: tuple[str, ...], settings: Settings, gpu: bool) -> list[Job]:
                 told |= {"articles": settings.articles // 6, "passages": settings.passages // 4}
                 told |= {"prompts": settings.prompts // 4, "questions": settings.questions // 8}
                 name = f"paths:{Path(model).name}:{device}:{dtype}"
-                found.append(Job(name, part, Settings(**told), LIMITS[part]))
+                found.append(Job(name, part, Settings(**told), limit(part)))
     return found
 
 
