@@ -43,6 +43,7 @@ from keycut.data.tokenizer import check_vocabulary, load_tokenizer
 from keycut.errors import InputError
 from keycut.models.architectures import architecture
 from keycut.models.checkpoint import create
+from keycut.training import flame_entry
 from keycut.training.checkpoints import DAMAGE, KEPT, Checkpoints, verify
 from keycut.training.loop import (
     COLUMNS,
@@ -193,7 +194,7 @@ def command(folder: Path, gpus: int) -> list[str]:
         # A free port, so that two runs on one machine do not meet.
         "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0",
         "--local-ranks-filter=0", f"--log-dir={folder / 'torchrun'}",
-        "-m", "keycut.training.flame_entry", "--job.config_file", str(folder / "job.toml"),
+        "-m", flame_entry.__name__, "--job.config_file", str(folder / "job.toml"),
     ]  # fmt: skip
 
 
