@@ -42,7 +42,8 @@ def draw_filters(config: Config, name: str, sources: Sequence[Path]) -> Figure:
             extent=(0, heads, layers, 0),
         )  # fmt: skip
         axes.vlines(np.arange(1, heads), 0, layers, colors=LINES, linewidth=0.7)
-        axes.hlines(np.arange(1, layers), 0, heads, colors=LINES, linewidth=0.15)
+        if layers <= 8:  # of more, lines would cover the taps
+            axes.hlines(np.arange(1, layers), 0, heads, colors=LINES, linewidth=0.15)
         axes.grid(False)
         axes.set_title(title)
         axes.set_xticks(np.arange(heads) + 0.5, [str(head) for head in range(heads)])

@@ -24,7 +24,7 @@ from keycut.reporting.style import (
 )
 
 BINS = 60
-DECADES = 4  # below the largest singular value; what is smaller stands in the first bin
+DECADES = 4  # below the largest singular value; of what is smaller only the number is given
 STAGES = {"none": "", "pre": "", "post": ", recovered"}
 
 Analyses = dict[tuple[str, str], list[RankAnalysis]]
@@ -57,7 +57,7 @@ def draw_spectrum(config: Config, name: str, sources: Sequence[Path]) -> Figure:
     figure = new_figure(min(PAGE, COLUMN * len(spectra) / 2 + 0.5), 1.9)
     panels = np.atleast_1d(figure.subplots(1, len(spectra), sharex=True, sharey=True))
     for axes, ((method, stage), sigma) in zip(panels, spectra.items(), strict=True):
-        counts, _ = np.histogram(np.clip(sigma, edges[0], None), edges)
+        counts, _ = np.histogram(sigma, edges)
         shade = colour(config, method)
         axes.stairs(counts / len(sigma), edges, fill=True, color=shade, alpha=0.35)
         axes.stairs(counts / len(sigma), edges, color=shade, linewidth=1)
@@ -69,11 +69,11 @@ def draw_spectrum(config: Config, name: str, sources: Sequence[Path]) -> Figure:
             0, 1.03, f"$d$ = {sigma.shape[1]},  $u$ = {utilization(sigma):.2f}",
             transform=axes.transAxes, fontsize=7,
         )  # fmt: skip
+        if below := (sigma < edges[0]).sum() / len(sigma):
+            axes.text(0.02, 0.9, f"← {below:.1f} below", transform=axes.transAxes, fontsize=7)
+    panels[0].set_ylim(0, 1.2 * panels[0].get_ylim()[1])  # room for what is said of those below
     panels[0].set_ylabel("number per state")
-    below = any((sigma < edges[0]).any() for sigma in spectra.values())
-    figure.supxlabel(
-        "singular value" + (" (in the first bar all below, too)" if below else ""), fontsize=8
-    )
+    figure.supxlabel("singular value", fontsize=8)
     return figure
 
 
