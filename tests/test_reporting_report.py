@@ -7,10 +7,14 @@ import math
 import re
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import jinja2
 import numpy as np
 import pytest
+from docutils.core import publish_parts
+from markupsafe import escape
 from reporting_runs import ROOT, record, report_inputs
 from safetensors.numpy import save_file
 
@@ -292,3 +296,21 @@ def test_curves_are_of_what_was_trained(demo: Config, inputs: dict[str, Any]) ->
     for variant in only:
         assert f">{demo.models[variant.model].label}</text>" in svg
     assert draw_curves(demo, {}) == {}
+
+
+# --- Snakemake's own report ---
+
+
+def test_captions_for_snakemakes_report_name_what_they_stand_under(demo: Config) -> None:
+    data = demo.model_dump(mode="json")
+    shown = [("table", name, table.caption) for name, table in demo.tables.items()]
+    shown += [("figure", name, figure.caption) for name, figure in demo.figures.items()]
+    shown += [(name, "", "") for name in ("report", "verdict", "document")]
+    for kind, name, caption in shown:
+        job = SimpleNamespace(config=data, wildcards=SimpleNamespace(**{kind: name}))
+        text = (ROOT / "workflow" / "report" / f"{kind}.rst").read_text()
+        rendered = jinja2.Template(text, undefined=jinja2.StrictUndefined).render(snakemake=job)
+        # Warnings of docutils are errors here.
+        settings = {"halt_level": 2, "report_level": 5}
+        body = publish_parts(rendered, writer="html", settings_overrides=settings)["body"]
+        assert str(escape(caption)).replace("&#39;", "'") in body
