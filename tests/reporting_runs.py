@@ -19,7 +19,6 @@ from keycut.reporting.frame import (
     FRACTIONS,
     Key,
     read_published,
-    table_measurements,
     variant_key,
 )
 from keycut.reporting.grid import LOWER_IS_BETTER
@@ -214,7 +213,7 @@ def frame_files(config: Config, folder: Path) -> dict[str, Path]:
         if isinstance(table, QualityTable):
             sources = [evaluations[one] for one in config.evaluations(name)]
         else:
-            sources = [measurements[cell] for cell in table_measurements(config, name)]
+            sources = [measurements[cell] for cell in config.timings(name)]
         frames[name] = folder / "frames" / f"{name}.parquet"
         make_frame(config, name, sources, frames[name])
     return frames

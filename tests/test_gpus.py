@@ -64,6 +64,12 @@ def test_more_than_there_are_is_an_error(tmp_path):
         pass
 
 
+def test_a_job_that_asked_for_none_sees_none(tmp_path):
+    with gpus_taken(0, locks=tmp_path) as mine:
+        assert mine == []
+        assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
+
+
 def test_a_machine_without_gpus_runs_on_its_cpu(tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     with gpus_taken(8, locks=tmp_path) as mine:

@@ -15,7 +15,6 @@ from keycut.reporting.frame import (
     cells,
     from_frame,
     read_frame,
-    table_measurements,
     timing_key,
     variant_key,
 )
@@ -91,11 +90,11 @@ def test_a_measurement_becomes_results_under_the_names_of_its_pass(
     demo: Config, tmp_path: Path
 ) -> None:
     files = measurement_files(demo, tmp_path)
-    cell = table_measurements(demo, "decoding_speed")[0]
+    cell = demo.timings("decoding_speed")[0]
     make_frame(
         demo,
         "decoding_speed",
-        [files[one] for one in table_measurements(demo, "decoding_speed")],
+        [files[one] for one in demo.timings("decoding_speed")],
         tmp_path / "d.parquet",
     )
     found = cells(read_frame(tmp_path / "d.parquet"))
@@ -109,11 +108,11 @@ def test_a_measurement_becomes_results_under_the_names_of_its_pass(
 
 def test_a_ratio_says_whose_measurement_is_missing(demo: Config, tmp_path: Path) -> None:
     files = measurement_files(demo, tmp_path)
-    wide, narrow = table_measurements(demo, "mixer_speed")[:2]
+    wide, narrow = demo.timings("mixer_speed")[:2]
     record = read_json(files[wide])
     record["results"]["tokens_per_s"] = {"value": None, "stderr": None, "reason": "crashes"}
     write_json(files[wide], record)
-    sources = [files[one] for one in table_measurements(demo, "mixer_speed")]
+    sources = [files[one] for one in demo.timings("mixer_speed")]
     make_frame(demo, "mixer_speed", sources, tmp_path / "m.parquet")
     found = cells(read_frame(tmp_path / "m.parquet"))
     assert found[timing_key(demo, wide, "speedup")].reason == "crashes"
@@ -123,7 +122,7 @@ def test_a_ratio_says_whose_measurement_is_missing(demo: Config, tmp_path: Path)
 
 def test_a_table_of_one_pass_needs_no_other(tmp_path: Path) -> None:
     paper = load_config(ROOT / "config" / "paper.yaml")
-    shown = {name: table_measurements(paper, name) for name in ("mixer_scaling", "mixer_training")}
+    shown = {name: paper.timings(name) for name in ("mixer_scaling", "mixer_training")}
     assert {cell.does for cell in shown["mixer_scaling"]} == {"forward"}
     assert sorted(shown["mixer_scaling"] + shown["mixer_training"]) == sorted(
         paper.measurements("mixer")
@@ -138,7 +137,7 @@ def test_wrong_sources_are_refused(demo: Config, tmp_path: Path) -> None:
         make_frame(demo, "sharing", right[1:], tmp_path / "x")
     with pytest.raises(InputError, match="suite 'zero_shot', expected 'ppl'"):
         make_frame(demo, "sharing", right[::-1], tmp_path / "x")
-    timed = [measurements[one] for one in table_measurements(demo, "mixer_speed")]
+    timed = [measurements[one] for one in demo.timings("mixer_speed")]
     with pytest.raises(InputError, match=r"it measured .*'width': 16.*, expected .*'width': 32"):
         make_frame(demo, "mixer_speed", timed[::-1], tmp_path / "x")
     with pytest.raises(InputError, match="is not a measurement"):

@@ -17,6 +17,7 @@ from pathlib import Path
 from keycut.errors import InputError
 
 WAIT = 0.5  # seconds between two looks
+OURS = f"keycut-gpus-{os.getuid()}"  # a folder of locks
 
 
 def visible_gpus() -> list[str]:
@@ -36,20 +37,12 @@ def gpus_taken(count: int, *, locks: Path | None = None) -> Iterator[list[str]]:
     cluster keeps what it was given.
     """
     there = visible_gpus()
-    if not count or not there or "SLURM_JOB_ID" in os.environ:
+    if not there or "SLURM_JOB_ID" in os.environ:
         yield there
         return
     if count > len(there):
         raise InputError(f"{count} GPUs are asked for, this machine has {len(there)}")
-    folder = locks or Path(tempfile.gettempdir()) / f"keycut-gpus-{os.getuid()}"
-    folder.mkdir(parents=True, exist_ok=True)
-    while True:
-        taken = _lock(there, count, folder)
-        if len(taken) == count:
-            break
-        # All or nothing: two jobs that each hold half of what they need would wait for ever.
-        _release(taken)
-        time.sleep(WAIT)
+    taken = _wait_for(count, there, locks or Path(tempfile.gettempdir()) / OURS)
     before = os.environ.get("CUDA_VISIBLE_DEVICES")
     os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(taken)
     try:
@@ -60,6 +53,17 @@ def gpus_taken(count: int, *, locks: Path | None = None) -> Iterator[list[str]]:
         else:
             os.environ["CUDA_VISIBLE_DEVICES"] = before
         _release(taken)
+
+
+def _wait_for(count: int, there: list[str], folder: Path) -> dict[str, int]:
+    folder.mkdir(parents=True, exist_ok=True)
+    while True:
+        taken = _lock(there, count, folder)
+        if len(taken) == count:
+            return taken
+        # All or nothing: two jobs that each hold half of what they need would wait for ever.
+        _release(taken)
+        time.sleep(WAIT)
 
 
 def _lock(there: list[str], count: int, folder: Path) -> dict[str, int]:

@@ -9,7 +9,7 @@ def sources_of_table(table):
         return [
             AT.evaluation(variant, suite) for variant, suite in RUN.evaluations(table)
         ]
-    return [AT.measurement(cell) for cell in table_measurements(RUN, table)]
+    return [AT.measurement(cell) for cell in RUN.timings(table)]
 
 
 def sources_of_figure(figure):

@@ -17,7 +17,7 @@ from keycut.config.needs import packed, wanted
 from keycut.config.pruning import Calibration, Method, width
 from keycut.config.section import Kernel, Name, Section, Seed, Some, Stage, Target
 from keycut.config.sources import Corpus, Tokenizer
-from keycut.config.tables import QualityTable, Table
+from keycut.config.tables import DecodingTable, QualityTable, Table
 from keycut.config.training import Recipe, Recovery
 from keycut.errors import InputError, nearest
 from keycut.hub import HubItem, united
@@ -180,6 +180,14 @@ class Config(Section):
             for name in benchmarks or self.benchmarks
             for cell in self._measurements(name, self._named("benchmarks", name))
         )
+
+    def timings(self, table: str) -> tuple[Measurement, ...]:
+        """The cells of a benchmark that a table shows, which are those of one pass."""
+        spec = self._named("tables", table)
+        if isinstance(spec, QualityTable):
+            raise InputError(f"table {table!r} shows variants, not a benchmark")
+        does = "decoding" if isinstance(spec, DecodingTable) else spec.shows
+        return tuple(cell for cell in self.measurements(spec.benchmark) if cell.does == does)
 
     def trained_widths(self) -> tuple[tuple[Kernel, int], ...]:
         """Delta rules and head widths that will be trained, for the preflight."""

@@ -178,29 +178,15 @@ def timing_key(config: Config, cell: Measurement, metric: str) -> Key:
 def timed(config: Config, table: str) -> tuple[tuple[Measurement, str], ...]:
     """Every cell of a table of timings: which measurement, and which of its numbers."""
     spec = config.tables[table]
-    assert not isinstance(spec, QualityTable)
-    benchmark = config.benchmarks[spec.benchmark]
+    metrics: tuple[str, ...] = ("tokens_per_s", "speedup")
     if isinstance(spec, DecodingTable):
+        benchmark = config.benchmarks[spec.benchmark]
         assert benchmark.kind == "decoding"
-        does = "decoding"
         batches = [f"tokens_per_s_{batch}" for batch in benchmark.batches]
         metrics = (*batches, "state_mib", "largest_batch")
-    else:
-        does = spec.shows
-        metrics = ("tokens_per_s", "speedup")
-        if spec.kind == "mixer_speed":
-            metrics += ("peak_memory_gib", "memory_ratio")
-    return tuple(
-        (cell, metric)
-        for cell in config.measurements(spec.benchmark)
-        if cell.does == does
-        for metric in metrics
-    )
-
-
-def table_measurements(config: Config, table: str) -> tuple[Measurement, ...]:
-    """The cells of a benchmark that a table shows, which are those of one pass."""
-    return tuple(dict.fromkeys(cell for cell, _ in timed(config, table)))
+    elif spec.kind == "mixer_speed":
+        metrics += ("peak_memory_gib", "memory_ratio")
+    return tuple((cell, metric) for cell in config.timings(table) for metric in metrics)
 
 
 def table_frame(config: Config, table: str, results: Iterable[Result]) -> pd.DataFrame:
@@ -259,7 +245,7 @@ def read_measurement(config: Config, cell: Measurement, path: Path | str) -> Ite
 def read_sources(config: Config, table: str, sources: Sequence[Path | str]) -> Iterator[Result]:
     """What was measured for a table, from one file per evaluation or cell of a benchmark.
 
-    The files stand in the order of `config.evaluations(table)` or `table_measurements`.
+    The files stand in the order of `config.evaluations(table)` or `config.timings(table)`.
     """
     if isinstance(config.tables[table], QualityTable):
         evaluated = config.evaluations(table)
@@ -269,7 +255,7 @@ def read_sources(config: Config, table: str, sources: Sequence[Path | str]) -> I
                 raise InputError(f"{path}: an evaluation of suite {found!r}, expected {suite!r}")
             yield from read_evaluation(config, variant, path)
     else:
-        cells = table_measurements(config, table)
+        cells = config.timings(table)
         refuse_count(f"table {table}", "measurements", len(cells), len(sources))
         for cell, path in zip(cells, sources, strict=True):
             yield from read_measurement(config, cell, path)
