@@ -18,10 +18,11 @@ setup: .venv/installed  ## make .venv and install everything the demo and the te
 	$(BIN)/pip install --quiet --disable-pip-version-check -c envs/constraints.txt -e '.[workflow,dev]'
 	@touch $@
 
+# The server beside it saves every job the imports; without it the same jobs take longer.
 demo: setup  ## the whole workflow at toy size, on a CPU, without a network
-	$(BIN)/snakemake --profile profiles/demo
+	$(BIN)/python -m keycut.forkserver $(BIN)/snakemake --profile profiles/demo
 
-test: setup  ## all tests
+test: demo  ## the demo, then all tests
 	$(THREADS) $(BIN)/python -m pytest -n 2
 
 test-report: setup  ## the report in headless Chromium; PICTURES=folder keeps what it looked like

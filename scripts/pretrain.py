@@ -5,27 +5,25 @@ with job(snakemake) as config:
 
     from keycut.card import card, pretrained_facts
     from keycut.data.packing import PackedTokens
-    from keycut.models.checkpoint import create
-    from keycut.training.pretrain import pretrain
+    from keycut.training.trainers import pretrain_model, recipe_of
 
     name = snakemake.wildcards.model
-    spec = config.models[name]
-    recipe = config.recipes[spec.source.recipe]
-    data = PackedTokens(snakemake.input.tokens, slice_name=recipe.data.split("/")[1])
-    model = create(spec.fla_config(), seed=recipe.seed)
-    pretrain(
-        model.to("cuda" if torch.cuda.is_available() else "cpu"),
-        data,
-        recipe,
+    recipe = recipe_of(config, name)
+    length = PackedTokens(snakemake.input.tokens).manifest.sequence_length
+    pretrain_model(
+        config,
+        name,
+        snakemake.input.tokens,
         snakemake.output.model,
         checkpoints=snakemake.params.checkpoints,
         tokenizer=snakemake.input.tokenizer,
+        gpus=torch.cuda.device_count(),
         card=card(
             name,
-            f"{spec.label}, trained from scratch by Keycut.",
-            pretrained_facts(recipe, data.manifest.sequence_length),
+            f"{config.models[name].label}, trained from scratch by Keycut.",
+            pretrained_facts(recipe, length),
             command=f"snakemake {snakemake.output.model}",
-            config=spec.fla_config(),
+            config=config.models[name].fla_config(),
         ),
         force=True,
     )
