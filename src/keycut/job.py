@@ -32,7 +32,7 @@ from keycut.layout import BESIDE
 
 VERSIONED = (
     "torch", "triton", "flash-linear-attention", "transformers", "peft", "lm-eval", "datasets",
-    "numpy", "scipy", "pandas", "matplotlib", "snakemake",
+    "numpy", "scipy", "pandas", "matplotlib", "snakemake", "flame", "torchtitan",
 )  # fmt: skip
 
 
