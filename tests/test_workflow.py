@@ -1,5 +1,8 @@
-"""The workflow as Snakemake sees it."""
+"""The workflow as Snakemake sees it, before anything runs."""
 
+import os
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -9,37 +12,143 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 
-def snakemake(*arguments):
+@pytest.fixture
+def checkout(tmp_path):
+    """A checkout without results."""
+    for name in ("workflow", "scripts", "config", "profiles", "envs"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    return tmp_path
+
+
+def snakemake(folder, *arguments):
     done = subprocess.run(
-        [sys.executable, "-m", "snakemake", "-n", "--quiet", "host", *arguments],
-        cwd=ROOT, capture_output=True, text=True,
+        [sys.executable, "-m", "snakemake", "-n", "--quiet", "host", "--cores", "1", *arguments],
+        cwd=folder, capture_output=True, text=True,
     )  # fmt: skip
     return done.returncode, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("run", ["demo", "lab", "paper"])
-def test_a_dry_run_plans_every_configuration(run):
-    code, said = snakemake("--configfile", f"config/{run}.yaml", "--forceall")
+def counts(said):
+    """Jobs by rule, from Snakemake's own statistics."""
+    table = said.split("Job stats:")[1].split("total")[0]
+    return {rule: int(count) for rule, count in re.findall(r"^(\w+) +(\d+)$", table, re.M)}
+
+
+def test_the_papers_jobs_are_those_that_the_paper_implies(checkout):
+    code, said = snakemake(checkout, "--configfile", "config/paper.yaml")
     assert code == 0, said
-    assert f"results/{run}/tokens/" in said
-
-
-def test_without_a_configuration_it_is_the_demo():
-    code, said = snakemake("--forceall")
-    assert code == 0, said
-    assert "results/demo/tokens/" in said
-
-
-def test_a_configuration_replaces_the_demo_and_never_joins_it():
-    _, said = snakemake("--configfile", "config/paper.yaml", "--forceall")
+    found = counts(said)
+    assert found["pretrain"] == 4  # 370M: separate filters, shared in a head, shared by all, gated
+    assert found["adopt"] == 2  # the 1.3B models; of the 2.7B only its shape is timed
+    assert found["calibrate"] == 5  # all models that are pruned by more than their weights
+    recovered, controls = 4 * 5 * 4, 4  # models x methods x ratios
+    assert found["recover"] == recovered + controls
+    targets = 4 * 4 * 2  # models x methods x keys or queries alone
+    rotations = 2 * 2 * 2 + 2  # filters x rotations x ratios, and Grad with shared filters
+    assert found["slice"] == found["score"] == recovered + targets + rotations
+    assert found["table"] == found["frame"] == 20  # sixteen, and four of ours
+    assert found["figure"] == 7  # six, and one of ours
     assert "demo" not in said
     assert "documentation" not in said
 
 
-def test_a_mistake_in_a_configuration_ends_the_dry_run(tmp_path):
+def test_one_table_of_the_paper_needs_only_its_own(checkout):
+    code, said = snakemake(
+        checkout, "results/paper/tables/adv_vs_non_adv.tex", "--configfile", "config/paper.yaml"
+    )
+    assert code == 0, said
+    found = counts(said)
+    assert found["pretrain"] == 2
+    assert found["slice"] == 2 * 3 * 2  # models x methods x ratios
+    assert found["evaluate"] == 12 + 2  # and the two unpruned
+    assert not {"recover", "measure", "analyze", "adopt"} & {*found}
+
+
+def test_without_a_configuration_it_is_the_demo(checkout):
+    code, said = snakemake(checkout)
+    assert code == 0, said
+    assert "results/demo/report.html" in said
+
+
+def test_the_lab_needs_its_files_and_says_which(checkout):
+    code, said = snakemake(checkout, "--configfile", "config/lab.yaml")
+    assert code != 0
+    assert "data/eval/wikitext2_test.raw" in said
+
+
+def test_the_lab_is_planned_where_its_files_are(checkout):
+    for name in ("corpus/english.jsonl.xz", "tokenizer/mistral-32k.model",
+                 "eval/wikitext2_test.raw", "eval/lambada_openai_test.jsonl"):  # fmt: skip
+        path = checkout / "data" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    code, said = snakemake(checkout, "--configfile", "config/lab.yaml")
+    assert code == 0, said
+    assert "results/lab/report.html" in said
+
+
+def test_a_mistake_in_a_configuration_ends_the_dry_run(checkout):
     text = (ROOT / "config" / "demo.yaml").read_text()
-    bad = tmp_path / "bad.yaml"
+    bad = checkout / "bad.yaml"
     bad.write_text(text.replace("seeds: [0]", "seeds: [0]\nseed: 1"))
-    code, said = snakemake("--configfile", str(bad))
+    code, said = snakemake(checkout, "--configfile", str(bad))
     assert code != 0
     assert "seed: unknown key; did you mean 'seeds'?" in said
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "results/demo/tables/by_rato.tex",
+        "results/demo/sliced/delta_net/drrqr-kq-0.6-0",  # no table asks for that ratio
+        "results/demo/evaluations/models/delta_net/zero_shots.json",
+        "results/demo/calibrations/delta_nett/0",
+    ],
+)
+def test_what_the_configuration_does_not_name_is_no_target(checkout, target):
+    code, said = snakemake(checkout, target)
+    assert code != 0
+    assert "MissingRuleException" in said
+    assert target in said
+
+
+def test_a_method_without_its_calibration_is_refused(checkout):
+    text = (ROOT / "config" / "demo.yaml").read_text()
+    bad = checkout / "bad.yaml"
+    bad.write_text(re.sub(r"\ncalibration:\n(  .*\n)+", "\n", text))
+    code, said = snakemake(checkout, "--configfile", str(bad))
+    assert code != 0
+    assert "calibration" in said
+
+
+def test_results_of_another_configuration_are_refused(checkout):
+    shutil.copy(ROOT / "config/demo.yaml", checkout / "mine.yaml")
+    (checkout / "results/demo").mkdir(parents=True)
+    (checkout / "results/demo/configuration.txt").write_text("config/demo.yaml\n")
+    code, said = snakemake(checkout, "--configfile", "mine.yaml")
+    assert code != 0
+    assert (
+        "results/demo holds the results of config/demo.yaml: give the run of mine.yaml another name"
+    ) in said
+
+
+def test_every_rule_has_what_a_rule_must_have():
+    """Log, resources, environment, code digest and message; a benchmark where something is made."""
+    for file in sorted((ROOT / "workflow/rules").glob("*.smk")):
+        for name, body in re.findall(r"^ *rule (\w+):\n((?: .*\n|\n)+)", file.read_text(), re.M):
+            if "script:" not in body:
+                continue  # a target
+            wanted = ["log:", "conda:", "code=", "message:"]
+            if "output:" in body:
+                wanted += ["benchmark:", "resources:", "mem_mb=", "runtime=", "provenance="]
+            missing = [word for word in wanted if word not in body]
+            assert not missing, f"{file.name}, rule {name}: {missing}"
+            assert (ROOT / f"scripts/{name}.py").is_file()
+
+
+def test_linters_have_nothing_to_say(checkout):
+    done = subprocess.run(
+        [sys.executable, "-m", "snakemake", "--lint"], cwd=checkout, capture_output=True, text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+    )  # fmt: skip
+    assert "Congratulations" in done.stderr + done.stdout, done.stderr

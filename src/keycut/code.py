@@ -19,8 +19,8 @@ SOURCE = Path(__file__).parent
 # Nothing of these reaches a number but through what a rule passes on: the values of the
 # configuration are parameters, and whatever was fetched is known by its hash.
 APART = (
-    "card", "cli", "code", "config", "data.progress", "errors", "forkserver", "gpus", "hub", "job",
-    "layout",
+    "alone", "card", "cli", "code", "config", "data.progress", "errors", "forkserver", "gpus",
+    "hub", "inputs", "job", "layout", "slurm",
 )  # fmt: skip
 
 

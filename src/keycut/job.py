@@ -24,7 +24,7 @@ from typing import Any
 
 from keycut import forkserver
 from keycut.artefact import digest, read_json, write_json
-from keycut.code import Code, code_of
+from keycut.code import SOURCE, Code, code_of
 from keycut.config import Config, parse_config
 from keycut.errors import InputError
 from keycut.gpus import gpus_taken
@@ -55,6 +55,12 @@ def job(snakemake: Any, *, online: bool = False) -> Iterator[Config]:
         if snakemake.output:
             beside = Path(f"{snakemake.output[0]}{BESIDE}")
             write_json(beside, provenance(snakemake, code, gpus, started))
+
+
+def export_library() -> None:
+    """Let jobs in a conda environment of their own import the library of this checkout."""
+    paths = [str(SOURCE.parent), os.environ.get("PYTHONPATH", "")]
+    os.environ["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
 
 
 def script_code(script: Path | str, *modules: str) -> dict[str, Any]:

@@ -1,26 +1,4 @@
-# The states of a model along one sequence: effective ranks, and spectra of the heads that figures show.
-
-
-def heads_of(wildcards):
-    shown = RUN.figures.items()
-    return sorted(
-        {
-            (figure.layer, figure.head)
-            for name, figure in shown
-            if figure.kind == "spectrum"
-            and wildcards.subject in {AT.subject(v) for v in RUN.analyses(name)}
-        }
-    )
-
-
-def tokens_of(wildcards):
-    # The longest stretch that a figure of this model shows.
-    return max(
-        figure.tokens
-        for name, figure in RUN.figures.items()
-        if figure.kind in ("spectrum", "utilization")
-        and wildcards.subject in {AT.subject(v) for v in RUN.analyses(name)}
-    )
+# The states of a model along one sequence: effective ranks, and spectra of heads in figures.
 
 
 rule analyze:
@@ -43,8 +21,8 @@ rule analyze:
     params:
         code=code("analyze"),
         settings=RUN.analysis and RUN.analysis.model_dump(),
-        heads=heads_of,
-        length=tokens_of,
+        heads=lambda w: READS.heads(w.subject),
+        length=lambda w: READS.length(w.subject),
     message:
         "analysing the states of {wildcards.subject}"
     script:

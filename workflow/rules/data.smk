@@ -1,20 +1,6 @@
 # Text to tokens: the demo's text, tokenizers, and corpora packed for the models that read them.
 
 
-def text_of(corpus):
-    kind = RUN.corpora[corpus].kind
-    if kind == "documentation":
-        return [f"{OUT}/text/documentation.jsonl"]
-    # A local file that changes is a new corpus; what is on the hub is known by its revision.
-    files = RUN.corpora[corpus].files if kind == "local" else []
-    return sorted(str(path) for pattern in files for path in Path().glob(pattern))
-
-
-def text_of_tokenizer(wildcards):
-    spec = RUN.tokenizers[wildcards.tokenizer]
-    return text_of(spec.corpus) if spec.kind == "train" else []
-
-
 rule text:
     output:
         text=f"{OUT}/text/documentation.jsonl",
@@ -38,7 +24,7 @@ rule text:
 
 rule tokenizer:
     input:
-        text=text_of_tokenizer,
+        text=lambda w: READS.tokenizer_text(w.tokenizer),
     output:
         folder=directory(f"{OUT}/tokenizers/{{tokenizer}}"),
         provenance=f"{OUT}/tokenizers/{{tokenizer}}.provenance.json",
@@ -63,7 +49,7 @@ rule tokenizer:
 rule tokens:
     input:
         tokenizer=f"{OUT}/tokenizers/{{tokenizer}}",
-        text=lambda w: text_of(w.corpus),
+        text=lambda w: READS.text(w.corpus),
     output:
         folder=directory(f"{OUT}/tokens/{{corpus}}/{{tokenizer}}"),
         provenance=f"{OUT}/tokens/{{corpus}}/{{tokenizer}}.provenance.json",

@@ -1,25 +1,6 @@
 # One model on one suite, one JSON; and the demo's own tasks, which are made from its text.
 
-MADE = sorted(
-    {
-        task.file
-        for suite in RUN.evaluation.suites.values()
-        for task in suite.tasks.values()
-        if RUN.evaluation.made_from and task.task.startswith("demo_")
-    }
-)
-
-
-def files_of(wildcards):
-    tasks = RUN.evaluation.suites[wildcards.suite].tasks.values()
-    return [task.file for task in tasks if task.file and not task.not_attempted]
-
-
-def unlabelled(suite):
-    spec = RUN.evaluation.suites[suite].model_dump(exclude={"label"})
-    for task in spec["tasks"].values():
-        del task["label"]
-    return spec
+MADE = READS.made_tasks()
 
 
 if MADE:
@@ -27,7 +8,7 @@ if MADE:
     rule tasks:
         input:
             tokens=AT.tokens(RUN.evaluation.made_from, next(iter(RUN.models))),
-            tokenizer=f"{OUT}/tokenizers/{next(iter(RUN.models.values())).tokenizer}",
+            tokenizer=READS.tokenizer(next(iter(RUN.models))),
         output:
             MADE,
             provenance=f"{MADE[0]}.provenance.json",
@@ -52,7 +33,7 @@ if MADE:
 rule evaluate:
     input:
         model=f"{OUT}/{{subject}}",
-        files=files_of,
+        files=lambda w: READS.task_files(w.suite),
     output:
         result=f"{OUT}/evaluations/{{subject}}/{{suite}}.json",
         provenance=f"{OUT}/evaluations/{{subject}}/{{suite}}.json.provenance.json",
@@ -69,7 +50,7 @@ rule evaluate:
     params:
         code=code("evaluate"),
         protocol=RUN.evaluation.protocol,
-        suite=lambda w: unlabelled(w.suite),
+        suite=lambda w: READS.suite(w.suite),
         checkpoints=AT.checkpoints,
     message:
         "evaluating {wildcards.subject} on {wildcards.suite}"

@@ -1,26 +1,11 @@
 # Base models: trained here by flame or the built-in trainer, or taken from the hub or from disk.
 
-TRAINED = [
-    name for name, model in RUN.models.items() if model.source.kind == "pretrain"
-]
-ADOPTED = [name for name in RUN.models if name not in TRAINED]
-
-
-def recipe_of(wildcards):
-    return RUN.recipes[RUN.models[wildcards.model].source.recipe]
-
-
-def spec_of(wildcards):
-    return RUN.models[wildcards.model].model_dump(exclude={"label", "published_as"})
-
 
 rule pretrain:
     input:
-        tokens=lambda w: AT.tokens(recipe_of(w).data, w.model),
-        tokenizer=lambda w: f"{OUT}/tokenizers/{RUN.models[w.model].tokenizer}",
-        preflight=lambda w: AT.preflight(
-            RUN.models[w.model].kernel, RUN.models[w.model].head_k_dim
-        ),
+        tokens=lambda w: AT.tokens(READS.recipe(w.model).data, w.model),
+        tokenizer=lambda w: READS.tokenizer(w.model),
+        preflight=lambda w: READS.preflight(w.model),
     output:
         model=directory(f"{OUT}/models/{{model}}"),
         provenance=f"{OUT}/models/{{model}}.provenance.json",
@@ -29,17 +14,17 @@ rule pretrain:
     benchmark:
         f"{OUT}/timings/pretrain/{{model}}.tsv"
     wildcard_constraints:
-        model=one_of(TRAINED),
+        model=one_of(READS.trained()),
     conda:
         "../../envs/model.yaml"
     resources:
-        gpu=lambda w: recipe_of(w).world_size,
+        gpu=lambda w: READS.recipe(w.model).world_size,
         mem_mb=32000,
         runtime=1440,
     params:
         code=code("pretrain"),
-        model=spec_of,
-        recipe=lambda w: recipe_of(w).model_dump(),
+        model=lambda w: READS.sizes(w.model),
+        recipe=lambda w: READS.recipe(w.model).model_dump(),
         checkpoints=AT.checkpoints,
     message:
         "training {wildcards.model}"
@@ -49,7 +34,7 @@ rule pretrain:
 
 rule adopt:
     input:
-        tokenizer=lambda w: f"{OUT}/tokenizers/{RUN.models[w.model].tokenizer}",
+        tokenizer=lambda w: READS.tokenizer(w.model),
     output:
         model=directory(f"{OUT}/models/{{model}}"),
         provenance=f"{OUT}/models/{{model}}.provenance.json",
@@ -58,7 +43,7 @@ rule adopt:
     benchmark:
         f"{OUT}/timings/adopt/{{model}}.tsv"
     wildcard_constraints:
-        model=one_of(ADOPTED),
+        model=one_of(READS.adopted()),
     conda:
         "../../envs/model.yaml"
     resources:
@@ -66,7 +51,7 @@ rule adopt:
         runtime=30,
     params:
         code=code("adopt"),
-        model=spec_of,
+        model=lambda w: READS.sizes(w.model),
     message:
         "taking in {wildcards.model}"
     script:

@@ -1,27 +1,12 @@
 # Recovery of every pruned model that a table shows recovered, and of the unpruned one as control.
 
 
-def student_of(wildcards):
-    if wildcards.cut == BASELINE:
-        return f"{OUT}/models/{wildcards.model}"
-    return f"{OUT}/sliced/{wildcards.model}/{wildcards.cut}"
-
-
-def width_of(wildcards):
-    model = RUN.models[wildcards.model]
-    return next(
-        width(model.head_k_dim, v.ratio)
-        for v in VARIANTS
-        if v.model == wildcards.model and CUTS[v] == wildcards.cut and v.rft == "post"
-    )
-
-
 rule recover:
     input:
-        student=student_of,
+        student=lambda w: READS.student(w.model, w.cut),
         teacher=f"{OUT}/models/{{model}}",
         tokens=lambda w: AT.tokens(RUN.recovery.data, w.model),
-        preflight=lambda w: AT.preflight(RUN.models[w.model].kernel, width_of(w)),
+        preflight=lambda w: READS.preflight_of_student(w.model, w.cut),
     output:
         model=directory(f"{OUT}/recovered/{{model}}/{{cut}}"),
         provenance=f"{OUT}/recovered/{{model}}/{{cut}}.provenance.json",

@@ -3,34 +3,9 @@
 TEMPLATES = os.path.relpath(Path(workflow.basedir) / "templates")
 
 
-def sources_of_table(table):
-    spec = RUN.tables[table]
-    if isinstance(spec, QualityTable):
-        return [
-            AT.evaluation(variant, suite) for variant, suite in RUN.evaluations(table)
-        ]
-    return [AT.measurement(cell) for cell in RUN.timings(table)]
-
-
-def sources_of_figure(figure):
-    spec = RUN.figures[figure]
-    if spec.kind == "filters":
-        return [AT.base(spec.model)]
-    if spec.kind == "sweep":
-        return [AT.measurement(cell) for cell in RUN.measurements(spec.benchmark)]
-    return [AT.analysis(variant) for variant in RUN.analyses(figure)]
-
-
-def shown_by(table):
-    # What of the configuration a table prints: a label that is changed is printed again.
-    labels = {name: model.label for name, model in RUN.models.items()}
-    labels |= {name: method.label for name, method in RUN.methods.items()}
-    return {"table": RUN.tables[table].model_dump(), "labels": labels}
-
-
 rule frame:
     input:
-        sources=lambda w: sources_of_table(w.table),
+        sources=lambda w: READS.of_table(w.table),
     output:
         frame=f"{OUT}/frames/{{table}}.parquet",
         provenance=f"{OUT}/frames/{{table}}.parquet.provenance.json",
@@ -45,7 +20,7 @@ rule frame:
         runtime=10,
     params:
         code=code("frame"),
-        table=lambda w: shown_by(w.table),
+        table=lambda w: READS.printed(w.table),
     message:
         "collecting the numbers of {wildcards.table}"
     script:
@@ -107,7 +82,7 @@ rule table:
         runtime=10,
     params:
         code=code("table"),
-        templates=TEMPLATES,
+        templates=lambda w, input: str(Path(input.templates[0]).parent),
     message:
         "printing {wildcards.table}"
     script:
@@ -116,7 +91,7 @@ rule table:
 
 rule figure:
     input:
-        sources=lambda w: sources_of_figure(w.figure),
+        sources=lambda w: READS.of_figure(w.figure),
     output:
         pdf=f"{OUT}/figures/{{figure}}.pdf",
         svg=report(
@@ -148,7 +123,7 @@ rule document:
     input:
         tables=[AT.table(table) for table in RUN.tables],
         figures=[AT.figure(figure) for figure in RUN.figures],
-        template=f"{TEMPLATES}/document.tex.j2",
+        templates=[f"{TEMPLATES}/document.tex.j2"],
     output:
         tex=f"{OUT}/document.tex",
         provenance=f"{OUT}/document.tex.provenance.json",
@@ -163,7 +138,7 @@ rule document:
         runtime=10,
     params:
         code=code("document"),
-        templates=TEMPLATES,
+        templates=lambda w, input: str(Path(input.templates[0]).parent),
     message:
         "joining tables and figures in one document"
     script:
@@ -225,9 +200,7 @@ rule page:
         frames=[AT.frame(table) for table in RUN.tables],
         verdict=f"{OUT}/verdict",
         figures=[AT.figure(figure, "svg") for figure in RUN.figures],
-        results=sorted(
-            {source for table in RUN.tables for source in sources_of_table(table)}
-        ),
+        results=READS.of_tables(),
         templates=[
             f"{TEMPLATES}/{name}"
             for name in ("report.html.j2", "report.css", "report.js", "table.html.j2")
@@ -248,7 +221,7 @@ rule page:
         runtime=10,
     params:
         code=code("page"),
-        templates=TEMPLATES,
+        templates=lambda w, input: str(Path(input.templates[0]).parent),
     message:
         "writing the report"
     script:

@@ -1,16 +1,10 @@
 # Which channels stay: one selection per model, method, target, ratio and seed.
 
 
-def calibration_of(wildcards):
-    if not RUN.methods[wildcards.method].calibrated:
-        return []
-    return AT.calibration(wildcards.model, wildcards.seed)
-
-
 rule score:
     input:
         model=f"{OUT}/models/{{model}}",
-        calibration=calibration_of,
+        calibration=lambda w: READS.calibration(w.model, w.method, w.seed),
     output:
         selection=f"{OUT}/selections/{{model}}/{{method}}-{{target}}-{{ratio}}-{{seed}}.safetensors",
         provenance=f"{OUT}/selections/{{model}}/{{method}}-{{target}}-{{ratio}}-{{seed}}.safetensors.provenance.json",

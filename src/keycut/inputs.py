@@ -1,0 +1,196 @@
+"""What the rules of the workflow read, by their wildcards: files, and parts of the configuration.
+
+Rule files stay free of functions this way, and what a rule depends on can be tested without one.
+Labels are left out of everything that computes: a changed label is printed again, no more.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from keycut.config import BASELINE, Config, Measurement, QualityTable, Recipe, width
+from keycut.layout import Layout, cut
+
+Section = dict[str, Any]
+
+ANY_RANK_FIGURE = ("spectrum", "utilization")
+
+
+class Inputs:
+    """The inputs of every rule, for one run."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.at = Layout(config)
+        self.variants = config.variants()
+        self.cells = {self.at.measurement(cell): cell for cell in config.measurements()}
+
+    # ----- what a wildcard may be -----
+
+    def constraints(self) -> dict[str, str]:
+        """A pattern for each wildcard: what the configuration does not name is no target."""
+        config = self.config
+        return {
+            "tokenizer": one_of(config.tokenizers),
+            "corpus": one_of(config.corpora),
+            "model": one_of(config.models),
+            "method": one_of(config.methods),
+            "target": "kq|k|q",
+            "ratio": one_of({variant.ratio for variant in self.variants}),
+            "seed": r"\d+",
+            "cut": one_of({cut(variant) for variant in self.variants}),
+            "subject": one_of({self.at.subject(variant) for variant in self.variants}),
+            "suite": one_of(config.evaluation.suites),
+            "kernel": "delta_net|gated_deltanet",
+            "width": r"\d+",
+            "benchmark": one_of(config.benchmarks),
+            "measured": one_of({Path(cell).stem for cell in self.cells}),
+            "table": one_of(config.tables),
+            "figure": one_of(config.figures),
+        }
+
+    # ----- text and models -----
+
+    def text(self, corpus: str) -> list[str]:
+        """Files whose change makes another corpus; what is on the hub is known by its revision."""
+        spec = self.config.corpora[corpus]
+        if spec.kind == "documentation":
+            return [f"{self.at.root}/text/documentation.jsonl"]
+        patterns = spec.files if spec.kind == "local" else ()
+        return sorted(str(path) for pattern in patterns for path in Path().glob(pattern))
+
+    def tokenizer_text(self, tokenizer: str) -> list[str]:
+        spec = self.config.tokenizers[tokenizer]
+        return self.text(spec.corpus) if spec.kind == "train" else []
+
+    def trained(self) -> list[str]:
+        """Models that the run pretrains."""
+        models = self.config.models.items()
+        return [name for name, model in models if model.source.kind == "pretrain"]
+
+    def adopted(self) -> list[str]:
+        """Models that it takes as they are."""
+        return [name for name in self.config.models if name not in self.trained()]
+
+    def tokenizer(self, model: str) -> str:
+        return f"{self.at.root}/tokenizers/{self.config.models[model].tokenizer}"
+
+    def sizes(self, model: str) -> Section:
+        return self.config.models[model].model_dump(exclude={"label", "published_as"})
+
+    def recipe(self, model: str) -> Recipe:
+        source = self.config.models[model].source
+        assert source.kind == "pretrain"
+        return self.config.recipes[source.recipe]
+
+    def preflight(self, model: str, ratio: float = 0.0) -> str:
+        spec = self.config.models[model]
+        kept = width(spec.head_k_dim, ratio) if ratio else spec.head_k_dim
+        return self.at.preflight(spec.kernel, kept)
+
+    # ----- pruning and recovery -----
+
+    def calibration(self, model: str, method: str, seed: str) -> str | list[str]:
+        """Nothing for methods of the weights alone."""
+        if not self.config.methods[method].calibrated:
+            return []
+        return self.at.calibration(model, int(seed))
+
+    def student(self, model: str, cut: str) -> str:
+        if cut == BASELINE:
+            return self.at.base(model)
+        return f"{self.at.root}/sliced/{model}/{cut}"
+
+    def preflight_of_student(self, model: str, cut_: str) -> str:
+        (ratio,) = {v.ratio for v in self.variants if v.model == model and cut(v) == cut_}
+        return self.preflight(model, ratio)
+
+    # ----- evaluation, benchmarks, analysis -----
+
+    def made_tasks(self) -> list[str]:
+        """Files of the demo's own tasks, which are made from its text."""
+        evaluation = self.config.evaluation
+        tasks = [task for suite in evaluation.suites.values() for task in suite.tasks.values()]
+        if not evaluation.made_from:
+            return []
+        return sorted({t.file for t in tasks if t.file and t.task.startswith("demo_")})
+
+    def task_files(self, suite: str) -> list[str]:
+        tasks = self.config.evaluation.suites[suite].tasks.values()
+        return [task.file for task in tasks if task.file and not task.not_attempted]
+
+    def suite(self, suite: str) -> Section:
+        spec = self.config.evaluation.suites[suite].model_dump(exclude={"label"})
+        for task in spec["tasks"].values():
+            del task["label"]
+        return spec
+
+    def cell(self, benchmark: str, measured: str) -> Measurement:
+        return self.cells[f"{self.at.root}/measurements/{benchmark}/{measured}.json"]
+
+    def preflight_of_cell(self, benchmark: str, measured: str) -> str | list[str]:
+        cell = self.cell(benchmark, measured)
+        return self.at.preflight(cell.kernel, cell.width) if cell.trains else []
+
+    def shape_of_cell(self, benchmark: str, measured: str) -> Section | None:
+        """Of a whole model: its shape is part of what is timed."""
+        models = self.config.models
+        subject = self.cell(benchmark, measured).subject
+        return models[subject].fla_config() if subject in models else None
+
+    def heads(self, subject: str) -> list[tuple[int, int]]:
+        """(layer, head) of every spectrum that a figure shows of a model."""
+        return sorted(
+            {
+                (figure.layer, figure.head)
+                for name, figure in self.config.figures.items()
+                if figure.kind == "spectrum" and subject in self._analysed(name)
+            }
+        )
+
+    def length(self, subject: str) -> int:
+        """The longest stretch of tokens that a figure shows of a model."""
+        return max(
+            figure.tokens
+            for name, figure in self.config.figures.items()
+            if figure.kind in ANY_RANK_FIGURE and subject in self._analysed(name)
+        )
+
+    def _analysed(self, figure: str) -> set[str]:
+        return {self.at.subject(variant) for variant in self.config.analyses(figure)}
+
+    # ----- tables and figures -----
+
+    def of_table(self, table: str) -> list[str]:
+        """The results that a table is made of."""
+        config = self.config
+        if isinstance(config.tables[table], QualityTable):
+            return [self.at.evaluation(*one) for one in config.evaluations(table)]
+        return [self.at.measurement(cell) for cell in config.timings(table)]
+
+    def of_tables(self) -> list[str]:
+        return sorted({source for table in self.config.tables for source in self.of_table(table)})
+
+    def of_figure(self, figure: str) -> list[str]:
+        """What a figure is drawn from."""
+        spec = self.config.figures[figure]
+        if spec.kind == "filters":
+            return [self.at.base(spec.model)]
+        if spec.kind == "sweep":
+            cells = self.config.measurements(spec.benchmark)
+            return [self.at.measurement(cell) for cell in cells]
+        return [self.at.analysis(variant) for variant in self.config.analyses(figure)]
+
+    def printed(self, table: str) -> Section:
+        """What of the configuration a table prints."""
+        labels = {name: model.label for name, model in self.config.models.items()}
+        labels |= {name: method.label for name, method in self.config.methods.items()}
+        return {"table": self.config.tables[table].model_dump(), "labels": labels}
+
+
+def one_of(names: Iterable[object]) -> str:
+    """A pattern for these names; without any, one that matches nothing."""
+    return "|".join(re.escape(str(name)) for name in names) or r"(?!)"
