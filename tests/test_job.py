@@ -33,7 +33,7 @@ def planned(tmp_path, monkeypatch):
         monkeypatch.delenv(name, raising=False)
     # What the job sets for itself is put back.
     for name in ("OMP_NUM_THREADS", "HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE",
-                 "TOKENIZERS_PARALLELISM"):  # fmt: skip
+                 "TOKENIZERS_PARALLELISM", "TRITON_CACHE_DIR"):  # fmt: skip
         monkeypatch.setenv(name, os.environ.get(name, ""))
     monkeypatch.setattr("keycut.job._use_threads", lambda threads: None)
     script = tmp_path / "work.py"

@@ -10,6 +10,7 @@ import ast
 import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from keycut.artefact import digest, sha256
@@ -35,7 +36,7 @@ class Code:
 def code_of(script: Path | str, *modules: str, source: Path = SOURCE) -> Code:
     """The code behind a script: what it imports, and these modules."""
     found: dict[str, str] = {}
-    waiting = [*_imports(_parsed(Path(script)), source)]
+    waiting = [*_read(Path(script), source).imports]
     waiting += [module.removeprefix("keycut.") for module in modules]
     while waiting:
         module = waiting.pop()
@@ -44,12 +45,31 @@ def code_of(script: Path | str, *modules: str, source: Path = SOURCE) -> Code:
         file = _file(module, source)
         if file is None:
             raise ValueError(f"keycut.{module}: there is no such module")
-        tree = _parsed(file)
-        found[module] = _meaning(tree)
+        read = _read(file, source)
+        found[module] = read.meaning
         if file.name == "__init__.py":
             found |= {f"{module}/{name}": hash for name, hash in _data(file.parent)}
-        waiting += [*_imports(tree, source), *_parents(module)]
+        waiting += [*read.imports, *_parents(module)]
     return Code(digest(found), tuple(sorted(found)))
+
+
+@dataclass(frozen=True)
+class _Module:
+    """What a file does, as a digest, and the modules of Keycut that it imports."""
+
+    meaning: str
+    imports: tuple[str, ...]
+
+
+def _read(file: Path, source: Path) -> _Module:
+    return _read_once(file.absolute(), source, file.stat().st_mtime_ns)
+
+
+@cache
+def _read_once(file: Path, source: Path, changed: int) -> _Module:
+    # Most scripts share most modules, and Snakemake asks for all scripts each time it starts.
+    tree = _parsed(file)
+    return _Module(_meaning(tree), tuple(_imports(tree, source)))
 
 
 def _apart(module: str) -> bool:

@@ -4,9 +4,10 @@
         from keycut.something import work
         work(...)
 
-What is said goes to the job's log; the hub is switched off; GPUs are shared out; what was read is
-checked to be what its own rule would make now; and beside the first output stands where it came
-from. Imports stand inside the block, so that a fork server can take the job over before them.
+What is said goes to the job's log; the hub is switched off; GPUs are shared out; no other job works
+on the same outputs; what was read is checked to be what its own rule would make now; a Slurm job
+whose time is up is queued again; and beside the first output stands where it came from.
+Imports stand inside the block, so that a fork server can take the job over before them.
 """
 
 from __future__ import annotations
@@ -23,12 +24,14 @@ from pathlib import Path
 from typing import Any
 
 from keycut import forkserver
+from keycut.alone import alone
 from keycut.artefact import digest, read_json, write_json
 from keycut.code import SOURCE, Code, code_of
 from keycut.config import Config, parse_config
 from keycut.errors import InputError
 from keycut.gpus import gpus_taken
 from keycut.layout import BESIDE
+from keycut.slurm import goes_on_later, note_end
 
 VERSIONED = (
     "torch", "triton", "flash-linear-attention", "transformers", "peft", "lm-eval", "datasets",
@@ -44,7 +47,14 @@ def job(snakemake: Any, *, online: bool = False) -> Iterator[Config]:
     if not online:
         os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
     _use_threads(snakemake.threads)
-    with _logged(snakemake.log), _explained():
+    share_kernels()
+    note_end()
+    with (
+        alone(snakemake.output),
+        _logged(snakemake.log),
+        goes_on_later(snakemake.rule),
+        _explained(),
+    ):
         code = refuse_other_code(snakemake)
         for path in snakemake.input:
             refuse_stale(path)
@@ -61,6 +71,11 @@ def export_library() -> None:
     """Let jobs in a conda environment of their own import the library of this checkout."""
     paths = [str(SOURCE.parent), os.environ.get("PYTHONPATH", "")]
     os.environ["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
+
+
+def share_kernels() -> None:
+    """Let all jobs of a checkout share the kernels that Triton compiled: each takes minutes."""
+    os.environ.setdefault("TRITON_CACHE_DIR", os.path.abspath("results/.triton"))
 
 
 def script_code(script: Path | str, *modules: str) -> dict[str, Any]:

@@ -1,0 +1,94 @@
+"""One job at a time on an output."""
+
+import errno
+import fcntl
+import multiprocessing
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from keycut.alone import alone
+
+FORK = multiprocessing.get_context("fork")
+
+
+def writes(output, pipe):
+    with alone([output]):
+        pipe.send("began")
+        pipe.poll(None)
+        Path(output).write_text("first")
+
+
+@pytest.fixture
+def other(tmp_path):
+    """Another process that is at work on the same output, until it is told to go on."""
+    here, there = FORK.Pipe()
+    process = FORK.Process(target=writes, args=(tmp_path / "out", there))
+    process.start()
+    here.recv()
+    process.pipe = here
+    yield process
+    if not here.closed:
+        here.send("go on")
+    process.join()
+
+
+def test_the_second_waits_and_makes_it_again(other, tmp_path, capsys, monkeypatch):
+    # The first is let go on when the second begins to wait.
+    real, waited = fcntl.flock, []
+
+    def flock(file, how):
+        if not how & fcntl.LOCK_NB:
+            other.pipe.send("go on")
+            waited.append(file)
+        return real(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with alone([tmp_path / "out"]):
+        assert waited
+        assert not (tmp_path / "out").exists()
+    assert f"waiting for process {other.pid} on " in capsys.readouterr().err
+
+
+def test_a_killed_process_holds_nothing(other, tmp_path):
+    os.kill(other.pid, signal.SIGKILL)
+    other.join()
+    other.pipe.close()
+    (tmp_path / "out").write_text("kept: nobody was waited for")
+    with alone([tmp_path / "out"]):
+        assert (tmp_path / "out").exists()
+    assert [*tmp_path.iterdir()] == [tmp_path / "out"]
+
+
+def test_many_at_once_are_never_two(tmp_path):
+    inside = tmp_path / "inside"
+
+    def work():
+        for _ in range(20):
+            with alone([tmp_path / "folder" / "out"]):
+                inside.touch(exist_ok=False)
+                inside.unlink()
+
+    processes = [FORK.Process(target=work) for _ in range(4)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0] * 4
+
+
+def test_a_file_system_without_locks_is_said_and_used(tmp_path, monkeypatch, capsys):
+    def refused(file, how):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refused)
+    with alone([tmp_path / "out"]):
+        pass
+    assert "has no locks: No locks available" in capsys.readouterr().err
+
+
+def test_a_rule_without_outputs_needs_no_lock():
+    with alone([]):
+        pass

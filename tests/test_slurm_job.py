@@ -1,0 +1,110 @@
+"""What a job does with the Slurm job that it runs in, against stand-ins for Slurm's commands."""
+
+import os
+
+import pytest
+
+from keycut.slurm import END, GO_ON_LATER, goes_on_later, note_end
+from keycut.training import loop
+
+
+@pytest.fixture
+def slurm(tmp_path, monkeypatch):
+    """Commands that answer as they are told, and note how they were called."""
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    # Set and taken away again, so that what a test adds is taken away too.
+    monkeypatch.setenv(END, "0")
+    monkeypatch.delenv(END)
+
+    def answer(command, text, code=0):
+        script = tmp_path / command
+        script.write_text(
+            f"#!/bin/sh\necho {command} $* >> {tmp_path}/called\necho '{text}'\nexit {code}\n"
+        )
+        script.chmod(0o755)
+
+    answer.called = lambda: (
+        (tmp_path / "called").read_text() if (tmp_path / "called").exists() else ""
+    )
+    return answer
+
+
+def leave(code, rule="pretrain"):
+    with pytest.raises(SystemExit), goes_on_later(rule):
+        raise SystemExit(code)
+
+
+def test_it_is_the_code_that_training_leaves_with():
+    assert GO_ON_LATER == loop.GO_ON_LATER
+
+
+def test_the_end_of_the_job_is_where_training_looks(slurm):
+    slurm("squeue", "1794720000")
+    note_end()
+    assert loop.Saving().last_moment() == 1794720000 - loop.Saving().reserve
+
+
+@pytest.mark.parametrize("said", ["NONE", "N/A", ""])
+def test_a_job_without_a_limit_has_no_end(slurm, said):
+    slurm("squeue", said)
+    note_end()
+    assert END not in os.environ
+
+
+def test_slurms_own_word_is_taken(slurm, monkeypatch):
+    monkeypatch.setenv(END, "12")
+    note_end()
+    assert os.environ[END] == "12"
+
+
+def test_a_controller_that_is_away_leaves_the_job_without_an_end(slurm, capsys):
+    slurm("squeue", "", code=1)
+    note_end()
+    assert END not in os.environ
+    assert "keycut: squeue --noheader --jobs=7" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("comment", ["rule_pretrain", "rule_pretrain_wildcards_delta_net"])
+def test_what_goes_on_later_goes_back_into_the_queue(slurm, comment):
+    slurm("squeue", f"RUNNING {comment}")
+    slurm("scontrol", "")
+    leave(GO_ON_LATER)
+    assert slurm.called().endswith("scontrol requeue 7\n")
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "COMPLETING rule_pretrain",  # cancelled, preempted or out of time
+        "CANCELLED rule_pretrain",
+        "RUNNING (null)",  # someone's own job, with a whole Snakemake in it
+        "RUNNING rule_pretrained_wildcards_x",
+    ],
+)
+def test_what_is_not_ours_to_queue_is_left_alone(slurm, said):
+    slurm("squeue", said)
+    leave(GO_ON_LATER)
+    assert "scontrol" not in slurm.called()
+
+
+@pytest.mark.parametrize("code", [0, 1, 2, None, "why"])
+def test_what_has_ended_otherwise_asks_nothing(slurm, code):
+    leave(code)
+    assert slurm.called() == ""
+
+
+def test_where_it_is_refused_the_job_fails_and_is_tried_again(slurm, capsys):
+    slurm("squeue", "RUNNING rule_pretrain")
+    slurm("scontrol", "", code=1)
+    leave(GO_ON_LATER)
+    said = capsys.readouterr().err
+    assert "keycut: scontrol requeue 7" in said
+    assert "goes back" not in said
+
+
+def test_without_slurm_nothing_is_asked(slurm, monkeypatch):
+    monkeypatch.delenv("SLURM_JOB_ID")
+    note_end()
+    leave(GO_ON_LATER)
+    assert slurm.called() == ""
