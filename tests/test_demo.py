@@ -50,7 +50,7 @@ def planned(folder, *arguments):
         command("-n", *arguments), cwd=folder, env=environment(folder),
         capture_output=True, text=True,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, done.stdout + done.stderr
     return Counter(re.findall(r"^Job \d+: (.+)$", done.stdout + done.stderr, re.M))
 
 
@@ -119,9 +119,9 @@ def test_a_forced_selection_reruns_its_descendants(copy):
 
 
 def test_an_added_ratio_runs_only_what_is_new(copy):
-    configure(copy, lambda config: config["tables"]["by_model"]["ratios"].append(0.25))
+    configure(copy, lambda config: config["tables"]["rotation"]["ratios"].append(0.25))
     jobs = planned(copy)
-    new = 2 * len(METHODS)  # two models
+    new = 2 * 3  # models x methods
     assert summary(jobs) == ending(
         choosing=new, slicing=new, evaluating=new, collecting=1, printing=1
     )
@@ -160,7 +160,7 @@ def test_a_change_to_one_method_reruns_that_method(copy):
 
 
 def test_a_change_of_words_reruns_nothing(copy):
-    edit(copy / "src/keycut/selection/grad.py", '"""', '"""Once more: ')
+    edit(copy / "src/keycut/selection/grad.py", '"""Grad: ', '"""Once more: ')
     assert planned(copy) == Counter()
 
 
@@ -194,13 +194,14 @@ def test_one_table_needs_only_its_own(copy):
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGKILL"])
 def test_a_killed_run_goes_on_and_ends_with_the_same_table(copy, name):
     """Killed while a model is recovered, and started again."""
-    cut, table = "drrqr-kq-0.75-0", copy / "results/demo/tables/retrieval.csv"
+    cut, demo = "drrqr-kq-0.75-0", copy / "results/demo"
+    table, log = demo / "tables/retrieval.csv", demo / f"logs/recover/delta_net/{cut}.log"
     before = table.read_bytes()
-    shutil.rmtree(copy / f"results/demo/recovered/delta_net/{cut}")
-    table.unlink()
+    for folder in (f"recovered/delta_net/{cut}", f"evaluations/recovered/delta_net/{cut}"):
+        shutil.rmtree(demo / folder)
+    for file in (demo / "frames/retrieval.parquet", table, log):
+        file.unlink()
     again = command("results/demo/tables/retrieval.csv", "--nocolor")
-    log = copy / f"results/demo/logs/recover/delta_net/{cut}.log"
-    log.unlink()
     running = subprocess.Popen(
         again, cwd=copy, env=environment(copy), stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL, start_new_session=True,
