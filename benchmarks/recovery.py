@@ -151,9 +151,12 @@ def recovered(
         padded_to=size.width // 2 if student == "quarter" else None,
         saving=Saving(steps=3), force=True,
     )  # fmt: skip
-    loaded = load(out, device=ids.device)
+    # As it was trained, so that only the merge and the type on disk make a difference; then as
+    # users load it, which differs by the rounding of everything that is computed.
+    with torch.no_grad(), torch.autocast("cuda", torch.bfloat16, enabled=gpu):
+        again = load(out, device=ids.device, dtype=torch.float32)(ids, use_cache=False).logits
     with torch.no_grad():
-        again = loaded(ids, use_cache=False).logits.float()
+        rounded = load(out, device=ids.device)(ids, use_cache=False).logits.float()
     first = min(WARMUP, len(clock.began) - 2)  # a run that goes on may have few steps left
     seconds = (clock.began[-1] - clock.began[first]) / (len(clock.began) - 1 - first)
     with open(out / "loss.csv") as file:
@@ -163,7 +166,8 @@ def recovered(
         "tokens_per_second": size.batch * size.length / seconds,
         "gibibytes": kept.get("gibibytes"),
         "losses": losses,
-        "reloaded_difference": relative(again, kept["logits"]),
+        "reloaded_difference": relative(again.float(), kept["logits"]),
+        "rounding_difference": relative(rounded, again.float()),
         "first_step_seconds": clock.began[1] - clock.began[0],
     }
 
