@@ -1,5 +1,6 @@
 """What every job of the workflow does around its work."""
 
+import errno
 import json
 import os
 import sys
@@ -101,6 +102,12 @@ def test_bad_input_ends_a_job_with_its_message_alone(planned, around):
     assert ended.value.code == 2
     assert Path("work.log").read_text() == "keycut: ratio 2: must lie in (0, 1)\n"
     assert not Path("out.json.provenance.json").exists()
+
+
+def test_a_full_disk_is_said_where_it_can_be_read(planned, around):
+    with pytest.raises(SystemExit) as ended, around(planned()):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "model.safetensors")
+    assert "No space left on device: 'model.safetensors': make room" in ended.value.code
 
 
 def test_code_that_changed_after_the_plan_is_refused(planned, around):

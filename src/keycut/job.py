@@ -12,6 +12,7 @@ Imports stand inside the block, so that a fork server can take the job over befo
 
 from __future__ import annotations
 
+import errno
 import os
 import platform
 import subprocess
@@ -51,6 +52,7 @@ def job(snakemake: Any, *, online: bool = False) -> Iterator[Config]:
     note_end()
     with (
         alone(snakemake.output),
+        _said_if_full(),
         _logged(snakemake.log),
         goes_on_later(snakemake.rule),
         _explained(),
@@ -186,11 +188,25 @@ def _logged(log: Any) -> Iterator[None]:
     try:
         yield
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        for number, old in zip((1, 2), kept, strict=True):
-            os.dup2(old, number)
-            os.close(old)
+        try:
+            sys.stdout.flush()
+            sys.stderr.flush()
+        finally:
+            for number, old in zip((1, 2), kept, strict=True):
+                os.dup2(old, number)
+                os.close(old)
+
+
+@contextmanager
+def _said_if_full() -> Iterator[None]:
+    """A full disk is said on the terminal: the log may be on that disk."""
+    try:
+        yield
+    except Exception as error:
+        # Libraries that are not written in Python have exceptions of their own for it.
+        if os.strerror(errno.ENOSPC) not in str(error):
+            raise
+        sys.exit(f"keycut: {error}: make room and start snakemake again; what was done is kept")
 
 
 @contextmanager
