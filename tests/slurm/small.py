@@ -1,31 +1,35 @@
-"""A run of some twenty jobs, cut out of the demo: one model, a few steps, one table."""
+"""A small run, cut out of the demo: one model, a few steps, one table."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import yaml
 
 ROOT = Path(__file__).parents[2]
+RUN = "small"
+DATA = (f"results/{RUN}/tasks/demo_prose.jsonl", "preflight")
+"""Targets that need no model."""
+TARGET = f"results/{RUN}/frames/by_ratio.parquet"
 
 
-def small(run: str, *, steps: int = 3) -> dict:
+def small(*, steps: int, recovery: int) -> dict[str, Any]:
     """The configuration, as it would be read from a file."""
-    text = (ROOT / "config" / "demo.yaml").read_text().replace("results/demo/", f"results/{run}/")
+    text = (ROOT / "config" / "demo.yaml").read_text().replace("results/demo/", f"results/{RUN}/")
     config = yaml.safe_load(text)
-    slices = {"held_out": 32, "calibration": 8, "recovery": 32, "pretraining": 8 * steps}
-    config["run"] = run
-    config["corpora"]["documentation"]["slices"] = slices
+    config["run"] = RUN
+    config["corpora"]["documentation"]["slices"] = {
+        "held_out": 32, "calibration": 16, "recovery": 8 * recovery, "pretraining": 8 * steps
+    }  # fmt: skip
     config["recipes"]["demo"] |= {"steps": steps, "warmup": 1}
-    config["recovery"] |= {"steps": 2, "warmup": 1, "control": False}
-    config["calibration"] |= {"sequences": 4, "rows": 64}
+    config["recovery"] |= {"steps": recovery, "warmup": 1, "control": False}
     config["models"] = {"delta_net": config["models"]["delta_net"]}
-    config["methods"] = {name: config["methods"][name] for name in ("l1", "drrqr")}
-    suites = config["evaluation"]["suites"]
-    config["evaluation"]["suites"] = {"ppl": suites["ppl"]}
+    config["methods"] = {name: config["methods"][name] for name in ("l1", "rand")}
+    config["evaluation"]["suites"] = {"ppl": config["evaluation"]["suites"]["ppl"]}
     config["tables"] = {"by_ratio": config["tables"]["by_ratio"]}
     config["tables"]["by_ratio"] |= {
-        "methods": ["l1", "drrqr"], "ratios": [0.5], "columns": {"post": ["ppl"]}
+        "methods": ["l1", "rand"], "ratios": [0.5], "columns": {"post": ["ppl"]}
     }  # fmt: skip
     config["figures"], config["benchmarks"] = {}, {}
     del config["analysis"]
