@@ -4,7 +4,7 @@ BIN := .venv/bin
 # Two test processes on two cores: more threads in each would only get in the other's way.
 THREADS := OMP_NUM_THREADS=1
 
-.PHONY: help setup demo test test-report lint pins flame clean
+.PHONY: help setup demo test test-report test-slurm lint pins flame profiles clean
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 13
@@ -28,6 +28,9 @@ test: demo  ## the demo, then all tests
 test-report: setup  ## the report in headless Chromium; PICTURES=folder keeps what it looked like
 	$(THREADS) $(BIN)/python -m pytest tests/report/check_page.py
 
+test-slurm: setup  ## every fault of a cluster, and the demo through it; needs Slurm, takes an hour
+	$(THREADS) CI=true $(BIN)/python -m pytest -v tests/slurm tests/slurm/check_*.py
+
 lint: setup  ## ruff, mypy, snakefmt
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -39,6 +42,12 @@ pins: setup  ## write environment.yml and envs/*.yaml from envs/constraints.txt
 
 flame: setup  ## install flame and torchtitan from git, for pretraining as the paper does
 	$(BIN)/pip install --no-deps --no-build-isolation -r envs/flame.txt
+
+profiles: setup  ## let `snakemake --profile slurm` find the profiles of this checkout
+	@folder=$$($(BIN)/python -c 'from snakemake.common import get_appdirs; print(get_appdirs().user_config_dir)') \
+	  && mkdir -p "$$folder" && for profile in profiles/*; do link="$$folder/$${profile##*/}"; \
+	    if [ -e "$$link" ] || [ -L "$$link" ]; then echo "$$link is there already: left as it is"; \
+	    else ln -s "$(CURDIR)/$$profile" "$$link" && echo "$$link -> $(CURDIR)/$$profile"; fi; done
 
 clean:  ## remove the virtual environment and caches; results stay
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis

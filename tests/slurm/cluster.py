@@ -14,6 +14,7 @@ import socket
 import subprocess
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -63,7 +64,7 @@ class Cluster:
         """End all jobs, then the daemons, and leave nothing."""
         if self._pid("slurmctld"):
             self.run("scancel", "--user", pwd.getpwuid(os.getuid()).pw_name)
-            self._wait(lambda: not self.run("squeue", "-h"), "jobs that end")
+            self.wait(lambda: not self.run("squeue", "-h"), "jobs that end")
         for daemon in (*NODES, "slurmctld", "munged"):
             self._end(daemon, signal.SIGTERM)
         shutil.rmtree(self.folder)
@@ -101,7 +102,7 @@ class Cluster:
             states = self.run("sinfo", "-h", "-N", "-o", "%N %t").splitlines()
             return sum(line.endswith(" idle") for line in set(states)) == len(NODES)
 
-        self._wait(up, "nodes that are idle")
+        self.wait(up, "nodes that are idle")
 
     def ended(self) -> list[dict[str, str]]:
         """What Slurm wrote down of each job that ended; a requeued one is there many times."""
@@ -188,9 +189,9 @@ PartitionName=urgent Nodes=ALL MaxTime=INFINITE PriorityTier=2 PreemptMode=OFF
         pid = self._pid(daemon)
         if pid is not None:
             os.kill(pid, number)
-            self._wait(lambda: not _alive(pid), f"{daemon} to end")
+            self.wait(lambda: not _alive(pid), f"{daemon} to end")
 
-    def _wait(self, ready, what: str, seconds: float = 60) -> None:
+    def wait(self, ready: Callable[[], object], what: str, seconds: float = 60) -> None:
         end = time.monotonic() + seconds
         while not ready():
             if time.monotonic() > end:

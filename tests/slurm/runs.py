@@ -85,11 +85,16 @@ class SlurmRun:
         (self.folder / "profiles/tested/config.yaml").write_text(yaml.safe_dump(profile))
         with (self.folder / "slurm.log").open("a") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "snakemake", *targets, "--profile=profiles/tested"],
-                cwd=self.folder, env=environment(self.folder, self.cluster.environment),
+                self.command(*targets), cwd=self.folder, env=self.environment(),
                 stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip
         return self
+
+    def command(self, *targets: str) -> list[str]:
+        return [sys.executable, "-m", "snakemake", *targets, "--profile=profiles/tested"]
+
+    def environment(self) -> dict[str, str]:
+        return environment(self.folder, self.cluster.environment)
 
     def wait(self, seconds: float = 900) -> int:
         assert self.process is not None

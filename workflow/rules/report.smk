@@ -252,6 +252,7 @@ rule verify:
         verdict=f"{OUT}/verdict",
     log:
         f"{OUT}/logs/verify.log",
+    localrule: True
     conda:
         "../../envs/report.yaml"
     params:
@@ -262,9 +263,11 @@ rule verify:
         "../../scripts/verify.py"
 
 
+# Here, and not on a node of a cluster: those have no network.
 rule download:
     log:
         f"{OUT}/logs/download.log",
+    localrule: True
     conda:
         "../../envs/model.yaml"
     params:

@@ -29,6 +29,7 @@ class Job:
     after: tuple[int, ...]  # places of jobs that must end before it starts
     gpus: int
     cores: int
+    memory_mb: int | None
     limit_s: float | None  # what the rule or the profile allows it
     runs: bool  # False for a target rule, which only gathers files
     wanted: bool  # whether it is still to run
@@ -168,8 +169,16 @@ def _jobs(dag: Any) -> Iterator[Job]:
             timing=str(job.benchmark) if job.benchmark else None,
             after=tuple(sorted(places[one] for one in dag.job_dependencies(job))),
             gpus=int(resources.get("gpu", 0)),
-            cores=job.threads,
+            cores=_cores(job),
+            memory_mb=resources.get("mem_mb"),
             limit_s=60.0 * runtime if runtime is not None else None,
             runs=not job.rule.norun,
             wanted=dag.needrun(job),
         )
+
+
+def _cores(job: Any) -> int:
+    """What the job takes: the cores beside its GPUs where the profile says how many those are."""
+    beside = job.resources.get("cpus_per_gpu")
+    gpus = int(job.resources.get("gpu", 0))
+    return gpus * int(beside) if gpus and beside else int(job.threads)

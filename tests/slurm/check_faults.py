@@ -1,0 +1,130 @@
+"""Every fault that a cluster has, while training and evaluation run. By hand: make test-slurm.
+
+In every case the run ends with the results of an undisturbed one.
+"""
+
+import signal
+import subprocess
+import time
+
+import pytest
+from cluster import GPUS, NODES
+from runs import results, run_here
+from small import RUN, TARGET
+
+
+@pytest.fixture(scope="module")
+def undisturbed(prepared):
+    # Copies are made of what was prepared, before the rest of the run is added to it.
+    reference = prepared.on(None)
+    run_here(reference.folder, TARGET)
+    return results(reference.folder, RUN)
+
+
+@pytest.fixture
+def run(cluster, prepared, undisturbed):
+    run = prepared.on(cluster)
+    yield run
+    run.stop()
+
+
+@pytest.fixture
+def ends_as_ever(run, undisturbed):
+    def check():
+        assert run.wait() == 0, run.log
+        assert results(run.folder, RUN) == undisturbed
+
+    return check
+
+
+def states_of(cluster, job):
+    return [one["JobState"] for one in cluster.ended() if one["JobId"] == job]
+
+
+def test_cancelled_while_training_and_evaluating(cluster, run, ends_as_ever):
+    run.start(TARGET)
+    for cancelled in (run.until_training("pretrain"), run.until_evaluating()):
+        cluster.run("scancel", cancelled)
+        run.until(lambda job=cancelled: states_of(cluster, job) == ["CANCELLED"], "cancelled")
+    ends_as_ever()
+
+
+def test_requeued_while_training_and_evaluating(cluster, run, ends_as_ever):
+    run.start(TARGET)
+    requeued = []
+    for find in (lambda: run.until_training("pretrain"), run.until_evaluating):
+        requeued.append(find())
+        cluster.run("scontrol", "requeue", requeued[-1])
+    ends_as_ever()
+    for job in requeued:
+        assert states_of(cluster, job) == ["PENDING", "COMPLETED"]
+
+
+def test_preempted_while_training(cluster, run, ends_as_ever):
+    run.start(TARGET)
+    preempted = run.until_training("pretrain")
+    urgent = [
+        cluster.run("sbatch", "--parsable", "--partition=urgent", "--nodelist", node,
+                    f"--gpus={GPUS}", "--mem=1000", "--output=/dev/null", "--wrap=sleep 20")
+        for node in NODES
+    ]  # fmt: skip
+    ends_as_ever()
+    assert states_of(cluster, preempted)[-1] == "COMPLETED"
+    assert len(states_of(cluster, preempted)) == 2
+    assert [states_of(cluster, job) for job in urgent] == [["COMPLETED"]] * 2
+
+
+def test_a_lost_node_runs_nothing_twice_at_once(cluster, run, ends_as_ever):
+    run.start(TARGET)
+    lost = run.until_training("pretrain")
+    node = cluster.run("squeue", "-h", f"--jobs={lost}", "-o", "%N")
+    cluster.kill_node(node)  # its jobs live on, unseen
+    moved = run.until(
+        lambda: (
+            lost in run.running("pretrain")
+            and cluster.run("squeue", "-h", f"--jobs={lost}", "-o", "%N") != node
+        ),
+        "the job on the other node",
+    )
+    assert moved
+    ends_as_ever()
+    cluster.start_node(node)
+    cluster.wait_until_idle()
+    slurm_log = next(run.folder.glob("results/slurm/rule_pretrain/*/*.log")).read_text()
+    assert "which makes the same" in slurm_log
+
+
+def test_a_controller_that_is_away_for_a_minute(cluster, run, ends_as_ever):
+    run.start(TARGET)
+    run.until_training("pretrain")
+    cluster.kill_controller()
+    time.sleep(70)
+    cluster.start_controller()
+    ends_as_ever()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_snakemake_stopped_and_started_again(cluster, run, ends_as_ever, number):
+    run.start(TARGET)
+    job = run.until_training("pretrain")
+    run.process.send_signal(number)
+    assert run.process.wait(60) != 0
+    cluster.wait(lambda: states_of(cluster, job) == ["CANCELLED"], "its jobs to be cancelled")
+    run.start(TARGET)
+    ends_as_ever()
+    log = run.folder / f"results/{RUN}/logs/pretrain/delta_net.log"
+    assert "goes on from step" in log.read_text()
+
+
+def test_snakemake_killed_unlocked_and_started_again(cluster, run, ends_as_ever):
+    """Even without the scancel that the documentation asks for: the second job waits."""
+    run.start(TARGET)
+    run.until_training("pretrain")
+    run.process.kill()
+    run.process.wait()
+    unlock = subprocess.run(
+        [*run.command(), "--unlock"], cwd=run.folder, env=run.environment(), capture_output=True
+    )
+    assert unlock.returncode == 0, unlock.stderr
+    run.start(TARGET)
+    ends_as_ever()
