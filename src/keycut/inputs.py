@@ -11,12 +11,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from keycut.config import BASELINE, Config, Measurement, QualityTable, Recipe, width
+from keycut.config import BASELINE, Config, Measurement, QualityTable, RankFigure, Recipe, width
 from keycut.layout import Layout, cut
 
 Section = dict[str, Any]
-
-ANY_RANK_FIGURE = ("spectrum", "utilization")
 
 
 class Inputs:
@@ -156,7 +154,7 @@ class Inputs:
         return max(
             figure.tokens
             for name, figure in self.config.figures.items()
-            if figure.kind in ANY_RANK_FIGURE and subject in self._analysed(name)
+            if isinstance(figure, RankFigure) and subject in self._analysed(name)
         )
 
     def _analysed(self, figure: str) -> set[str]:
