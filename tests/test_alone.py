@@ -35,7 +35,7 @@ def other(tmp_path):
     process.join()
 
 
-def test_the_second_waits_and_makes_it_again(other, tmp_path, capsys, monkeypatch):
+def test_the_second_waits(other, tmp_path, capsys, monkeypatch):
     # The first is let go on when the second begins to wait.
     real, waited = fcntl.flock, []
 
@@ -46,9 +46,10 @@ def test_the_second_waits_and_makes_it_again(other, tmp_path, capsys, monkeypatc
         return real(file, how)
 
     monkeypatch.setattr(fcntl, "flock", flock)
-    with alone([tmp_path / "out"]):
+    with alone([tmp_path / "out"]) as told:
+        assert told
         assert waited
-        assert not (tmp_path / "out").exists()
+        assert (tmp_path / "out").read_text() == "first"
     assert f"waiting for process {other.pid} on " in capsys.readouterr().err
 
 
@@ -56,10 +57,9 @@ def test_a_killed_process_holds_nothing(other, tmp_path):
     os.kill(other.pid, signal.SIGKILL)
     other.join()
     other.pipe.close()
-    (tmp_path / "out").write_text("kept: nobody was waited for")
-    with alone([tmp_path / "out"]):
-        assert (tmp_path / "out").exists()
-    assert [*tmp_path.iterdir()] == [tmp_path / "out"]
+    with alone([tmp_path / "out"]) as waited:
+        assert not waited
+    assert [*tmp_path.iterdir()] == []
 
 
 def test_many_at_once_are_never_two(tmp_path):

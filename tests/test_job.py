@@ -130,3 +130,41 @@ def test_an_input_made_by_other_code_is_refused(planned, around):
 def test_an_input_that_no_rule_made_is_taken_as_it_is(planned):
     Path("given.txt").write_text("")
     refuse_stale("given.txt")
+
+
+def waits_for_another(monkeypatch):
+    """As if another job had been at work on the outputs until now."""
+
+    @contextmanager
+    def alone(outputs):
+        yield True
+
+    monkeypatch.setattr("keycut.job.alone", alone)
+
+
+def test_what_another_job_made_meanwhile_is_not_made_again(planned, around, monkeypatch):
+    with around(planned()):
+        Path("out.json").write_text("theirs")
+    waits_for_another(monkeypatch)
+    with pytest.raises(SystemExit) as left, around(planned()):
+        Path("out.json").write_text("ours")
+    assert left.value.code == 0
+    assert Path("out.json").read_text() == "theirs"
+
+
+@pytest.mark.parametrize("other", ["half", "config", "code"])
+def test_what_another_job_made_otherwise_is_removed(planned, around, monkeypatch, other):
+    with around(planned()):
+        Path("out.json").write_text("theirs")
+    beside = Path("out.json.provenance.json")
+    if other == "half":
+        beside.unlink()
+    else:
+        made = json.loads(beside.read_text())
+        made["config"] = "other" if other == "config" else made["config"]
+        made["code"]["digest"] = "other" if other == "code" else made["code"]["digest"]
+        beside.write_text(json.dumps(made))
+    waits_for_another(monkeypatch)
+    with around(planned()):
+        assert not Path("out.json").exists()
+        assert not beside.exists()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -20,24 +19,21 @@ NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 @contextmanager
-def alone(outputs: Sequence[Path | str]) -> Iterator[None]:
+def alone(outputs: Sequence[Path | str]) -> Iterator[bool]:
     """Keep every other job off these outputs for the length of a block.
 
-    What another job made while this one waited is removed: this one was told to make it.
+    Gives whether another one had to be waited for: then its outputs may be there.
     The lock ends with its process, however that ends.
     """
     if not outputs:
-        yield
+        yield False
         return
     first = Path(outputs[0])
     path = first.with_name(f".{first.name}.lock")
     path.parent.mkdir(parents=True, exist_ok=True)
     file, waited = _locked(path)
     try:
-        if waited:
-            for output in outputs:
-                _remove(Path(output))
-        yield
+        yield waited
     finally:
         path.unlink(missing_ok=True)
         os.close(file)
@@ -80,10 +76,3 @@ def _me() -> str:
     """This job in words, for the one that waits."""
     job = os.environ.get("SLURM_JOB_ID")
     return f"process {os.getpid()} on {os.uname().nodename}" + (f", Slurm job {job}" if job else "")
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import errno
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import time
@@ -51,13 +52,15 @@ def job(snakemake: Any, *, online: bool = False) -> Iterator[Config]:
     share_kernels()
     note_end()
     with (
-        alone(snakemake.output),
+        alone(snakemake.output) as waited,
         _said_if_full(),
         _logged(snakemake.log),
         goes_on_later(snakemake.rule),
         _explained(),
     ):
         code = refuse_other_code(snakemake)
+        if waited:
+            leave_if_made(snakemake, code)
         for path in snakemake.input:
             refuse_stale(path)
         config = parse_config(snakemake.config, "the configuration")
@@ -78,6 +81,22 @@ def export_library() -> None:
 def share_kernels() -> None:
     """Let all jobs of a checkout share the kernels that Triton compiled: each takes minutes."""
     os.environ.setdefault("TRITON_CACHE_DIR", os.path.abspath("results/.triton"))
+
+
+def leave_if_made(snakemake: Any, code: Code) -> None:
+    """End well if another job has made just what this one is to make; else remove what it made."""
+    outputs = [Path(path) for path in snakemake.output]
+    beside = Path(f"{snakemake.output[0]}{BESIDE}")  # written last
+    if beside.is_file() and all(path.exists() for path in outputs):
+        found = read_json(beside)
+        if (found["config"], found["code"]["digest"]) == (digest(snakemake.config), code.digest):
+            print("keycut: another job has made it meanwhile", file=sys.stderr, flush=True)
+            sys.exit(0)
+    for path in [*outputs, beside]:
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
 
 
 def script_code(script: Path | str, *modules: str) -> dict[str, Any]:

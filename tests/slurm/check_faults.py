@@ -43,10 +43,12 @@ def states_of(cluster, job):
 
 def test_cancelled_while_training_and_evaluating(cluster, run, ends_as_ever):
     run.start(TARGET)
-    for cancelled in (run.until_training("pretrain"), run.until_evaluating()):
-        cluster.run("scancel", cancelled)
-        run.until(lambda job=cancelled: states_of(cluster, job) == ["CANCELLED"], "cancelled")
+    cancelled = []
+    for find in (lambda: run.until_training("pretrain"), run.until_evaluating):
+        cancelled.append(find())
+        cluster.run("scancel", cancelled[-1])
     ends_as_ever()
+    assert [states_of(cluster, job) for job in cancelled] == [["CANCELLED"]] * 2
 
 
 def test_requeued_while_training_and_evaluating(cluster, run, ends_as_ever):
@@ -126,5 +128,36 @@ def test_snakemake_killed_unlocked_and_started_again(cluster, run, ends_as_ever)
         [*run.command(), "--unlock"], cwd=run.folder, env=run.environment(), capture_output=True
     )
     assert unlock.returncode == 0, unlock.stderr
+    run.start(TARGET)
+    ends_as_ever()
+
+
+@pytest.fixture
+def little_room(run):
+    """The run's results on a disk of their own, of 64 MB."""
+    folder = run.folder / "results" / RUN
+    kept = folder.rename(folder.with_name("kept"))
+    folder.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "none", folder])
+    if mounted.returncode:
+        pytest.skip("a small disk can be mounted by root alone")
+    subprocess.run(["cp", "-a", f"{kept}/.", folder], check=True)
+    yield folder
+    run.stop()
+    subprocess.run(["umount", folder], check=True)
+
+
+def test_a_full_disk(run, little_room, ends_as_ever):
+    filler = little_room / "filler"
+    run.start(TARGET)
+    run.until_training("pretrain")
+    with filler.open("wb") as file, pytest.raises(OSError, match="No space left"):
+        while True:
+            file.write(bytes(2**16))
+            file.flush()
+    assert run.wait() != 0
+    assert "No space left" in run.log
+    assert "results/slurm/rule_pretrain/" in run.log  # the log's path
+    filler.unlink()
     run.start(TARGET)
     ends_as_ever()
