@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import psutil
 import pytest
 import yaml
 
@@ -225,11 +226,12 @@ def test_a_killed_run_goes_on_and_ends_with_the_same_table(copy, name):
 
 def survivors(folder):
     """Jobs of this folder that still run."""
-    found = subprocess.run(["pgrep", "-f", f"{folder}/.snakemake/scripts"], capture_output=True)
-    return found.stdout.split()
+    scripts = f"{folder}/.snakemake/scripts"
+    commands = [process.info["cmdline"] or [] for process in psutil.process_iter(["cmdline"])]
+    return [words for words in commands if any(word.startswith(scripts) for word in words)]
 
 
-def wait_until(true, seconds=120):
+def wait_until(true, seconds=300):
     for _ in range(int(seconds / 0.1)):
         if true():
             return
