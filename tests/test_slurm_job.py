@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from keycut.slurm import END, GO_ON_LATER, goes_on_later, note_end
+from keycut.slurm import END, GO_ON_LATER, goes_on_later, keep_asking_squeue, note_end
 from keycut.training import loop
 
 
@@ -108,3 +108,16 @@ def test_without_slurm_nothing_is_asked(slurm, monkeypatch):
     note_end()
     leave(GO_ON_LATER)
     assert slurm.called() == ""
+
+
+def test_the_plugin_remembers_how_long_ended_jobs_are_visible(slurm, monkeypatch):
+    import snakemake_executor_plugin_slurm as plugin
+
+    monkeypatch.setattr(plugin, "get_min_job_age", plugin.get_min_job_age)  # put back afterwards
+    keep_asking_squeue()
+    slurm("scontrol", "", code=1)
+    assert plugin.get_min_job_age() is None
+    slurm("scontrol", "MinJobAge = 300 sec")
+    assert plugin.get_min_job_age() == 300
+    slurm("scontrol", "", code=1)
+    assert plugin.get_min_job_age() == 300

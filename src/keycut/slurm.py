@@ -31,6 +31,27 @@ def note_end() -> None:
         os.environ[END] = end
 
 
+def keep_asking_squeue() -> None:
+    """Keep Snakemake's plugin from turning to sacct while the controller does not answer.
+
+    Before each look at its jobs the plugin asks the controller how long ended jobs stay visible,
+    and without an answer takes sacct. Where there is no accounting that never answers either, and
+    the plugin then forgets its jobs and waits for ever. One answer is enough.
+    """
+    plugin = sys.modules.get("snakemake_executor_plugin_slurm")
+    if plugin is None:
+        return
+    ask = plugin.get_min_job_age
+    known: list[int] = []
+
+    def remembered() -> int | None:
+        if not known and (age := ask()) is not None:
+            known.append(age)
+        return known[0] if known else None
+
+    plugin.get_min_job_age = remembered  # type: ignore[attr-defined]
+
+
 @contextmanager
 def goes_on_later(rule: str) -> Iterator[None]:
     """Around the work of a rule: if it is to go on later, Slurm queues the same job again."""

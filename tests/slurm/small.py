@@ -12,6 +12,9 @@ RUN = "small"
 DATA = (f"results/{RUN}/tasks/demo_prose.jsonl", "preflight")
 """Targets that need no model."""
 TARGET = f"results/{RUN}/frames/by_ratio.parquet"
+"""Training, recoveries and evaluations."""
+TRAINED = f"results/{RUN}/evaluations/models/delta_net/ppl.json"
+"""Training and one evaluation."""
 
 
 def small(*, steps: int, recovery: int) -> dict[str, Any]:
