@@ -107,17 +107,27 @@ def test_a_controller_that_is_away_for_a_minute(cluster, run, ends_as_ever):
     ends_as_ever()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_snakemake_stopped_and_started_again(cluster, run, ends_as_ever, number):
+def test_snakemake_stopped_by_ctrl_c_and_started_again(cluster, run, ends_as_ever):
     run.start(TRAINED)
     job = run.until_training("pretrain")
-    run.process.send_signal(number)
+    run.process.send_signal(signal.SIGINT)
     assert run.process.wait(60) != 0
-    cluster.wait(lambda: states_of(cluster, job) == ["CANCELLED"], "its jobs to be cancelled")
+    cluster.wait(lambda: states_of(cluster, job) == ["CANCELLED"], "its job to be cancelled")
     run.start(TRAINED)
     ends_as_ever()
     log = run.folder / f"results/{RUN}/logs/pretrain/delta_net.log"
     assert "goes on from step" in log.read_text()
+
+
+def test_snakemake_told_to_end_and_started_again(cluster, run, ends_as_ever):
+    """It waits for its jobs and submits no more."""
+    run.start(TRAINED)
+    job = run.until_training("pretrain")
+    run.process.send_signal(signal.SIGTERM)
+    assert run.process.wait(600) != 0
+    assert states_of(cluster, job) == ["COMPLETED"]
+    run.start(TRAINED)
+    ends_as_ever()
 
 
 def test_snakemake_killed_unlocked_and_started_again(cluster, run, ends_as_ever):
