@@ -1,10 +1,11 @@
 """The digest of the code behind a script."""
 
+import ast
 from pathlib import Path
 
 import pytest
 
-from keycut.code import code_of
+from keycut.code import _read_once, code_of
 
 
 @pytest.fixture
@@ -67,6 +68,23 @@ def test_a_data_file_counts_like_code(library):
     before = code_of(path, source=library).digest
     change(library, "package/tasks/task.yaml", "shots: 1\n")
     assert code_of(path, source=library).digest != before
+
+
+def test_what_another_python_knows_of_and_is_not_used_does_not_count(library, monkeypatch):
+    path = script(library, "from keycut.common import one\n")
+    (library / "common.py").write_text("def one():\n    return 1\n")
+    before = code_of(path, source=library)
+
+    def with_more_fields(file):
+        tree = ast.parse(file.read_text())
+        for node in ast.walk(tree):
+            node._fields += ("of_another_python",)
+            node.of_another_python = []
+        return tree
+
+    monkeypatch.setattr("keycut.code._parsed", with_more_fields)
+    _read_once.cache_clear()
+    assert code_of(path, source=library) == before
 
 
 def test_words_do_not_count(library):

@@ -3,6 +3,7 @@
 import os
 import threading
 import time
+from collections import Counter
 
 import pytest
 
@@ -16,6 +17,17 @@ def four(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
 
 
+def at_once(monkeypatch, works, gpus=("4", "5", "6", "7")):
+    """Run each work in a thread of its own, which stands for a process: its own view, its locks."""
+    monkeypatch.setattr("keycut.gpus.visible_gpus", lambda: list(gpus))
+    monkeypatch.setattr("keycut.gpus.WAIT", 0.001)
+    threads = [threading.Thread(target=work) for work in works]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+
+
 def test_two_jobs_at_once_see_different_gpus(tmp_path):
     with gpus_taken(1, locks=tmp_path) as first:
         assert os.environ["CUDA_VISIBLE_DEVICES"] == "4"
@@ -26,34 +38,61 @@ def test_two_jobs_at_once_see_different_gpus(tmp_path):
     assert visible_gpus() == ["4", "5", "6", "7"]
 
 
-def test_at_no_moment_is_a_gpu_used_twice(tmp_path):
-    used, seen, guard = set(), [], threading.Lock()
+@pytest.mark.parametrize("shares", [1, 3, 4])
+def test_at_no_moment_is_more_of_a_gpu_used_than_there_is(tmp_path, monkeypatch, shares):
+    used, most, guard = Counter(), [], threading.Lock()
 
-    def work(count):
-        # Each thread is a job: its own view of the machine, its own locks.
-        with gpus_taken(count, locks=tmp_path) as mine:
+    def work(asked):
+        with gpus_taken(asked, shares=shares, locks=tmp_path) as mine:
+            assert len(mine) == max(1, asked // shares)
+            of_each = min(asked, shares)
             with guard:
-                assert not used & {*mine}
-                used.update(mine)
-                seen.append(len(used))
-            time.sleep(0.01)
+                used.update(dict.fromkeys(mine, of_each))
+                most.append(max(used.values()))
+            time.sleep(0.005)
             with guard:
-                used.difference_update(mine)
+                used.subtract(dict.fromkeys(mine, of_each))
 
     def jobs():
-        for count in (1, 2, 3, 4, 1):
-            work(count)
+        for asked in (1, 2 * shares, shares, 4 * shares, max(1, shares - 1)):
+            work(asked)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("keycut.gpus.visible_gpus", lambda: ["4", "5", "6", "7"])
-        patch.setattr("keycut.gpus.WAIT", 0.001)
-        threads = [threading.Thread(target=jobs) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(30)
-    assert len(seen) == 20
-    assert max(seen) <= 4
+    at_once(monkeypatch, [jobs] * 4)
+    assert len(most) == 20
+    assert max(most) == shares
+
+
+def test_shares_are_used_side_by_side_and_a_whole_gpu_alone(tmp_path, monkeypatch):
+    inside, beside, guard = [], [], threading.Lock()
+    met = threading.Barrier(4)  # four jobs of one share each are on a GPU at once, or this breaks
+
+    def sharing():
+        with gpus_taken(1, shares=4, locks=tmp_path):
+            met.wait(10)
+            with guard:
+                inside.append("part")
+            time.sleep(0.01)
+            with guard:
+                inside.remove("part")
+
+    def alone():
+        with gpus_taken(4, shares=4, locks=tmp_path):
+            with guard:
+                beside.append(list(inside))
+                inside.append("whole")
+            time.sleep(0.01)
+            with guard:
+                inside.remove("whole")
+
+    at_once(monkeypatch, [alone, *[sharing] * 4, alone], gpus=["4"])
+    assert beside == [[], []]
+    assert not met.broken
+
+
+def test_a_run_without_shares_leaves_those_of_another_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr("keycut.gpus.visible_gpus", lambda: ["4", "5"])
+    with gpus_taken(1, shares=8, locks=tmp_path) as part, gpus_taken(1, locks=tmp_path) as whole:
+        assert (part, whole) == (["4"], ["5"])
 
 
 def test_more_than_there_are_is_an_error(tmp_path):
@@ -64,15 +103,24 @@ def test_more_than_there_are_is_an_error(tmp_path):
         pass
 
 
-def test_a_job_that_asked_for_none_sees_none(tmp_path):
-    with gpus_taken(0, locks=tmp_path) as mine:
+def test_one_and_a_half_gpus_are_an_error(tmp_path):
+    with (
+        pytest.raises(InputError, match="6 shares of GPUs are asked for, and each has 4"),
+        gpus_taken(6, shares=4, locks=tmp_path),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("shares", [1, 4])
+def test_a_job_that_asked_for_none_sees_none(tmp_path, shares):
+    with gpus_taken(0, shares=shares, locks=tmp_path) as mine:
         assert mine == []
         assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
 
 
 def test_a_machine_without_gpus_runs_on_its_cpu(tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    with gpus_taken(8, locks=tmp_path) as mine:
+    with gpus_taken(8, shares=4, locks=tmp_path) as mine:
         assert mine == []
 
 

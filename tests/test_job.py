@@ -96,6 +96,27 @@ def test_beside_the_output_stands_where_it_came_from(planned, around):
     assert found["versions"]["python"].startswith("3.")
 
 
+def test_a_job_on_a_part_of_a_gpu_is_kept_to_that_part_of_its_memory(
+    planned, around, tmp_path, monkeypatch
+):
+    import torch
+
+    limits = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", limits.append)
+    monkeypatch.setattr("keycut.job.gpu_names", lambda count: ["a GPU"] * count)
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    for asked in (0, 1, 4):
+        part = planned()
+        part.resources = {"gpu": asked, "gpu_shares": 4}
+        with around(part):
+            pass
+        found = json.loads(Path("out.json.provenance.json").read_text())
+        assert found["gpu_share"] == asked / 4
+    assert limits == [0.25]
+
+
 def test_bad_input_ends_a_job_with_its_message_alone(planned, around):
     with pytest.raises(SystemExit) as ended, around(planned()):
         raise InputError("ratio 2: must lie in (0, 1)")

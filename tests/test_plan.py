@@ -16,7 +16,7 @@ from snakemake.exceptions import RuleException, WorkflowError
 
 from keycut.artefact import read_json, write_json
 from keycut.cli import main
-from keycut.config import BASELINE, load_config, width
+from keycut.config import BASELINE, Shape, load_config, width
 from keycut.errors import InputError
 from keycut.plan.after import after_text, look_back, ran, write_figures
 from keycut.plan.costs import Costs, Figure, Measured, Missing, estimate, read_costs
@@ -24,7 +24,7 @@ from keycut.plan.graph import Graph, _explained, read_graph
 from keycut.plan.planning import Plan, afresh, make_plan, price
 from keycut.plan.schedule import Capacity, Schedule, Task, critical_path, list_schedule
 from keycut.plan.words import duration, size, table, to_text
-from keycut.plan.work import RULES, Shape, Work, Works, parameters_at
+from keycut.plan.work import RULES, Work, Works, parameters_at
 
 ROOT = Path(__file__).parents[1]
 NOTHING = Costs(measured=())
@@ -34,6 +34,14 @@ cores: 2
 resources: ["gpu=4"]
 set-resources:
   pretrain: {gpu: 2, runtime: 7}
+"""
+
+SHARES = """
+cores: 2
+resources: {gpu: 4}
+default-resources: {gpu_shares: 4}
+set-resources:
+  measure: {gpu: 4}
 """
 
 
@@ -150,10 +158,10 @@ def test_what_a_recovery_of_the_paper_has_to_do() -> None:
     works, model = Works(config), config.models["delta_net_370M"]
     half = works.of("recover", {"model": "delta_net_370M", "cut": "drrqr-kq-0.5-42"})
     assert half.tokens == 32_000 * 2048
-    assert half.shape == Shape("delta_net", 8, 64)
+    assert half.shape == Shape("delta_net", 8, 64, 8, 128)
     assert half.disk == 4 * parameters_at(model, 64)
     control = works.of("recover", {"model": "delta_net_370M", "cut": BASELINE})
-    assert control.shape == Shape("delta_net", 8, 128)
+    assert control.shape == Shape("delta_net", 8, 128, 8, 128)
     assert control.disk == 4 * model.parameters
 
 
@@ -248,6 +256,23 @@ def test_eight_gpus_take_an_eighth_of_the_time() -> None:
     costs = Costs(measured=(figures(Figure(work="pretrain", seconds=80.0)),))
     shared = estimate(costs, "pretrain", Work(), 8, tunes=False)
     assert (shared.seconds, shared.gpus) == (10.0, 8)
+
+
+def test_a_share_of_a_gpu_is_as_fast_and_costs_a_part_of_its_hours() -> None:
+    costs = Costs(measured=(figures(Figure(work="evaluate", seconds=80.0)),))
+    shared = estimate(costs, "evaluate", Work(), 0.25, tunes=False)
+    assert (shared.seconds, shared.gpus) == (80.0, 0.25)
+
+
+def test_a_profile_with_shares_has_jobs_side_by_side_on_its_gpu(checkout: Path) -> None:
+    profile = checkout / "profiles" / "shares"
+    profile.mkdir()
+    (profile / "config.yaml").write_text(SHARES)
+    with contextlib.chdir(checkout):
+        graph = read_graph(configfile="config/demo.yaml", profile="profiles/shares")
+    assert graph.capacity == Capacity(gpus=1, cores=2)
+    asked = {job.rule: job.gpus for job in graph.jobs}
+    assert (asked["evaluate"], asked["measure"], asked["score"]) == (0.25, 1, 0)
 
 
 def test_kernels_of_a_shape_are_tuned_once(demo: Graph) -> None:

@@ -122,7 +122,19 @@ def _meaning(tree: ast.Module) -> str:
         body = getattr(node, "body", None)
         if isinstance(body, list):
             node.body = [line for line in body if not _is_text(line)]  # type: ignore[attr-defined]
-    return hashlib.sha256(ast.dump(tree).encode()).hexdigest()
+    return hashlib.sha256(_written(tree).encode()).hexdigest()
+
+
+def _written(node: object) -> str:
+    """Syntax as text. Empty fields are left out: newer Pythons have some that older ones lack, and
+    results may be made with one and reported with another."""
+    if isinstance(node, ast.AST):
+        fields = [(name, value) for name, value in ast.iter_fields(node) if value not in (None, [])]
+        inside = ", ".join(f"{name}={_written(value)}" for name, value in fields)
+        return f"{type(node).__name__}({inside})"
+    if isinstance(node, list):
+        return f"[{', '.join(map(_written, node))}]"
+    return repr(node)
 
 
 def _is_text(line: ast.AST) -> bool:

@@ -2,6 +2,10 @@
 
 Each job takes as many as its rule asked for by locking a file per GPU. A lock ends with its
 process, however that ends. On a cluster the scheduler has done it already.
+
+A profile may cut every GPU into equal shares, since small models leave a large one idle: then
+Snakemake counts shares. A job that asks for some of them has so much of the memory of one GPU, with
+others beside it; one that asks for all of them is alone there.
 """
 
 from __future__ import annotations
@@ -30,8 +34,8 @@ def visible_gpus() -> list[str]:
 
 
 @contextmanager
-def gpus_taken(count: int, *, locks: Path | None = None) -> Iterator[list[str]]:
-    """Take `count` GPUs for the length of a block and show no other to CUDA.
+def gpus_taken(asked: int, *, shares: int = 1, locks: Path | None = None) -> Iterator[list[str]]:
+    """Take `asked` shares of GPUs for the length of a block and show no other GPU to CUDA.
 
     Waits until they are free. A machine without any has its jobs run on the CPU, and a job of a
     cluster keeps what it was given.
@@ -40,9 +44,8 @@ def gpus_taken(count: int, *, locks: Path | None = None) -> Iterator[list[str]]:
     if not there or "SLURM_JOB_ID" in os.environ:
         yield there
         return
-    if count > len(there):
-        raise InputError(f"{count} GPUs are asked for, this machine has {len(there)}")
-    taken = _wait_for(count, there, locks or Path(tempfile.gettempdir()) / OURS)
+    _refuse(asked, shares, len(there))
+    taken = _wait_for(asked, shares, there, locks or Path(tempfile.gettempdir()) / OURS)
     before = os.environ.get("CUDA_VISIBLE_DEVICES")
     os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(taken)
     try:
@@ -55,32 +58,83 @@ def gpus_taken(count: int, *, locks: Path | None = None) -> Iterator[list[str]]:
         _release(taken)
 
 
-def _wait_for(count: int, there: list[str], folder: Path) -> dict[str, int]:
+def limit_memory(fraction: float) -> None:
+    """Keep this process to a part of the memory of its GPU: there are others beside it."""
+    import torch
+
+    if fraction < 1 and torch.cuda.is_available():
+        torch.cuda.set_per_process_memory_fraction(fraction)
+
+
+Taken = dict[str, list[int]]
+"""Open files whose locks are held, by GPU."""
+
+
+def _refuse(asked: int, shares: int, there: int) -> None:
+    if asked > shares and asked % shares:
+        raise InputError(
+            f"{asked} shares of GPUs are asked for, and each has {shares}: "
+            "ask for a part of one, or for whole ones"
+        )
+    if asked > there * shares:
+        raise InputError(f"{-(-asked // shares)} GPUs are asked for, this machine has {there}")
+
+
+def _wait_for(asked: int, shares: int, there: list[str], folder: Path) -> Taken:
     folder.mkdir(parents=True, exist_ok=True)
+    wanted = -(-asked // shares)
     while True:
-        taken = _lock(there, count, folder)
-        if len(taken) == count:
+        taken: Taken = {}
+        for gpu in there:
+            if len(taken) == wanted:
+                break
+            whole = asked >= shares
+            held = _whole(folder, gpu) if whole else _part(folder, gpu, asked, shares)
+            if held:
+                taken[gpu] = held
+        if len(taken) == wanted:
             return taken
         # All or nothing: two jobs that each hold half of what they need would wait for ever.
         _release(taken)
         time.sleep(WAIT)
 
 
-def _lock(there: list[str], count: int, folder: Path) -> dict[str, int]:
-    taken: dict[str, int] = {}
-    for gpu in there:
-        if len(taken) == count:
-            break
-        file = os.open(folder / f"{gpu}.lock", os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(file)
-        else:
-            taken[gpu] = file
-    return taken
+def _whole(folder: Path, gpu: str) -> list[int]:
+    """All of a GPU, if nobody has any of it."""
+    file = _locked(folder / f"{gpu}.lock", fcntl.LOCK_EX)
+    return [] if file is None else [file]
 
 
-def _release(taken: dict[str, int]) -> None:
-    for file in taken.values():
+def _part(folder: Path, gpu: str, asked: int, shares: int) -> list[int]:
+    """So many shares of a GPU, if nobody has all of it and as many are free."""
+    shared = _locked(folder / f"{gpu}.lock", fcntl.LOCK_SH)
+    if shared is None:
+        return []
+    held = [shared]
+    for share in range(shares):
+        file = _locked(folder / f"{gpu}.{share}.lock", fcntl.LOCK_EX)
+        held += [] if file is None else [file]
+        if len(held) == asked + 1:
+            return held
+    _close(held)
+    return []
+
+
+def _locked(path: Path, how: int) -> int | None:
+    file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(file, how | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(file)
+        return None
+    return file
+
+
+def _release(taken: Taken) -> None:
+    for held in taken.values():
+        _close(held)
+
+
+def _close(held: list[int]) -> None:
+    for file in held:
         os.close(file)

@@ -31,7 +31,7 @@ from keycut.artefact import digest, read_json, write_json
 from keycut.code import SOURCE, Code, code_of
 from keycut.config import Config, parse_config
 from keycut.errors import InputError
-from keycut.gpus import gpus_taken
+from keycut.gpus import gpus_taken, limit_memory
 from keycut.layout import BESIDE
 from keycut.slurm import goes_on_later, note_end
 
@@ -65,11 +65,19 @@ def job(snakemake: Any, *, online: bool = False) -> Iterator[Config]:
             refuse_stale(path)
         config = parse_config(snakemake.config, "the configuration")
         started = time.time()
-        with gpus_taken(int(snakemake.resources.get("gpu", 0))) as gpus:
+        asked, shares = gpu_shares(snakemake.resources)
+        with gpus_taken(asked, shares=shares) as gpus:
+            if gpus and 0 < asked < shares:
+                limit_memory(asked / shares)
             yield config
         if snakemake.output:
             beside = Path(f"{snakemake.output[0]}{BESIDE}")
             write_json(beside, provenance(snakemake, code, gpus, started))
+
+
+def gpu_shares(resources: Any) -> tuple[int, int]:
+    """How many shares of GPUs a rule asked for, and how many the profile cuts each GPU into."""
+    return int(resources.get("gpu", 0)), int(resources.get("gpu_shares", 1))
 
 
 def export_library() -> None:
@@ -137,6 +145,7 @@ def refuse_stale(path: Path | str) -> None:
 
 def provenance(snakemake: Any, code: Code, gpus: list[str], started: float) -> dict[str, Any]:
     """Where an output came from."""
+    asked, shares = gpu_shares(snakemake.resources)
     return {
         "rule": snakemake.rule,
         "wildcards": dict(snakemake.wildcards.items()),
@@ -148,6 +157,7 @@ def provenance(snakemake: Any, code: Code, gpus: list[str], started: float) -> d
         "machine": platform.node(),
         "slurm_job": os.environ.get("SLURM_JOB_ID"),
         "gpus": gpu_names(len(gpus)),
+        "gpu_share": min(1.0, asked / shares),
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(started)),
         "seconds": round(time.time() - started, 3),
         "threads": snakemake.threads,

@@ -8,7 +8,7 @@ import platform
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
-from math import log2
+from math import ceil, log2
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -30,6 +30,7 @@ class Ran:
     planned: Planned
     seconds: float  # Snakemake's, from the start to the end of its process
     gpus: tuple[str, ...]
+    gpu_share: float  # of each of them
     disk: int  # bytes of its outputs
     started: datetime | None
 
@@ -100,7 +101,7 @@ def look_back(run: str, found: Sequence[Ran]) -> After:
                 complete=not any(one.cost.missing for one in members),
                 took_s=sum(one.seconds for one in real),
                 planned_gpu_s=sum(one.cost.seconds * one.cost.gpus for one in members),
-                took_gpu_s=sum(one.seconds * len(one.gpus) for one in real),
+                took_gpu_s=sum(one.seconds * len(one.gpus) * one.gpu_share for one in real),
                 planned_disk=sum(one.work.disk for one in members),
                 disk=sum(one.disk for one in real),
             )
@@ -116,16 +117,19 @@ def _ran(planned: Planned, timing: Path) -> Ran:
         rows = list(csv.DictReader(file, delimiter="\t"))
     job = planned.job
     gpus: tuple[str, ...] = ()
+    share = 1.0
     started = None
     if job.outputs and (beside := Path(f"{job.outputs[0]}{BESIDE}")).is_file():
         record = read_json(beside)
         # A job may see more GPUs than it asked for.
-        gpus = tuple(record["gpus"][: job.gpus])
+        gpus = tuple(record["gpus"][: ceil(job.gpus)])
+        share = record.get("gpu_share", 1.0)
         started = datetime.fromisoformat(record["started"])
     return Ran(
         planned=planned,
         seconds=sum(float(row["s"]) for row in rows),
         gpus=gpus,
+        gpu_share=share,
         disk=sum(map(_size, map(Path, job.outputs))),
         started=started,
     )

@@ -67,7 +67,7 @@ class Estimate:
     """What one job takes. `seconds` is the part of it that is known."""
 
     seconds: float
-    gpus: int  # that it holds; none where its figure is of a CPU
+    gpus: float  # that it holds; none where its figure is of a CPU
     missing: tuple[Missing, ...] = ()
     by: tuple[Measured, ...] = ()
 
@@ -90,7 +90,7 @@ def read_costs(path: Path | str = FILE) -> Costs:
     return costs
 
 
-def estimate(costs: Costs, rule: str, work: Work, gpus: int, *, tunes: bool) -> Estimate:
+def estimate(costs: Costs, rule: str, work: Work, gpus: float, *, tunes: bool) -> Estimate:
     """What a job takes that asks for so many GPUs; `tunes` if it is the first of its shape.
 
     A task that two suites of a model share is counted in both, though one finds it done.
@@ -165,6 +165,9 @@ def scaled(figure: Figure, work: Work) -> float:
     return seconds
 
 
-def shared(measured: int, gpus: int) -> float:
-    """How much less time work takes when it is shared by more GPUs, none of them wasted."""
-    return measured / gpus if measured and gpus else 1.0
+def shared(measured: int, gpus: float) -> float:
+    """How much less time work takes when it is shared by more GPUs, none of them wasted.
+
+    A share of one is as fast as all of it: shares are for work that leaves a GPU idle.
+    """
+    return measured / max(1, gpus) if measured and gpus else 1.0

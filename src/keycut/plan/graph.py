@@ -27,7 +27,7 @@ class Job:
     outputs: tuple[str, ...]
     timing: str | None  # where Snakemake writes how long it took
     after: tuple[int, ...]  # places of jobs that must end before it starts
-    gpus: int
+    gpus: float  # less than one where a profile cuts them into shares
     cores: int
     memory_mb: int | None
     limit_s: float | None  # what the rule or the profile allows it
@@ -101,12 +101,14 @@ def read_graph(
             workflow._prepare_dag(forceall=False, ignore_incomplete=False, lock_warn_only=True)
             workflow._build_dag()
             jobs = tuple(_jobs(workflow.dag))
-    gpus = given.resources.get("gpu")
+            shares = max(map(_shares, workflow.dag.jobs), default=1)
+    given_gpus = given.resources.get("gpu")
+    gpus = given_gpus.value if given_gpus else None
     return Graph(
         config=config,
         jobs=jobs,
         executor=given.executor or "local",
-        capacity=Capacity(gpus.value if gpus else None, given.cores, given.jobs),
+        capacity=Capacity(gpus and gpus / shares, given.cores, given.jobs),
         retries=given.retries,
     )
 
@@ -168,7 +170,7 @@ def _jobs(dag: Any) -> Iterator[Job]:
             outputs=tuple(map(str, job.output)),
             timing=str(job.benchmark) if job.benchmark else None,
             after=tuple(sorted(places[one] for one in dag.job_dependencies(job))),
-            gpus=int(resources.get("gpu", 0)),
+            gpus=_gpus(job),
             cores=_cores(job),
             memory_mb=resources.get("mem_mb"),
             limit_s=60.0 * runtime if runtime is not None else None,
@@ -177,8 +179,18 @@ def _jobs(dag: Any) -> Iterator[Job]:
         )
 
 
+def _gpus(job: Any) -> float:
+    asked, shares = int(job.resources.get("gpu", 0)), _shares(job)
+    return asked / shares if asked % shares else asked // shares
+
+
+def _shares(job: Any) -> int:
+    """What the profile cuts a GPU into."""
+    return int(job.resources.get("gpu_shares", 1))
+
+
 def _cores(job: Any) -> int:
     """What the job takes: the cores beside its GPUs where the profile says how many those are."""
     beside = job.resources.get("cpus_per_gpu")
-    gpus = int(job.resources.get("gpu", 0))
-    return gpus * int(beside) if gpus and beside else int(job.threads)
+    gpus = _gpus(job)
+    return int(gpus * int(beside)) if gpus and beside else int(job.threads)

@@ -15,7 +15,7 @@ class Task:
     """A job as a scheduler sees it."""
 
     seconds: float
-    gpus: int = 0
+    gpus: float = 0
     cores: int = 1
     after: tuple[int, ...] = ()  # places of tasks that stand before it in the list
 
@@ -24,7 +24,7 @@ class Task:
 class Capacity:
     """What can be in use at once; None is as much as is asked for."""
 
-    gpus: int | None = None
+    gpus: float | None = None
     cores: int | None = None
     jobs: int | None = None
 
@@ -95,7 +95,7 @@ def list_schedule(tasks: Sequence[Task], capacity: Capacity) -> Schedule:
     return Schedule(tuple(starts), tuple(ends))
 
 
-def _needs(task: Task, capacity: Capacity) -> tuple[int, int, int]:
+def _needs(task: Task, capacity: Capacity) -> tuple[float, int, int]:
     """GPUs, cores and jobs. Snakemake gives a job that asks for more cores than there are all."""
     if capacity.gpus is not None and task.gpus > capacity.gpus:
         raise InputError(

@@ -83,7 +83,7 @@ def _row(rule: RulePlan) -> list[str]:
         rule.rule,
         f"{rule.jobs:,}",
         f"{rule.to_run:,}",
-        str(rule.gpus or ""),
+        f"{rule.gpus:g}" if rule.gpus else "",
         _time(rule.longest, rule.complete) if known else "",
         _time(rule.seconds, rule.complete) if known else "",
         _hours(rule.gpu_seconds, rule.complete) if known and rule.gpus else "",
@@ -112,7 +112,7 @@ def _walls(plan: Plan) -> list[str]:
 
 def _named(capacity: Capacity) -> str:
     parts = [
-        f"{most} {name}{'s' if most > 1 else ''}"
+        f"{most:g} {name}{'s' if most > 1 else ''}"
         for most, name in ((capacity.gpus, "GPU"), (capacity.cores, "core"), (capacity.jobs, "job"))
         if most is not None
     ]

@@ -83,7 +83,9 @@ def _rule(name: str, timings: Sequence[Path | str], jobs: Sequence[Mapping[str, 
         peak_mib=max(peaks, default=None),
         machines=tuple(sorted({job["machine"] for job in jobs})),
         gpus=tuple(sorted({gpu for job in jobs for gpu in job["gpus"]})),
-        gpu_seconds=sum(job["seconds"] * len(job["gpus"]) for job in jobs),
+        gpu_seconds=sum(
+            job["seconds"] * len(job["gpus"]) * job.get("gpu_share", 1) for job in jobs
+        ),
     )
 
 
