@@ -20,17 +20,19 @@ forkserver.hand_over()
 
 
 @pytest.fixture
-def served(tmp_path, monkeypatch):
-    """Run commands beside a server that has little to import."""
+def served(tmp_path):
+    """Run commands beside a server that has less to import."""
     small = tmp_path / "small.py"
     small.write_text(
         "import sys\nfrom keycut import forkserver\n"
-        "forkserver.LIBRARIES = ('json', 'colorsys')\nforkserver.main(sys.argv[1:])\n"
+        "forkserver.LIBRARIES = ('colorsys', 'torch')\nforkserver.main(sys.argv[1:])\n"
     )
+
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
 
     def start(*command: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [sys.executable, str(small), *command],
+            [sys.executable, str(small), *command], env=environment,
             text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path,
         )  # fmt: skip
 
@@ -49,6 +51,20 @@ def test_a_job_runs_in_a_fork_where_the_libraries_are_loaded(served, tmp_path):
     _, err = running.communicate(timeout=60)
     assert running.returncode == 0
     assert err.split() == ["True", str(tmp_path), os.environ["HOME"]]
+
+
+def test_a_job_has_one_thread(served, tmp_path):
+    body = (
+        "import torch\n(torch.randn(600, 600) @ torch.randn(600, 600)).exp().sum()\n"
+        "print(len(os.listdir('/proc/self/task')), file=sys.stderr)"
+    )
+    _, err = served(*job(tmp_path, body)).communicate(timeout=60)
+    assert err.split() == ["1"]
+
+
+def test_a_command_that_ends_at_once_leaves_no_trace(served, tmp_path):
+    running = served("true")
+    assert running.communicate(timeout=60) == ("", "")
 
 
 def test_without_a_server_the_job_runs_as_it_is(tmp_path):

@@ -36,7 +36,6 @@ def planned(tmp_path, monkeypatch):
     for name in ("OMP_NUM_THREADS", "HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE",
                  "TOKENIZERS_PARALLELISM", "TRITON_CACHE_DIR"):  # fmt: skip
         monkeypatch.setenv(name, os.environ.get(name, ""))
-    monkeypatch.setattr("keycut.job._use_threads", lambda threads: None)
     script = tmp_path / "work.py"
     script.write_text("from keycut.artefact import digest\n")
 

@@ -5,8 +5,9 @@
 runs the command with a server beside it. Jobs of the workflow that find it hand themselves over:
 the script runs in a fork, where torch, transformers, flash-linear-attention, lm-eval and peft are
 loaded already, which takes longer than most of the demo's work. Without a server the same scripts
-run as they are. Keycut's own modules are never loaded before the fork, so a change to them counts
-at once, and no torch operation runs before it, since its threads would not survive.
+run as they are, and so do jobs of several threads, since a fork has one. Keycut's own modules are
+never loaded before the fork, so a change to them counts at once, and no torch operation runs
+before it, since its threads would not survive.
 """
 
 from __future__ import annotations
@@ -63,13 +64,12 @@ def hand_over() -> None:
 class Server:
     """Takes jobs one after the other and lets each run in a fork of its own."""
 
-    def __init__(self, listener: socket.socket, parent: int) -> None:
+    def __init__(self, listener: socket.socket, command: int) -> None:
         self.listener = listener
         self.events = selectors.DefaultSelector()
         self.events.register(listener, selectors.EVENT_READ, self.accept)
-        # When the process that started us is gone, so is the reason to stay.
-        self.parent = os.pidfd_open(parent)
-        self.events.register(self.parent, selectors.EVENT_READ, self.leave)
+        # When the command has ended, so has the reason to stay.
+        self.events.register(command, selectors.EVENT_READ, self.leave)
         self.running: dict[int, socket.socket] = {}
 
     def serve(self) -> None:
@@ -160,23 +160,26 @@ def main(command: list[str]) -> None:
         # Jobs that come while the server still imports wait here.
         listener.bind(str(folder / "jobs"))
         listener.listen(64)
-        parent = os.getpid()
+        command_itself = os.pidfd_open(os.getpid())
         if os.fork() == 0:
             try:
-                _serve(listener, parent)
+                _serve(listener, command_itself)
             finally:
                 shutil.rmtree(folder)
     os.execvpe(command[0], command, {**os.environ, SOCKET: str(folder / "jobs")})
 
 
-def _serve(listener: socket.socket, parent: int) -> None:
+def _serve(listener: socket.socket, command: int) -> None:
     # Ctrl-C is for the command alone: it ends its jobs, and the server ends with it.
     os.setsid()
     # flash-linear-attention warns that there is no GPU, which a CPU's user knows.
     warnings.filterwarnings("ignore", message="Triton is not supported")
+    # Kernels under torch settle on a number of threads as they are loaded, and two jobs with a
+    # thread per core each are slower than one after the other.
+    os.environ["OMP_NUM_THREADS"] = "1"
     for library in LIBRARIES:
         importlib.import_module(library)
-    Server(listener, parent).serve()
+    Server(listener, command).serve()
 
 
 if __name__ == "__main__":

@@ -44,11 +44,12 @@ VERSIONED = (
 @contextmanager
 def job(snakemake: Any, *, online: bool = False) -> Iterator[Config]:
     """Around the work of a rule's script."""
-    forkserver.hand_over()
+    if snakemake.threads == 1:
+        forkserver.hand_over()
     os.environ["TOKENIZERS_PARALLELISM"] = "0"
     if not online:
         os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
-    _use_threads(snakemake.threads)
+    os.environ["OMP_NUM_THREADS"] = str(snakemake.threads)
     share_kernels()
     note_end()
     with (
@@ -193,12 +194,6 @@ def commit() -> str | None:
     except (OSError, subprocess.CalledProcessError):
         return None  # no git, or no checkout: a release's archive has neither
     return said.stdout.strip()
-
-
-def _use_threads(threads: int) -> None:
-    os.environ["OMP_NUM_THREADS"] = str(threads)
-    if "torch" in sys.modules:  # loaded before the fork, so it has looked already
-        sys.modules["torch"].set_num_threads(threads)
 
 
 @contextmanager
