@@ -4,7 +4,7 @@
     python benchmarks/speed.py --report FOLDER/speed.json       the tables again, beside the paper's
 
 First the kernels are tuned, many processes side by side, since that is compiling on the CPU: the
-preflight's widths, then every distinct shape once, with one layer. Then every cell is timed in a
+preflight's shapes, then every distinct shape once, with one layer. Then every cell is timed in a
 process of its own with nothing else running; its successors only import meanwhile. What is found
 goes to FOLDER/speed.json after every cell, so nothing is lost if time runs out, and a later call
 with the same FOLDER goes on from there. Set TRITON_CACHE_DIR to keep the tuning.
@@ -24,7 +24,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from keycut.artefact import read_json, write_json
@@ -37,7 +37,9 @@ from keycut.config import (
     DecodingBenchmark,
     Measurement,
     MixerBenchmark,
+    Shape,
     load_config,
+    shape_of,
 )
 
 ROOT = Path(__file__).parent.parent
@@ -54,8 +56,7 @@ SPARE = 3  # processes that import while another is timed
 # Sooner or later a kernel hangs: no cell may take the rest of the time with it.
 CELL_LIMIT_S, WARM_LIMIT_S = 180.0, 480.0
 
-Verdicts = dict[tuple[str, int], preflight.Verdict]
-Shape = dict[str, Measurement]  # the cells of one shape, by what they do
+Alike = dict[str, Measurement]  # the cells of one shape, by what they do
 
 started = time.monotonic()
 
@@ -127,49 +128,48 @@ def one_layer(config: Config) -> Config:
     return config.model_copy(update={"models": models, "benchmarks": benchmarks})
 
 
-def values_of(config: Config, cell: Measurement) -> int:
+def shape_of_cell(config: Config, cell: Measurement) -> Shape:
     benchmark = config.benchmarks[cell.benchmark]
     if isinstance(benchmark, MixerBenchmark):
-        return benchmark.head_v_dim
-    return config.models[cell.subject].head_v_dim
+        heads, values = benchmark.num_heads, benchmark.head_v_dim
+        return Shape(cell.kernel, heads, cell.width, heads, values)
+    return replace(shape_of(config.models[cell.subject]), width=cell.width)
 
 
 def batches_to_warm(
-    config: Config, cells: list[Measurement], checked: set[tuple[str, int]]
-) -> tuple[list[Shape], list[Shape], list[Shape]]:
+    config: Config, cells: list[Measurement], checked: set[Shape]
+) -> tuple[list[Alike], list[Alike], list[Alike]]:
     """Every distinct shape once, in three batches, so that no tile is searched for twice.
 
     First one shape for each kernel, width and value width that the preflight does not compile;
     then one for each that it does; then the others, which find their tiles chosen.
     """
-    shapes: dict[tuple[str, int, bool], Shape] = {}
+    shapes: dict[tuple[str, int, bool], Alike] = {}
     # Mixers before models: 16 heads are the shape of most.
     for cell in sorted(cells, key=lambda c: "mixer" not in c.subject):
         key = (cell.subject, cell.width, cell.does == "decoding")
         shapes.setdefault(key, {})[cell.does] = cell
-    first: list[Shape] = []
-    second: list[Shape] = []
-    rest: list[Shape] = []
+    first: list[Alike] = []
+    second: list[Alike] = []
+    rest: list[Alike] = []
     known = set()
     for shape in shapes.values():
         cell = next(iter(shape.values()))
-        values = values_of(config, cell)
-        rule = (cell.kernel, cell.width, values)
+        whole = shape_of_cell(config, cell)
+        rule = (cell.kernel, cell.width, whole.value_width)
         if cell.does == "decoding" or rule in known:
             rest.append(shape)
             continue
         known.add(rule)
-        compiled = rule[:2] in checked and values == preflight.SHAPES[cell.kernel][1]
-        (second if compiled else first).append(shape)
+        (second if whole in checked else first).append(shape)
     return first, second, rest
 
 
 def warm(
     config: Config,
-    shapes: list[Shape],
+    shapes: list[Alike],
     jobs: int,
     tuning: Tuning,
-    verdicts: Verdicts,
     options: argparse.Namespace,
 ) -> None:
     """Run each shape once. Training covers the forward pass, where there is a choice."""
@@ -177,24 +177,19 @@ def warm(
     record = options.out / "warmed.json"  # beside the kernels' own cache, or of no use
     warmed = set(read_json(record)) if record.is_file() else set()
 
-    def one(shape: Shape) -> str:
+    def one(shape: Alike) -> str:
         cell = shape.get("training") or next(iter(shape.values()))
         if name(cell) in warmed:
             return f"warm {name(cell)}: done before"
         if seconds_left(options) < 45:
             return f"warm {name(cell)}: left out, no time"
-        line = run_once(shape, cell)
+        line = run_once(cell)
         if "no result within" not in line:
             warmed.add(name(cell))
             write_json(record, sorted(warmed))
         return line
 
-    def run_once(shape: Shape, cell: Measurement) -> str:
-        verdict = verdicts.get((cell.kernel, cell.width))
-        if cell.trains and verdict is not None and not verdict.trains:
-            if "forward" not in shape:
-                return f"warm {name(cell)}: left out, it does not train"
-            cell = shape["forward"]
+    def run_once(cell: Measurement) -> str:
         benchmark = small.benchmarks[cell.benchmark]
         limit_s = min(WARM_LIMIT_S, seconds_left(options))
         if isinstance(benchmark, DecodingBenchmark):
@@ -224,13 +219,14 @@ class Results:
 
     def __init__(self, path: Path):
         self.path = path
-        self.verdicts: Verdicts = {}
+        self.verdicts: dict[Shape, preflight.Verdict] = {}
         self.cells: dict[str, Measured] = {}
         self.left_out: list[str] = []
         if path.is_file():
             record = read_json(path)
             for one in record["preflight"]:
-                self.verdicts[one["kernel"], one["width"]] = preflight.Verdict(**one)
+                verdict = preflight.from_json(one)
+                self.verdicts[verdict.shape] = verdict
             self.cells = {key: from_json(one) for key, one in record["cells"].items()}
 
     def done(self, key: str) -> bool:
@@ -274,13 +270,11 @@ def time_cells(
                 cell,
                 options.out / "cells" / f"{key.replace(' ', '-')}.json",
                 limit_s=min(CELL_LIMIT_S, left),
-                verdict=results.verdicts.get((cell.kernel, cell.width)),
                 apart=True,
                 tuning=tuning,
                 seconds=options.seconds,
                 worker=worker,
             )
-            worker.close()  # a width that has no way needs none
             results.cells[key] = found
             results.write()
             say(key, line(found))
@@ -291,25 +285,20 @@ def time_cells(
 
 
 def line(found: Measured) -> str:
-    def shown(results: dict) -> str:
-        reasons = [f.reason for f in results.values() if f.reason]
-        if len(reasons) == len(results) and len(set(reasons)) == 1:
-            return reasons[0]
-        said = []
-        for metric, f in results.items():
-            if f.value is None:
-                said.append(f"{metric} {f.reason}")
-                continue
-            spread = f" ± {f.stderr:,.1g}" if f.stderr else ""
-            runs = f" ({f.runs.repeats} runs)" if f.runs else ""
-            note = f" [{f.note}]" if f.note else ""
-            said.append(f"{metric} {f.value:,.5g}{spread}{runs}{note}")
-        return ", ".join(said)
-
-    text = shown(found.results)
-    if found.padded is not None:
-        text += f" | padded to {found.padded.width}: {shown(found.padded.results)}"
-    return f"{text} | {found.seconds:.1f} s in all"
+    in_all = f" | {found.seconds:.1f} s in all"
+    reasons = [f.reason for f in found.results.values() if f.reason]
+    if len(reasons) == len(found.results) and len(set(reasons)) == 1:
+        return reasons[0] + in_all
+    said = []
+    for metric, f in found.results.items():
+        if f.value is None:
+            said.append(f"{metric} {f.reason}")
+            continue
+        spread = f" ± {f.stderr:,.1g}" if f.stderr else ""
+        runs = f" ({f.runs.repeats} runs)" if f.runs else ""
+        note = f" [{f.note}]" if f.note else ""
+        said.append(f"{metric} {f.value:,.5g}{spread}{runs}{note}")
+    return ", ".join(said) + in_all
 
 
 # --- the tables ---
@@ -326,7 +315,7 @@ def published(table: str) -> dict[tuple[str, int, str], float]:
 
 def report(results: Results) -> None:
     for verdict in results.verdicts.values():
-        print(verdict_line(verdict))
+        print(preflight.row(verdict))
     for part, table in (("mixer", "mixer_scaling"), ("model", "speedup_whole_model")):
         paper = published(table)
         print(f"\n{table}: ours, and the paper's H100")
@@ -368,34 +357,22 @@ def _rows(results: Results, benchmark: str, does: str, paper: dict) -> None:
         print(said)
 
 
-def verdict_line(verdict: preflight.Verdict) -> str:
-    worst = max(verdict.errors.values(), default=float("nan"))
-    return (
-        f"preflight {verdict.kernel} d_k {verdict.width}: {verdict.verdict}, worst error "
-        f"{worst:.2g}, tiles {max(verdict.tiles.values(), default=float('nan')):.2g}, layer "
-        f"{max(verdict.layer.values(), default=float('nan')):.2g}"
-        + (f", pad to {verdict.padded_to}" if verdict.padded_to else "")
-        + (f" ({verdict.reason})" if verdict.reason else "")
-        + f", {verdict.seconds:.0f} s"
-    )
-
-
 # --- all of it ---
 
 
 def check(config: Config, results: Results, jobs: int, options: argparse.Namespace) -> None:
-    """The preflight of every width that is trained; those known from before are not repeated."""
-    wanted = [one for one in config.trained_widths() if one not in results.verdicts]
+    """The preflight of every shape that is trained; those known from before are not repeated."""
+    wanted = [one for one in config.trained_shapes() if one not in results.verdicts]
 
     def tell(verdict: preflight.Verdict) -> None:
-        say(verdict_line(verdict))
+        say(preflight.row(verdict))
         if "no result within" not in verdict.reason:  # the next call may have more time
-            results.verdicts[verdict.kernel, verdict.width] = verdict
+            results.verdicts[verdict.shape] = verdict
             results.write()
 
     if wanted:
         limit_s = max(60.0, min(WARM_LIMIT_S, seconds_left(options)))
-        preflight.check_widths(
+        preflight.check_shapes(
             wanted, config.preflight, limit_s=limit_s, jobs=jobs, apart=True, tell=tell
         )
 
@@ -412,18 +389,18 @@ def run(options: argparse.Namespace) -> Results:
     todo = [cell for key, cell in wanted if not results.done(key)]
     say(f"{len(wanted)} cells, {len(todo)} of them to do")
 
-    checked = set(config.trained_widths()) if "preflight" in parts else set()
+    checked = set(config.trained_shapes()) if "preflight" in parts else set()
     first, *later = batches_to_warm(config, todo, checked)
     # Both at once: the preflight leaves cores idle towards its end.
     with ThreadPoolExecutor(2) as pool:
         aside = max(1, options.jobs // 3) if checked else options.jobs
-        works = [pool.submit(warm, config, first, aside, tuning, {}, options)]
+        works = [pool.submit(warm, config, first, aside, tuning, options)]
         if checked:
             works.append(pool.submit(check, config, results, max(1, options.jobs - aside), options))
         for work in works:
             work.result()
     for batch in later:
-        warm(config, batch, options.jobs, tuning, results.verdicts, options)
+        warm(config, batch, options.jobs, tuning, options)
     say("tuned")
     time_cells(config, wanted, results, options, tuning)
     return results

@@ -127,7 +127,6 @@ def measurement(config: Config, cell: Measurement) -> dict:
     return {
         "cell": asdict(cell),
         "results": results,
-        "padded": None,
         "timed": "a pass",
         "settings": benchmark.model_dump(mode="json"),
         "machine": {"device": "cpu", "gpu": None, "backend": "plain", "versions": VERSIONS},

@@ -10,7 +10,6 @@ from keycut.benchmarking import measure, read
 from keycut.benchmarking.decoding import FINENESS, Generation, _put, largest, state_size
 from keycut.benchmarking.mixer import layer_run
 from keycut.benchmarking.model import random_model
-from keycut.benchmarking.preflight import Verdict
 from keycut.benchmarking.record import Runs, metrics
 from keycut.benchmarking.timing import FEWEST, timed
 from keycut.benchmarking.tuning import COUNTS, Tuning, tuners
@@ -76,36 +75,13 @@ def test_a_batch_that_does_not_fit_is_reported_as_such(demo: Config, tmp_path: P
     )
 
 
-@pytest.mark.parametrize("padded_to", [40, None])
-def test_a_width_that_does_not_train_is_measured_where_it_is_padded_to(
-    demo: Config, tmp_path: Path, padded_to: int | None
-) -> None:
-    cell = one(demo, "mixer", "training")
-    verdict = Verdict(cell.kernel, cell.width, "infers only", padded_to)
-    found = measure(demo, cell, tmp_path / "cell.json", verdict=verdict, apart=False)
-    why = "not measured: the kernel does not train at d_k 32 (infers only)"
-    assert {f.reason for f in found.results.values()} == {why}
-    assert read(tmp_path / "cell.json") == found
-    if padded_to is None:
-        assert found.padded is None
-        return
-    assert found.padded is not None
-    assert found.padded.width == 40
-    assert found.padded.results["tokens_per_s"].value is not None
-    # The forward pass is none of a verdict's business.
-    forward = measure(
-        demo, replace(cell, does="forward"), tmp_path / "f.json", verdict=verdict, apart=False
-    )
-    assert forward.results["tokens_per_s"].value is not None
-
-
 def test_cells_of_no_benchmark_are_refused(demo: Config, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no measurement of demo"):
         measure(demo, replace(one(demo, "mixer", "forward"), width=33), tmp_path / "cell.json")
 
 
 def test_a_file_that_is_no_measurement_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "x.json").write_text('{"padded": null}')
+    (tmp_path / "x.json").write_text('{"seconds": 1.0}')
     with pytest.raises(InputError, match=r"x\.json: not a measurement"):
         read(tmp_path / "x.json")
 

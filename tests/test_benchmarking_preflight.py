@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keycut.benchmarking import preflight
-from keycut.benchmarking.preflight import Verdict, check_width, check_widths, judged, read
+from keycut.benchmarking.preflight import Verdict, check_shape, check_shapes, judged, read
 from keycut.benchmarking.process import Outcome
 from keycut.cli import main
-from keycut.config import Preflight
+from keycut.config import Preflight, Shape
 from keycut.errors import InputError
 
 SETTINGS = Preflight(length=80, tolerance=0.01)
@@ -24,8 +24,12 @@ RIGHT = {
 }
 
 
+def deltanet(width: int) -> Shape:
+    return Shape("delta_net", 8, width, 8, 128)
+
+
 def verdict(found: dict, reason: str = "") -> Verdict:
-    return judged("delta_net", 32, 0.01, Outcome(list(found.items()), reason, 1.0))
+    return judged(deltanet(32), 0.01, Outcome(list(found.items()), reason, 1.0))
 
 
 def test_a_width_trains_if_all_parts_ended_and_are_right() -> None:
@@ -59,22 +63,23 @@ WIDTHS = st.integers(1, 256)
 def test_a_width_is_padded_to_the_next_power_of_two_that_trains(wanted: set, good: set) -> None:
     looked_at = []
 
-    def examined(kernel, width, *_):
-        looked_at.append(width)
-        return Verdict(kernel, width, "trains" if width in good else "infers only")
+    def examined(shape, *_):
+        looked_at.append(shape)
+        return Verdict(shape, "trains" if shape.width in good else "infers only")
 
     told = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(preflight, "_examined", examined)
-        found = check_widths([("delta_net", w) for w in sorted(wanted)], SETTINGS, tell=told.append)
-    assert [one.width for one in found] == sorted(wanted)
-    assert sorted(told, key=lambda one: one.width) == found
+        found = check_shapes([deltanet(w) for w in sorted(wanted)], SETTINGS, tell=told.append)
+    assert [one.shape for one in found] == [deltanet(w) for w in sorted(wanted)]
+    assert sorted(told, key=lambda one: one.shape) == found
     assert len(looked_at) == len(set(looked_at))
     for one in found:
-        powers = [2**i for i in range(4, 9) if 2**i > one.width and 2**i in good]
-        expected = None if one.width in good else min(powers, default=None)
+        width = one.shape.width
+        powers = [2**i for i in range(4, 9) if 2**i > width and 2**i in good]
+        expected = None if width in good else min(powers, default=None)
         assert one.padded_to == expected
-        assert one.has_a_way == (one.width in good or expected is not None)
+        assert one.has_a_way == (width in good or expected is not None)
 
 
 @given(st.lists(st.lists(st.floats(0, 1), min_size=1), min_size=1))
@@ -100,14 +105,23 @@ def test_every_tile_of_every_kernel_is_tried_and_the_choice_restored(errors: lis
     assert all(tuner.cache == {"key": 0} for tuner in tuners)
 
 
-@pytest.mark.parametrize("kernel", ["delta_net", "gated_deltanet"])
-def test_the_plain_rules_of_a_cpu_agree_with_the_recurrence(kernel: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "shape",
+    [
+        Shape("delta_net", 2, 7, 2, 32),
+        Shape("gated_deltanet", 2, 7, 2, 32),
+        Shape("gated_deltanet", 1, 7, 3, 16),
+    ],
+    ids=lambda shape: shape.name,
+)
+def test_the_plain_rules_of_a_cpu_agree_with_the_recurrence(shape: Shape, tmp_path: Path) -> None:
     out = tmp_path / "8.json"
-    found = check_width(kernel, 7, SETTINGS, out, apart=False)  # type: ignore[arg-type]
+    found = check_shape(shape, SETTINGS, out, apart=False)
     assert found.trains
+    assert found.shape == shape
     assert found.machine["device"] == "cpu"
     assert set(found.errors) == {"o", "dq", "dk", "dv", "dbeta"} | (
-        {"dg"} if kernel == "gated_deltanet" else set()
+        {"dg"} if shape.kernel == "gated_deltanet" else set()
     )
     assert max(found.errors.values()) < 1e-5
     assert {"o", "dx", "dq_proj.weight", "dq_conv1d.weight"} <= set(found.layer)
@@ -120,44 +134,46 @@ def test_a_rule_that_is_wrong_is_found_out(monkeypatch: pytest.MonkeyPatch, tmp_
     monkeypatch.setattr(
         preflight, "_kernel", lambda *of: lambda **inputs: 1.02 * right(*of)(**inputs)
     )
-    found = check_width("delta_net", 8, SETTINGS, tmp_path / "8.json", apart=False)
+    found = check_shape(deltanet(8), SETTINGS, tmp_path / "8.json", apart=False)
     assert (found.verdict, found.padded_to) == ("crashes", None)
     assert found.reason.startswith("forward: o is off by 0.02")
 
 
 @pytest.mark.parametrize(
-    ("kernel", "width", "message"),
+    ("shape", "message"),
     [
-        ("delta_net", 0, "width 0 for delta_net: the kernels take 1 to 256"),
-        ("gated_deltanet", 257, "width 257 for gated_deltanet"),
-        ("delta", 64, "kernel 'delta' is none; did you mean 'delta_net'?"),
+        (("delta_net", 8, 0, 8, 128), "width 0 for delta_net: the kernels take 1 to 256"),
+        (("gated_deltanet", 4, 257, 4, 256), "width 257 for gated_deltanet"),
+        (("delta", 8, 64, 8, 128), "kernel 'delta' is none; did you mean 'delta_net'?"),
+        (("delta_net", 0, 64, 0, 128), "heads and their widths must be 1 or more"),
+        (("gated_deltanet", 4, 64, 6, 128), "6 value heads must be a multiple of 4 key heads"),
+        (("delta_net", 4, 64, 8, 128), "delta_net has as many value heads as key heads"),
     ],
 )
-def test_widths_and_kernels_that_do_not_exist_are_refused(kernel, width, message, tmp_path) -> None:
+def test_shapes_that_do_not_exist_are_refused(shape, message, tmp_path) -> None:
     with pytest.raises(InputError, match=message.replace("?", "\\?")):
-        check_width(kernel, width, SETTINGS, tmp_path / "x.json")
+        check_shape(Shape(*shape), SETTINGS, tmp_path / "x.json")
 
 
 def test_a_file_that_is_no_verdict_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "x.json").write_text('{"width": 3}')
+    (tmp_path / "x.json").write_text('{"seconds": 3}')
     with pytest.raises(InputError, match=r"x\.json: not a preflight"):
         read(tmp_path / "x.json")
 
 
 def test_the_command_exits_1_if_a_width_has_no_way(monkeypatch, tmp_path, capsys) -> None:
-    def examined(kernel, width, *_):
-        word = "trains" if kernel == "delta_net" and width != 32 else "infers only"
-        return Verdict(
-            kernel, width, word, errors={"o": 0.005}, reason="" if word == "trains" else "illegal"
-        )
+    def examined(shape, *_):
+        trains = shape.kernel == "delta_net" and shape.width != 32
+        word, reason = ("trains", "") if trains else ("infers only", "illegal")
+        return Verdict(shape, word, errors={"o": 0.005}, reason=reason)
 
     monkeypatch.setattr(preflight, "_examined", examined)
     assert (
         main(["preflight", "--kernel", "delta_net", "--widths", "128,32", "--json", str(tmp_path)])
         == 0
     )
-    assert "delta_net       32  infers only      64" in capsys.readouterr().out
-    assert json.loads((tmp_path / "delta_net-32.json").read_text())["padded_to"] == 64
+    assert "delta_net        16x32  16x128  infers only      64" in capsys.readouterr().out
+    assert json.loads((tmp_path / "delta_net-16x32-16x128.json").read_text())["padded_to"] == 64
     with pytest.raises(SystemExit) as end:
         main(["preflight", "--kernel", "gated_deltanet", "--widths", "64"])
     assert end.value.code == 1
@@ -170,6 +186,7 @@ def test_the_command_exits_1_if_a_width_has_no_way(monkeypatch, tmp_path, capsys
         (["--kernel", "delta_net"], "--widths None: give whole numbers"),
         (["--kernel", "delta_net", "--widths", "64,x"], "--widths 64,x"),
         (["--kernel", "delta_net", "--widths", "0"], "width 0 for delta_net"),
+        (["--kernel", "delta_net", "--widths", "8", "--value-heads", "3"], "3 value heads must be"),
         (["--kernel", "delta_net", "--widths", "8", "--jobs", "0"], "--jobs must be 1 or more"),
     ],
 )

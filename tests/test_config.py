@@ -25,6 +25,7 @@ from keycut.config import (
     TASKS,
     Config,
     QualityTable,
+    Shape,
     Variant,
     load_config,
     parse_config,
@@ -175,10 +176,15 @@ def test_an_unknown_table_is_named(paper: Config) -> None:
         paper.variants("zs-dn-370")
 
 
-def test_paper_trains_widths_that_need_the_preflight(paper: Config) -> None:
-    widths = set(paper.trained_widths())
-    assert {("delta_net", w) for w in (128, 89, 76, 64, 32, 16)} <= widths
-    assert {("gated_deltanet", w) for w in (256, 179, 153, 128, 64, 32)} <= widths
+def test_paper_trains_two_sizes_of_each_rule_at_five_widths(paper: Config) -> None:
+    assert set(paper.trained_shapes()) == {
+        *(Shape("delta_net", h, w, h, 128) for h in (8, 16) for w in (128, 89, 76, 64, 32)),
+        *(
+            Shape("gated_deltanet", h, w, h, values)
+            for h, values in ((4, 256), (6, 512))
+            for w in (256, 179, 153, 128, 64)
+        ),
+    }
 
 
 def test_paper_batches_make_ten_billion_tokens(paper: Config) -> None:

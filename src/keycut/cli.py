@@ -133,20 +133,26 @@ def _check(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
 def _preflight(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     command = commands.add_parser(
         "preflight",
-        help="check on this GPU which widths can be trained",
+        help="check on this GPU which shapes can be trained",
         description="Forward and backward of the delta rules against an fp32 recurrence, then "
-        "whole layers, each width in a process of its own. A width that does not train is padded "
-        "to the next that does; exits 1 if there is none.",
+        "whole layers, each shape in a process of its own. Keys whose width does not train are "
+        "padded to the next that does; exits 1 if there is none.",
     )
-    command.add_argument("--configfile", type=Path, help="check every width that it trains")
+    command.add_argument("--configfile", type=Path, help="check every shape that it trains")
     command.add_argument("--kernel", help="delta_net or gated_deltanet, with --widths")
-    command.add_argument("--widths", metavar="N,N,...", help="channels per head")
+    command.add_argument("--widths", metavar="N,N,...", help="key channels per head")
+    command.add_argument("--heads", type=int, metavar="N",
+                         help="heads of keys (16, or 4 if gated)")  # fmt: skip
+    command.add_argument("--value-heads", type=int, metavar="N",
+                         help="heads of values (as many as of keys)")  # fmt: skip
+    command.add_argument("--value-width", type=int, metavar="N",
+                         help="value channels per head (128, or 256 if gated)")  # fmt: skip
     command.add_argument("--json", type=Path, metavar="DIR",
-                         help="write KERNEL-WIDTH.json for each there")  # fmt: skip
+                         help="write SHAPE.json for each there")  # fmt: skip
     command.add_argument("--limit", type=float, default=900.0, metavar="S",
-                         help="seconds for one width (%(default)g)")  # fmt: skip
+                         help="seconds for one shape (%(default)g)")  # fmt: skip
     command.add_argument("--jobs", type=int, default=1, metavar="N",
-                         help="widths at a time: most of the work is compiling")  # fmt: skip
+                         help="shapes at a time: most of the work is compiling")  # fmt: skip
 
     def run(options: argparse.Namespace) -> None:
         from keycut.benchmarking.preflight import Request, preflight
@@ -156,6 +162,9 @@ def _preflight(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
                 configfile=options.configfile,
                 kernel=options.kernel,
                 widths=options.widths,
+                heads=options.heads,
+                value_heads=options.value_heads,
+                value_width=options.value_width,
                 json=options.json,
                 limit_s=options.limit,
                 jobs=options.jobs,

@@ -11,7 +11,16 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from keycut.config import BASELINE, Config, Measurement, QualityTable, RankFigure, Recipe, width
+from keycut.config import (
+    BASELINE,
+    Config,
+    Figure,
+    Measurement,
+    QualityTable,
+    RankFigure,
+    Recipe,
+    shape_of,
+)
 from keycut.layout import Layout, cut
 
 Section = dict[str, Any]
@@ -24,6 +33,7 @@ class Inputs:
         self.config = config
         self.at = Layout(config)
         self.variants = config.variants()
+        self.shapes = {shape.name: shape for shape in config.trained_shapes()}
         self.cells = {self.at.measurement(cell): cell for cell in config.measurements()}
 
     # ----- what a wildcard may be -----
@@ -42,8 +52,7 @@ class Inputs:
             "cut": one_of({cut(variant) for variant in self.variants}),
             "subject": one_of({self.at.subject(variant) for variant in self.variants}),
             "suite": one_of(config.evaluation.suites),
-            "kernel": "delta_net|gated_deltanet",
-            "width": r"\d+",
+            "shape": one_of(self.shapes),
             "benchmark": one_of(config.benchmarks),
             "measured": one_of({Path(cell).stem for cell in self.cells}),
             "table": one_of(config.tables),
@@ -85,9 +94,7 @@ class Inputs:
         return self.config.recipes[source.recipe]
 
     def preflight(self, model: str, ratio: float = 0.0) -> str:
-        spec = self.config.models[model]
-        kept = width(spec.head_k_dim, ratio) if ratio else spec.head_k_dim
-        return self.at.preflight(spec.kernel, kept)
+        return self.at.preflight(shape_of(self.config.models[model], ratio))
 
     # ----- pruning and recovery -----
 
@@ -129,10 +136,6 @@ class Inputs:
     def cell(self, benchmark: str, measured: str) -> Measurement:
         return self.cells[f"{self.at.root}/measurements/{benchmark}/{measured}.json"]
 
-    def preflight_of_cell(self, benchmark: str, measured: str) -> str | list[str]:
-        cell = self.cell(benchmark, measured)
-        return self.at.preflight(cell.kernel, cell.width) if cell.trains else []
-
     def shape_of_cell(self, benchmark: str, measured: str) -> Section | None:
         """Of a whole model: its shape is part of what is timed."""
         models = self.config.models
@@ -163,7 +166,10 @@ class Inputs:
     # ----- tables and figures -----
 
     def of_table(self, table: str) -> list[str]:
-        """The results that a table is made of."""
+        """The results that a table is made of; of a partial run, those that are there."""
+        return self._there(self.all_of_table(table))
+
+    def all_of_table(self, table: str) -> list[str]:
         config = self.config
         if isinstance(config.tables[table], QualityTable):
             return [self.at.evaluation(*one) for one in config.evaluations(table)]
@@ -172,8 +178,26 @@ class Inputs:
     def of_tables(self) -> list[str]:
         return sorted({source for table in self.config.tables for source in self.of_table(table)})
 
+    def figures(self) -> dict[str, Figure]:
+        """Figures to draw: of a partial run, those whose sources are there, or that are drawn."""
+        if self.config.partial is None:
+            return self.config.figures
+        return {
+            name: figure
+            for name, figure in self.config.figures.items()
+            if self.of_figure(name) == self.all_of_figure(name)
+            or all(Path(self.at.figure(name, ending)).is_file() for ending in ("pdf", "svg"))
+        }
+
+    def shown(self) -> Config:
+        """The configuration of what is shown."""
+        return self.config.model_copy(update={"figures": self.figures()})
+
     def of_figure(self, figure: str) -> list[str]:
-        """What a figure is drawn from."""
+        """What a figure is drawn from; of a partial run, what is there of it."""
+        return self._there(self.all_of_figure(figure))
+
+    def all_of_figure(self, figure: str) -> list[str]:
         spec = self.config.figures[figure]
         if spec.kind == "filters":
             return [self.at.base(spec.model)]
@@ -181,6 +205,11 @@ class Inputs:
             cells = self.config.measurements(spec.benchmark)
             return [self.at.measurement(cell) for cell in cells]
         return [self.at.analysis(variant) for variant in self.config.analyses(figure)]
+
+    def _there(self, paths: list[str]) -> list[str]:
+        if self.config.partial is None:
+            return paths
+        return [path for path in paths if Path(path).exists()]
 
     def printed(self, table: str) -> Section:
         """What of the configuration a table prints."""

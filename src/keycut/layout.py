@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from keycut.artefact import refuse_unwritable
-from keycut.config import BASELINE, Config, Measurement, Variant
+from keycut.config import BASELINE, Config, Measurement, Shape, Variant
 from keycut.errors import InputError
 
 BESIDE = ".provenance.json"
@@ -61,8 +61,8 @@ class Layout:
     def analysis(self, variant: Variant) -> str:
         return f"{self.root}/analyses/{self.subject(variant)}.npz"
 
-    def preflight(self, kernel: str, width: int) -> str:
-        return f"{self.root}/preflight/{kernel}-{width}.json"
+    def preflight(self, shape: Shape) -> str:
+        return f"{self.root}/preflight/{shape.name}.json"
 
     def measurement(self, cell: Measurement) -> str:
         name = f"{cell.subject}-{cell.width}-{cell.does}"

@@ -2,8 +2,6 @@
 
 
 rule measure:
-    input:
-        preflight=lambda w: READS.preflight_of_cell(w.benchmark, w.measured),
     output:
         result=f"{OUT}/measurements/{{benchmark}}/{{measured}}.json",
         provenance=f"{OUT}/measurements/{{benchmark}}/{{measured}}.json.provenance.json",

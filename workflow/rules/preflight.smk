@@ -1,14 +1,14 @@
-# Which widths the kernels of this machine can train, before any GPU time is spent on them.
+# Which shapes the kernels of this machine can train, before any GPU time is spent on them.
 
 
-rule preflight_width:
+rule preflight_shape:
     output:
-        verdict=f"{OUT}/preflight/{{kernel}}-{{width}}.json",
-        provenance=f"{OUT}/preflight/{{kernel}}-{{width}}.json.provenance.json",
+        verdict=f"{OUT}/preflight/{{shape}}.json",
+        provenance=f"{OUT}/preflight/{{shape}}.json.provenance.json",
     log:
-        f"{OUT}/logs/preflight/{{kernel}}-{{width}}.log",
+        f"{OUT}/logs/preflight/{{shape}}.log",
     benchmark:
-        f"{OUT}/timings/preflight_width/{{kernel}}-{{width}}.tsv"
+        f"{OUT}/timings/preflight_shape/{{shape}}.tsv"
     conda:
         "../../envs/model.yaml"
     resources:
@@ -16,14 +16,14 @@ rule preflight_width:
         mem_mb=16000,
         runtime=60,
     params:
-        code=code("preflight_width"),
+        code=code("preflight_shape"),
         settings=RUN.preflight.model_dump(),
     message:
-        "checking {wildcards.kernel} at width {wildcards.width}"
+        "checking {wildcards.shape}"
     script:
-        "../../scripts/preflight_width.py"
+        "../../scripts/preflight_shape.py"
 
 
 rule preflight:
     input:
-        [AT.preflight(kernel, width) for kernel, width in RUN.trained_widths()],
+        [AT.preflight(shape) for shape in RUN.trained_shapes()],

@@ -1,6 +1,6 @@
 """Speed on the machine at hand, and whether its kernels can be trusted at all.
 
-`measure` times one cell of a benchmark, `preflight.check_width` checks one width of a delta rule.
+`measure` times one cell of a benchmark, `preflight.check_shape` checks one shape of a delta rule.
 Both work in processes of their own: a kernel that crashes poisons whatever comes after it.
 """
 

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from keycut.artefact import refuse_unwritable
 from keycut.benchmarking.process import Outcome, Worker, apart_by_default, here
-from keycut.benchmarking.record import Found, Measured, Padded, metrics
+from keycut.benchmarking.record import Found, Measured, metrics
 from keycut.benchmarking.tuning import Tuning
 from keycut.config import Config, DecodingBenchmark, Measurement, MixerBenchmark
 from keycut.errors import InputError
-
-if TYPE_CHECKING:
-    from keycut.benchmarking.preflight import Verdict
 
 LIMIT_S = 3600.0
 
@@ -26,7 +23,6 @@ def measure(
     *,
     device: str | None = None,
     limit_s: float = LIMIT_S,
-    verdict: Verdict | None = None,
     apart: bool | None = None,
     tuning: Tuning | None = None,
     seconds: float | None = None,
@@ -34,8 +30,7 @@ def measure(
 ) -> Measured:
     """Time one of `config.measurements()` and write it to `out` as JSON.
 
-    `verdict` is the preflight's of this rule and width: a width that does not train is not tried,
-    and measured at the width to pad to instead, under a name of its own. `apart` is a process of
+    A shape that its kernels cannot train leaves the reason as its result. `apart` is a process of
     its own (by default where there is a GPU, which a crash would poison), `worker` one that was
     started before; `seconds` bounds the timed runs.
     """
@@ -45,28 +40,16 @@ def measure(
     tuning = tuning or Tuning()
     apart = apart_by_default() if apart is None else apart
 
-    def work(cell: Measurement) -> Outcome:
-        function, *given = _work(config, cell)
-        given += [cell, device, tuning, seconds]
-        if not apart:
-            return here(function, *given)
-        return (worker or Worker(())).run(function, *given, limit_s=limit_s)
-
-    padded = None
-    if cell.trains and verdict is not None and not verdict.trains:
-        why = f"the kernel does not train at d_k {cell.width} ({verdict.verdict})"
-        outcome = Outcome([], why, 0.0)
-        if verdict.padded_to is not None:
-            outcome = work(replace(cell, width=verdict.padded_to))
-            padded = Padded(verdict.padded_to, _results(config, cell, outcome))
-            outcome = replace(outcome, found=outcome.found[:1], reason=why)
+    function, *given = _work(config, cell)
+    given += [cell, device, tuning, seconds]
+    if apart:
+        outcome = (worker or Worker(())).run(function, *given, limit_s=limit_s)
     else:
-        outcome = work(cell)
+        outcome = here(function, *given)
     found = dict(outcome.found)
     measured = Measured(
         cell=cell,
         results=_results(config, cell, outcome),
-        padded=padded,
         timed=words(config, cell),
         settings=config.benchmarks[cell.benchmark].model_dump(mode="json"),
         machine=found.get("machine", {}),

@@ -31,6 +31,7 @@ def mixer(
     num_heads: int,
     width: int,
     head_v_dim: int,
+    num_v_heads: int | None = None,
     use_gate: bool,
     device: str,
     dtype: torch.dtype,
@@ -45,7 +46,7 @@ def mixer(
     if kernel == "delta_net":
         given["expand_v"] = num_heads * head_v_dim / hidden_size
     else:
-        given |= {"head_dim": head_v_dim, "expand_v": 1.0}
+        given |= {"head_dim": head_v_dim, "expand_v": 1.0, "num_v_heads": num_v_heads}
     given = ARCHITECTURES[kernel].resized(given, width)
     layers = fla_layers()
     kind = layers.DeltaNet if kernel == "delta_net" else layers.GatedDeltaNet

@@ -1,9 +1,13 @@
-"""Whether a delta rule can be trained at a width, on the machine at hand.
+"""Whether a delta rule can be trained in a shape, on the machine at hand.
+
+Kernels are compiled for the number of heads and the widths of keys and values, and whether the
+compiler gets them right depends on all of these: 32 key channels train in one model and crash in
+another. So a verdict holds for one shape.
 
 In a process of its own: forward and backward pass of the kernel against the fp32 recurrence, for
 the tiles that the tuner chose and then for each of the others, since a run at another size may
-choose those; then a whole layer against the same layer in fp32. A width that does not train is
-padded with zeros to the next one that does (`keycut.slicing.Pad`).
+choose those; then a whole layer against the same layer in fp32. Keys whose width does not train
+are padded with zeros to the next one that does (`keycut.slicing.Pad`).
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ from typing import Any, Literal, get_args
 from keycut.artefact import read_json, refuse_unwritable, write_json
 from keycut.benchmarking.process import Outcome, Worker, apart_by_default, here
 from keycut.benchmarking.tuning import Tuning, of_a_rule, tuners
-from keycut.config import Kernel, Preflight
+from keycut.config import Kernel, Preflight, Shape
 from keycut.errors import InputError, nearest
 
 WIDEST = 256
@@ -31,9 +35,9 @@ LIMIT_S = 900.0
 LAYER_TOLERANCE = 5  # times that of the rule: a layer adds bf16 projections, filters and norms
 HIDDEN = 256
 
-# Heads and value widths as published models have them. A CPU's recurrence would take long.
-SHAPES: dict[str, tuple[int, int]] = {"delta_net": (16, 128), "gated_deltanet": (4, 256)}
-CPU_HEADS = 2
+# Heads and value widths of published models, for the command line.
+PUBLISHED: dict[str, tuple[int, int]] = {"delta_net": (16, 128), "gated_deltanet": (4, 256)}
+CPU_HEADS = 2  # a CPU's recurrence would take long
 _CHUNKED = {"delta_net": "chunk_delta_rule", "gated_deltanet": "chunk_gated_delta_rule"}
 
 Word = Literal["trains", "infers only", "crashes"]
@@ -42,12 +46,11 @@ Errors = dict[str, float]
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a width is good for. `errors` are relative, the norm of a difference over a norm."""
+    """What a shape is good for. `errors` are relative, the norm of a difference over a norm."""
 
-    kernel: Kernel
-    width: int
+    shape: Shape
     verdict: Word
-    padded_to: int | None = None  # for a width that does not train; None if no width does
+    padded_to: int | None = None  # keys of a shape that does not train; None if no width does
     reason: str = ""  # why it does not train
     errors: Errors = field(default_factory=dict)  # of the rule: o, dq, dk, dv, dbeta, dg
     tiles: Errors = field(default_factory=dict)  # the worst of each kernel over all its tiles
@@ -65,34 +68,37 @@ class Verdict:
         return self.trains or self.padded_to is not None
 
 
-def check_width(
-    kernel: Kernel,
-    width: int,
+def check_shape(
+    shape: Shape,
     settings: Preflight,
     out: Path | str,
     *,
     limit_s: float = LIMIT_S,
     apart: bool | None = None,
 ) -> Verdict:
-    """Check one width, and those to pad it to if need be, and write the verdict as JSON."""
-    refuse_width(kernel, width)
+    """Check one shape, and those to pad it to if need be, and write the verdict as JSON."""
+    refuse_shape(shape)
     refuse_unwritable(out)
-    verdict = check_widths([(kernel, width)], settings, limit_s=limit_s, apart=apart)[0]
+    verdict = check_shapes([shape], settings, limit_s=limit_s, apart=apart)[0]
     write_json(out, asdict(verdict))
     return verdict
 
 
 def read(path: Path | str) -> Verdict:
-    """What `check_width` wrote."""
+    """What `check_shape` wrote."""
     record = read_json(path)
     try:
-        return Verdict(**record)
-    except TypeError as error:
-        raise InputError(f"{path}: not a preflight of Keycut ({error})") from None
+        return from_json(record)
+    except (KeyError, TypeError) as error:
+        raise InputError(f"{path}: not a preflight of Keycut ({error!r})") from None
 
 
-def check_widths(
-    widths: list[tuple[Kernel, int]],
+def from_json(record: dict[str, Any]) -> Verdict:
+    return Verdict(**record | {"shape": Shape(**record["shape"])})
+
+
+def check_shapes(
+    shapes: list[Shape],
     settings: Preflight,
     *,
     limit_s: float = LIMIT_S,
@@ -101,42 +107,42 @@ def check_widths(
     tell: Callable[[Verdict], None] = lambda verdict: None,
 ) -> list[Verdict]:
     """A verdict for each, `jobs` at a time, each in a process of its own; `tell` hears each once
-    it is known. Widths that failed share what is found out about those to pad them to."""
-    for kernel, width in widths:
-        refuse_width(kernel, width)
+    it is known. Shapes that failed share what is found out about those to pad them to."""
+    for shape in shapes:
+        refuse_shape(shape)
     own_process = apart_by_default() if apart is None else apart
-    known: dict[tuple[Kernel, int], Verdict] = {}
+    known: dict[Shape, Verdict] = {}
 
-    def look(wanted: list[tuple[Kernel, int]]) -> None:
+    def look(wanted: list[Shape]) -> None:
         new = [one for one in dict.fromkeys(wanted) if one not in known]
         # Threads of one process would share a random state.
         with ThreadPoolExecutor(jobs if own_process else 1) as pool:
             futures = {
-                pool.submit(_examined, *one, settings, limit_s, own_process): one for one in new
+                pool.submit(_examined, one, settings, limit_s, own_process): one for one in new
             }
             for future in as_completed(futures):
                 verdict = known[futures[future]] = future.result()
-                if verdict.trains and futures[future] in widths:
+                if verdict.trains and verdict.shape in shapes:
                     tell(verdict)
 
-    look(widths)
-    open_ends = {one: pad_candidates(one[1]) for one in widths if not known[one].trains}
+    look(shapes)
+    open_ends = {one: wider(one) for one in shapes if not known[one].trains}
     while open_ends:
-        look([(kernel, rest[0]) for (kernel, _), rest in open_ends.items() if rest])
+        look([rest[0] for rest in open_ends.values() if rest])
         for one, rest in list(open_ends.items()):
-            if rest and not known[one[0], rest[0]].trains:
+            if rest and not known[rest[0]].trains:
                 open_ends[one] = rest[1:]
                 continue
-            known[one] = replace(known[one], padded_to=rest[0] if rest else None)
+            known[one] = replace(known[one], padded_to=rest[0].width if rest else None)
             tell(known[one])
             del open_ends[one]
-    return [known[one] for one in widths]
+    return [known[one] for one in shapes]
 
 
-def pad_candidates(width: int) -> list[int]:
-    """Widths to pad to, the smallest first: kernels work in powers of two anyway."""
+def wider(shape: Shape) -> list[Shape]:
+    """Shapes to pad to, the narrowest first: kernels work in powers of two anyway."""
     powers = (2**i for i in range(4, 9))
-    return [power for power in powers if power > width]
+    return [replace(shape, width=power) for power in powers if power > shape.width]
 
 
 @dataclass(frozen=True)
@@ -146,47 +152,63 @@ class Request:
     configfile: Path | None = None
     kernel: str | None = None
     widths: str | None = None
+    heads: int | None = None
+    value_heads: int | None = None
+    value_width: int | None = None
     json: Path | None = None
     limit_s: float = LIMIT_S
     jobs: int = 1
 
 
 def preflight(request: Request) -> bool:
-    """Check all that was asked for, a line each, and say whether every width has a way."""
+    """Check all that was asked for, a line each, and say whether every shape has a way."""
     import torch
 
-    widths, settings = _asked(request)
+    shapes, settings = _asked(request)
     if request.jobs < 1 or request.limit_s <= 0:
         raise InputError("--jobs must be 1 or more, and --limit more than 0")
     gpu = torch.cuda.is_available()
     print(torch.cuda.get_device_name() if gpu else "no GPU: checking the plain PyTorch of a CPU")
-    print(f"{'kernel':14} {'d_k':>3}  {'verdict':11}  {'pad to':>6}  {'rule':>7} {'tiles':>7} "
-          f"{'layer':>7}  {'time':>5}")  # fmt: skip
+    print(f"{'kernel':14} {'keys':>7} {'values':>7}  {'verdict':11}  {'pad to':>6}  {'rule':>7} "
+          f"{'tiles':>7} {'layer':>7}  {'time':>5}")  # fmt: skip
 
     def tell(verdict: Verdict) -> None:
         print(row(verdict), flush=True)
         if request.json is not None:
-            write_json(request.json / f"{verdict.kernel}-{verdict.width}.json", asdict(verdict))
+            write_json(request.json / f"{verdict.shape.name}.json", asdict(verdict))
 
-    found = check_widths(widths, settings, limit_s=request.limit_s, jobs=request.jobs, tell=tell)
+    found = check_shapes(shapes, settings, limit_s=request.limit_s, jobs=request.jobs, tell=tell)
     return all(verdict.has_a_way for verdict in found)
 
 
-def _asked(request: Request) -> tuple[list[tuple[Kernel, int]], Preflight]:
+def _asked(request: Request) -> tuple[list[Shape], Preflight]:
     from keycut.config import load_config
 
     if (request.configfile is None) == (request.kernel is None):
         raise InputError("give either --configfile, or --kernel and --widths")
     if request.configfile is not None:
         config = load_config(request.configfile)
-        return list(config.trained_widths()), config.preflight
+        return list(config.trained_shapes()), config.preflight
     numbers = (request.widths or "").split(",")
     if not all(number.strip().isdigit() for number in numbers):
         raise InputError(f"--widths {request.widths}: give whole numbers, as in 128,64,32")
-    asked: list[Any] = [(request.kernel, int(number)) for number in numbers]
-    for kernel, width in asked:
-        refuse_width(kernel, width)
-    return list(dict.fromkeys(asked)), Preflight(length=256, tolerance=0.01)
+    asked = dict.fromkeys(_shape(request, int(number)) for number in numbers)
+    for shape in asked:
+        refuse_shape(shape)
+    return list(asked), Preflight(length=256, tolerance=0.01)
+
+
+def _shape(request: Request, width: int) -> Shape:
+    kernel: Any = request.kernel  # `refuse_shape` looks at it
+    heads, value_width = PUBLISHED.get(kernel, (1, 1))
+    heads = heads if request.heads is None else request.heads
+    return Shape(
+        kernel,
+        heads,
+        width,
+        heads if request.value_heads is None else request.value_heads,
+        value_width if request.value_width is None else request.value_width,
+    )
 
 
 def row(verdict: Verdict) -> str:
@@ -194,38 +216,47 @@ def row(verdict: Verdict) -> str:
     parts = (verdict.errors, verdict.tiles, verdict.layer)
     errors = " ".join(f"{max(part.values()):7.1e}" if part else f"{'-':>7}" for part in parts)
     pad = verdict.padded_to or ("-" if verdict.trains else "none")
+    shape = verdict.shape
+    keys, values = f"{shape.heads}x{shape.width}", f"{shape.value_heads}x{shape.value_width}"
     line = (
-        f"{verdict.kernel:14} {verdict.width:3}  {verdict.verdict:11}  {pad!s:>6}  {errors}  "
+        f"{shape.kernel:14} {keys:>7} {values:>7}  {verdict.verdict:11}  {pad!s:>6}  {errors}  "
         f"{verdict.seconds:3.0f} s"
     )
     return f"{line}  {verdict.reason}".rstrip()
 
 
-def refuse_width(kernel: str, width: int) -> None:
-    if kernel not in get_args(Kernel):
-        raise InputError(f"kernel {kernel!r} is none{nearest(kernel, get_args(Kernel))}")
-    if not 1 <= width <= WIDEST:
+def refuse_shape(shape: Shape) -> None:
+    kernels = get_args(Kernel)
+    if shape.kernel not in kernels:
+        raise InputError(f"kernel {shape.kernel!r} is none{nearest(shape.kernel, kernels)}")
+    if not 1 <= shape.width <= WIDEST:
         raise InputError(
-            f"width {width} for {kernel}: the kernels take 1 to {WIDEST} channels per head"
+            f"width {shape.width} for {shape.kernel}: the kernels take 1 to {WIDEST} channels per "
+            "head"
         )
+    if min(shape.heads, shape.value_heads, shape.value_width) < 1:
+        raise InputError(f"{shape.name}: heads and their widths must be 1 or more")
+    if shape.value_heads % shape.heads:
+        raise InputError(
+            f"{shape.value_heads} value heads must be a multiple of {shape.heads} key heads"
+        )
+    if shape.kernel == "delta_net" and shape.value_heads != shape.heads:
+        raise InputError("delta_net has as many value heads as key heads")
 
 
-def _examined(
-    kernel: Kernel, width: int, settings: Preflight, limit_s: float, apart: bool
-) -> Verdict:
-    given = (examine, kernel, width, settings.length)
+def _examined(shape: Shape, settings: Preflight, limit_s: float, apart: bool) -> Verdict:
+    given = (examine, shape, settings.length)
     outcome = Worker(()).run(*given, limit_s=limit_s) if apart else here(*given)
-    return judged(kernel, width, settings.tolerance, outcome)
+    return judged(shape, settings.tolerance, outcome)
 
 
-def judged(kernel: Kernel, width: int, tolerance: float, outcome: Outcome) -> Verdict:
+def judged(shape: Shape, tolerance: float, outcome: Outcome) -> Verdict:
     """The verdict that follows from what a process found before it ended."""
     found = dict(outcome.found)
     forward, backward = found.get("forward"), found.get("backward", {})
     layer = {**found.get("layer_forward", {}), **found.get("layer_backward", {})}
     verdict = Verdict(
-        kernel,
-        width,
+        shape,
         "trains",
         errors={**(forward or {}), **backward},
         tiles=found.get("tiles", {}),
@@ -249,10 +280,10 @@ def judged(kernel: Kernel, width: int, tolerance: float, outcome: Outcome) -> Ve
     return replace(verdict, verdict="infers only" if infers else "crashes", reason=reason)
 
 
-# --- what happens in the process of a width ---
+# --- what happens in the process of a shape ---
 
 
-def examine(kernel: Kernel, width: int, length: int) -> Iterator[tuple[str, Any]]:
+def examine(shape: Shape, length: int) -> Iterator[tuple[str, Any]]:
     """The machine, then the errors of each part, by name: a part that is missing did not end."""
     import torch
 
@@ -260,6 +291,9 @@ def examine(kernel: Kernel, width: int, length: int) -> Iterator[tuple[str, Any]
     from keycut.benchmarking.machine import default_device, machine
 
     device = default_device()
+    if device == "cpu":
+        values = CPU_HEADS * shape.value_heads // shape.heads
+        shape = replace(shape, heads=CPU_HEADS, value_heads=values)
     yield "machine", machine(device)
     fla_layers()
     # Choices made for sequences this short are no use to anyone else.
@@ -268,11 +302,11 @@ def examine(kernel: Kernel, width: int, length: int) -> Iterator[tuple[str, Any]
         if not of_a_rule(tuner):  # filters and norms: not in question, so not searched
             tuner.configs = tuner.configs[:1]
     torch.manual_seed(0)
-    inputs = _inputs(kernel, width, length, device)
+    inputs = _inputs(shape, length, device)
     upstream = torch.randn_like(inputs["v"])
     low, high = _types(device)
     exact_o, exact = _gradients(_recurrence, inputs, upstream, high)
-    rule = _kernel(kernel, device)
+    rule = _kernel(shape.kernel, device)
     with torch.no_grad():
         yield "forward", {"o": relative(rule(**inputs), exact_o)}
     o, found = _gradients(rule, inputs, upstream, low)
@@ -285,7 +319,7 @@ def examine(kernel: Kernel, width: int, length: int) -> Iterator[tuple[str, Any]
         return max([relative(o, exact_o), *errors], key=lambda e: math.inf if e != e else e)
 
     yield "tiles", dict(over_all_tiles(worst))
-    yield from _examine_layer(kernel, width, length, device)
+    yield from _examine_layer(shape, length, device)
 
 
 def _types(device: str) -> tuple[Any, Any]:
@@ -295,36 +329,32 @@ def _types(device: str) -> tuple[Any, Any]:
     return (torch.float32, torch.float64) if device == "cpu" else (torch.bfloat16, torch.float32)
 
 
-def _shape(kernel: Kernel, device: str) -> tuple[int, int]:
-    heads, values = SHAPES[kernel]
-    return (CPU_HEADS if device == "cpu" else heads), values
-
-
 def relative(found: Any, exact: Any) -> float:
     return float((found.double() - exact.double()).norm() / exact.double().norm())
 
 
-def _inputs(kernel: Kernel, width: int, length: int, device: str) -> dict[str, Any]:
-    """q, k (B, T, H, d_k), v (B, T, H, d_v), beta and, gated, g (B, T, H), as layers make them."""
+def _inputs(shape: Shape, length: int, device: str) -> dict[str, Any]:
+    """q, k (B, T, H, d_k), v (B, T, V, d_v), beta and, gated, g (B, T, V), as layers make them,
+    with H heads of keys and V of values."""
     import torch
     import torch.nn.functional as F
 
-    heads, values = _shape(kernel, device)
     B = 2 if device == "cuda" else 1
 
-    def draw(*shape: int) -> torch.Tensor:
-        return torch.randn(B, length, heads, *shape, device=device)
+    def draw(*each: int) -> torch.Tensor:
+        return torch.randn(B, length, *each, device=device)
 
     inputs = {
-        "q": F.silu(draw(width)),
-        "k": F.silu(draw(width)),
-        "v": F.silu(draw(values)),
-        "beta": draw().sigmoid(),
+        "q": F.silu(draw(shape.heads, shape.width)),
+        "k": F.silu(draw(shape.heads, shape.width)),
+        "v": F.silu(draw(shape.value_heads, shape.value_width)),
+        "beta": draw(shape.value_heads).sigmoid(),
     }
     low, _ = _types(device)
     inputs = {name: x.to(low) for name, x in inputs.items()}
-    if kernel == "gated_deltanet":
-        inputs["g"] = F.logsigmoid(draw() + 3)  # fp32, as the gate is; decays of 0.5 to 1
+    if shape.kernel == "gated_deltanet":
+        # In fp32, as the gate is; decays of 0.5 to 1.
+        inputs["g"] = F.logsigmoid(draw(shape.value_heads) + 3)
     return inputs
 
 
@@ -349,8 +379,12 @@ def _recurrence(**inputs: Any) -> Any:
     """The same, one token after another."""
     from keycut.models.delta_rule import l2_normalised, recurrent_delta_rule
 
-    q, k = l2_normalised(inputs["q"]), l2_normalised(inputs["k"])
     v, beta = inputs["v"], inputs["beta"]
+    # Each key head serves several value heads, if there are more of those.
+    q, k = (
+        l2_normalised(inputs[name]).repeat_interleave(v.shape[2] // inputs[name].shape[2], 2)
+        for name in "qk"
+    )
     g = inputs.get("g", beta.new_zeros(beta.shape))
     B, _, H, d_k = q.shape
     state = v.new_zeros(B, H, d_k, v.shape[-1])
@@ -392,22 +426,20 @@ def over_all_tiles(worst: Callable[[], float]) -> Iterator[tuple[str, float]]:
         yield tuner.base_fn.__name__, largest
 
 
-def _examine_layer(
-    kernel: Kernel, width: int, length: int, device: str
-) -> Iterator[tuple[str, Errors]]:
+def _examine_layer(shape: Shape, length: int, device: str) -> Iterator[tuple[str, Errors]]:
     import torch
 
     from keycut.benchmarking.layers import mixer
 
-    heads, values = _shape(kernel, device)
     low, high = _types(device)
     layer = mixer(
-        kernel,
+        shape.kernel,
         hidden_size=HIDDEN,
-        num_heads=heads,
-        width=width,
-        head_v_dim=values,
-        use_gate=kernel == "gated_deltanet",
+        num_heads=shape.heads,
+        width=shape.width,
+        head_v_dim=shape.value_width,
+        num_v_heads=shape.value_heads,
+        use_gate=shape.kernel == "gated_deltanet",
         device=device,
         dtype=low,
     ).train()

@@ -49,20 +49,11 @@ class Found:
 
 
 @dataclass(frozen=True)
-class Padded:
-    """The same cell, padded with zeros to a width that the kernel can train."""
-
-    width: int
-    results: dict[str, Found]
-
-
-@dataclass(frozen=True)
 class Measured:
     """One cell: what it is, its figures by the names of metrics, and what was used."""
 
     cell: Measurement
     results: dict[str, Found]
-    padded: Padded | None
     timed: str  # what one run is, in words
     settings: dict[str, Any]  # of the benchmark, as in the configuration
     machine: dict[str, Any]  # device, gpu, driver, backend, versions
@@ -96,13 +87,11 @@ def read(path: Path | str) -> Measured:
 
 
 def from_json(record: dict[str, Any]) -> Measured:
-    padded = record["padded"]
     return Measured(
         **record
         | {
             "cell": Measurement(**record["cell"]),
             "results": _all_found(record["results"]),
-            "padded": padded and Padded(padded["width"], _all_found(padded["results"])),
         }
     )
 

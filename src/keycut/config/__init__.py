@@ -27,7 +27,15 @@ from keycut.config.figures import (
     SweepFigure,
     UtilizationFigure,
 )
-from keycut.config.models import DeltaNet, GatedDeltaNet, Model, Pretrained, SharedDeltaNet
+from keycut.config.models import (
+    DeltaNet,
+    GatedDeltaNet,
+    Model,
+    Pretrained,
+    Shape,
+    SharedDeltaNet,
+    shape_of,
+)
 from keycut.config.pruning import Calibrated, Calibration, Method, Pivoted, Swapped, Weighted, width
 from keycut.config.reading import load_config, parse_config
 from keycut.config.run import BASELINE, Config, Measurement, Variant
@@ -84,6 +92,7 @@ __all__ = [
     "Recipe",
     "Recovery",
     "Section",
+    "Shape",
     "SharedDeltaNet",
     "SpectrumFigure",
     "SpeedTable",
@@ -104,5 +113,6 @@ __all__ = [
     "parse_config",
     "reference",
     "schema",
+    "shape_of",
     "width",
 ]

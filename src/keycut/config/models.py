@@ -2,13 +2,31 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
+from keycut.config.pruning import width
 from keycut.config.section import WHICH, Kernel, Name, Section
 from keycut.config.sources import FromDisk, FromHub
+
+
+@dataclass(frozen=True, order=True)
+class Shape:
+    """What the kernels of a delta rule are compiled for: each number changes their code."""
+
+    kernel: Kernel
+    heads: int  # of keys and queries
+    width: int  # d_k
+    value_heads: int
+    value_width: int  # d_v
+
+    @property
+    def name(self) -> str:
+        """As in the names of files."""
+        return f"{self.kernel}-{self.heads}x{self.width}-{self.value_heads}x{self.value_width}"
 
 
 class Pretrained(Section):
@@ -87,6 +105,10 @@ class DeltaNetBase(ModelBase):
                     f"{self.num_heads} = {float(share):g}: the width of a head must be whole"
                 )
         return self
+
+    @property
+    def value_heads(self) -> int:
+        return self.num_heads
 
     @property
     def head_k_dim(self) -> int:
@@ -199,3 +221,9 @@ class GatedDeltaNet(ModelBase):
 
 
 Model = Annotated[DeltaNet | SharedDeltaNet | GatedDeltaNet, Field(discriminator="architecture")]
+
+
+def shape_of(model: Model, ratio: float = 0.0) -> Shape:
+    """A model's delta rule, whole or with that share of its key channels cut."""
+    left = width(model.head_k_dim, ratio) if ratio else model.head_k_dim
+    return Shape(model.kernel, model.num_heads, left, model.value_heads, model.head_v_dim)

@@ -12,7 +12,7 @@ from keycut.config.benchmarks import Benchmark, MixerBenchmark, ModelBenchmark, 
 from keycut.config.checks import problems
 from keycut.config.evaluation import Evaluation
 from keycut.config.figures import Analysis, Figure, RankFigure
-from keycut.config.models import Model
+from keycut.config.models import Model, Shape, shape_of
 from keycut.config.needs import packed, wanted
 from keycut.config.pruning import Calibration, Method, width
 from keycut.config.section import Kernel, Name, Section, Seed, Some, Stage, Target
@@ -68,6 +68,11 @@ class Config(Section):
     """One run."""
 
     run: Name = Field(description="name of the run; its results are under results/RUN/")
+    partial: str | None = Field(
+        None,
+        description="why some results are missing: then nothing is computed, tables are made of "
+        "the results that are there, and a dash with this reason stands for the rest",
+    )
     seeds: Some[Seed] = Field(
         description="seeds of whatever is drawn: random channels, calibration text, sampled rows"
     )
@@ -189,19 +194,17 @@ class Config(Section):
         does = "decoding" if isinstance(spec, DecodingTable) else spec.shows
         return tuple(cell for cell in self.measurements(spec.benchmark) if cell.does == does)
 
-    def trained_widths(self) -> tuple[tuple[Kernel, int], ...]:
-        """Delta rules and head widths that will be trained, for the preflight."""
-        widths: list[tuple[Kernel, int]] = [
-            (model.kernel, model.head_k_dim)
-            for model in self.models.values()
-            if model.source.kind == "pretrain"
-        ]
-        for variant in self.variants():
-            if variant.rft == "post":
-                model = self.models[variant.model]
-                widths.append((model.kernel, width(model.head_k_dim, variant.ratio)))
-        widths += [(cell.kernel, cell.width) for cell in self.measurements() if cell.trains]
-        return tuple(sorted(set(widths)))
+    def trained_shapes(self) -> tuple[Shape, ...]:
+        """Delta rules that pretraining and recovery will train, for the preflight."""
+        pretrained = {
+            shape_of(model) for model in self.models.values() if model.source.kind == "pretrain"
+        }
+        recovered = {
+            shape_of(self.models[variant.model], variant.ratio)
+            for variant in self.variants()
+            if variant.rft == "post"
+        }
+        return tuple(sorted(pretrained | recovered))
 
     def hub_sources(self) -> tuple[HubItem, ...]:
         """Everything on the hub that the run needs, each repository once."""

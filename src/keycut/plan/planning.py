@@ -7,10 +7,11 @@ from dataclasses import asdict, dataclass, replace
 from math import ceil
 from typing import Any, TypeVar
 
+from keycut.config import Shape
 from keycut.plan.costs import Costs, Estimate, Measured, Missing, estimate
 from keycut.plan.graph import Graph, Job
 from keycut.plan.schedule import Capacity, Task, critical_path, list_schedule
-from keycut.plan.work import RULES, Shape, Work, Works
+from keycut.plan.work import RULES, Work, Works
 
 T = TypeVar("T")
 
@@ -33,7 +34,7 @@ class RulePlan:
     rule: str
     jobs: int
     to_run: int
-    gpus: int  # of one job, at most
+    gpus: float  # of one job, at most
     seconds: float
     longest: float
     gpu_seconds: float
@@ -153,7 +154,7 @@ def capacities(given: Capacity, tasks: Sequence[Task], gpus: int | None) -> list
 
     Where no job needs a GPU, cores are what is scarce.
     """
-    most = max((task.gpus for task in tasks), default=0)
+    most = ceil(max((task.gpus for task in tasks), default=0))
     if gpus is not None:
         return [replace(given, gpus=gpus)]
     if most and given.gpus is None:

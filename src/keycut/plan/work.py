@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from keycut.config import BASELINE, Config, Kernel, MixerBenchmark, Model, width
+from keycut.config import (
+    BASELINE,
+    Config,
+    Kernel,
+    MixerBenchmark,
+    Model,
+    Shape,
+    shape_of,
+    width,
+)
 from keycut.layout import Layout, cut
 
 Wildcards = Mapping[str, str]
@@ -18,15 +27,6 @@ DOUBLE = 8
 
 
 @dataclass(frozen=True)
-class Shape:
-    """What kernels are tuned for, once."""
-
-    kernel: Kernel
-    heads: int
-    width: int  # d_k
-
-
-@dataclass(frozen=True)
 class Work:
     """One job's. What a rule does not depend on is absent."""
 
@@ -34,7 +34,7 @@ class Work:
     kernel: Kernel | None = None
     parameters: int | None = None
     tokens: int | None = None
-    shape: Shape | None = None
+    shape: Shape | None = None  # what kernels are tuned for, once
     disk: int = 0  # bytes that stay
     scratch: int = 0  # bytes while it runs
 
@@ -51,6 +51,7 @@ class Works:
             (cell.benchmark, Path(at.measurement(cell)).stem): cell
             for cell in config.measurements()
         }
+        self.shapes = {shape.name: shape for shape in config.trained_shapes()}
         self.lengths: dict[str, int] = {}  # tokens that are analysed, by subject
         for name, figure in config.figures.items():
             if figure.kind in ("spectrum", "utilization"):
@@ -128,8 +129,7 @@ class Works:
         )
 
     def checked(self, wildcards: Wildcards) -> Work:
-        kernel: Kernel = wildcards["kernel"]  # type: ignore[assignment]
-        return Work(kernel=kernel)
+        return Work(kernel=self.shapes[wildcards["shape"]].kernel)
 
     def evaluated(self, wildcards: Wildcards) -> Work:
         tasks = self.config.evaluation.suites[wildcards["suite"]].tasks.values()
@@ -144,7 +144,8 @@ class Works:
         cell = self.cells[wildcards["benchmark"], wildcards["measured"]]
         benchmark = self.config.benchmarks[cell.benchmark]
         if isinstance(benchmark, MixerBenchmark):
-            shape = Shape(cell.kernel, benchmark.num_heads, cell.width)
+            heads, values = benchmark.num_heads, benchmark.head_v_dim
+            shape = Shape(cell.kernel, heads, cell.width, heads, values)
             return Work(of=(f"mixer-{cell.does}",), kernel=cell.kernel, shape=shape)
         of = cell.does if cell.does == benchmark.kind else f"{benchmark.kind}-{cell.does}"
         return self._on(cell.subject, cell.width, of=(of,))
@@ -170,7 +171,7 @@ class Works:
     ) -> Work:
         """Something that a model runs for, whole or with `left` key channels in a head."""
         model = self.config.models[name]
-        shape = Shape(model.kernel, model.num_heads, left or model.head_k_dim)
+        shape = replace(shape_of(model), width=left or model.head_k_dim)
         return Work(of, model.kernel, model.parameters, tokens, shape, disk, scratch)
 
     def _width(self, wildcards: Wildcards) -> int:
@@ -192,7 +193,7 @@ RULES: dict[str, Callable[[Works, Wildcards], Work]] = {
     "tokenizer": Works.tokenizer,
     "tokens": Works.packed,
     "tasks": Works.small,
-    "preflight_width": Works.checked,
+    "preflight_shape": Works.checked,
     "pretrain": Works.pretrained,
     "adopt": Works.adopted,
     "calibrate": Works.calibrated,
