@@ -1,10 +1,11 @@
 from keycut.job import job
 
 with job(snakemake) as config:
+    from keycut.inputs import Inputs
     from keycut.reporting.steps import make_document
 
     make_document(
-        config,
+        Inputs(config).shown(),
         snakemake.input.tables,
         snakemake.input.figures,
         snakemake.output.tex,

@@ -3,13 +3,14 @@ from pathlib import Path
 from keycut.job import commit, job
 
 with job(snakemake) as config:
+    from keycut.inputs import Inputs
     from keycut.layout import BESIDE, Layout
     from keycut.reporting.report import write_report
 
     at = Layout(config)
     timings = Path(at.root) / "timings"
     write_report(
-        config,
+        Inputs(config).shown(),
         frames=snakemake.input.frames,
         verdict=snakemake.input.verdict,
         figures=snakemake.input.figures,

@@ -49,6 +49,28 @@ def test_every_cell_of_every_table_is_measured_or_says_why(
                 assert result.value is not None
 
 
+def test_a_partial_run_has_a_dash_and_a_reason_where_a_result_is_missing(
+    demo: Config, tmp_path: Path
+) -> None:
+    partial = demo.model_copy(update={"partial": "no time"})
+    evaluations = evaluation_files(demo, tmp_path)
+    wanted = [evaluations[one] for one in demo.evaluations("summary")]
+    some = [path if place % 2 else None for place, path in enumerate(wanted)]
+    make_frame(partial, "summary", some, tmp_path / "summary.parquet")
+    rows = from_frame(read_frame(tmp_path / "summary.parquet"))
+    there = {str(path) for path in some if path}
+    assert {row.source for row in rows if row.value is not None} == there
+    assert all(row.reason.endswith("not measured: no time") for row in rows if row.value is None)
+    make_table(partial, "summary", tmp_path / "summary.parquet", tmp_path, TEMPLATES)
+    assert "not measured: no time" in (tmp_path / "summary.tex").read_text()
+
+
+def test_a_run_that_is_not_partial_misses_nothing(demo: Config, tmp_path: Path) -> None:
+    nothing = [None] * len(demo.evaluations("summary"))
+    with pytest.raises(InputError, match="results are missing, and the run is not `partial`"):
+        make_frame(demo, "summary", nothing, tmp_path / "summary.parquet")
+
+
 def test_the_union_holds_every_number_of_the_tables(
     frames: dict[str, Path], tmp_path: Path
 ) -> None:

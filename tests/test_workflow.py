@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from keycut.config import load_config
+from keycut.inputs import Inputs
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -152,3 +155,35 @@ def test_linters_have_nothing_to_say(checkout):
         env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
     )  # fmt: skip
     assert "Congratulations" in done.stderr + done.stdout, done.stderr
+
+
+def test_a_partial_run_reports_what_is_there_and_computes_nothing(checkout):
+    code, said = snakemake(
+        checkout, "--config", "partial=no time", "--configfile", "config/lab.yaml"
+    )
+    assert code == 0, said
+    found = counts(said)
+    assert {*found} <= {"all", "document", "frame", "page", "pdf", "table", "union", "verdict"}
+    assert found["frame"] == found["table"]
+
+
+def test_the_figures_of_a_partial_run_are_those_with_all_sources_or_drawn_before(
+    tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    config = load_config(ROOT / "config" / "demo.yaml")
+    reads = Inputs(config.model_copy(update={"partial": "no time"}))
+    assert reads.figures() == {}
+    sources = [Path(path) for path in reads.all_of_figure("utilization")]
+    for source in sources:
+        source.parent.mkdir(parents=True, exist_ok=True)
+        source.touch()
+    drawn = [Path(reads.at.figure("filters", ending)) for ending in ("pdf", "svg")]
+    for path in drawn:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    assert {*reads.figures()} == {"utilization", "filters"}
+    assert {*reads.shown().figures} == {"utilization", "filters"}
+    sources[0].unlink()
+    assert {*reads.figures()} == {"filters"}
+    assert Inputs(config).figures() == config.figures

@@ -122,7 +122,7 @@ rule figure:
 rule document:
     input:
         tables=[AT.table(table) for table in RUN.tables],
-        figures=[AT.figure(figure) for figure in RUN.figures],
+        figures=[AT.figure(figure) for figure in READS.figures()],
         templates=[f"{TEMPLATES}/document.tex.j2"],
     output:
         tex=f"{OUT}/document.tex",
@@ -149,7 +149,7 @@ rule pdf:
     input:
         tex=f"{OUT}/document.tex",
         tables=[AT.table(table) for table in RUN.tables],
-        figures=[AT.figure(figure) for figure in RUN.figures],
+        figures=[AT.figure(figure) for figure in READS.figures()],
     output:
         pdf=f"{OUT}/document.pdf",
         provenance=f"{OUT}/document.pdf.provenance.json",
@@ -199,7 +199,7 @@ rule page:
     input:
         frames=[AT.frame(table) for table in RUN.tables],
         verdict=f"{OUT}/verdict",
-        figures=[AT.figure(figure, "svg") for figure in RUN.figures],
+        figures=[AT.figure(figure, "svg") for figure in READS.figures()],
         results=READS.of_tables(),
         templates=[
             f"{TEMPLATES}/{name}"
@@ -236,7 +236,7 @@ rule tables:
 
 rule figures:
     input:
-        [AT.figure(figure) for figure in RUN.figures],
+        [AT.figure(figure) for figure in READS.figures()],
 
 
 # The PDF where there is a LaTeX to make it.

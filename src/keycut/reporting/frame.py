@@ -242,15 +242,22 @@ def read_measurement(config: Config, cell: Measurement, path: Path | str) -> Ite
             yield Result(key, 0, found["value"], found["stderr"], protocol, source, "")
 
 
-def read_sources(config: Config, table: str, sources: Sequence[Path | str]) -> Iterator[Result]:
+def read_sources(
+    config: Config, table: str, sources: Sequence[Path | str | None]
+) -> Iterator[Result]:
     """What was measured for a table, from one file per evaluation or cell of a benchmark.
 
-    The files stand in the order of `config.evaluations(table)` or `config.timings(table)`.
+    The files stand in the order of `config.evaluations(table)` or `config.timings(table)`, with
+    None for one that a partial run does not have.
     """
+    if config.partial is None and None in sources:
+        raise InputError(f"table {table}: results are missing, and the run is not `partial`")
     if isinstance(config.tables[table], QualityTable):
         evaluated = config.evaluations(table)
         refuse_count(f"table {table}", "evaluations", len(evaluated), len(sources))
         for (variant, suite), path in zip(evaluated, sources, strict=True):
+            if path is None:
+                continue
             if (found := read_json(path).get("suite")) != suite:
                 raise InputError(f"{path}: an evaluation of suite {found!r}, expected {suite!r}")
             yield from read_evaluation(config, variant, path)
@@ -258,7 +265,8 @@ def read_sources(config: Config, table: str, sources: Sequence[Path | str]) -> I
         cells = config.timings(table)
         refuse_count(f"table {table}", "measurements", len(cells), len(sources))
         for cell, path in zip(cells, sources, strict=True):
-            yield from read_measurement(config, cell, path)
+            if path is not None:
+                yield from read_measurement(config, cell, path)
 
 
 def refuse_count(what: str, of: str, expected: int, given: int) -> None:
@@ -282,11 +290,11 @@ def _evaluated(config: Config, variant: Variant, metric: str, there: There) -> R
     if why := suite.left_out(metric):
         return Result(key, variant.seed, None, None, "", "", f"not attempted: {why}")
     if (key, variant.seed) in there or metric != suite.mean:
-        return there.get((key, variant.seed)) or _not_measured(key, variant.seed)
+        return there.get((key, variant.seed)) or _not_measured(config, key, variant.seed)
     parts = []
     for task in suite.tasks:
         of_task = key._replace(metric=task)
-        part = there.get((of_task, variant.seed)) or _not_measured(of_task, variant.seed)
+        part = there.get((of_task, variant.seed)) or _not_measured(config, of_task, variant.seed)
         if part.value is None:
             return part._replace(key=key, reason=f"{task}: {part.reason}")
         parts.append(part)
@@ -301,10 +309,11 @@ def _evaluated(config: Config, variant: Variant, metric: str, there: There) -> R
 def _timed(config: Config, cell: Measurement, metric: str, there: There) -> Result:
     key = timing_key(config, cell, metric)
     if (key, 0) in there or metric not in RATIOS:
-        return there.get((key, 0)) or _not_measured(key, 0)
+        return there.get((key, 0)) or _not_measured(config, key, 0)
     first = _reference(config, cell)
     of, reference = (
-        there.get((part := timing_key(config, one, RATIOS[metric]), 0)) or _not_measured(part, 0)
+        there.get((part := timing_key(config, one, RATIOS[metric]), 0))
+        or _not_measured(config, part, 0)
         for one in (cell, first)
     )
     if of.value is None:
@@ -330,8 +339,9 @@ def _reference(config: Config, cell: Measurement) -> Measurement:
     )
 
 
-def _not_measured(key: Key, seed: int) -> Result:
-    return Result(key, seed, None, None, "", "", "not measured")
+def _not_measured(config: Config, key: Key, seed: int) -> Result:
+    why = f": {config.partial}" if config.partial else ""
+    return Result(key, seed, None, None, "", "", f"not measured{why}")
 
 
 # --- one cell over its seeds ---

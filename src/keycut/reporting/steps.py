@@ -21,7 +21,9 @@ from keycut.reporting.verdict import reach_verdict, read_errata, read_lines, ver
 from keycut.reporting.writing import Picture, write_document, write_table
 
 
-def make_frame(config: Config, table: str, sources: Sequence[Path | str], out: Path | str) -> None:
+def make_frame(
+    config: Config, table: str, sources: Sequence[Path | str | None], out: Path | str
+) -> None:
     """The numbers of one table, from what was measured for it (`frame.read_sources`)."""
     write_frame(out, table_frame(config, table, read_sources(config, table, sources)))
 
