@@ -73,11 +73,6 @@ class Config(Section):
         description="why some results are missing: then nothing is computed, tables are made of "
         "the results that are there, and a dash with this reason stands for the rest",
     )
-    partial: str | None = Field(
-        None,
-        description="why some results are missing: then nothing is computed, tables are made of "
-        "the results that are there, and a dash with this reason stands for the rest",
-    )
     seeds: Some[Seed] = Field(
         description="seeds of whatever is drawn: random channels, calibration text, sampled rows"
     )
