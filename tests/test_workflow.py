@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from keycut.config import load_config
 from keycut.inputs import Inputs
@@ -85,9 +86,22 @@ def test_the_lab_is_planned_where_its_files_are(checkout):
         path = checkout / "data" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
-    code, said = snakemake(checkout, "--configfile", "config/lab.yaml")
+    code, said = snakemake(checkout, "--profile", "profiles/lab")
     assert code == 0, said
     assert "results/lab/report.html" in said
+
+
+def test_in_the_lab_every_rule_on_a_gpu_has_shares_and_what_is_timed_has_all():
+    profile = yaml.safe_load((ROOT / "profiles/lab/config.yaml").read_text())
+    whole = profile["default-resources"]["gpu_shares"]
+    assert profile["resources"]["gpu"] == whole
+    shares = {rule: asked["gpu"] for rule, asked in profile["set-resources"].items()}
+    text = "".join(path.read_text() for path in (ROOT / "workflow/rules").glob("*.smk"))
+    rules = re.split(r"^ *rule (\w+):", text, flags=re.M)
+    on_a_gpu = {name for name, body in zip(rules[1::2], rules[2::2], strict=True) if "gpu=" in body}
+    assert {*shares} == on_a_gpu
+    assert shares["measure"] == whole
+    assert all(0 < share <= whole for share in shares.values())
 
 
 def test_a_mistake_in_a_configuration_ends_the_dry_run(checkout):
