@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from keycut import forkserver
+
 JOB = """
 import os, sys, time
 from keycut import forkserver
@@ -51,6 +53,15 @@ def test_a_job_runs_in_a_fork_where_the_libraries_are_loaded(served, tmp_path):
     _, err = running.communicate(timeout=60)
     assert running.returncode == 0
     assert err.split() == ["True", str(tmp_path), os.environ["HOME"]]
+
+
+def test_where_there_is_a_gpu_nothing_touches_it_before_the_fork(tmp_path, monkeypatch):
+    monkeypatch.setattr(forkserver, "GPU", tmp_path / "none")
+    everything = forkserver.before_the_fork()
+    assert {"fla", "fla.models", "torch"} <= {*everything}
+    (tmp_path / "one").touch()
+    monkeypatch.setattr(forkserver, "GPU", tmp_path / "one")
+    assert {*everything} - {*forkserver.before_the_fork()} == {"fla", "fla.models"}
 
 
 def test_a_job_has_one_thread(served, tmp_path):

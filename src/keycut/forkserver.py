@@ -35,6 +35,7 @@ LIBRARIES = (
     "fla", "fla.models", "peft", "datasets", "lm_eval.api.task", "lm_eval.evaluator",
     "safetensors.torch", "pandas", "pandera", "scipy.linalg", "matplotlib.pyplot",
 )  # fmt: skip
+GPU = Path("/dev/nvidiactl")
 
 
 def hand_over() -> None:
@@ -177,9 +178,17 @@ def _serve(listener: socket.socket, command: int) -> None:
     # Kernels under torch settle on a number of threads as they are loaded, and two jobs with a
     # thread per core each are slower than one after the other.
     os.environ["OMP_NUM_THREADS"] = "1"
-    for library in LIBRARIES:
+    # To count GPUs, torch may ask the driver: a process that did cannot hand them on to its forks.
+    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+    for library in before_the_fork():
         importlib.import_module(library)
     Server(listener, command).serve()
+
+
+def before_the_fork() -> list[str]:
+    """What is loaded once for all jobs. fla looks at the GPU as it is imported, where there is one,
+    and no fork of that process could use it: each job imports fla itself then."""
+    return [name for name in LIBRARIES if not (GPU.exists() and name.split(".")[0] == "fla")]
 
 
 if __name__ == "__main__":
