@@ -129,7 +129,7 @@ class Works:
         )
 
     def checked(self, wildcards: Wildcards) -> Work:
-        return Work(kernel=self.shapes[wildcards["shape"]].kernel)
+        return Work(of=(wildcards["shape"],), kernel=self.shapes[wildcards["shape"]].kernel)
 
     def evaluated(self, wildcards: Wildcards) -> Work:
         tasks = self.config.evaluation.suites[wildcards["suite"]].tasks.values()
@@ -146,7 +146,8 @@ class Works:
         if isinstance(benchmark, MixerBenchmark):
             heads, values = benchmark.num_heads, benchmark.head_v_dim
             shape = Shape(cell.kernel, heads, cell.width, heads, values)
-            return Work(of=(f"mixer-{cell.does}",), kernel=cell.kernel, shape=shape)
+            of = f"mixer-{benchmark.hidden_size}-{cell.does}"
+            return Work(of=(of,), kernel=cell.kernel, shape=shape)
         of = cell.does if cell.does == benchmark.kind else f"{benchmark.kind}-{cell.does}"
         return self._on(cell.subject, cell.width, of=(of,))
 
