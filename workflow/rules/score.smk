@@ -18,7 +18,7 @@ rule score:
         mem_mb=16000,
         runtime=30,
     params:
-        code=lambda w: code("score", module(RUN.methods[w.method].algorithm)),
+        code=lambda w: code_now("score", module(RUN.methods[w.method].algorithm)),
         method=lambda w: RUN.methods[w.method].model_dump(exclude={"label", "target"}),
     message:
         "choosing channels of {wildcards.model}: {wildcards.method}, {wildcards.target}, {wildcards.ratio}, seed {wildcards.seed}"
