@@ -4,7 +4,16 @@ import os
 
 import pytest
 
-from keycut.slurm import END, GO_ON_LATER, goes_on_later, keep_asking_squeue, note_end
+from keycut.slurm import (
+    END,
+    GO_ON_LATER,
+    SHOWN,
+    WIDTH,
+    goes_on_later,
+    keep_asking_squeue,
+    note_end,
+    show_the_ends_of_logs,
+)
 from keycut.training import loop
 
 
@@ -121,3 +130,21 @@ def test_the_plugin_remembers_how_long_ended_jobs_are_visible(slurm, monkeypatch
     assert plugin.get_min_job_age() == 300
     slurm("scontrol", "", code=1)
     assert plugin.get_min_job_age() == 300
+
+
+def test_every_log_of_a_failed_job_is_shown_to_its_end(tmp_path, monkeypatch):
+    from snakemake import logging
+
+    monkeypatch.setattr(logging, "show_logs", logging.show_logs)  # put back afterwards
+    show_the_ends_of_logs()
+    empty, missing, slurms = (tmp_path / name for name in ("empty", "missing", "slurms"))
+    empty.touch()
+    lines = ["Command: " + "x" * 5000, *map(str, range(100)), "No space left on device"]
+    slurms.write_text("\n".join(lines))
+    shown = list(logging.show_logs([str(empty), str(missing), str(slurms)]))
+    assert shown[:3] == [
+        f"Logfile {empty}: empty file", f"Logfile {missing} not found.", f"Logfile {slurms}:"
+    ]  # fmt: skip
+    assert shown[-2] == "No space left on device"
+    assert len(shown) == 3 + SHOWN
+    assert max(map(len, shown)) <= WIDTH

@@ -11,10 +11,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 END = "SLURM_JOB_END_TIME"
+SHOWN, WIDTH = 40, 300  # lines of each log of a job that failed, and characters of each line
 GO_ON_LATER = os.EX_TEMPFAIL  # as training leaves; importing it from there would import torch
 
 
@@ -50,6 +51,25 @@ def keep_asking_squeue() -> None:
         return known[0] if known else None
 
     plugin.get_min_job_age = remembered  # type: ignore[attr-defined]
+
+
+def show_the_ends_of_logs() -> None:
+    """Let Snakemake show the end of every log of a job that failed: the rule's and Slurm's.
+
+    By itself it stops at the first that is empty or missing, as the rule's is when the disk is full
+    or the job did not get as far as its script; and it shows the whole of Slurm's, where its own
+    command lines of some thousand characters stand between a user and the reason.
+    """
+    logging = sys.modules["snakemake.logging"]
+    show = logging.show_logs
+
+    def ends(logs: Iterable[str]) -> Iterator[str]:
+        for log in logs:
+            head, *lines = show([log])
+            yield head
+            yield from (line[:WIDTH] for line in lines[-SHOWN:])
+
+    logging.show_logs = ends  # type: ignore[attr-defined]
 
 
 @contextmanager
