@@ -111,7 +111,7 @@ def test_snakemake_stopped_by_ctrl_c_and_started_again(cluster, run, ends_as_eve
     run.start(TRAINED)
     job = run.until_training("pretrain")
     run.process.send_signal(signal.SIGINT)
-    assert run.process.wait(60) != 0
+    assert run.process.wait(300) != 0
     cluster.wait(lambda: states_of(cluster, job) == ["CANCELLED"], "its job to be cancelled")
     run.start(TRAINED)
     ends_as_ever()
@@ -124,7 +124,7 @@ def test_snakemake_told_to_end_and_started_again(cluster, run, ends_as_ever):
     run.start(TRAINED)
     job = run.until_training("pretrain")
     run.process.send_signal(signal.SIGTERM)
-    assert run.process.wait(600) != 0
+    assert run.process.wait(1800) != 0
     assert states_of(cluster, job) == ["COMPLETED"]
     run.start(TRAINED)
     ends_as_ever()
@@ -161,7 +161,7 @@ def little_room(run):
 
 def test_a_full_disk(run, little_room, ends_as_ever):
     filler = little_room / "filler"
-    run.start(TRAINED)
+    run.start(TRAINED, retries=0)
     run.until_training("pretrain")
     filled = subprocess.run(["dd", "if=/dev/zero", f"of={filler}"], capture_output=True, text=True)
     assert "No space left" in filled.stderr

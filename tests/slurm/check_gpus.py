@@ -43,11 +43,11 @@ def test_a_rule_with_one_gpu_sees_one(run):
     assert seen <= {"0", "1"}
 
 
-def test_there_are_never_more_jobs_than_gpus(cluster, run):
+def test_there_are_never_more_jobs_than_gpus(run):
     """From what Slurm wrote down of each job: when it ran, and where."""
     rules = dict(re.findall(r"SLURM jobid (\d+) \(log: \S+/rule_(\w+?)/", run.log))
     assert sorted(rules.values()) == ["both", *["one"] * 8]
-    jobs = [job for job in cluster.ended() if job["JobId"] in rules]
+    jobs = run.ended()
     times = {job["JobId"]: (at(job["StartTime"]), at(job["EndTime"])) for job in jobs}
     busiest = []
     for node in NODES:

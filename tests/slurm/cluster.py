@@ -191,7 +191,7 @@ PartitionName=urgent Nodes=ALL MaxTime=INFINITE PriorityTier=2 PreemptMode=OFF
             os.kill(pid, number)
             self.wait(lambda: not _alive(pid), f"{daemon} to end")
 
-    def wait(self, ready: Callable[[], object], what: str, seconds: float = 60) -> None:
+    def wait(self, ready: Callable[[], object], what: str, seconds: float = 300) -> None:
         end = time.monotonic() + seconds
         while not ready():
             if time.monotonic() > end:

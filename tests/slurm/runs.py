@@ -96,7 +96,7 @@ class SlurmRun:
     def environment(self) -> dict[str, str]:
         return environment(self.folder, self.cluster.environment)
 
-    def wait(self, seconds: float = 900) -> int:
+    def wait(self, seconds: float = 1800) -> int:
         assert self.process is not None
         try:
             return self.process.wait(seconds)
@@ -108,14 +108,18 @@ class SlurmRun:
         """As Ctrl-C would."""
         if self.process is not None and self.process.poll() is None:
             self.process.send_signal(signal.SIGINT)
-            self.process.wait(60)
+            self.process.wait(300)
 
     def running(self, rule: str) -> list[str]:
         """Slurm's numbers of the jobs of a rule that run now."""
         lines = self.cluster.run("squeue", "-h", "--states=RUNNING", "-o", "%i %k").splitlines()
         return [line.split()[0] for line in lines if f"{line}_".partition(f" rule_{rule}_")[1]]
 
-    def until(self, ready: Callable[[], Any], what: str, seconds: float = 300) -> Any:
+    def ended(self) -> list[dict[str, str]]:
+        """What Slurm wrote down of this run's jobs."""
+        return [job for job in self.cluster.ended() if job["WorkDir"] == str(self.folder.resolve())]
+
+    def until(self, ready: Callable[[], Any], what: str, seconds: float = 900) -> Any:
         """Wait for something to become true while the run goes on."""
         end = time.monotonic() + seconds
         while not (found := ready()):

@@ -14,7 +14,7 @@ def test_a_run_with_faults_gives_what_a_run_without_gives(cluster, short):
     assert run.wait() == 0, run.log
 
     assert results(run.folder, RUN) == undisturbed
-    states = [job["JobState"] for job in cluster.ended()]
+    states = [job["JobState"] for job in run.ended()]
     assert states.count("CANCELLED") == 1
     assert states.count("PENDING") == 1  # queued again by itself
     assert states.count("COMPLETED") == len(states) - 2
