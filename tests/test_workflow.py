@@ -199,5 +199,8 @@ def test_the_figures_of_a_partial_run_are_those_with_all_sources_or_drawn_before
     assert {*reads.figures()} == {"utilization", "filters"}
     assert {*reads.shown().figures} == {"utilization", "filters"}
     sources[0].unlink()
+    (Path(reads.all_of_figure("filters_shared")[0]) / "loss.csv").parent.mkdir(parents=True)
     assert {*reads.figures()} == {"filters"}
+    (Path(reads.all_of_figure("filters_shared")[0]) / "model.safetensors").touch()
+    assert {*reads.figures()} == {"filters", "filters_shared"}
     assert Inputs(config).figures() == config.figures

@@ -209,13 +209,19 @@ class Inputs:
     def _there(self, paths: list[str]) -> list[str]:
         if self.config.partial is None:
             return paths
-        return [path for path in paths if Path(path).exists()]
+        return [path for path in paths if _is_there(Path(path))]
 
     def printed(self, table: str) -> Section:
         """What of the configuration a table prints."""
         labels = {name: model.label for name, model in self.config.models.items()}
         labels |= {name: method.label for name, method in self.config.methods.items()}
         return {"table": self.config.tables[table].model_dump(), "labels": labels}
+
+
+def _is_there(path: Path) -> bool:
+    """A file, or the folder of a model: with its weights, of which loss curves may be all that is
+    left."""
+    return path.is_file() or any(path.glob("*.safetensors"))
 
 
 def one_of(names: Iterable[object]) -> str:
