@@ -29,7 +29,8 @@ test-report: setup  ## the report in headless Chromium; PICTURES=folder keeps wh
 	$(THREADS) $(BIN)/python -m pytest tests/report/check_page.py
 
 test-slurm: setup  ## every fault of a cluster, and the demo through it; needs Slurm, takes an hour
-	$(THREADS) CI=true $(BIN)/python -m pytest -v tests/slurm tests/slurm/check_*.py
+	$(THREADS) CI=true $(BIN)/python -m pytest -vv --durations=0 tests/slurm \
+	  $(addprefix tests/slurm/check_,gpus.py faults.py demo.py)
 
 lint: setup  ## ruff, mypy, snakefmt
 	$(BIN)/ruff check .

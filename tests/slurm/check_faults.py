@@ -10,14 +10,14 @@ import time
 import pytest
 from cluster import GPUS, NODES
 from runs import results, run_here
-from small import RUN, TARGET, TRAINED
+from small import RUN, TRAINED
 
 
 @pytest.fixture(scope="module")
 def undisturbed(prepared):
     # Copies are made of what was prepared, before the rest of the run is added to it.
     reference = prepared.on(None)
-    run_here(reference.folder, TARGET)
+    run_here(reference.folder, TRAINED)
     return results(reference.folder, RUN)
 
 
@@ -34,7 +34,7 @@ def ends_as_ever(run, undisturbed):
         assert run.wait() == 0, run.log
         found = results(run.folder, RUN)
         assert TRAINED.removeprefix(f"results/{RUN}/") in found
-        assert found.items() <= undisturbed.items()
+        assert found == undisturbed
 
     return check
 
@@ -44,7 +44,7 @@ def states_of(cluster, job):
 
 
 def test_cancelled_while_training_and_evaluating(cluster, run, ends_as_ever):
-    run.start(TARGET)
+    run.start(TRAINED)
     cancelled = []
     for find in (lambda: run.until_training("pretrain"), run.until_evaluating):
         cancelled.append(find())
@@ -54,7 +54,7 @@ def test_cancelled_while_training_and_evaluating(cluster, run, ends_as_ever):
 
 
 def test_requeued_while_training_and_evaluating(cluster, run, ends_as_ever):
-    run.start(TARGET)
+    run.start(TRAINED)
     requeued = []
     for find in (lambda: run.until_training("pretrain"), run.until_evaluating):
         requeued.append(find())
