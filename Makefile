@@ -29,8 +29,8 @@ test-report: setup  ## the report in headless Chromium; PICTURES=folder keeps wh
 	$(THREADS) $(BIN)/python -m pytest tests/report/check_page.py
 
 test-slurm: setup  ## every fault of a cluster, and the demo through it; needs Slurm, takes an hour
-	$(THREADS) CI=true $(BIN)/python -m pytest -vv --durations=0 tests/slurm \
-	  $(addprefix tests/slurm/check_,gpus.py faults.py demo.py)
+	$(THREADS) CI=true $(BIN)/python -m pytest -vv --durations=0 \
+	  $(addprefix tests/slurm/,test_small_run.py check_gpus.py check_faults.py check_demo.py)
 
 lint: setup  ## ruff, mypy, snakefmt
 	$(BIN)/ruff check .
