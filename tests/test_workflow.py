@@ -188,7 +188,7 @@ def test_the_figures_of_a_partial_run_are_those_with_all_sources_or_drawn_before
     config = load_config(ROOT / "config" / "demo.yaml")
     reads = Inputs(config.model_copy(update={"partial": "no time"}))
     assert reads.figures() == {}
-    sources = [Path(path) for path in reads.all_of_figure("utilization")]
+    sources = [Path(path) for path in reads.of_figure("utilization")]
     for source in sources:
         source.parent.mkdir(parents=True, exist_ok=True)
         source.touch()
@@ -199,8 +199,9 @@ def test_the_figures_of_a_partial_run_are_those_with_all_sources_or_drawn_before
     assert {*reads.figures()} == {"utilization", "filters"}
     assert {*reads.shown().figures} == {"utilization", "filters"}
     sources[0].unlink()
-    (Path(reads.all_of_figure("filters_shared")[0]) / "loss.csv").parent.mkdir(parents=True)
+    (Path(reads.of_figure("filters_shared")[0]) / "loss.csv").parent.mkdir(parents=True)
     assert {*reads.figures()} == {"filters"}
-    (Path(reads.all_of_figure("filters_shared")[0]) / "model.safetensors").touch()
+    (Path(reads.of_figure("filters_shared")[0]) / "model.safetensors").touch()
     assert {*reads.figures()} == {"filters", "filters_shared"}
+    assert {*reads.drawable()} == {"filters_shared"}  # the other one is a file, and no job's
     assert Inputs(config).figures() == config.figures

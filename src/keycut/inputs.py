@@ -56,7 +56,7 @@ class Inputs:
             "benchmark": one_of(config.benchmarks),
             "measured": one_of({Path(cell).stem for cell in self.cells}),
             "table": one_of(config.tables),
-            "figure": one_of(config.figures),
+            "figure": one_of(self.drawable()),
         }
 
     # ----- text and models -----
@@ -182,22 +182,28 @@ class Inputs:
         """Figures to draw: of a partial run, those whose sources are there, or that are drawn."""
         if self.config.partial is None:
             return self.config.figures
+        drawable = self.drawable()
         return {
             name: figure
             for name, figure in self.config.figures.items()
-            if self.of_figure(name) == self.all_of_figure(name)
+            if name in drawable
             or all(Path(self.at.figure(name, ending)).is_file() for ending in ("pdf", "svg"))
         }
+
+    def drawable(self) -> list[str]:
+        """Figures whose sources are there, or can be made."""
+        return [
+            name
+            for name in self.config.figures
+            if self.config.partial is None or all(map(_is_there, self.of_figure(name)))
+        ]
 
     def shown(self) -> Config:
         """The configuration of what is shown."""
         return self.config.model_copy(update={"figures": self.figures()})
 
     def of_figure(self, figure: str) -> list[str]:
-        """What a figure is drawn from; of a partial run, what is there of it."""
-        return self._there(self.all_of_figure(figure))
-
-    def all_of_figure(self, figure: str) -> list[str]:
+        """What a figure is drawn from."""
         spec = self.config.figures[figure]
         if spec.kind == "filters":
             return [self.at.base(spec.model)]
@@ -209,7 +215,7 @@ class Inputs:
     def _there(self, paths: list[str]) -> list[str]:
         if self.config.partial is None:
             return paths
-        return [path for path in paths if _is_there(Path(path))]
+        return [path for path in paths if _is_there(path)]
 
     def printed(self, table: str) -> Section:
         """What of the configuration a table prints."""
@@ -218,10 +224,10 @@ class Inputs:
         return {"table": self.config.tables[table].model_dump(), "labels": labels}
 
 
-def _is_there(path: Path) -> bool:
+def _is_there(path: str) -> bool:
     """A file, or the folder of a model: with its weights, of which loss curves may be all that is
     left."""
-    return path.is_file() or any(path.glob("*.safetensors"))
+    return Path(path).is_file() or any(Path(path).glob("*.safetensors"))
 
 
 def one_of(names: Iterable[object]) -> str:
