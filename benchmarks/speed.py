@@ -5,7 +5,7 @@
 
 First the kernels are tuned, many processes side by side, since that is compiling on the CPU: the
 preflight's shapes, then every distinct shape once, with one layer. Then every cell is timed in a
-process of its own with nothing else running; its successors only import meanwhile. What is found
+process of its own with nothing else running; a few are started and import together. What is found
 goes to FOLDER/speed.json after every cell, so nothing is lost if time runs out, and a later call
 with the same FOLDER goes on from there. Set TRITON_CACHE_DIR to keep the tuning.
 
@@ -25,6 +25,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, replace
+from itertools import islice, takewhile
 from pathlib import Path
 
 from keycut.artefact import read_json, write_json
@@ -52,7 +53,7 @@ OF_PART = {
 }
 # The same cell twice, each time in a process of its own: how far apart?
 TWICE = (("mixer", "forward"), ("mixer", "training"), ("model", "forward"))
-SPARE = 3  # processes that import while another is timed
+SPARE = 4  # processes that import together
 # Sooner or later a kernel hangs: no cell may take the rest of the time with it.
 CELL_LIMIT_S, WARM_LIMIT_S = 180.0, 480.0
 
@@ -244,6 +245,13 @@ class Results:
         )
 
 
+def together(todo: list[tuple[str, Measurement]]) -> int:
+    """How many processes are started for the next cells. The largest batch of decoding must have
+    the GPU's memory to itself."""
+    small = takewhile(lambda one: one[1].does != "decoding", todo)
+    return max(1, sum(1 for _ in islice(small, SPARE)))
+
+
 def time_cells(
     config: Config,
     wanted: list[tuple[str, Measurement]],
@@ -260,10 +268,10 @@ def time_cells(
                 results.left_out = [key for key, _ in todo[at:]]
                 say(f"out of time: {len(results.left_out)} cells left out")
                 break
-            # The largest batch must have the GPU's memory to itself.
-            ahead = 1 if cell.does == "decoding" else min(SPARE, len(todo) - at)
-            while len(spare) < ahead:
-                spare.append(Worker())
+            if not spare:
+                spare.extend(Worker() for _ in range(together(todo[at:])))
+            for worker in spare:
+                worker.wait()
             worker = spare.popleft()
             found = measure(
                 config,

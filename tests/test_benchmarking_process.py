@@ -37,6 +37,20 @@ def test_a_process_started_ahead_can_be_closed_without_work() -> None:
     assert worker.process.returncode == -signal.SIGKILL
 
 
+def test_a_process_that_was_waited_for_has_imported_and_works_as_any() -> None:
+    worker = Worker(("colorsys",))
+    worker.wait()
+    worker.wait()
+    loaded = "'colorsys' in __import__('sys').modules"
+    assert worker.run(map, eval, [loaded], limit_s=60).found == [True]
+
+
+def test_a_process_that_cannot_import_says_so() -> None:
+    worker = Worker(("no_such_module",))
+    worker.wait()
+    assert "no_such_module" in worker.run(iter, [1], limit_s=60).reason
+
+
 def test_prints_of_the_work_do_not_get_between_its_results() -> None:
     assert apart(map, print, ["a", "b"], limit_s=60).found == [None, None]
 

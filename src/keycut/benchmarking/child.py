@@ -7,7 +7,7 @@ import os
 import pickle
 import sys
 
-from keycut.benchmarking.process import said
+from keycut.benchmarking.process import READY, said
 
 
 def serve(preload: list[str]) -> None:
@@ -16,6 +16,8 @@ def serve(preload: list[str]) -> None:
     os.dup2(2, 1)
     for module in preload:
         importlib.import_module(module)
+    results.write(READY)
+    results.flush()
     given = sys.stdin.buffer.read()
     if not given:  # closed before there was any work
         os._exit(0)

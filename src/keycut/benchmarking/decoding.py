@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -27,6 +29,7 @@ MIB = 2**20
 FINENESS = 64  # the largest batch is found to one part in this many
 SEARCH_S = 120.0  # time for that
 FEW_TOKENS = 4
+TRIES = 4
 
 
 def measure(
@@ -186,14 +189,13 @@ def _largest_batch(model: Any, start: int, device: str) -> Found:
         return Found.missing("no GPU")
 
     def misfit(batch: int) -> str:
-        """Why a batch does not fit, or nothing: two real steps from a prompt of one token."""
+        """Why a batch does not fit, or nothing: real steps from a prompt of one token."""
+        _free()
         try:
-            Generation(model, batch, 1, device).run(2)
+            Generation(model, batch, 1, device).run(FEW_TOKENS)
             torch.cuda.synchronize()
         except RuntimeError as error:
             return "memory" if out_of_memory(error) else said(error)
-        finally:
-            torch.cuda.empty_cache()
         return ""
 
     batch, limit = largest(misfit, start, until=time.monotonic() + SEARCH_S)
@@ -203,16 +205,28 @@ def _largest_batch(model: Any, start: int, device: str) -> Found:
 
 
 def _speed_at(model: Any, most: Found, device: str) -> Found:
-    """Where the state's traffic outweighs everything else. No prompt, few tokens: only they fit."""
+    """Where the state's traffic outweighs everything else. No prompt, few tokens: only they fit,
+    and where memory is that full, sometimes a little less than was found to."""
     if most.value is None:
         return most
-    batch = int(most.value)
+    for parts in range(FINENESS, FINENESS - TRIES, -1):
+        batch = int(most.value) * parts // FINENESS
+        found = _or_reason(partial(_largest_speed, model, batch, device), batch)
+        if found.value is not None:
+            return replace(found, note=f"batch {batch:,}")
+    return found
 
-    def speed() -> Found:
-        run = partial(Generation(model, batch, 1, device).run, FEW_TOKENS)
-        return timed(run, device, warmup=0, repeats=3).rate(batch * FEW_TOKENS)
 
-    return _or_reason(speed, batch)
+def _largest_speed(model: Any, batch: int, device: str) -> Found:
+    _free()
+    run = partial(Generation(model, batch, 1, device).run, FEW_TOKENS)
+    return timed(run, device, warmup=0, repeats=3).rate(batch * FEW_TOKENS)
+
+
+def _free() -> None:
+    """Give back what failed attempts and dropped graphs still hold."""
+    gc.collect()
+    torch.cuda.empty_cache()
 
 
 def largest(

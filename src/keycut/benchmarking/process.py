@@ -33,6 +33,9 @@ FIXED = {
 HEAVY = ("keycut.benchmarking.mixer", "keycut.benchmarking.decoding", "fla.layers", "fla.models")
 
 
+READY = b"!"  # what a process says once it has imported all it will need
+
+
 class NotMeasured(Exception):
     """Work that ends without a result for a reason worth writing down."""
 
@@ -72,6 +75,12 @@ class Worker:
             env={**os.environ, **FIXED},
             start_new_session=True,  # so that the limit ends its compilers too
         )
+        self.ready = b""
+
+    def wait(self) -> None:
+        """Until its imports are done: nothing shall run beside what is timed."""
+        assert self.process.stdout is not None
+        self.ready = self.ready or self.process.stdout.read(len(READY))
 
     def run(self, work: Work, *arguments: Any, limit_s: float) -> Outcome:
         started = time.monotonic()
@@ -85,7 +94,7 @@ class Worker:
             out, err = self.process.communicate()
         finally:
             self.close()
-        found, ended = _read(out)
+        found, ended = _read((self.ready + out).removeprefix(READY))
         if not reason and ended is None:
             reason = _death(self.process.returncode, err)
         return Outcome(found, reason or ended or "", time.monotonic() - started)
