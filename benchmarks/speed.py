@@ -1,13 +1,14 @@
 """Speed on one GPU: preflight, both throughput tables, decoding, the cost of odd widths.
 
     python benchmarks/speed.py --out FOLDER [--only preflight,mixer,model,...] [--deadline SECONDS]
-    python benchmarks/speed.py --report FOLDER/speed.json       the tables again, beside the paper's
+    python benchmarks/speed_tables.py FOLDER/speed.json         the tables again, beside the paper's
 
 First the kernels are tuned, many processes side by side, since that is compiling on the CPU: the
 preflight's shapes, then every distinct shape once, with one layer. Then every cell is timed in a
 process of its own with nothing else running; a few are started and import together. What is found
 goes to FOLDER/speed.json after every cell, so nothing is lost if time runs out, and a later call
-with the same FOLDER goes on from there. Set TRITON_CACHE_DIR to keep the tuning.
+with the same FOLDER goes on from there. Set TRITON_CACHE_DIR to keep the tuning. What was found on
+one H200 is in benchmarks/h200/speed.json.
 
 Tiles are chosen once per width for all numbers of heads, with short trials (both are written into
 each cell); `--own-tuning` does it fla's way.
@@ -16,7 +17,6 @@ each cell); `--own-tuning` does it fla's way.
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import sys
 import tempfile
@@ -27,6 +27,8 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, replace
 from itertools import islice, takewhile
 from pathlib import Path
+
+from speed_tables import tables
 
 from keycut.artefact import read_json, write_json
 from keycut.benchmarking import Measured, decoding, measure, preflight
@@ -231,8 +233,10 @@ class Results:
             self.cells = {key: from_json(one) for key, one in record["cells"].items()}
 
     def done(self, key: str) -> bool:
-        found = self.cells.get(key)
-        return found is not None and any(f.value is not None for f in found.results.values())
+        """Whether a cell has its values, all that a limit of time did not cut off."""
+        results = self.cells[key].results.values() if key in self.cells else ()
+        cut_off = any("no result within" in one.reason for one in results)
+        return not cut_off and any(one.value is not None for one in results)
 
     def write(self) -> None:
         write_json(
@@ -309,62 +313,6 @@ def line(found: Measured) -> str:
     return ", ".join(said) + in_all
 
 
-# --- the tables ---
-
-
-def published(table: str) -> dict[tuple[str, int, str], float]:
-    with open(ROOT / "config" / "published" / "values.csv", newline="") as file:
-        return {
-            (row["model"], int(row["head_k_dim"]), row["metric"]): float(row["value"])
-            for row in csv.DictReader(file)
-            if row["table"] == table
-        }
-
-
-def report(results: Results) -> None:
-    for verdict in results.verdicts.values():
-        print(preflight.row(verdict))
-    for part, table in (("mixer", "mixer_scaling"), ("model", "speedup_whole_model")):
-        paper = published(table)
-        print(f"\n{table}: ours, and the paper's H100")
-        for name_ in OF_PART[part]:
-            for does in ("forward", "training"):
-                _rows(results, name_, does, paper if does == "forward" else {})
-    print("\ndecoding and widths")
-    for key, cell in results.cells.items():
-        if cell.cell.benchmark in ("decoding", "widths") or key.startswith("again "):
-            print(key, line(cell))
-    if results.left_out:
-        print(f"\nleft out: {', '.join(results.left_out)}")
-
-
-def _rows(results: Results, benchmark: str, does: str, paper: dict) -> None:
-    reference: dict[str, tuple[float, float]] = {}
-    for key, found in results.cells.items():
-        cell = found.cell
-        if (cell.benchmark, cell.does) != (benchmark, does) or key.startswith("again "):
-            continue
-        speed, memory = (found.results[m].value for m in ("tokens_per_s", "peak_memory_gib"))
-        said = f"{cell.subject:26} d_k {cell.width:3} {does:8}"
-        if speed is None or memory is None:
-            print(said, line(found))
-            continue
-        first = reference.setdefault(cell.subject, (speed, memory))
-        said += (
-            f" {speed / 1e3:10,.1f} k tokens/s {speed / first[0]:5.2f}x"
-            f" {memory:7.2f} GiB {memory / first[1]:5.2f}"
-        )
-        theirs = {
-            metric: paper.get((cell.subject, cell.width, metric))
-            for metric in ("tokens_per_s", "speedup", "peak_memory_gib", "memory_ratio")
-        }
-        if theirs["tokens_per_s"]:
-            said += f"   paper: {theirs['tokens_per_s'] / 1e3:,.1f} k, {theirs['speedup']}x"
-        if theirs["peak_memory_gib"]:
-            said += f", {theirs['peak_memory_gib']} GiB, {theirs['memory_ratio']}"
-        print(said)
-
-
 # --- all of it ---
 
 
@@ -422,7 +370,7 @@ def _twice(config: Config) -> Iterator[Measurement]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, help="folder for what is found")
+    parser.add_argument("--out", type=Path, required=True, help="folder for what is found")
     parser.add_argument("--configfile", type=Path, default=ROOT / "config" / "paper.yaml")
     parser.add_argument("--only", default=",".join(PARTS), help="some of %(default)s")
     parser.add_argument("--subjects", choices=["delta_net", "all"], default="delta_net",
@@ -434,16 +382,13 @@ def main() -> None:
                         "about this long, but never fewer than three runs")  # fmt: skip
     parser.add_argument("--tokens", type=int, default=32, help="generated in one decoding run")
     parser.add_argument("--own-tuning", action="store_true", help="tune each shape fla's way")
-    parser.add_argument("--report", type=Path, metavar="FILE", help="print the tables of a file")
     options = parser.parse_args()
-    if options.report:
-        report(Results(options.report))
-        return
-    if options.out is None:
-        parser.error("--out is missing")
     if unknown := set(options.only.split(",")) - set(PARTS):
         parser.error(f"no part {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
-    report(run(options))
+    results = run(options)
+    print(tables(read_json(results.path)))
+    if results.left_out:
+        print(f"left out: {', '.join(results.left_out)}")
     print(json.dumps({"seconds": round(time.monotonic() - started, 1)}), file=sys.stderr)
 
 

@@ -1,0 +1,202 @@
+"""What benchmarks/speed.py found, as the tables of docs/speed.md.
+
+    python benchmarks/speed_tables.py benchmarks/h200/speed.json
+
+Where the paper has the same table, its own speedups and memory ratios stand in columns of their
+own: they are of an H100 and another version of the kernels.
+"""
+
+from __future__ import annotations
+
+import csv
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from keycut.artefact import read_json
+from keycut.benchmarking import preflight
+from keycut.benchmarking.record import Found, Measured, from_json
+
+ROOT = Path(__file__).parent.parent
+LABELS = {
+    "delta_net_mixer": "DeltaNet",
+    "gated_deltanet_mixer": "Gated DeltaNet",
+    "gated_deltanet_mixer_gate": "Gated DeltaNet, output gate",
+    "delta_net": "DeltaNet",
+    "gated_deltanet": "Gated DeltaNet",
+}
+AGAIN = "again "
+
+
+@dataclass(frozen=True)
+class Section:
+    """A table of throughputs: the cells of some benchmarks that do one thing."""
+
+    title: str
+    benchmarks: tuple[str, ...]
+    does: str
+    paper: str = ""  # its table, where it has one
+
+
+SECTIONS = (
+    Section("One layer, forward", ("mixer", "gated_mixer"), "forward", "mixer_scaling"),
+    Section("One layer, forward and backward", ("mixer", "gated_mixer"), "training"),
+    Section("Whole models, forward", ("model",), "forward", "speedup_whole_model"),
+    Section("Whole models, a training step", ("model_training",), "training"),
+    Section("Odd widths: one layer, forward", ("mixer", "widths"), "forward"),
+    Section("Odd widths: one layer, forward and backward", ("mixer", "widths"), "training"),
+)
+
+
+def tables(record: dict[str, Any]) -> str:
+    cells = {key: from_json(one) for key, one in record["cells"].items()}
+    once = [cell for key, cell in cells.items() if not key.startswith(AGAIN)]
+    parts = [_verdicts(record["preflight"])]
+    parts += [_throughput(section, once) for section in SECTIONS]
+    parts += [_decoding(once), _twice(cells)]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _table(title: str, columns: str, rows: list[tuple[str, ...]]) -> str:
+    if not rows:
+        return ""
+    lines = [f"### {title}", "", f"| {columns} |", "|---" * (columns.count("|") + 1) + "|"]
+    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])
+
+
+def _verdicts(records: list[dict[str, Any]]) -> str:
+    verdicts = sorted(map(preflight.from_json, records), key=lambda one: one.shape, reverse=True)
+    rows = [
+        (
+            LABELS[one.shape.kernel],
+            f"{one.shape.heads} x {one.shape.width}",
+            f"{one.shape.value_heads} x {one.shape.value_width}",
+            one.verdict,
+            str(one.padded_to or ""),
+            *(f"{max(part.values()):.4f}" if part else "" for part in (one.errors, one.layer)),
+        )
+        for one in sorted(verdicts, key=lambda one: (one.shape.kernel, one.shape.heads))
+    ]
+    columns = "rule | keys | values | verdict | padded to | error of the rule | of a layer"
+    return _table("Which shapes train", columns, rows)
+
+
+def _throughput(section: Section, cells: list[Measured]) -> str:
+    mine = [c for c in cells if c.cell.benchmark in section.benchmarks]
+    mine = [c for c in mine if c.cell.does == section.does]
+    if "widths" in section.benchmarks:
+        swept = {c.cell.subject for c in mine if c.cell.benchmark == "widths"}
+        mine = [c for c in mine if c.cell.subject in swept]
+    paper = _published(section.paper)
+    rows = []
+    for subject in dict.fromkeys(_order(mine)):
+        group = [c for c in mine if c.cell.subject == subject]
+        group.sort(key=lambda c: -c.cell.width)
+        widest = group[0].results
+        label = LABELS.get(subject) or _model_label(subject)
+        for found in group:
+            rows.append((label, *_row(found, widest, paper)))
+            label = ""
+    columns = " | d_k | tokens/s | faster | GiB | memory"
+    if section.paper:
+        columns += " | paper: faster" + (" | memory" if _has_memory(paper) else "")
+    return _table(section.title, columns.strip(), rows)
+
+
+def _order(cells: list[Measured]) -> Iterator[str]:
+    rank = ["370M", "1.3B", "2.7B"]
+    subjects = {c.cell.subject for c in cells}
+    size = {s: next((i for i, name in enumerate(rank) if s.endswith(name)), 0) for s in subjects}
+    yield from sorted(subjects, key=lambda s: (s.startswith("gated"), size[s], s))
+
+
+def _model_label(subject: str) -> str:
+    family, size = subject.rsplit("_", 1)
+    return f"{LABELS[family]} {size}"
+
+
+def _row(found: Measured, widest: dict[str, Found], paper: dict) -> tuple[str, ...]:
+    speed, memory = found.results["tokens_per_s"], found.results["peak_memory_gib"]
+    said = [str(found.cell.width)]
+    if speed.value is None:
+        said += [_short(speed.reason), "", "", ""]
+    else:
+        said += [f"{speed.value:,.0f}", _ratio(speed, widest["tokens_per_s"], " x")]
+        said += [f"{memory.value:.2f}", _ratio(memory, widest["peak_memory_gib"])]
+    if paper:
+        key = (found.cell.subject, found.cell.width)
+        said.append(_printed(paper.get((*key, "speedup")), " x"))
+        if _has_memory(paper):
+            said.append(_printed(paper.get((*key, "memory_ratio"))))
+    return tuple(said)
+
+
+def _short(reason: str) -> str:
+    return "crashes" if "illegal memory access" in reason else reason
+
+
+def _ratio(one: Found, other: Found, unit: str = "") -> str:
+    return f"{one.value / other.value:.2f}{unit}" if one.value and other.value else ""
+
+
+def _printed(value: float | None, unit: str = "") -> str:
+    return "" if value is None else f"{value:.2f}{unit}"
+
+
+def _published(table: str) -> dict[tuple[str, int, str], float]:
+    with open(ROOT / "config" / "published" / "values.csv", newline="") as file:
+        return {
+            (row["model"], int(row["head_k_dim"]), row["metric"]): float(row["value"])
+            for row in csv.DictReader(file)
+            if table and row["table"] == table
+        }
+
+
+def _has_memory(paper: dict) -> bool:
+    return any(metric == "memory_ratio" for *_, metric in paper)
+
+
+def _decoding(cells: list[Measured]) -> str:
+    mine = [c for c in cells if c.cell.does == "decoding"]
+    if not mine:
+        return ""
+    batches = mine[0].settings["batches"]
+    rows = []
+    for subject in _order(mine):
+        group = sorted((c for c in mine if c.cell.subject == subject), key=lambda c: -c.cell.width)
+        label = _model_label(subject)
+        for found in group:
+            speeds = [found.results[f"graph_tokens_per_s_{batch}"] for batch in batches]
+            widest = group[0].results[f"graph_tokens_per_s_{batches[-1]}"]
+            rest = [found.results["state_mib"], found.results["largest_batch"]]
+            rows.append(
+                (label, str(found.cell.width), *(_value(one, ",.0f") for one in speeds),
+                 _ratio(speeds[-1], widest, " x"), _value(rest[0], ".2f"), _value(rest[1], ",.0f"))
+            )  # fmt: skip
+            label = ""
+    columns = " | ".join(f"batch {batch}" for batch in batches)
+    return _table("Decoding, tokens/s as a CUDA graph",
+                  f"| d_k | {columns} | faster | MiB a sequence | largest batch", rows)  # fmt: skip
+
+
+def _value(found: Found, form: str) -> str:
+    return "not measured" if found.value is None else format(found.value, form)
+
+
+def _twice(cells: dict[str, Measured]) -> str:
+    rows = []
+    for key, second in cells.items():
+        if key.startswith(AGAIN):
+            first = cells[key.removeprefix(AGAIN)]
+            a, b = (one.results["tokens_per_s"] for one in (first, second))
+            rows.append((key.removeprefix(AGAIN), _value(a, ",.0f"), _value(b, ",.0f"),
+                         _ratio(b, a)))  # fmt: skip
+    return _table("The same cell twice", "cell | first, tokens/s | second | ratio", rows)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit(f"usage: python {sys.argv[0]} FOLDER/speed.json")
+    print(tables(read_json(sys.argv[1])), end="")
