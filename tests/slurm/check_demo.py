@@ -21,8 +21,10 @@ def config():
 def through_slurm(cluster, config, tmp_path_factory):
     # More jobs than can run, so that Slurm has the next one when one ends, before Snakemake asks.
     run = SlurmRun(checkout(tmp_path_factory.mktemp("demo") / "slurm", config), cluster, jobs=12)
-    run.start()
-    assert run.wait(HOURS) == 0, run.log
+    try:
+        assert run.start().wait(HOURS) == 0, run.log
+    finally:
+        run.stop()
     return run
 
 

@@ -82,20 +82,15 @@ def test_a_lost_node_runs_nothing_twice_at_once(cluster, run, ends_as_ever):
     run.start(TRAINED)
     lost = run.until_training("pretrain")
     node = cluster.run("squeue", "-h", f"--jobs={lost}", "-o", "%N")
+    slurm_log = run.folder / f"results/slurm/rule_pretrain/delta_net/{lost}.log"
     cluster.kill_node(node)  # its jobs live on, unseen
-    moved = run.until(
-        lambda: (
-            lost in run.running("pretrain")
-            and cluster.run("squeue", "-h", f"--jobs={lost}", "-o", "%N") != node
-        ),
-        "the job on the other node",
-    )
-    assert moved
+    with run.held(lost):  # it must not be ready before the controller gives its node up
+        run.until(lambda: "which makes the same" in slurm_log.read_text(), "a second job to wait")
+        assert cluster.run("squeue", "-h", f"--jobs={lost}", "-o", "%N") != node
     ends_as_ever()
+    assert states_of(cluster, lost)[-1] == "COMPLETED"
     cluster.start_node(node)
     cluster.wait_until_idle()
-    slurm_log = next(run.folder.glob("results/slurm/rule_pretrain/*/*.log")).read_text()
-    assert "which makes the same" in slurm_log
 
 
 def test_a_controller_that_is_away_for_a_minute(cluster, run, ends_as_ever):

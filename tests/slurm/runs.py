@@ -9,7 +9,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -138,6 +139,17 @@ class SlurmRun:
         """Whether a curve is being written. A model that is ready leaves none."""
         curves = self.folder.glob("results/*/.checkpoints/*/loss.csv")
         return any(len(curve.read_text().splitlines()) > 5 for curve in curves)
+
+    @contextmanager
+    def held(self, job: str) -> Iterator[None]:
+        """Stop the work of a job for the length of a block. Its lock tells the process."""
+        locks = [lock.read_text() for lock in self.folder.glob("results/*/**/.*.lock")]
+        worker = next(int(said.split()[1]) for said in locks if said.endswith(f"Slurm job {job}"))
+        os.kill(worker, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.kill(worker, signal.SIGCONT)
 
     def until_evaluating(self) -> str:
         """Wait until a job that evaluates is in its script, and return its number."""
