@@ -1,6 +1,6 @@
 """What benchmarks/speed.py found, as the tables of docs/speed.md.
 
-    python benchmarks/speed_tables.py benchmarks/h200/speed.json
+    python benchmarks/speed_tables.py benchmarks/h200/speed.json [--plot docs/widths.svg]
 
 Where the paper has the same table, its own speedups and memory ratios stand in columns of their
 own: they are of an H100 and another version of the kernels.
@@ -8,16 +8,19 @@ own: they are of an H100 and another version of the kernels.
 
 from __future__ import annotations
 
+import argparse
 import csv
 import sys
+import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from keycut.artefact import read_json
 from keycut.benchmarking import preflight
 from keycut.benchmarking.record import Found, Measured, from_json
+from keycut.config import load_config
 
 ROOT = Path(__file__).parent.parent
 LABELS = {
@@ -196,7 +199,51 @@ def _twice(cells: dict[str, Measured]) -> str:
     return _table("The same cell twice", "cell | first, tokens/s | second | ratio", rows)
 
 
+def plot_widths(record: dict[str, Any], out: Path) -> None:
+    """Throughput against head width, of the mixers whose every width was looked at."""
+    from keycut.reporting.figures import draw
+
+    config = load_config(ROOT / "config" / "paper.yaml")
+    name, figure = next(
+        (name, figure) for name, figure in config.figures.items() if figure.kind == "sweep"
+    )
+    benchmark = config.benchmarks[figure.benchmark]
+    cells = [from_json(one) for key, one in record["cells"].items() if not key.startswith(AGAIN)]
+    # The widths of the paper's own table are among those of the sweep, and measured once.
+    known = {
+        (one.cell.subject, one.cell.width, one.cell.does): one
+        for one in cells
+        if one.cell.benchmark in (figure.benchmark, "mixer")
+    }
+    whole = {
+        subject: mixer
+        for subject, mixer in benchmark.mixers.items()
+        if all((subject, width, does) in known
+               for width in benchmark.widths for does in benchmark.passes)
+    }  # fmt: skip
+    if not whole:
+        sys.exit("no mixer was measured at all widths")
+    swept = benchmark.model_copy(update={"mixers": whole})
+    config = config.model_copy(update={"benchmarks": {figure.benchmark: swept}})
+    with tempfile.TemporaryDirectory() as folder:
+        sources = []
+        for number, cell in enumerate(config.measurements(figure.benchmark)):
+            sources.append(Path(folder) / f"{number}.json")
+            found = known[cell.subject, cell.width, cell.does]
+            replace(found, cell=cell).write(sources[-1])
+        draw(config, name, sources, [out])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("file", type=Path, help="the speed.json of benchmarks/speed.py")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the odd widths there")
+    options = parser.parse_args()
+    record = read_json(options.file)
+    print(tables(record), end="")
+    if options.plot:
+        plot_widths(record, options.plot)
+
+
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        sys.exit(f"usage: python {sys.argv[0]} FOLDER/speed.json")
-    print(tables(read_json(sys.argv[1])), end="")
+    main()

@@ -13,8 +13,8 @@ ROOT = Path(__file__).parent.parent
 SCRIPT, FOUND = ROOT / "benchmarks" / "speed_tables.py", ROOT / "benchmarks" / "h200" / "speed.json"
 
 
-def printed(file: Path) -> str:
-    done = subprocess.run([sys.executable, SCRIPT, file], capture_output=True, text=True)
+def printed(file: Path, *options: str | Path) -> str:
+    done = subprocess.run([sys.executable, SCRIPT, file, *options], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -39,3 +39,15 @@ def test_a_cell_measured_again_and_odd_widths_have_tables_of_their_own(tmp_path:
     assert [line.split(" | ")[1] for line in swept.splitlines()[3:] if line] == [
         "128", "64", "48", "32"
     ]  # fmt: skip
+
+
+def test_odd_widths_are_drawn(tmp_path: Path) -> None:
+    record = read_json(FOUND)
+    for width in (112, 96, 89, 80, 76, 48, 16):
+        for does in ("forward", "training"):
+            one = copy.deepcopy(record["cells"][f"mixer delta_net_mixer d_k 64 {does}"])
+            one["cell"] |= {"benchmark": "widths", "width": width}
+            record["cells"][f"widths delta_net_mixer d_k {width} {does}"] = one
+    write_json(tmp_path / "speed.json", record)
+    printed(tmp_path / "speed.json", "--plot", tmp_path / "widths.svg")
+    assert "DeltaNet" in (tmp_path / "widths.svg").read_text()
