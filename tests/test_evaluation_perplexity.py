@@ -10,7 +10,7 @@ from evaluation_runs import WORDS, column, make_model, run_config, write_lines
 from plain_model import plain_logits
 
 from keycut.evaluation import data, evaluate
-from keycut.evaluation.statistics import standard_error
+from keycut.evaluation.statistics import KEPT, kept_draws, resampled, standard_error
 from keycut.models import load
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
@@ -122,6 +122,29 @@ def test_a_bootstrapped_error_is_that_of_many_draws():
     assert standard_error("bits_per_byte", pairs) == pytest.approx(spread / math.log(2), rel=0.1)
 
 
+@pytest.mark.parametrize("metric", ["acc", "perplexity", "word_perplexity"])
+def test_draws_spread_as_the_error_says_and_are_the_same_for_two_models(metric):
+    draw = torch.Generator().manual_seed(1)
+    hard = torch.randn(300, generator=draw)
+
+    def items(shift: float) -> list:
+        worse = hard + shift + 0.01 * torch.randn(300, generator=draw)
+        if metric == "acc":
+            return (worse < 0).double().tolist()
+        if metric == "perplexity":
+            return (-2 - worse).tolist()
+        return [(float(-20 * (2 + one)), 20) for one in worse]
+
+    one, other = items(0.0), items(0.1)
+    error = standard_error(metric, one)
+    assert error == pytest.approx(float(resampled(metric, one).std()), rel=0.15)
+    kept = kept_draws(metric, one)
+    assert kept == pytest.approx(list(resampled(metric, one)[:KEPT]), rel=1e-6)
+    apart = torch.tensor(kept) - torch.tensor(kept_draws(metric, other))
+    assert apart.std() < error / 2
+
+
 def test_the_error_of_an_accuracy_and_of_a_single_document():
+    assert kept_draws("acc", [1.0]) is None
     assert standard_error("acc", [0, 1, 1, 1]) == pytest.approx(0.25)
     assert standard_error("perplexity", [-2.0]) is None

@@ -7,11 +7,14 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from keycut.artefact import write_json
 from keycut.config import Config, QualityTable, load_config
 from keycut.errors import InputError
 from keycut.reporting.frame import (
+    Draws,
     Key,
     Printed,
     Result,
@@ -149,15 +152,21 @@ def test_a_missing_speedup_is_the_ratio_to_the_first_width(demo: Config) -> None
     assert set(ratios) == {"not measured"}
 
 
+def recorded(suite: str, numbers: dict) -> dict:
+    """An evaluation, as far as results are made of it."""
+    tasks = {name: {"documents": 9, "data": {"name": name, "revision": "1"}} for name in numbers}
+    return {"suite": suite, "protocol": "demo", "results": numbers, "tasks": tasks}
+
+
 def test_an_evaluation_becomes_results_in_the_papers_units(demo: Config, tmp_path: Path) -> None:
     variant = next(v for v, _ in demo.cells("zero_shot") if v.method == "grad")
     path = tmp_path / "zero_shot.json"
     numbers = {
-        "choice_acc_norm": {"value": 0.4, "stderr": 0.03},
-        "last_word_acc": {"value": 0.1, "stderr": None},
+        "choice_acc_norm": {"value": 0.4, "stderr": 0.03, "draws": [0.4, 0.5]},
+        "last_word_acc": {"value": 0.1, "stderr": None, "draws": [0.1, 0.3]},
         "zero_shot_avg": {"value": 0.25, "stderr": None},
     }
-    write_json(path, {"suite": "zero_shot", "protocol": "demo", "results": numbers})
+    write_json(path, recorded("zero_shot", numbers))
     found = list(read_evaluation(demo, variant, path))
     assert [(one.key.metric, one.value, one.stderr) for one in found] == [
         ("choice_acc_norm", 40.0, 3.0),
@@ -165,16 +174,22 @@ def test_an_evaluation_becomes_results_in_the_papers_units(demo: Config, tmp_pat
     ]
     assert {(one.protocol, one.source) for one in found} == {("demo", path.as_posix())}
     frame = cells(table_frame(demo, "zero_shot", found))
-    assert frame[variant_key(demo, variant, "zero_shot_avg")].value == 25.0
+    mean = frame[variant_key(demo, variant, "zero_shot_avg")]
+    assert mean.value == 25.0
+    assert mean.draws is not None
+    assert mean.draws.values == pytest.approx([25.0, 40.0])
+    one = frame[variant_key(demo, variant, "choice_acc_norm")].draws
+    assert one is not None
+    assert one.of != mean.draws.of
 
 
 def test_a_perplexity_without_bound_is_a_gap_with_its_reason(demo: Config, tmp_path: Path) -> None:
     variant = next(v for v, _ in demo.cells("by_model"))
     numbers = {
-        "prose_word_ppl": {"value": math.inf, "stderr": None},
-        "last_word_ppl": {"value": 12.5, "stderr": 0.5},
+        "prose_word_ppl": {"value": math.inf, "stderr": None, "draws": None},
+        "last_word_ppl": {"value": 12.5, "stderr": 0.5, "draws": None},
     }
-    write_json(tmp_path / "a", {"suite": "ppl", "protocol": "demo", "results": numbers})
+    write_json(tmp_path / "a", recorded("ppl", numbers))
     found = list(read_evaluation(demo, variant, tmp_path / "a"))
     assert [(one.value, one.reason) for one in found] == [
         (None, "the model is broken: inf"),
@@ -204,6 +219,26 @@ def test_every_table_of_other_runs_has_a_frame(demo: Config) -> None:
             assert frame["value"].isna().all()
             if isinstance(table, QualityTable):
                 assert len(frame) == len(set(config.cells(name)))
+
+
+@given(st.lists(st.floats(-1e30, 1e30), min_size=1), st.text("abc0+:"))
+def test_draws_come_back_from_text_to_seven_digits(values: list[float], of: str) -> None:
+    found = Draws.from_text(Draws(of, tuple(values)).text())
+    assert found is not None
+    assert found.of == of
+    assert found.values == pytest.approx(values, rel=1e-6, abs=1e-30)
+
+
+def test_seeds_of_the_same_documents_have_the_mean_of_their_draws() -> None:
+    def drawn(of: str, *values: float) -> str:
+        return Draws(of, values).text()
+
+    results = [RESULT._replace(seed=seed, draws=drawn("a", seed, 2)) for seed in range(3)]
+    assert cells(to_frame(results))[KEY].draws == Draws("a", (1.0, 2.0))
+    other = [*results[:2], results[2]._replace(draws=drawn("b", 1, 2))]
+    assert cells(to_frame(other))[KEY].draws is None
+    without = [*results[:2], results[2]._replace(draws="")]
+    assert cells(to_frame(without))[KEY].draws is None
 
 
 def test_seeds_give_mean_spread_and_what_is_missing() -> None:

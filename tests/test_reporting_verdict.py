@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import math
+import statistics
 from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from keycut.config import Config, load_config
 from keycut.errors import InputError
-from keycut.reporting.claims import Answered, answer, read_claims
+from keycut.reporting.claims import Answered, answer, read_claims, uncertain
 from keycut.reporting.frame import (
     Cell,
+    Draws,
     Key,
     Printed,
     Result,
@@ -170,6 +174,30 @@ def test_tolerance_is_two_errors_and_half_a_digit() -> None:
     printed = Printed(TABLE, L1, 10.0, "", 0.1)
     assert tolerance(cell, printed) == pytest.approx(2 * math.hypot(0.3, 0.4) + 0.05)
     assert tolerance(replace(cell, spread=None, stderr=None), printed) == pytest.approx(0.05)
+
+
+@given(
+    st.lists(st.floats(-100, 100), min_size=3, max_size=3),
+    st.floats(0, 5),
+    st.sampled_from([(1.0, -1.0), (1.05, -1.0), (0.5, -1.0)]),
+)
+def test_a_difference_is_as_uncertain_as_it_changes_from_draw_to_draw(
+    common: list[float], spread: float, factors: tuple[float, float]
+) -> None:
+    apart = [0.1, -0.2, 0.3]
+    one = Cell(10.0, spread, 50.0, 3, frozenset(), "", Draws("a", tuple(common)))
+    moved = tuple(c + a for c, a in zip(common, apart, strict=True))
+    other = replace(one, draws=Draws("a", moved))
+    sums = [factors[0] * c + factors[1] * m for c, m in zip(common, moved, strict=True)]
+    seeds = math.hypot(*(factor * spread for factor in factors))
+    expected = 2 * math.hypot(seeds, statistics.stdev(sums))
+    pairs = list(zip(factors, (one, other), strict=True))
+    assert uncertain(*pairs) == pytest.approx(expected, abs=1e-9)
+    # Other documents, or none: their own errors, as if they were independent.
+    for strange in (Draws("b", moved), None):
+        alone = [pairs[0], (factors[1], replace(other, draws=strange))]
+        own = math.hypot(*(factor * 50.0 for factor in factors))
+        assert uncertain(*alone) == pytest.approx(2 * math.hypot(seeds, own))
 
 
 # --- all of it ---

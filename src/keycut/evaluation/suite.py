@@ -29,7 +29,7 @@ from keycut.errors import InputError, nearest
 from keycut.evaluation import data, retrieval
 from keycut.evaluation.language_model import LanguageModel
 from keycut.evaluation.protocol import refuse_deviations, refuse_drift
-from keycut.evaluation.statistics import RESAMPLES, SEED, standard_error
+from keycut.evaluation.statistics import RESAMPLES, SEED, kept_draws, standard_error
 from keycut.hub import DOWNLOADS, LOCK
 from keycut.models.checkpoint import Checkpoint
 
@@ -127,7 +127,8 @@ def evaluate(
 
 
 def measure(lm: LM, name: str, documents: list[data.Document]) -> Record:
-    """What a task says of a model: every metric with its value and standard error.
+    """What a task says of a model: every metric with its value, its standard error, and its value
+    on some draws of the documents.
 
     The numbers of a model whose logits are no numbers are none either.
     """
@@ -147,15 +148,21 @@ def measure(lm: LM, name: str, documents: list[data.Document]) -> Record:
         "shots": found["n-shot"][name],
         "documents": len(samples),
         "metrics": {
-            metric: {
-                "value": math.nan if lm.broken else float(found["results"][name][f"{metric},none"]),
-                "stderr": None
-                if lm.broken
-                else standard_error(metric, [sample[metric] for sample in samples]),
-            }
+            metric: _measured(lm, metric, float(found["results"][name][f"{metric},none"]), samples)
             for metric in samples[0]["metrics"]
             if f"{metric},none" in found["results"][name]
         },
+    }
+
+
+def _measured(lm: LM, metric: str, value: float, samples: list[Record]) -> Record:
+    if lm.broken:
+        return {"value": math.nan, "stderr": None, "draws": None}
+    items = [sample[metric] for sample in samples]
+    return {
+        "value": value,
+        "stderr": standard_error(metric, items),
+        "draws": kept_draws(metric, items),
     }
 
 

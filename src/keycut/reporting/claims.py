@@ -1,19 +1,22 @@
 """The paper's claims, held to the numbers that decide them (config/claims.yaml).
 
 A claim is a comparison made wherever a run has the cells for it, so that a small run can answer it
-too. One comparison is true or false if the difference is larger than 2 sqrt(noise² + noise²), and
-open otherwise, or where a number is missing. A claim holds if its `share` of comparisons is true,
-fails if more than the rest are false, and is not decided else.
+too. One comparison is true or false if the difference is larger than 2 sqrt(spread² + spread² +
+error²), and open otherwise, or where a number is missing: the spreads over seeds, and the error
+that the draw of documents makes of the difference itself. Numbers of the same documents rise and
+fall together, so it is far smaller than their own errors. A claim holds if its `share` of
+comparisons is true, fails if more than the rest are false, and is not decided else.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
+import numpy as np
 import yaml
 from pydantic import Field, PositiveFloat, TypeAdapter, ValidationError
 
@@ -201,23 +204,23 @@ def _alone(claim: About | Above, cell: Cell) -> bool | None:
     if cell.value is None:
         return None
     if isinstance(claim, Above):
-        return _decide(cell.value - claim.bound, 2 * cell.noise)
-    return _decide(claim.margin - abs(cell.value - claim.value), 2 * cell.noise, equal=True)
+        return _decide(cell.value - claim.bound, uncertain((1, cell)))
+    return _decide(claim.margin - abs(cell.value - claim.value), uncertain((1, cell)), equal=True)
 
 
 def _pair(claim: Better | Within | Adds, lower: bool, cell: Cell, other: Cell) -> bool | None:
     if cell.value is None or other.value is None:
         return None
-    uncertain = 2 * math.hypot(cell.noise, other.noise)
+    unsure = uncertain((1, cell), (-1, other))
     if isinstance(claim, Better):
-        return _decide((other.value - cell.value) * (1 if lower else -1), uncertain)
+        return _decide((other.value - cell.value) * (1 if lower else -1), unsure)
     if isinstance(claim, Adds):
         off = abs(cell.value - other.value - claim.value)
-        return _decide(claim.margin - off, uncertain, equal=True)
+        return _decide(claim.margin - off, unsure, equal=True)
     worse, better = (cell, other) if lower else (other, cell)
-    uncertain = 2 * math.hypot(worse.noise, claim.factor * better.noise)
+    unsure = uncertain((claim.factor, better), (-1, worse))
     limit = claim.factor * (better.value or 0.0)
-    return _decide(limit - (worse.value or 0.0), uncertain, equal=True)
+    return _decide(limit - (worse.value or 0.0), unsure, equal=True)
 
 
 def _recovered(
@@ -228,8 +231,22 @@ def _recovered(
     # Kept <= (1 - fraction) lost, linear in all three numbers.
     rest = 1 - claim.fraction
     spare = rest * _lost(sign, before, whole) - _lost(sign, cell, whole)
-    noise = math.hypot(rest * before.noise, cell.noise, claim.fraction * whole.noise)
-    return _decide(spare, 2 * noise, equal=True)
+    unsure = uncertain((rest, before), (-1, cell), (claim.fraction, whole))
+    return _decide(spare, unsure, equal=True)
+
+
+def uncertain(*terms: tuple[float, Cell]) -> float:
+    """Twice the error of a sum of cells, each times its factor; unknown parts count as none."""
+    spreads = (factor * (cell.spread or 0.0) for factor, cell in terms)
+    return 2 * math.hypot(*spreads, _drawn_error(terms))
+
+
+def _drawn_error(terms: Sequence[tuple[float, Cell]]) -> float:
+    """What of it is owed to the draw of documents: of the same ones, their spread as one sum."""
+    draws = [(factor, cell.draws) for factor, cell in terms if cell.draws]
+    if len(draws) == len(terms) and len({one.of for _, one in draws}) == 1:
+        return float(np.std(sum(factor * np.array(one.values) for factor, one in draws), ddof=1))
+    return math.hypot(*(factor * (cell.stderr or 0.0) for factor, cell in terms))
 
 
 def _lost(sign: int, cell: Cell, whole: Cell) -> float:

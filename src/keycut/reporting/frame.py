@@ -10,18 +10,20 @@ from __future__ import annotations
 
 import csv
 import math
+from base64 import b64decode, b64encode
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
+import numpy as np
 import pandas as pd
 import pandera.pandas as pa
 from pandera.errors import SchemaErrors
 from pyarrow import ArrowInvalid
 
-from keycut.artefact import read_json, whole
+from keycut.artefact import digest, read_json, whole
 from keycut.config import BASELINE, Config, DecodingTable, Measurement, QualityTable, Variant
 from keycut.errors import InputError
 
@@ -48,8 +50,39 @@ class Key(NamedTuple):
     metric: str
 
 
+class Draws(NamedTuple):
+    """A number on draws of the documents that it was measured on (keycut.evaluation.statistics).
+
+    Two numbers of the same documents have the same draws, one by one.
+    """
+
+    of: str  # which documents
+    values: tuple[float, ...]
+
+    def text(self) -> str:
+        """For a frame, to about seven digits."""
+        return f"{self.of}:{b64encode(np.array(self.values, '<f4').tobytes()).decode()}"
+
+    @classmethod
+    def from_text(cls, text: str) -> Draws | None:
+        if not text:
+            return None
+        of, _, values = text.rpartition(":")
+        return cls(of, tuple(np.frombuffer(b64decode(values), "<f4").astype(float).tolist()))
+
+    @classmethod
+    def mean(cls, some: Sequence[Draws | None]) -> Draws | None:
+        """Of as many draws each; of what has none there is none."""
+        known = [one for one in some if one is not None]
+        if not known or len(known) < len(some) or len({len(one.values) for one in known}) > 1:
+            return None
+        of = "+".join(dict.fromkeys(one.of for one in known))
+        return cls(of, tuple(np.mean([one.values for one in known], axis=0).tolist()))
+
+
 class Result(NamedTuple):
-    """One number, or why there is none. `stderr` is its own uncertainty, where it is known."""
+    """One number, or why there is none. `stderr` is its own uncertainty, where it is known, and
+    `draws` what tells that of a difference, as text."""
 
     key: Key
     seed: int
@@ -58,6 +91,7 @@ class Result(NamedTuple):
     protocol: str
     source: str
     reason: str
+    draws: str = ""
 
 
 def _text(*checks: pa.Check) -> pa.Column:
@@ -84,6 +118,7 @@ SCHEMA = pa.DataFrameSchema(
         "protocol": _text(),
         "source": _text(),
         "reason": _text(),
+        "draws": _text(),
     },
     checks=[
         pa.Check(lambda f: f["value"].isna() == (f["reason"] != ""), name="a value or a reason"),
@@ -213,7 +248,7 @@ def read_evaluation(config: Config, variant: Variant, path: Path | str) -> Itera
 
     Means are left to `table_frame`: they follow from the tasks.
     """
-    record = _record(path, "an evaluation", {"suite", "protocol", "results"})
+    record = _record(path, "an evaluation", {"suite", "protocol", "results", "tasks"})
     for column, task in config.evaluation.suites[record["suite"]].tasks.items():
         found, key = record["results"][column], variant_key(config, variant, column)
         if "not_attempted" in found:
@@ -225,7 +260,15 @@ def read_evaluation(config: Config, variant: Variant, path: Path | str) -> Itera
         scale = 100.0 if task.metric in FRACTIONS else 1.0
         stderr = None if found["stderr"] is None else found["stderr"] * scale
         value, protocol = found["value"] * scale, record["protocol"]
-        yield Result(key, variant.seed, value, stderr, protocol, Path(path).as_posix(), "")
+        draws = _draws(record["tasks"][column], found["draws"], scale)
+        yield Result(key, variant.seed, value, stderr, protocol, Path(path).as_posix(), "", draws)
+
+
+def _draws(task: dict[str, Any], values: list[float] | None, scale: float) -> str:
+    if values is None:
+        return ""
+    of = digest({"data": task["data"], "documents": task["documents"]})[:12]
+    return Draws(of, tuple(value * scale for value in values)).text()
 
 
 def read_measurement(config: Config, cell: Measurement, path: Path | str) -> Iterator[Result]:
@@ -299,8 +342,10 @@ def _evaluated(config: Config, variant: Variant, metric: str, there: There) -> R
             return part._replace(key=key, reason=f"{task}: {part.reason}")
         parts.append(part)
     errors = [part.stderr for part in parts if part.stderr is not None]
+    draws = Draws.mean([Draws.from_text(part.draws) for part in parts])
     return parts[0]._replace(
         key=key,
+        draws=draws.text() if draws else "",
         value=fmean(part.value for part in parts if part.value is not None),
         stderr=math.hypot(*errors) / len(parts) if len(errors) == len(parts) else None,
     )
@@ -357,6 +402,7 @@ class Cell:
     seeds: int
     protocols: frozenset[str]
     reason: str  # why it, or some of its seeds, are missing
+    draws: Draws | None = None  # the mean over seeds
 
     @property
     def noise(self) -> float:
@@ -378,7 +424,10 @@ def _cell(results: list[Result]) -> Cell:
     reasons = [
         f"seed {result.seed}: {result.reason}" if values else result.reason for result in missing
     ]
+    draws = [Draws.from_text(result.draws) for result in results if result.value is not None]
+    same = len({one.of for one in draws if one}) == 1
     return Cell(
+        draws=Draws.mean(draws) if same else None,
         value=fmean(values) if values else None,
         spread=stdev(values) if len(values) > 1 else None,
         stderr=math.hypot(*errors) / math.sqrt(len(errors)) if errors else None,

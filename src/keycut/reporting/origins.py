@@ -13,6 +13,7 @@ from keycut.artefact import canonical_json, read_json
 from keycut.errors import InputError
 
 LENGTH = 40  # of a value as JSON from which on it is worth to be stored once
+ROW = 50  # numbers; a longer one is counted and not shown
 
 
 class Origins:
@@ -45,13 +46,14 @@ class Origins:
 
 
 def told_by(path: Path | str) -> Any:
-    """What a file says of itself: a JSON wholly, of tensors (.safetensors) their header alone."""
+    """What a file says of itself: a JSON wholly but for long rows of numbers, of tensors
+    (.safetensors) their header alone."""
     path = Path(path)
     if not path.is_file():
         raise InputError(f"{path} is missing: a number of the report came from it")
     if path.suffix == ".safetensors":
-        return _finite(_about(path))
-    return _finite(read_json(path))
+        return _shown(_about(path))
+    return _shown(read_json(path))
 
 
 def _about(path: Path) -> Any:
@@ -64,12 +66,15 @@ def _about(path: Path) -> Any:
     return json.loads(metadata["about"]) if "about" in metadata else metadata
 
 
-def _finite(value: Any) -> Any:
-    """JSON as browsers read it, which know no NaN and no infinity."""
+def _shown(value: Any) -> Any:
+    """JSON as browsers read it, which know no NaN and no infinity; numbers that nobody would read
+    are counted."""
     if isinstance(value, dict):
-        return {name: _finite(part) for name, part in value.items()}
+        return {name: _shown(part) for name, part in value.items()}
     if isinstance(value, list):
-        return [_finite(part) for part in value]
+        if len(value) > ROW and all(isinstance(part, float) for part in value):
+            return f"{len(value)} numbers"
+        return [_shown(part) for part in value]
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return value
