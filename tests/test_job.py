@@ -138,13 +138,15 @@ def test_code_that_changed_after_the_plan_is_refused(planned, around):
     assert "was changed after this job was planned" in Path("work.log").read_text()
 
 
-def test_an_input_made_by_other_code_is_refused(planned, around):
+def test_an_input_made_by_other_code_is_refused_but_in_a_partial_run(planned, around, capfd):
     with around(planned()):
         Path("out.json").write_text("{}")
     refuse_stale("out.json")
     Path("work.py").write_text("from keycut.slicing import Keep\n")
     with pytest.raises(InputError, match=r"out\.json was made by other code of rule work"):
         refuse_stale("out.json")
+    refuse_stale("out.json", partial=True)
+    assert "the run is partial and keeps it" in capfd.readouterr().err
 
 
 def test_an_input_that_no_rule_made_is_taken_as_it_is(planned):

@@ -17,7 +17,7 @@ from keycut.config import Config, load_config
 from keycut.errors import InputError
 from keycut.reporting.figures import draw
 from keycut.reporting.figures.filters import pixels
-from keycut.reporting.figures.rank import draw_spectrum, draw_utilization
+from keycut.reporting.figures.rank import draw_spectrum, draw_utilization, lacking
 from keycut.reporting.figures.sweep import draw_sweep
 from keycut.reporting.style import COLOURS, INK, KERNELS, drawing, spread
 
@@ -80,6 +80,28 @@ def test_a_curve_of_utilization_is_the_mean_over_layers_and_heads(
         analysis = RankAnalysis.load(path)
         expected = analysis.effective_rank.mean((0, 1)) / analysis.capacity
         np.testing.assert_allclose(curve.get_ydata(), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["utilization", "spectrum"])
+def test_a_partial_run_draws_what_is_there_and_names_the_rest(
+    demo: Config, sources: dict[str, list[Path]], name: str, tmp_path: Path
+) -> None:
+    some = [None, *sources[name][1:]]
+    with pytest.raises(InputError, match="sources are missing, and the run is not `partial`"):
+        draw(demo, name, some, [tmp_path / "x.svg"])
+    draw(demo.model_copy(update={"partial": "no time"}), name, some, [tmp_path / "x.svg"])
+    svg = (tmp_path / "x.svg").read_text()
+    assert "not measured: Baseline<" in svg
+    assert svg.count("Baseline") == 1
+
+
+def test_seeds_that_are_missing_are_counted(demo: Config, sources: dict[str, list[Path]]) -> None:
+    three = demo.model_copy(update={"seeds": (0, 1, 2)})
+    variants = three.analyses("utilization")
+    one_rand = [v.method != "rand" or v.seed == 1 for v in variants]
+    found = [sources["utilization"][0] if there else None for there in one_rand]
+    assert lacking(three, "utilization", found) == "\nnot measured: Rand (2 of 3 seeds)"
+    assert lacking(three, "utilization", sources["utilization"][:1] * len(found)) == ""
 
 
 def test_pixels_stand_by_layer_and_tap_down_and_by_head_and_channel_across() -> None:

@@ -181,14 +181,12 @@ def test_a_partial_run_reports_what_is_there_and_computes_nothing(checkout):
     assert found["frame"] == found["table"]
 
 
-def test_the_figures_of_a_partial_run_are_those_with_all_sources_or_drawn_before(
-    tmp_path, monkeypatch
-):
+def test_the_figures_of_a_partial_run_are_those_with_sources_or_drawn_before(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     config = load_config(ROOT / "config" / "demo.yaml")
     reads = Inputs(config.model_copy(update={"partial": "no time"}))
     assert reads.figures() == {}
-    sources = [Path(path) for path in reads.of_figure("utilization")]
+    sources = [Path(path) for path in reads.all_of_figure("utilization")]
     for source in sources:
         source.parent.mkdir(parents=True, exist_ok=True)
         source.touch()
@@ -196,12 +194,19 @@ def test_the_figures_of_a_partial_run_are_those_with_all_sources_or_drawn_before
     for path in drawn:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
-    assert {*reads.figures()} == {"utilization", "filters"}
-    assert {*reads.shown().figures} == {"utilization", "filters"}
-    sources[0].unlink()
-    (Path(reads.of_figure("filters_shared")[0]) / "loss.csv").parent.mkdir(parents=True)
+    some = {"utilization", "spectrum", "filters"}  # the second shows models of the first
+    assert {*reads.figures()} == some
+    assert {*reads.shown().figures} == some
+    sources[0].unlink()  # curves are drawn of the models that are there
+    assert {*reads.figures()} == some
+    assert reads.of_figure("utilization") == [*map(str, sources[1:])]
+    for source in sources[1:]:
+        source.unlink()
+    shared = Path(reads.all_of_figure("filters_shared")[0])
+    shared.mkdir(parents=True)
+    (shared / "loss.csv").touch()
     assert {*reads.figures()} == {"filters"}
-    (Path(reads.of_figure("filters_shared")[0]) / "model.safetensors").touch()
+    (shared / "model.safetensors").touch()
     assert {*reads.figures()} == {"filters", "filters_shared"}
     assert {*reads.drawable()} == {"filters_shared"}  # the other one is a file, and no job's
     assert Inputs(config).figures() == config.figures

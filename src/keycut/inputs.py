@@ -191,11 +191,13 @@ class Inputs:
         }
 
     def drawable(self) -> list[str]:
-        """Figures whose sources are there, or can be made."""
+        """Figures that can be drawn: of a partial run, curves over tokens and spectra of the
+        models that are there, and others if all their sources are."""
         return [
             name
-            for name in self.config.figures
-            if self.config.partial is None or all(map(_is_there, self.of_figure(name)))
+            for name, figure in self.config.figures.items()
+            if (some := self.of_figure(name))
+            and (isinstance(figure, RankFigure) or len(some) == len(self.all_of_figure(name)))
         ]
 
     def shown(self) -> Config:
@@ -203,7 +205,10 @@ class Inputs:
         return self.config.model_copy(update={"figures": self.figures()})
 
     def of_figure(self, figure: str) -> list[str]:
-        """What a figure is drawn from."""
+        """What a figure is drawn from; of a partial run, what is there of it."""
+        return self._there(self.all_of_figure(figure))
+
+    def all_of_figure(self, figure: str) -> list[str]:
         spec = self.config.figures[figure]
         if spec.kind == "filters":
             return [self.at.base(spec.model)]

@@ -62,9 +62,9 @@ def job(snakemake: Any, *, online: bool = False) -> Iterator[Config]:
         code = refuse_other_code(snakemake)
         if waited:
             leave_if_made(snakemake, code)
-        for path in snakemake.input:
-            refuse_stale(path)
         config = parse_config(snakemake.config, "the configuration")
+        for path in snakemake.input:
+            refuse_stale(path, partial=config.partial is not None)
         started = time.time()
         asked, shares = gpu_shares(snakemake.resources)
         with gpus_taken(asked, shares=shares) as gpus:
@@ -126,22 +126,25 @@ def refuse_other_code(snakemake: Any) -> Code:
     return code
 
 
-def refuse_stale(path: Path | str) -> None:
+def refuse_stale(path: Path | str, *, partial: bool = False) -> None:
     """An error if an artefact was made by other code than its rule has now.
 
     On a cluster a queued job runs whatever the library is when it starts, while Snakemake notes
     the code of when it was planned: so what was really imported stands beside the artefact.
+    A partial run cannot make it again, as its models may be gone: there it is only said.
     """
     beside = Path(f"{path}{BESIDE}")
     if not beside.is_file():
         return
     found = read_json(beside)
     now = code_of(found["code"]["script"], *found["code"]["extra"]).digest
-    if found["code"]["digest"] != now:
-        raise InputError(
-            f"{path} was made by other code of rule {found['rule']} than there is now: "
-            f"delete it and start snakemake again"
-        )
+    if found["code"]["digest"] == now:
+        return
+    said = f"{path} was made by other code of rule {found['rule']} than there is now"
+    if not partial:
+        raise InputError(f"{said}: delete it and start snakemake again")
+    print(f"keycut: {said}, at commit {found['commit']}; the run is partial and keeps it",
+          file=sys.stderr, flush=True)  # fmt: skip
 
 
 def provenance(snakemake: Any, code: Code, gpus: list[str], started: float) -> dict[str, Any]:

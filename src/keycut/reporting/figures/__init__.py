@@ -5,6 +5,8 @@ Which data a figure is drawn of follows from the configuration:
     spectrum, utilization   the analysis (.npz) of every variant of `config.analyses(name)`
     filters                 the folder of the model
     sweep                   the JSON of every cell of `config.measurements(figure.benchmark)`
+
+An analysis that a partial run does not have is None.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from keycut.reporting.figures.rank import draw_spectrum, draw_utilization
 from keycut.reporting.figures.sweep import draw_sweep
 from keycut.reporting.style import drawing, save
 
-KINDS: dict[str, Callable[[Config, Any, Sequence[Path]], Figure]] = {
+KINDS: dict[str, Callable[[Config, Any, Sequence[Any]], Figure]] = {
     "spectrum": draw_spectrum,
     "utilization": draw_utilization,
     "filters": draw_filters,
@@ -31,11 +33,14 @@ KINDS: dict[str, Callable[[Config, Any, Sequence[Path]], Figure]] = {
 
 
 def draw(
-    config: Config, name: str, sources: Sequence[Path | str], outs: Sequence[Path | str]
+    config: Config, name: str, sources: Sequence[Path | str | None], outs: Sequence[Path | str]
 ) -> None:
     """Draw a figure of the configuration, and write it in the form that each file's ending says."""
     if name not in config.figures:
         raise InputError(f"{name!r} is no figure of {config.run}{nearest(name, config.figures)}")
     figure = config.figures[name]
+    if config.partial is None and None in sources:
+        raise InputError(f"figure {name}: sources are missing, and the run is not `partial`")
+    paths = [source and Path(source) for source in sources]
     with drawing():
-        save(KINDS[figure.kind](config, name, [Path(source) for source in sources]), outs)
+        save(KINDS[figure.kind](config, name, paths), outs)

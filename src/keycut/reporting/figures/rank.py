@@ -31,12 +31,14 @@ Analyses = dict[tuple[str, str], list[RankAnalysis]]
 """By method and stage, baseline first: one analysis per seed."""
 
 
-def read_analyses(config: Config, name: str, sources: Sequence[Path]) -> Analyses:
+def read_analyses(config: Config, name: str, sources: Sequence[Path | None]) -> Analyses:
     variants, figure = config.analyses(name), config.figures[name]
     assert isinstance(figure, RankFigure)
     refuse_count(f"figure {name}", "analyses", len(variants), len(sources))
     found: Analyses = {}
     for variant, path in zip(variants, sources, strict=True):
+        if path is None:
+            continue
         analysis = RankAnalysis.load(path)
         tokens = analysis.effective_rank.shape[-1]
         if tokens < figure.tokens:
@@ -45,7 +47,20 @@ def read_analyses(config: Config, name: str, sources: Sequence[Path]) -> Analyse
     return found
 
 
-def draw_spectrum(config: Config, name: str, sources: Sequence[Path]) -> Figure:
+def lacking(config: Config, name: str, sources: Sequence[Path | None]) -> str:
+    """A line that names what a partial run does not have; empty if there is nothing."""
+    there: dict[str, list[bool]] = {}
+    for variant, path in zip(config.analyses(name), sources, strict=True):
+        there.setdefault(label(config, variant.method) + STAGES[variant.rft], []).append(bool(path))
+    names = [
+        name if not any(found) else f"{name} ({found.count(False)} of {len(found)} seeds)"
+        for name, found in there.items()
+        if not all(found)
+    ]
+    return "\nnot measured: " + "; ".join(names) if names else ""
+
+
+def draw_spectrum(config: Config, name: str, sources: Sequence[Path | None]) -> Figure:
     """Histograms side by side: how many singular values of a state lie where, on average."""
     spec = config.figures[name]
     assert isinstance(spec, SpectrumFigure)
@@ -73,7 +88,7 @@ def draw_spectrum(config: Config, name: str, sources: Sequence[Path]) -> Figure:
             axes.text(0.02, 0.9, f"← {below:.1f} below", transform=axes.transAxes, fontsize=7)
     panels[0].set_ylim(0, 1.2 * panels[0].get_ylim()[1])  # room for what is said of those below
     panels[0].set_ylabel("number per state")
-    figure.supxlabel("singular value", fontsize=8)
+    figure.supxlabel("singular value" + lacking(config, name, sources), fontsize=8)
     return figure
 
 
@@ -101,7 +116,7 @@ def utilization(sigma: np.ndarray) -> float:
     return float(np.mean(squares.sum(1) / squares[:, 0]) / sigma.shape[1])
 
 
-def draw_utilization(config: Config, name: str, sources: Sequence[Path]) -> Figure:
+def draw_utilization(config: Config, name: str, sources: Sequence[Path | None]) -> Figure:
     """One curve per variant: u(S_t), mean over layers and heads; a band where seeds differ."""
     spec = config.figures[name]
     assert isinstance(spec, UtilizationFigure)
@@ -119,7 +134,7 @@ def draw_utilization(config: Config, name: str, sources: Sequence[Path]) -> Figu
         ends.append((float(used[:, -1].mean()), f"{name_} ({analyses[0].capacity})", shade))
     axes.set_xlim(1, spec.tokens)
     axes.set_ylim(bottom=0)
-    axes.set_xlabel("token $t$")
+    axes.set_xlabel("token $t$" + lacking(config, name, sources))
     axes.set_ylabel("rank utilization $u(S_t)$")
     axes.set_title("capacity $d$ in brackets", loc="right", fontsize=7)
     figure.get_layout_engine().execute(figure)  # type: ignore[union-attr] # places for the names
