@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from textwrap import fill
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -25,6 +26,7 @@ from keycut.reporting.style import (
 
 BINS = 60
 DECADES = 4  # below the largest singular value; of what is smaller only the number is given
+NOTE = 44  # letters in a line below an axis
 STAGES = {"none": "", "pre": "", "post": ", recovered"}
 
 Analyses = dict[tuple[str, str], list[RankAnalysis]]
@@ -48,7 +50,7 @@ def read_analyses(config: Config, name: str, sources: Sequence[Path | None]) -> 
 
 
 def lacking(config: Config, name: str, sources: Sequence[Path | None]) -> str:
-    """A line that names what a partial run does not have; empty if there is nothing."""
+    """Lines that name what a partial run does not have; none if it has all."""
     there: dict[str, list[bool]] = {}
     for variant, path in zip(config.analyses(name), sources, strict=True):
         there.setdefault(label(config, variant.method) + STAGES[variant.rft], []).append(bool(path))
@@ -57,7 +59,7 @@ def lacking(config: Config, name: str, sources: Sequence[Path | None]) -> str:
         for name, found in there.items()
         if not all(found)
     ]
-    return "\nnot measured: " + "; ".join(names) if names else ""
+    return "\n" + fill("not measured: " + "; ".join(names), NOTE) if names else ""
 
 
 def draw_spectrum(config: Config, name: str, sources: Sequence[Path | None]) -> Figure:
