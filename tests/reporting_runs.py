@@ -202,6 +202,9 @@ def figure_sources(config: Config, name: str, folder: Path) -> list[Path]:
     if figure.kind == "sweep":
         measured = measurement_files(config, folder / "measurements")
         return [measured[cell] for cell in config.measurements(figure.benchmark)]
+    if figure.kind == "quality":
+        frames = frame_files(config, folder)
+        return [frames[table] for table in figure.tables]
     if figure.kind == "filters":
         return [model_folder(config, figure.model, folder / figure.model)]
     analysed = analysis_files(config, folder / "analyses")

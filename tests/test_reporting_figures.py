@@ -17,8 +17,10 @@ from keycut.config import Config, load_config
 from keycut.errors import InputError
 from keycut.reporting.figures import draw
 from keycut.reporting.figures.filters import pixels
+from keycut.reporting.figures.quality import draw_quality
 from keycut.reporting.figures.rank import draw_spectrum, draw_utilization, lacking
 from keycut.reporting.figures.sweep import draw_sweep
+from keycut.reporting.frame import read_frame, write_frame
 from keycut.reporting.style import COLOURS, INK, KERNELS, drawing, spread
 
 
@@ -33,7 +35,7 @@ def sources(demo: Config, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
     return {name: figure_sources(demo, name, folder) for name in demo.figures}
 
 
-@pytest.mark.parametrize("name", ["spectrum", "utilization", "filters", "filters_shared", "sweep"])
+@pytest.mark.parametrize("name", [*load_config(ROOT / "config" / "demo.yaml").figures])
 def test_every_kind_of_figure_is_drawn_the_same_each_time(
     demo: Config, sources: dict[str, list[Path]], name: str, tmp_path: Path
 ) -> None:
@@ -121,6 +123,42 @@ def test_a_width_without_a_number_is_a_cross(
         figure = draw_sweep(demo, "sweep", [tmp_path / "failed.json", *sources["sweep"][1:]])
     crosses = [line for line in figure.axes[0].lines if line.get_marker() == "x"]
     assert [list(line.get_xdata()) for line in crosses] == [[record["cell"]["width"]]]
+
+
+def test_curves_of_quality_are_the_cells_of_their_table(
+    demo: Config, sources: dict[str, list[Path]]
+) -> None:
+    with drawing():
+        figure = draw_quality(demo, "quality", sources["quality"])
+    assert [axes.get_title(loc="left") for axes in figure.axes] == [
+        "DeltaNet\nbefore recovery",
+        "DeltaNet\nrecovered",
+    ]
+    frame = read_frame(sources["quality"][0]).query("metric == 'prose_word_ppl'")
+    whole = frame.query("method == 'baseline'").set_index("rft")["value"]
+    for axes, stage, start in zip(figure.axes, ("pre", "post"), ("none", "post"), strict=True):
+        assert [*axes.lines[0].get_ydata()] == [whole["none"]] * 2
+        assert axes.get_ylim()[1] <= 4.001 * whole["none"]
+        for curve in axes.containers:
+            method = next(n for n, m in demo.methods.items() if m.label == curve.get_label())
+            rows = frame[frame["method"].eq(method) & frame["rft"].eq(stage)]
+            rows = rows.sort_values("compression")
+            assert [*curve.lines[0].get_xdata()] == [0, *(100 * rows["compression"])]
+            assert [*curve.lines[0].get_ydata()] == [whole[start], *rows["value"]]
+
+
+def test_a_point_that_is_missing_is_left_out(
+    demo: Config, sources: dict[str, list[Path]], tmp_path: Path
+) -> None:
+    frame = read_frame(sources["quality"][0])
+    gone = frame["method"].eq("grad") & frame["compression"].eq(0.5)
+    frame.loc[gone, ["value", "stderr"]] = np.nan
+    frame.loc[gone, ["reason", "draws"]] = ["not measured: no time", ""]
+    write_frame(tmp_path / "some.parquet", frame)
+    with drawing():
+        figure = draw_quality(demo, "quality", [tmp_path / "some.parquet"])
+    grad = next(one for one in figure.axes[0].containers if one.get_label() == "Grad")
+    assert [*grad.lines[0].get_xdata()] == [0, 75]
 
 
 def test_wrong_sources_are_refused(

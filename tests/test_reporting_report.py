@@ -145,7 +145,7 @@ def test_missing_inputs_are_refused(demo: Config, inputs: dict[str, Any], tmp_pa
     out = tmp_path / "r.html"
     with pytest.raises(InputError, match="made of 11 frames, not of 10"):
         write_report(demo, **{**inputs, "frames": inputs["frames"][1:]}, out=out)
-    with pytest.raises(InputError, match="made of 5 figures, not of 0"):
+    with pytest.raises(InputError, match="made of 6 figures, not of 0"):
         write_report(demo, **{**inputs, "figures": []}, out=out)
     some = next(iter(inputs["made"]))
     with pytest.raises(InputError, match=r"gone\.json is missing"):

@@ -101,7 +101,7 @@ def test_from_frames_to_a_document_and_a_verdict(
         ROOT / "config" / "claims.yaml",
     )
     verify_files(tmp_path / "verdict" / "cells.csv")
-    with pytest.raises(InputError, match="made of 5 figures, not of 4"):
+    with pytest.raises(InputError, match="made of 6 figures, not of 5"):
         make_document(demo, tables, figures[1:], tmp_path / "document.tex", TEMPLATES)
 
 

@@ -51,7 +51,7 @@ def test_the_papers_jobs_are_those_that_the_paper_implies(checkout):
     rotations = 2 * 2 * 2 + 2  # filters x rotations x ratios, and Grad with shared filters
     assert found["slice"] == found["score"] == recovered + targets + rotations
     assert found["table"] == found["frame"] == 20  # sixteen, and four of ours
-    assert found["figure"] == 7  # six, and one of ours
+    assert found["figure"] == 9  # six, and three of ours
     assert "demo" not in said
     assert "documentation" not in said
 
@@ -177,7 +177,10 @@ def test_a_partial_run_reports_what_is_there_and_computes_nothing(checkout):
     )
     assert code == 0, said
     found = counts(said)
-    assert {*found} <= {"all", "document", "frame", "page", "pdf", "table", "union", "verdict"}
+    assert {*found} <= {
+        "all", "document", "figure", "frame", "page", "pdf", "table", "union", "verdict",
+    }  # fmt: skip
+    assert found["figure"] == 1  # of the frames, which have a reason for every gap
     assert found["frame"] == found["table"]
 
 
@@ -185,7 +188,7 @@ def test_the_figures_of_a_partial_run_are_those_with_sources_or_drawn_before(tmp
     monkeypatch.chdir(tmp_path)
     config = load_config(ROOT / "config" / "demo.yaml")
     reads = Inputs(config.model_copy(update={"partial": "no time"}))
-    assert reads.figures() == {}
+    assert {*reads.figures()} == {"quality"}  # drawn of frames, whose gaps have their reasons
     sources = [Path(path) for path in reads.all_of_figure("utilization")]
     for source in sources:
         source.parent.mkdir(parents=True, exist_ok=True)
@@ -194,7 +197,7 @@ def test_the_figures_of_a_partial_run_are_those_with_sources_or_drawn_before(tmp
     for path in drawn:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
-    some = {"utilization", "spectrum", "filters"}  # the second shows models of the first
+    some = {"quality", "utilization", "spectrum", "filters"}  # two show the same models
     assert {*reads.figures()} == some
     assert {*reads.shown().figures} == some
     sources[0].unlink()  # curves are drawn of the models that are there
@@ -205,8 +208,11 @@ def test_the_figures_of_a_partial_run_are_those_with_sources_or_drawn_before(tmp
     shared = Path(reads.all_of_figure("filters_shared")[0])
     shared.mkdir(parents=True)
     (shared / "loss.csv").touch()
-    assert {*reads.figures()} == {"filters"}
+    assert {*reads.figures()} == {"quality", "filters"}
     (shared / "model.safetensors").touch()
-    assert {*reads.figures()} == {"filters", "filters_shared"}
-    assert {*reads.drawable()} == {"filters_shared"}  # the other one is a file, and no job's
+    assert {*reads.figures()} == {"quality", "filters", "filters_shared"}
+    assert {*reads.drawable()} == {
+        "quality",
+        "filters_shared",
+    }  # the other one is a file, and no job's
     assert Inputs(config).figures() == config.figures

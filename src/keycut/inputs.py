@@ -206,7 +206,8 @@ class Inputs:
 
     def of_figure(self, figure: str) -> list[str]:
         """What a figure is drawn from; of a partial run, what is there of it."""
-        return self._there(self.all_of_figure(figure))
+        every = self.all_of_figure(figure)
+        return every if self.config.figures[figure].kind == "quality" else self._there(every)
 
     def all_of_figure(self, figure: str) -> list[str]:
         spec = self.config.figures[figure]
@@ -215,6 +216,8 @@ class Inputs:
         if spec.kind == "sweep":
             cells = self.config.measurements(spec.benchmark)
             return [self.at.measurement(cell) for cell in cells]
+        if spec.kind == "quality":  # whose gaps are in the frames
+            return [self.at.frame(table) for table in spec.tables]
         return [self.at.analysis(variant) for variant in self.config.analyses(figure)]
 
     def _there(self, paths: list[str]) -> list[str]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from keycut.config.benchmarks import MixerBenchmark
-from keycut.config.figures import RankFigure, SpectrumFigure
+from keycut.config.figures import QualityFigure, RankFigure, SpectrumFigure
 from keycut.config.needs import wanted
 from keycut.config.pruning import width
 from keycut.config.tables import QualityTable, SpeedTable
@@ -69,6 +69,10 @@ def _dangling_in_figures(config: Config) -> Iterator[str]:
         if figure.kind == "sweep":
             yield from _benchmark_reference(config, f"{path}.benchmark", figure.benchmark, "mixer")
             continue
+        if figure.kind == "quality":
+            for table in figure.tables:
+                yield from _reference(f"{path}.tables", table, "tables", config.tables)
+            continue
         yield from _reference(f"{path}.model", figure.model, "models", config.models)
         for method in () if figure.kind == "filters" else figure.methods:
             yield from _reference(f"{path}.methods", method, "methods", config.methods)
@@ -98,6 +102,7 @@ def _inconsistent(config: Config) -> Iterator[str]:
     """What cannot go together, in a configuration whose names all refer to something."""
     yield from _bad_data(config)
     yield from _bad_columns(config)
+    yield from _bad_curves(config)
     yield from _bad_needs(config)
     yield from _bad_sizes(config)
     yield from _bad_revisions(config)
@@ -144,6 +149,24 @@ def _bad_columns(config: Config) -> Iterator[str]:
             seen[column] = f"a column of suite {name}"
     for name in sorted(config.tables.keys() & config.figures.keys()):
         yield f"figures.{name}: a table has this name already"
+
+
+def _bad_curves(config: Config) -> Iterator[str]:
+    """A figure of quality is drawn of measured columns of tables with methods."""
+    tasks = [column for suite in config.evaluation.suites.values() for column in suite.tasks]
+    for name, figure in config.figures.items():
+        if not isinstance(figure, QualityFigure):
+            continue
+        path = f"figures.{name}"
+        yield from _reference(f"{path}.column", figure.column, "columns of tasks", tasks)
+        for table in figure.tables:
+            shown = config.tables[table]
+            if not isinstance(shown, QualityTable) or not shown.methods:
+                yield f"{path}.tables: {table} has no methods, so there is no curve to draw"
+            elif shown.targets:
+                yield f"{path}.tables: {table} has targets, and a curve is of one"
+            elif not any(figure.column in config.columns(table, stage) for stage in shown.columns):
+                yield f"{path}.tables: {table} has no column {figure.column}"
 
 
 def _bad_needs(config: Config) -> Iterator[str]:

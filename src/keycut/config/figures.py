@@ -58,6 +58,15 @@ class SweepFigure(FigureBase):
     benchmark: Name = Field(description="a mixer benchmark")
 
 
+class QualityFigure(FigureBase):
+    """A number of each method against the ratio, a panel per model before and after recovery."""
+
+    kind: Literal["quality"] = WHICH
+    tables: Some[Name] = Field(description="tables of methods at several ratios that hold it")
+    column: Name = Field(description="which number, a column of these tables")
+
+
 Figure = Annotated[
-    SpectrumFigure | UtilizationFigure | FilterFigure | SweepFigure, Field(discriminator="kind")
+    SpectrumFigure | UtilizationFigure | FilterFigure | SweepFigure | QualityFigure,
+    Field(discriminator="kind"),
 ]

@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from keycut.config.benchmarks import Benchmark, MixerBenchmark, ModelBenchmark, Preflight
 from keycut.config.checks import problems
 from keycut.config.evaluation import Evaluation
-from keycut.config.figures import Analysis, Figure, RankFigure
+from keycut.config.figures import Analysis, Figure, QualityFigure, RankFigure
 from keycut.config.models import Model, Shape, shape_of
 from keycut.config.needs import packed, wanted
 from keycut.config.pruning import Calibration, Method, width
@@ -174,6 +174,9 @@ class Config(Section):
                 raise InputError(f"{name!r} is no table or figure{nearest(name, shown)}")
         tables = [name for name in names if name in self.tables]
         figures = [name for name in names if name in self.figures]
+        for name in figures:
+            if isinstance(figure := self.figures[name], QualityFigure):
+                tables += figure.tables
         from_tables = self.evaluations(*tables) if tables or not names else ()
         from_figures = self.analyses(*figures) if figures or not names else ()
         return _unique([*(variant for variant, _ in from_tables), *from_figures])

@@ -5,6 +5,7 @@ Which data a figure is drawn of follows from the configuration:
     spectrum, utilization   the analysis (.npz) of every variant of `config.analyses(name)`
     filters                 the folder of the model
     sweep                   the JSON of every cell of `config.measurements(figure.benchmark)`
+    quality                 the frame of every table that it names
 
 An analysis that a partial run does not have is None.
 """
@@ -20,6 +21,7 @@ from matplotlib.figure import Figure
 from keycut.config import Config
 from keycut.errors import InputError, nearest
 from keycut.reporting.figures.filters import draw_filters
+from keycut.reporting.figures.quality import draw_quality
 from keycut.reporting.figures.rank import draw_spectrum, draw_utilization
 from keycut.reporting.figures.sweep import draw_sweep
 from keycut.reporting.style import drawing, save
@@ -29,6 +31,7 @@ KINDS: dict[str, Callable[[Config, Any, Sequence[Any]], Figure]] = {
     "utilization": draw_utilization,
     "filters": draw_filters,
     "sweep": draw_sweep,
+    "quality": draw_quality,
 }
 
 
