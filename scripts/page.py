@@ -9,15 +9,22 @@ with job(snakemake) as config:
 
     at = Layout(config)
     timings = Path(at.root) / "timings"
+    meanwhile = ("document", "pdf")  # typeset beside this job: what is told of them comes and goes
     write_report(
         Inputs(config).shown(),
         frames=snakemake.input.frames,
         verdict=snakemake.input.verdict,
         figures=snakemake.input.figures,
         curves=at.curves(),
-        jobs={rule.name: sorted(rule.rglob("*.tsv")) for rule in sorted(timings.iterdir())},
+        jobs={
+            rule.name: sorted(rule.rglob("*.tsv"))
+            for rule in sorted(timings.iterdir())
+            if rule.name not in meanwhile
+        },
         made=at.made(),
-        records=sorted(Path(at.root).rglob(f"*{BESIDE}")),
+        records=sorted(
+            path for path in Path(at.root).rglob(f"*{BESIDE}") if not path.match("document.*")
+        ),
         out=snakemake.output.html,
         templates=snakemake.params.templates,
         commit=commit() or "",

@@ -21,6 +21,7 @@ rule frame:
     params:
         code=code("frame"),
         table=lambda w: READS.printed(w.table),
+        partial=RUN.partial,
     message:
         "collecting the numbers of {wildcards.table}"
     script:

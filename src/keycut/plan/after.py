@@ -142,10 +142,10 @@ def _size(path: Path) -> int:
 
 
 def after_text(after: After) -> str:
-    rows = [["rule", "jobs", "planned", "took", "ratio", "GPU hours", "took", "disk", "found"]]
+    rows = [["rule", "jobs", "planned", "took", "ratio", "GPU time", "took", "disk", "found"]]
     for rule in after.rules:
         planned = at_least(duration(rule.planned_s), rule.complete)
-        gpu = at_least(f"{rule.planned_gpu_s / 3600:.1f}", rule.complete)
+        gpu = at_least(duration(rule.planned_gpu_s), rule.complete)
         rows.append(
             [
                 rule.rule,
@@ -154,7 +154,7 @@ def after_text(after: After) -> str:
                 duration(rule.took_s),
                 _ratio(rule.ratio),
                 gpu if rule.planned_gpu_s or rule.took_gpu_s else "",
-                f"{rule.took_gpu_s / 3600:.1f}" if rule.took_gpu_s else "",
+                duration(rule.took_gpu_s) if rule.took_gpu_s else "",
                 size(rule.planned_disk) if rule.planned_disk else "",
                 size(rule.disk),
             ]
@@ -169,8 +169,8 @@ def after_text(after: After) -> str:
             at_least(duration(sum(rule.planned_s for rule in after.rules)), complete),
             duration(sum(rule.took_s for rule in after.rules)),
             _ratio(after.ratio),
-            at_least(f"{planned_gpu / 3600:.1f}", complete) if planned_gpu or took_gpu else "",
-            f"{took_gpu / 3600:.1f}" if took_gpu else "",
+            at_least(duration(planned_gpu), complete) if planned_gpu or took_gpu else "",
+            duration(took_gpu) if took_gpu else "",
             size(sum(rule.planned_disk for rule in after.rules)),
             size(sum(rule.disk for rule in after.rules)),
         ]

@@ -1,0 +1,109 @@
+"""What a run's selections and states say beside its tables, as Markdown.
+
+    python benchmarks/findings.py results/lab
+
+How many swaps DRRQR made and what gain they left; how far selections agree between seeds, samples,
+norms, methods, and between keys and queries; and how much of their memory states use.
+"""
+
+import argparse
+import itertools
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import fmean
+
+from keycut.analysis.rank import RankAnalysis
+from keycut.selection.selection import Selection
+
+SKIP = 128  # tokens before the state has filled
+BESIDE = ("drrqr", "qrcp", "drrqr_all", "drrqr_normalised", "grad", "l1", "s_wanda")
+PIVOTED = ("qrcp", "drrqr", "drrqr_all", "drrqr_normalised")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("results", type=Path, help="the folder of a run")
+    folder = parser.parse_args().results
+    for model in sorted((folder / "selections").iterdir()):
+        chosen = dict(read(model))
+        print(f"## {model.name}\n")
+        print_rows(["swaps", "cut", "seeds", "swaps in all heads", "largest gain left"],
+                   swaps(chosen))  # fmt: skip
+        print_rows(["the same channels", "cut", "of those kept, %", "by chance"], agreement(chosen))
+    print("## Rank utilization\n")
+    print_rows(["states of", "seeds", "u", "effective rank", "of"], utilization(folder))
+
+
+Chosen = dict[tuple[str, str, float, int], Selection]
+
+
+def read(folder: Path) -> Iterator[tuple[tuple[str, str, float, int], Selection]]:
+    """By method, target, ratio and seed."""
+    for path in sorted(folder.glob("*.safetensors")):
+        method, target, ratio, seed = path.stem.rsplit("-", 3)
+        yield (method, target, float(ratio), int(seed)), Selection.load(path)
+
+
+def swaps(chosen: Chosen) -> Iterator[list[str]]:
+    found = defaultdict(list)
+    for (method, target, ratio, _), one in chosen.items():
+        if method in PIVOTED and target == "kq":
+            found[method, ratio].append(one.tensors)
+    for (method, ratio), some in sorted(found.items()):
+        total = sum(int(one["swaps"].sum()) for one in some)
+        left = max(float(one["largest_gain"].max()) for one in some)
+        yield [method, f"{ratio:.0%}", f"{len(some)}", f"{total}", f"{left:.3f}"]
+
+
+def agreement(chosen: Chosen) -> Iterator[list[str]]:
+    """Pairs of selections with the same width: which part of their channels is the same."""
+    found: dict[tuple[str, float], list[float]] = defaultdict(list)
+    for (a, one), (b, other) in itertools.combinations(chosen.items(), 2):
+        if a[2] == b[2] and (what := compared(a, b)):
+            found[what, a[2]].append(same(one, other))
+    for (what, ratio), shares in sorted(found.items()):
+        yield [what, f"{ratio:.0%}", f"{100 * fmean(shares):.0f}", f"{100 * (1 - ratio):.0f}"]
+
+
+def compared(a: tuple[str, str, float, int], b: tuple[str, str, float, int]) -> str | None:
+    """What a pair differs in, if that is one thing."""
+    if (a[0], a[1]) == (b[0], b[1]) and a[1] == "kq":
+        return f"{a[0]}, two seeds"
+    if (a[0], a[3]) == (b[0], b[3]) and {a[1], b[1]} == {"k", "q"}:
+        return f"{a[0]}, by keys and by queries"
+    pair = sorted({a[0], b[0]} & {*BESIDE}, key=BESIDE.index)
+    alike = (a[1], a[3]) == (b[1], b[3]) == ("kq", 0) and len(pair) == 2
+    if alike and (pair[0] == "drrqr" or not {*pair} & {*PIVOTED}):
+        return " and ".join(pair)
+    return None
+
+
+def same(one: Selection, other: Selection) -> float:
+    a, b = one.tensors["kept"], other.tensors["kept"]
+    return float((a[..., :, None] == b[..., None, :]).any(-1).double().mean())
+
+
+def utilization(folder: Path) -> Iterator[list[str]]:
+    """Mean over layers, heads and tokens."""
+    found = defaultdict(list)
+    for path in sorted((folder / "analyses").rglob("*.npz")):
+        name = path.relative_to(folder / "analyses").with_suffix("").as_posix()
+        subject = name if name.startswith("models/") else name.rsplit("-", 1)[0]
+        found[subject].append(RankAnalysis.load(path))
+    for subject, some in found.items():
+        used = [float(one.utilization[..., SKIP:].mean()) for one in some]
+        rank = fmean(float(one.effective_rank[..., SKIP:].mean()) for one in some)
+        spread = f" ({min(used):.3f} to {max(used):.3f})" if len(used) > 1 else ""
+        yield [subject, f"{len(used)}", f"{fmean(used):.3f}{spread}", f"{rank:.1f}",
+               f"{some[0].capacity}"]  # fmt: skip
+
+
+def print_rows(head: list[str], rows: Iterator[list[str]]) -> None:
+    for row in (head, ["---"] * len(head), *rows):
+        print(f"| {' | '.join(row)} |")
+    print()
+
+
+if __name__ == "__main__":
+    main()
