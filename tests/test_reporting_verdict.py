@@ -337,7 +337,7 @@ def test_how_many_comparisons_decide_a_claim(
 
 def test_a_failing_claim_shows_its_numbers(answers: dict[str, Answered]) -> None:
     numbers = answers["magnitude_is_best_on_queries"].numbers
-    assert numbers.startswith("14 of 16 true, 0 open; ")
+    assert numbers.startswith("14 of 16 true; ")
     assert "gated_deltanet_370M l1 q pre wikitext_word_ppl 50 %: 49.9 against" in numbers
 
 
@@ -360,6 +360,9 @@ def test_a_claim_is_decided_beyond_the_noise(
     cell = Cell(17.4, noise, None, 3, frozenset({"paper"}), "")
     found = answer(paper, claim, {GRAD: cell, L1: replace(cell, value=l1)})
     assert found.answer == expected
+    assert ("not measured" in found.numbers) == (l1 is None)
+    close = l1 is not None and expected == "not decided"
+    assert ("too close to tell" in found.numbers) == close
 
 
 def test_a_share_of_the_comparisons_may_be_enough(paper: Config) -> None:

@@ -119,12 +119,13 @@ Claim = Annotated[Better | Within | Adds | Recovers | About | Above, Field(discr
 
 @dataclass(frozen=True)
 class Comparison:
-    """One comparison: true, false, or open."""
+    """One comparison: true, false, or open, for lack of a number or too close to tell."""
 
     of: Key
     against: Key | None
     numbers: str
     outcome: bool | None
+    missing: bool
 
 
 @dataclass(frozen=True)
@@ -139,9 +140,15 @@ class Answered:
         outcomes = [one.outcome for one in self.comparisons]
         if not outcomes:
             return NO_CELL
-        counts = f"{outcomes.count(True)} of {len(outcomes)} true, {outcomes.count(None)} open"
+        missing = sum(one.missing for one in self.comparisons)
+        counts = {
+            "not measured": missing,
+            "too close to tell": outcomes.count(None) - missing,
+        }
+        said = [f"{outcomes.count(True)} of {len(outcomes)} true"]
+        said += [f"{count} {what}" for what, count in counts.items() if count]
         against = [one.numbers for one in self.comparisons if one.outcome is False]
-        return "; ".join([counts, *against])
+        return "; ".join([", ".join(said), *against])
 
 
 def read_claims(path: Path | str) -> list[Claim]:
@@ -181,7 +188,7 @@ def _compare(
 ) -> Iterator[Comparison]:
     cell = cells[key]
     if isinstance(claim, About | Above):
-        yield Comparison(key, None, _numbers(key, cell), _alone(claim, cell))
+        yield Comparison(key, None, _numbers(key, cell), _alone(claim, cell), not _known(cell))
         return
     for other in cells:
         if not claim.against.beside(key, other):
@@ -192,12 +199,13 @@ def _compare(
             sign = 1 if lower_is_better(config, key.metric) else -1
             if whole and _known(whole, cells[other]) and _lost(sign, cells[other], whole) <= 0:
                 continue  # nothing was lost, so nothing can come back
-            yield Comparison(
-                key, other, numbers, _recovered(claim, sign, cell, cells[other], whole)
-            )
+            outcome = _recovered(claim, sign, cell, cells[other], whole)
+            missing = whole is None or not _known(cell, cells[other], whole)
         else:
             lower = lower_is_better(config, key.metric)
-            yield Comparison(key, other, numbers, _pair(claim, lower, cell, cells[other]))
+            outcome = _pair(claim, lower, cell, cells[other])
+            missing = not _known(cell, cells[other])
+        yield Comparison(key, other, numbers, outcome, missing)
 
 
 def _alone(claim: About | Above, cell: Cell) -> bool | None:
