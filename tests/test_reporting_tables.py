@@ -28,7 +28,7 @@ from keycut.reporting.frame import (
     table_frame,
     to_frame,
 )
-from keycut.reporting.grid import Box, Grid, Line, marks
+from keycut.reporting.grid import Box, Grid, Line, marks, rotated, spread_beside
 from keycut.reporting.tables import lay_out
 from keycut.reporting.verdict import read_errata
 from keycut.reporting.writing import (
@@ -162,6 +162,14 @@ def test_numbers_have_the_form_of_the_paper(
     boxes = [box for _, _, box in numbers(grids[table])]
     shown = {b.text for b in boxes if b.key and (b.key.method, b.key.metric) == (method, metric)}
     assert texts <= shown
+
+
+@pytest.mark.parametrize(
+    ("value", "spread", "expected"),
+    [(151_672.0, 7_282.67, "0.1e5"), (243.84, 2.47, "2.47"), (12_345.0, 9_999.0, "1.0e4")],
+)
+def test_a_spread_has_the_power_of_its_number(value: float, spread: float, expected: str) -> None:
+    assert spread_beside(rotated(value), spread, rotated) == expected
 
 
 def test_marks_differ_from_the_paper_exactly_where_the_errata_say(

@@ -100,6 +100,12 @@ def rotated(value: float) -> str:
     return f"{mantissa}e{int(exponent)}"
 
 
+def spread_beside(text: str, spread: float, form: Form) -> str:
+    """The spread of a number, with the power of ten that the number is written with."""
+    _, power, exponent = text.partition("e")
+    return f"{spread / 10 ** int(exponent):.1f}e{exponent}" if power else form(spread)
+
+
 def throughput(value: float) -> str:
     """Tokens per second in millions, or in what suits a slower machine."""
     for scale, unit in ((1e6, "M"), (1e3, "k")):
@@ -134,7 +140,7 @@ class Layout:
             return Box(DASH, span, "", notes, key)
         text = form(cell.value)
         if cell.spread is not None:
-            text += f" ± {form(cell.spread)}"
+            text += f" ± {spread_beside(text, cell.spread, form)}"
         return Box(text, span, self.marks.get(key, ""), notes, key)
 
     def letter(self, note: str) -> str:
