@@ -166,7 +166,7 @@ def test_numbers_have_the_form_of_the_paper(
 
 @pytest.mark.parametrize(
     ("value", "spread", "expected"),
-    [(151_672.0, 7_282.67, "0.1e5"), (243.84, 2.47, "2.47"), (12_345.0, 9_999.0, "1.0e4")],
+    [(151_672.0, 7_282.67, "0.07e5"), (243.84, 2.47, "2.47"), (12_345.0, 9_999.0, "1.00e4")],
 )
 def test_a_spread_has_the_power_of_its_number(value: float, spread: float, expected: str) -> None:
     assert spread_beside(rotated(value), spread, rotated) == expected

@@ -103,7 +103,7 @@ def rotated(value: float) -> str:
 def spread_beside(text: str, spread: float, form: Form) -> str:
     """The spread of a number, with the power of ten that the number is written with."""
     _, power, exponent = text.partition("e")
-    return f"{spread / 10 ** int(exponent):.1f}e{exponent}" if power else form(spread)
+    return f"{spread / 10 ** int(exponent):.2f}e{exponent}" if power else form(spread)
 
 
 def throughput(value: float) -> str:
