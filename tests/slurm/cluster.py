@@ -1,7 +1,8 @@
 """A real Slurm on this machine for the length of a test: munged, slurmctld, two slurmd.
 
 Two nodes of 16 pretended CPUs and two pretended GPUs each. Nothing is written outside one folder
-under /tmp, nothing needs root, and everything that was started is ended by its process id.
+under /tmp, nothing needs root, and everything that was started is ended by its process id, also
+when the test itself is killed: `python cluster.py FOLDER` waits for that beside it.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -37,6 +39,7 @@ class Cluster:
         # Short: a socket's path may have 107 characters.
         default_factory=lambda: Path(tempfile.mkdtemp(prefix="keycut-slurm-", dir="/tmp"))
     )
+    keeper: subprocess.Popen[bytes] | None = None
 
     def start(self) -> Cluster:
         try:
@@ -47,6 +50,10 @@ class Cluster:
         return self
 
     def _start(self) -> None:
+        # Its standard input ends when this process does, however that happens.
+        self.keeper = subprocess.Popen(
+            [sys.executable, __file__, self.folder], stdin=subprocess.PIPE, start_new_session=True
+        )
         for name in ("bin", "dev", "state", *NODES):
             (self.folder / name).mkdir()
         self._configure()
@@ -68,6 +75,8 @@ class Cluster:
         for daemon in (*NODES, "slurmctld", "munged"):
             self._end(daemon, signal.SIGTERM)
         shutil.rmtree(self.folder)
+        if self.keeper is not None:
+            self.keeper.communicate()
 
     @property
     def environment(self) -> dict[str, str]:
@@ -183,13 +192,13 @@ PartitionName=urgent Nodes=ALL MaxTime=INFINITE PriorityTier=2 PreemptMode=OFF
     def _pid(self, daemon: str) -> int | None:
         file = self.folder / f"{daemon}.pid"
         text = file.read_text().strip() if file.exists() else ""
-        return int(text) if text and _alive(int(text)) else None
+        return int(text) if text and alive(int(text)) else None
 
     def _end(self, daemon: str, number: int) -> None:
         pid = self._pid(daemon)
         if pid is not None:
             os.kill(pid, number)
-            self.wait(lambda: not _alive(pid), f"{daemon} to end")
+            self.wait(lambda: not alive(pid), f"{daemon} to end")
 
     def wait(self, ready: Callable[[], object], what: str, seconds: float = 300) -> None:
         end = time.monotonic() + seconds
@@ -199,7 +208,7 @@ PartitionName=urgent Nodes=ALL MaxTime=INFINITE PriorityTier=2 PreemptMode=OFF
             time.sleep(0.1)
 
 
-def _alive(pid: int) -> bool:
+def alive(pid: int) -> bool:
     """Whether a process is there and no zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
@@ -215,3 +224,10 @@ def _free_ports(count: int) -> list[int]:
     for one in sockets:
         one.close()
     return ports
+
+
+if __name__ == "__main__":
+    sys.stdin.read()
+    left = Path(sys.argv[1])
+    if left.exists():  # a test that ended by itself removed it
+        Cluster(left).stop()

@@ -15,12 +15,16 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
-def cluster():
+def installed():
     absent = missing()
     if absent and os.environ.get("CI"):
         pytest.fail(f"Slurm is not installed here: no {', '.join(absent)}")
     if absent:
         pytest.skip(f"needs Slurm (Debian: slurm-wlm munge slurm-client): no {', '.join(absent)}")
+
+
+@pytest.fixture(scope="session")
+def cluster(installed):
     slurm = Cluster().start()
     yield slurm
     slurm.stop()
