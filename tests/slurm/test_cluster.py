@@ -2,10 +2,9 @@
 
 import subprocess
 import sys
-import time
 from pathlib import Path
 
-from cluster import alive
+from cluster import Cluster, alive
 
 WAITS = """
 from cluster import Cluster
@@ -25,8 +24,5 @@ def test_a_killed_test_leaves_no_slurm(installed):
     test.kill()
     test.communicate()
 
-    end = time.monotonic() + 60
-    while folder.exists() and time.monotonic() < end:
-        time.sleep(0.1)
-    assert not folder.exists()
+    Cluster(folder).wait(lambda: not folder.exists(), "a folder that is removed", seconds=60)
     assert not [pid for pid in daemons if alive(pid)]
