@@ -6,14 +6,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keycut.benchmarking import measure, read
+from keycut.benchmarking import decoding, measure, read
 from keycut.benchmarking.decoding import FINENESS, Generation, _put, largest, state_size
 from keycut.benchmarking.mixer import layer_run
 from keycut.benchmarking.model import random_model
 from keycut.benchmarking.record import Runs, metrics
 from keycut.benchmarking.timing import FEWEST, timed
 from keycut.benchmarking.tuning import COUNTS, Tuning, tuners
-from keycut.config import Config, load_config
+from keycut.config import Config, DecodingBenchmark, load_config
 from keycut.errors import InputError
 from keycut.models.architectures import architecture
 
@@ -153,6 +153,17 @@ def test_decoding_has_a_speed_for_each_batch(demo: Config, tmp_path: Path) -> No
         "tokens_per_s_1", "tokens_per_s_2", "state_mib",
     }  # fmt: skip
     assert {f.reason for f in found.results.values() if f.value is None} == {"not measured: no GPU"}
+
+
+def test_tiles_are_chosen_for_many_sequences(demo: Config) -> None:
+    """fla keeps those of the first batch for all others."""
+    cell, benchmark = one(demo, "decoding", "decoding"), demo.benchmarks["decoding"]
+    assert isinstance(benchmark, DecodingBenchmark)
+    spec = demo.models[cell.subject]
+    found = [name for name, _ in decoding.measure(benchmark, spec, cell, "cpu", Tuning(), None)]
+    first, *rest = [name for name in found if name.startswith("tokens_per_s_")]
+    assert first == f"tokens_per_s_{max(benchmark.batches)}"
+    assert f"tokens_per_s_{min(benchmark.batches)}" in rest
 
 
 @given(limit=st.integers(0, 10**6), start=st.integers(1, 4096))
