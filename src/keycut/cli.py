@@ -55,7 +55,7 @@ def _prune(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     command.add_argument("--seed", type=int, default=0, help="of the text's order, the sample of "
                          "rows and rand's draw")  # fmt: skip
     command.add_argument("--round-to", type=int, default=1, metavar="N",
-                         help="keep a multiple of N channels, rounding up")  # fmt: skip
+                         help="keep a multiple of N channels, rounding up; 16 is fast")  # fmt: skip
     command.add_argument("--f", type=float, default=1.5, help="drrqr swaps until no gain exceeds f")
     command.add_argument("--sequences", type=int, default=128, help="calibration sequences")
     command.add_argument("--length", type=int, default=2048, help="tokens in each")
