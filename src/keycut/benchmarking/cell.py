@@ -32,12 +32,13 @@ def measure(
 
     A shape that its kernels cannot train leaves the reason as its result. `apart` is a process of
     its own (by default where there is a GPU, which a crash would poison), `worker` one that was
-    started before; `seconds` bounds the timed runs.
+    started before; `seconds` bounds the timed runs. Tiles are chosen with short trials if `tuning`
+    does not say otherwise: hundreds of them per shape are minutes of a GPU.
     """
     if cell not in config.measurements(cell.benchmark):
         raise InputError(f"{cell}: no measurement of {config.run}; see Config.measurements()")
     refuse_unwritable(out)
-    tuning = tuning or Tuning()
+    tuning = tuning or Tuning(quick=True)
     apart = apart_by_default() if apart is None else apart
 
     function, *given = _work(config, cell)
