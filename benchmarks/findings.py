@@ -3,7 +3,8 @@
     python benchmarks/findings.py results/lab
 
 How many swaps DRRQR made and what gain they left; how far selections agree between seeds, samples,
-norms, methods, and between keys and queries; and how much of their memory states use.
+norms, methods, and between keys and queries; whether keys lie on both sides of zero; and how much
+of their memory states use.
 """
 
 import argparse
@@ -12,6 +13,8 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean
+
+import torch
 
 from keycut.analysis.rank import RankAnalysis
 from keycut.selection.selection import Selection
@@ -31,8 +34,11 @@ def main() -> None:
         print_rows(["swaps", "cut", "seeds", "swaps in all heads", "largest gain left"],
                    swaps(chosen))  # fmt: skip
         print_rows(["the same channels", "cut", "of those kept, %", "by chance"], agreement(chosen))
-    print("## Rank utilization\n")
-    print_rows(["states of", "seeds", "u", "effective rank", "of"], utilization(folder))
+        print_rows(["first axis of the keys", "cut", "seeds", "heads", "entries of one sign, %"],
+                   signs(chosen))  # fmt: skip
+    if (folder / "analyses").is_dir():
+        print("## Rank utilization\n")
+        print_rows(["states of", "seeds", "u", "effective rank", "of"], utilization(folder))
 
 
 Chosen = dict[tuple[str, str, float, int], Selection]
@@ -84,6 +90,19 @@ def same(one: Selection, other: Selection) -> float:
     return float((a[..., :, None] == b[..., None, :]).any(-1).double().mean())
 
 
+def signs(chosen: Chosen) -> Iterator[list[str]]:
+    """Behind a SiLU that bends, keys are mostly positive, and so is their strongest axis."""
+    found = defaultdict(list)
+    for (method, _, ratio, _), one in chosen.items():
+        if method == "pca_proper":
+            positive = (one.tensors["rotation"][..., 0, :] > 0).double().mean(-1)
+            found[ratio].append(100 * positive.maximum(1 - positive).flatten())
+    for ratio, some in sorted(found.items()):
+        every = torch.cat(some)
+        said = f"{every.mean():.0f} ({every.min():.0f} to {every.max():.0f})"
+        yield ["pca_proper", f"{ratio:.0%}", f"{len(some)}", f"{len(some[0])}", said]
+
+
 def utilization(folder: Path) -> Iterator[list[str]]:
     """Mean over layers, heads and tokens."""
     found = defaultdict(list)
@@ -100,9 +119,10 @@ def utilization(folder: Path) -> Iterator[list[str]]:
 
 
 def print_rows(head: list[str], rows: Iterator[list[str]]) -> None:
-    for row in (head, ["---"] * len(head), *rows):
-        print(f"| {' | '.join(row)} |")
-    print()
+    if some := list(rows):
+        for row in (head, ["---"] * len(head), *some):
+            print(f"| {' | '.join(row)} |")
+        print()
 
 
 if __name__ == "__main__":
