@@ -31,6 +31,7 @@ LABELS = {
     "gated_deltanet": "Gated DeltaNet",
 }
 AGAIN = "again "
+ON_WHITE = 'style="background:#fff;color:#000"'
 
 
 @dataclass(frozen=True)
@@ -232,6 +233,8 @@ def plot_widths(record: dict[str, Any], out: Path) -> None:
             found = known[cell.subject, cell.width, cell.does]
             replace(found, cell=cell).write(sources[-1])
         draw(config, name, sources, [out])
+    # Figures take the colours of the page they are set in; as a file of its own it has none.
+    out.write_text(out.read_text().replace("<svg ", f"<svg {ON_WHITE} ", 1))
 
 
 def main() -> None:

@@ -42,7 +42,9 @@ def test_a_cell_measured_again_and_odd_widths_have_tables_of_their_own(tmp_path:
 
 def test_odd_widths_are_drawn_where_none_is_missing(tmp_path: Path) -> None:
     printed(FOUND, "--plot", tmp_path / "widths.svg")
-    assert "DeltaNet" in (tmp_path / "widths.svg").read_text()
+    drawn = (tmp_path / "widths.svg").read_text()
+    assert "DeltaNet" in drawn
+    assert "background:#fff" in drawn
     record = read_json(FOUND)
     del record["cells"]["widths delta_net_mixer d_k 48 forward"]
     write_json(tmp_path / "speed.json", record)

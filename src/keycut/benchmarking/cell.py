@@ -33,7 +33,7 @@ def measure(
     A shape that its kernels cannot train leaves the reason as its result. `apart` is a process of
     its own (by default where there is a GPU, which a crash would poison), `worker` one that was
     started before; `seconds` bounds the timed runs. Tiles are chosen with short trials if `tuning`
-    does not say otherwise: hundreds of them per shape are minutes of a GPU.
+    does not say otherwise: there are hundreds of candidates for a shape.
     """
     if cell not in config.measurements(cell.benchmark):
         raise InputError(f"{cell}: no measurement of {config.run}; see Config.measurements()")
