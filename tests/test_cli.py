@@ -62,6 +62,38 @@ def test_prune_writes_a_smaller_model_with_a_card(workplace, capsys, name):
         assert line in summary
 
 
+def test_too_few_rows_are_said_where_channels_had_to_be_filled_up(workplace, capsys):
+    assert prune(workplace, "--rows", "2", out="few-rows") == 0
+    assert "CAUTION: in 4 of 4 heads the sampled rows have fewer" in said(capsys)
+
+
+def test_on_a_gpu_it_calibrates_in_bf16(workplace, monkeypatch):
+    """DeltaNet's kernel there takes nothing wider, whatever the model is saved in."""
+    asked = []
+
+    def loaded(source, *, device, dtype=None):
+        asked.append((device, dtype))
+        return load(source, dtype=dtype)
+
+    monkeypatch.setattr("keycut.prune.load", loaded)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    assert prune(workplace, "--device", "cuda", out="on-gpu") == 0
+    assert asked == [("cuda", torch.bfloat16)]
+
+
+def test_force_replaces_a_model_and_nothing_else(workplace, capsys):
+    other = workplace / "other" / "model"
+    save(create({**SMALL["delta_net"], "vocab_size": 270}, seed=1), other,
+         tokenizer=workplace / "tokenizer")  # fmt: skip
+    for out in ("other/model", "other"):
+        assert prune(workplace, "--force", model="other/model", out=out) == 2
+        assert "other/model would be lost" in said(capsys)
+    (workplace / "papers").mkdir()
+    assert prune(workplace, "--force", out="papers") == 2
+    assert "papers is no model: --force replaces only those" in said(capsys)
+    assert load(other)
+
+
 def test_a_seed_makes_the_same_model_twice(workplace):
     for out in ("first", "second"):
         assert prune(workplace, "--method", "rand", "--seed", "5", out=out) == 0
@@ -100,6 +132,12 @@ BAD = {
     "text that is too short": (["--length", "100000"], "less than one sequence of 100000"),
     "text that is too little": (["--sequences", "9000"], "sequences of 40 tokens, 9000 were asked"),
     "no sequences at a time": (["--batch", "0"], "--batch 0: must be 1 or more"),
+    "a GPU that is not there": (["--device", "cuda"], "--device cuda: give cpu, there is no GPU"),
+    "a device that is none": (["--device", "gpu"], "--device gpu: give cpu"),
+    "a ratio that is no number": (["--ratio", "nan"], "ratio nan: must lie in (0, 1)"),
+    "no rows": (["--rows", "0"], "--rows 0: must be 1 or more"),
+    "no sequences": (["--sequences", "0"], "--sequences 0: must be 1 or more"),
+    "a width rounded up to all": (["--round-to", "16"], "--round-to 16 leaves all 16 channels"),
 }  # fmt: skip
 
 

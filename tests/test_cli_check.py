@@ -19,8 +19,9 @@ PAPER = str(CONFIG / "paper.yaml")
 
 @pytest.fixture(autouse=True)
 def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The lock and the downloads are looked for below the working directory."""
+    """The lock and the downloads are looked for below the working directory; flame is there."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("keycut.config.needs.find_spec", lambda name: True)
 
 
 def lock(items: Iterable[HubItem]) -> None:
@@ -46,6 +47,28 @@ def test_check_names_what_is_not_in_the_lock(capsys: pytest.CaptureFixture[str])
     assert [line.split(": ")[0] for line in lines] == [
         f"{item} is not in config/revisions.lock" for item in others
     ]
+
+
+def test_check_names_the_models_whose_trainer_is_not_there(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = {"flame": False}
+    monkeypatch.setattr("keycut.config.needs.find_spec", lambda name: there.get(name, True))
+    trained = {"delta_net_370M", "delta_net_370M_head", "delta_net_370M_all", "gated_deltanet_370M"}
+    main(["check", PAPER])
+    assert {*capsys.readouterr().out.split("and trains ")[1].strip().split(", ")} == trained
+    there["flame"] = True
+    main(["check", PAPER])
+    assert "flame" not in capsys.readouterr().out
+
+
+def test_check_refuses_what_is_not_the_papers_protocol(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    other = tmp_path / "other.yaml"
+    other.write_text(Path(PAPER).read_text().replace("window: 10000", "window: 4096"))
+    assert main(["check", str(other)]) == 2
+    assert "window: 4096, the paper's is 10000" in capsys.readouterr().err
 
 
 def test_check_names_a_configuration_that_went_on_from_its_lock(

@@ -218,6 +218,27 @@ def test_what_a_killed_process_left_is_swept_away(tmp_path):
         assert sorted(p.name for p in checkpoints.folder.iterdir()) == ["lock", "run.json"]
 
 
+def test_a_finished_run_goes_away_also_where_open_files_stay(tmp_path, monkeypatch):
+    """As on NFS: a file that is deleted while it is open gets another name, and is still there."""
+    unlink = os.unlink
+
+    def like_nfs(path, *, dir_fd=None):
+        there = {os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")}
+        folder = "" if dir_fd is None else os.path.realpath(f"/proc/self/fd/{dir_fd}")
+        if os.path.join(folder, path) in there:
+            os.rename(path, ".nfs0001", src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
+        else:
+            unlink(path, dir_fd=dir_fd)
+
+    monkeypatch.setattr(os, "unlink", like_nfs)
+    checkpoints = Checkpoints(tmp_path, {})
+    checkpoints.folder.mkdir()
+    (checkpoints.folder / ".nfs0000").touch()
+    with checkpoints:
+        checkpoints.remove()
+    assert not checkpoints.folder.exists()
+
+
 def test_a_file_system_without_locks_is_no_obstacle(tmp_path, monkeypatch, capsys):
     def refuse(*_):
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))

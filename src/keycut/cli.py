@@ -48,20 +48,27 @@ def _prune(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     command.add_argument("--method", default="drrqr", help="%(default)s if not given; also l1, "
                          "rand, s_wanda, grad, qrcp, pca_proper, pca_adversarial")  # fmt: skip
     command.add_argument("--ratio", type=float, required=True, help="share of channels to remove")
-    command.add_argument("--target", choices=["kq", "k", "q"], default="kq",
-                         help="score keys and queries, or one of them")  # fmt: skip
+    command.add_argument("--target", choices=["kq", "k", "q"],
+                         help="score keys and queries, or one of them; kq if not given, k for PCA, "
+                         "as in the paper")  # fmt: skip
     command.add_argument("--text", type=Path, help="calibration text: .jsonl, .txt (.xz .gz .zst), "
                          "a data set's folder; by default the packages' own prose")  # fmt: skip
     command.add_argument("--seed", type=int, default=0, help="of the text's order, the sample of "
                          "rows and rand's draw")  # fmt: skip
     command.add_argument("--round-to", type=int, default=1, metavar="N",
                          help="keep a multiple of N channels, rounding up; 16 is fast")  # fmt: skip
-    command.add_argument("--f", type=float, default=1.5, help="drrqr swaps until no gain exceeds f")
-    command.add_argument("--sequences", type=int, default=128, help="calibration sequences")
-    command.add_argument("--length", type=int, default=2048, help="tokens in each")
-    command.add_argument("--rows", type=int, default=5000, help="tokens sampled for drrqr")
-    command.add_argument("--batch", type=int, default=8, help="sequences at a time")
-    command.add_argument("--dtype", choices=["bfloat16", "float32", "float16"], default="bfloat16")
+    command.add_argument("--f", type=float, default=1.5,
+                         help="drrqr swaps until no gain exceeds f; %(default)s")  # fmt: skip
+    command.add_argument(
+        "--sequences", type=int, default=128, help="calibration sequences; %(default)s"
+    )
+    command.add_argument("--length", type=int, default=2048, help="tokens in each; %(default)s")
+    command.add_argument(
+        "--rows", type=int, default=5000, help="tokens sampled for drrqr; %(default)s"
+    )
+    command.add_argument("--batch", type=int, default=8, help="sequences at a time; %(default)s")
+    command.add_argument("--dtype", choices=["bfloat16", "float32", "float16"], default="bfloat16",
+                         help="of the weights that are written; %(default)s")  # fmt: skip
     command.add_argument("--device", help="cuda or cpu; the GPU if there is one")
     command.add_argument("--force", action="store_true", help="replace OUT if it exists")
 
@@ -71,13 +78,16 @@ def _prune(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         from keycut.prune import Request, prune
 
         device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
+        if device not in ("cpu", "cuda") or (device == "cuda" and not torch.cuda.is_available()):
+            there = "cpu or cuda" if torch.cuda.is_available() else "cpu, there is no GPU"
+            raise InputError(f"--device {device}: give {there}")
         prune(
             Request(
                 model=model_folder(options.model),
                 out=options.out,
                 method=options.method,
                 ratio=options.ratio,
-                target=options.target,
+                target=options.target or ("k" if options.method.startswith("pca") else "kq"),
                 text=options.text,
                 seed=options.seed,
                 f=options.f,
@@ -105,9 +115,13 @@ def _check(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
 
     def run(options: argparse.Namespace) -> None:
         from keycut.config import load_config
+        from keycut.config.needs import without_trainer
+        from keycut.evaluation.protocol import refuse_deviations
         from keycut.hub import resolve
 
         config = load_config(options.config)
+        for suite in config.evaluation.suites:
+            refuse_deviations(config.evaluation, suite)
         print(
             f"{options.config}: {len(config.models)} models, {len(config.methods)} methods, "
             f"{len(config.variants())} variants, {len(config.tables)} tables, "
@@ -126,6 +140,8 @@ def _check(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
             except InputError as error:
                 # No mistake in the configuration: it may be checked before anything is fetched.
                 print(error)
+        if names := without_trainer(config):
+            print(f"flame is not installed here (`make flame`), and trains {', '.join(names)}")
 
     command.set_defaults(run=run)
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from keycut.artefact import refuse_out
-from keycut.calibration import Calibration, calibrate
+from keycut.calibration import Calibration, calibrate, calibrated_dtype
 from keycut.card import card, pruned_facts
 from keycut.config import width as width_of
 from keycut.errors import InputError
@@ -50,12 +50,25 @@ def prune(request: Request) -> Selection:
     """Write the pruned model to `request.out`; progress and a summary go to stderr."""
     refuse_method(request.method)
     refuse_tolerance(request.f)
-    for name, value in (("--batch", request.batch), ("--round-to", request.round_to)):
+    for name, value in (
+        ("--sequences", request.sequences),
+        ("--length", request.length),
+        ("--rows", request.sample_rows),
+        ("--batch", request.batch),
+        ("--round-to", request.round_to),
+    ):
         if value < 1:
             raise InputError(f"{name} {value}: must be 1 or more")
     checkpoint = Checkpoint(request.model)
-    width = kept_width(checkpoint.shape.width, request.ratio, request.round_to)
+    full = checkpoint.shape.width
+    width = kept_width(full, request.ratio, request.round_to)
+    if width == full and request.ratio > 0:
+        raise InputError(
+            f"--round-to {request.round_to} leaves all {full} channels of a head at ratio "
+            f"{request.ratio}: round to less, or cut more"
+        )
     refuse_out(request.out, force=request.force)
+    refuse_to_lose(request.model, request.out)
 
     calibration = None
     if request.method not in WITHOUT_CALIBRATION or request.text is not None:
@@ -77,6 +90,15 @@ def prune(request: Request) -> Selection:
     for line in summary(checkpoint, Checkpoint(request.out), selection):
         say(line)
     return selection
+
+
+def refuse_to_lose(model: Path, out: Path) -> None:
+    """With --force the output takes the place of a model, and of nothing else."""
+    source, target = model.resolve(), out.resolve()
+    if target == source or target in source.parents:
+        raise InputError(f"{out}: {model} would be lost; give another folder")
+    if out.exists() and not (out / "config.json").is_file():
+        raise InputError(f"{out} is no model: --force replaces only those")
 
 
 def say(line: str) -> None:
@@ -104,7 +126,7 @@ def calibrated(request: Request, checkpoint: Checkpoint) -> Calibration:
         documents, source = read(request.text), describe(request.text)
     # Before the text is packed: a model that does not fit its config is an error at once.
     say(f"loading {request.model}")
-    model = load(request.model, device=request.device)
+    model = load(request.model, device=request.device, dtype=calibrated_dtype(request.device))
     with TemporaryDirectory() as folder:
         manifest = pack(
             documents,
@@ -155,6 +177,12 @@ def summary(before: Checkpoint, after: Checkpoint, selection: Selection) -> list
     if "swaps" in selection.tensors:
         swaps = selection.tensors["swaps"]
         lines.append(f"swaps made           {int(swaps.sum())} in {swaps.numel()} heads")
+        if short := int(selection.tensors["log_volume"].isneginf().sum()):
+            lines.append(
+                f"CAUTION: in {short} of {swaps.numel()} heads the sampled rows have fewer "
+                "independent channels than are kept, and the rest was filled up by number: give "
+                "more --rows or --text"
+            )
     return lines
 
 
@@ -163,6 +191,7 @@ def pruned_card(request: Request, checkpoint: Checkpoint, selection: Selection) 
     options = (
         f"--method {request.method} --ratio {request.ratio} --target {request.target} "
         f"--seed {request.seed} --round-to {request.round_to} --f {request.f} "
+        f"--dtype {str(request.dtype).removeprefix('torch.')} "
         f"--sequences {request.sequences} --length {request.length} --rows {request.sample_rows}"
         + (f" --text {request.text.name}" if request.text else "")
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from keycut.config.evaluation import DATA_SETS
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
 # tokenizer*, special_tokens_map.json and added_tokens.json. One pattern, because a download
 # refuses a pattern that matches nothing, and newer tokenizers have only the first.
 TOKENIZER_FILES = ("*token*",)
+
+# What `make flame` installs.
+FLAME = ("flame", "torchtitan")
 
 
 def wanted(config: Config) -> Iterator[tuple[str, HubItem]]:
@@ -54,6 +58,18 @@ def needed_models(config: Config) -> dict[str, Model]:
     shown = [figure.model for figure in config.figures.values() if figure.kind == "filters"]
     names = [*(variant.model for variant in config.variants()), *shown]
     return {name: config.models[name] for name in names}
+
+
+def without_trainer(config: Config) -> list[str]:
+    """Models that the run trains with flame, if that is not installed here."""
+    if all(find_spec(package) for package in FLAME):
+        return []
+    return [
+        name
+        for name, model in needed_models(config).items()
+        if model.source.kind == "pretrain"
+        and config.recipes[model.source.recipe].trainer == "flame"
+    ]
 
 
 def packed(config: Config) -> tuple[tuple[str, str], ...]:

@@ -17,7 +17,10 @@ def width(d_k: int, ratio: float | str | Decimal | Fraction) -> int:
 
     The ratio is what its decimal text says: in floating point 10 * (1 - 0.9) is below 1.
     """
-    exact = Fraction(str(ratio))
+    try:
+        exact = Fraction(str(ratio))
+    except ValueError:  # nan or an infinity
+        exact = Fraction(-1)
     if not 0 <= exact < 1:
         raise InputError(f"ratio {ratio}: must lie in (0, 1), or be 0 for a model left whole")
     left = int(d_k * (1 - exact))

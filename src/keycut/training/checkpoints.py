@@ -58,6 +58,7 @@ class Checkpoints:
         self.run = dict(run)
         self.folder = Path(root) / digest(self.run)[:16]
         refuse_unwritable(self.folder / MANIFEST)
+        self.lock: int | None = None
 
     @property
     def curve(self) -> Path:
@@ -78,7 +79,8 @@ class Checkpoints:
             _say(f"{self.folder} cannot be locked ({error.strerror}): start the run only once")
         # What a killed process was writing.
         for left in self.folder.glob(".*"):
-            shutil.rmtree(left)
+            if left.is_dir():  # and not a file that NFS keeps for whoever has it open
+                shutil.rmtree(left)
         write_json(self.folder / "run.json", self.run)
         return self
 
@@ -88,7 +90,7 @@ class Checkpoints:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        os.close(self.lock)
+        self._unlock()
 
     def save(self, step: int, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
         """Write the checkpoint of a step, with the loss curve up to there."""
@@ -123,7 +125,18 @@ class Checkpoints:
 
     def remove(self) -> None:
         """Take the folder away, once what it led to is safe."""
+        self._unlock()  # NFS keeps a file that is open, and with it the folder
         shutil.rmtree(self.folder)
+
+    def held(self) -> int:
+        """The open file whose lock keeps other processes off this run."""
+        assert self.lock is not None, "outside the context there is none"
+        return self.lock
+
+    def _unlock(self) -> None:
+        if self.lock is not None:
+            os.close(self.lock)
+            self.lock = None
 
     def _path(self, step: int) -> Path:
         return self.folder / f"step-{step:08d}"

@@ -37,6 +37,7 @@ from torch.distributed.checkpoint import FileSystemReader
 
 from keycut import __version__
 from keycut.artefact import refuse_out, whole, write_json
+from keycut.config.needs import FLAME
 from keycut.config.training import Recipe
 from keycut.data.packing import PackedTokens
 from keycut.data.tokenizer import check_vocabulary, load_tokenizer
@@ -147,7 +148,7 @@ def pretrain_with_flame(
 
 
 def refuse_flame() -> None:
-    for package in ("flame", "torchtitan"):
+    for package in FLAME:
         if find_spec(package) is None:
             raise InputError(
                 f"the recipe's trainer is flame, and {package} is not installed: run `make flame`, "
@@ -312,7 +313,7 @@ def run_flame(
             # Ctrl-C is for this process, which then ends flame.
             start_new_session=True,
             # So that nobody starts the run a second time if only this process is killed.
-            pass_fds=[kept.lock],
+            pass_fds=[kept.held()],
         )
         try:
             while process.poll() is None:
