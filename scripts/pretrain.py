@@ -3,10 +3,12 @@ from keycut.job import job
 with job(snakemake) as config:
     import torch
 
+    from keycut.benchmarking.preflight import padding
     from keycut.card import card, pretrained_facts
     from keycut.data.packing import PackedTokens
     from keycut.training.trainers import pretrain_model, recipe_of
 
+    padding(snakemake.input.preflight, may_pad=False)
     name = snakemake.wildcards.model
     recipe = recipe_of(config, name)
     length = PackedTokens(snakemake.input.tokens).manifest.sequence_length

@@ -3,7 +3,7 @@ from keycut.job import job
 with job(snakemake) as config:
     import torch
 
-    from keycut.benchmarking.preflight import read
+    from keycut.benchmarking.preflight import padding
     from keycut.card import card, recovered_facts
     from keycut.data.packing import PackedTokens
     from keycut.models.checkpoint import Checkpoint
@@ -23,7 +23,7 @@ with job(snakemake) as config:
         out,
         checkpoints=snakemake.params.checkpoints,
         device="cuda" if torch.cuda.is_available() else "cpu",
-        padded_to=read(snakemake.input.preflight).padded_to,
+        padded_to=padding(snakemake.input.preflight),
         card=card(
             f"{name}-{cut}",
             f"{name} after the cut {cut}, recovered by Keycut.",

@@ -1,5 +1,6 @@
 import json
 import math
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -7,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from keycut.artefact import write_json
 from keycut.benchmarking import preflight
 from keycut.benchmarking.preflight import Verdict, check_shape, check_shapes, judged, read
 from keycut.benchmarking.process import Outcome
@@ -159,6 +161,24 @@ def test_a_file_that_is_no_verdict_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text('{"seconds": 3}')
     with pytest.raises(InputError, match=r"x\.json: not a preflight"):
         read(tmp_path / "x.json")
+
+
+def test_training_heeds_the_verdict(tmp_path: Path) -> None:
+    shape, file = Shape("delta_net", 16, 32, 16, 128), tmp_path / "x.json"
+
+    def padding(verdict: str, padded_to: int | None, gpu: str | None = None, **how) -> int | None:
+        reason = "" if verdict == "trains" else "dk is 0.3 off"
+        write_json(file, asdict(Verdict(shape, verdict, padded_to, reason, machine={"gpu": gpu})))
+        return preflight.padding(file, **how)
+
+    assert padding("trains", None) is None
+    assert padding("infers only", 64) == 64
+    with pytest.raises(InputError, match=r"16x32-16x128 cannot be trained here: dk is 0\.3 off"):
+        padding("infers only", None)
+    with pytest.raises(InputError, match="cannot be trained here"):
+        padding("infers only", 64, may_pad=False)
+    with pytest.raises(InputError, match="NVIDIA A100 was checked, and this is a CPU"):
+        padding("trains", None, "NVIDIA A100")
 
 
 def test_the_command_exits_1_if_a_width_has_no_way(monkeypatch, tmp_path, capsys) -> None:

@@ -93,6 +93,27 @@ def read(path: Path | str) -> Verdict:
         raise InputError(f"{path}: not a preflight of Keycut ({error!r})") from None
 
 
+def padding(path: Path | str, *, may_pad: bool = True) -> int | None:
+    """The width that keys are padded to for training, None for their own, by what was written.
+
+    An error if neither trains, or if it was another GPU that was checked.
+    """
+    import torch
+
+    verdict = read(path)
+    checked = verdict.machine.get("gpu")
+    here = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    if checked != here:
+        raise InputError(
+            f"{path}: {checked or 'a CPU'} was checked, and this is {here or 'a CPU'}: have all "
+            "jobs run on one kind of GPU (`gpu_model` in the profile of a cluster), or delete the "
+            "file to have it checked again"
+        )
+    if not verdict.has_a_way or not (verdict.trains or may_pad):
+        raise InputError(f"{path}: {verdict.shape.name} cannot be trained here: {verdict.reason}")
+    return verdict.padded_to
+
+
 def from_json(record: dict[str, Any]) -> Verdict:
     return Verdict(**record | {"shape": Shape(**record["shape"])})
 
