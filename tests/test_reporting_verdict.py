@@ -169,6 +169,38 @@ def test_one_pretraining_can_reproduce_but_not_differ(
     assert "pretrained once" in one.why
 
 
+def test_one_recovery_can_reproduce_but_not_differ(paper: Config, published: list[Printed]) -> None:
+    key, table = L1._replace(rft="post"), "zs-gdn-13B"
+    printed = next(one for one in published if (one.table, one.key) == (table, key))
+
+    def found(*values: float) -> Judged:
+        judged = judge(paper, {table: to_frame(measured(key, *values))}, published)
+        return next(one for one in judged if one.printed == printed)
+
+    assert found(printed.value).word == "reproduced"
+    once = found(2 * printed.value)
+    assert (once.word, once.why) == ("undecided", "recovered once: the spread of that is not known")
+    assert found(*[2 * printed.value] * 3).word == "differs"
+
+
+def test_one_timing_can_reproduce_but_not_differ_and_memory_does_not_vary(
+    paper: Config, published: list[Printed]
+) -> None:
+    of_mixers = {one.key.metric: one for one in published if one.table == "mixer_scaling"
+                 and one.key.head_k_dim == 64}  # fmt: skip
+
+    def found(metric: str, factor: float) -> str:
+        printed = of_mixers[metric]
+        results = measured(printed.key, factor * printed.value)
+        frames = {"mixer_scaling": to_frame(results)}
+        judged = judge(paper, frames, published)
+        return next(one for one in judged if one.printed == printed).word
+
+    assert found("tokens_per_s", 1.0) == found("peak_memory_gib", 1.0) == "reproduced"
+    assert found("tokens_per_s", 1.1) == "undecided"
+    assert found("peak_memory_gib", 1.1) == "differs"
+
+
 def test_tolerance_is_two_errors_and_half_a_digit() -> None:
     cell = Cell(10.0, 0.3, 0.4, 3, frozenset({"paper"}), "")
     printed = Printed(TABLE, L1, 10.0, "", 0.1)

@@ -33,6 +33,7 @@ PAPER = "arXiv 2602.04852"
 FRACTIONS = {"acc", "acc_norm", "contains"}
 """What tasks measure from 0 to 1, and results have in percent."""
 
+PAPERS_GPU = "H100"
 RATIOS = {"speedup": "tokens_per_s", "memory_ratio": "peak_memory_gib"}
 """Timings that are another one divided by that of the model left whole."""
 
@@ -272,11 +273,17 @@ def _draws(task: dict[str, Any], values: list[float] | None, scale: float) -> st
 
 
 def read_measurement(config: Config, cell: Measurement, path: Path | str) -> Iterator[Result]:
-    """The numbers of one cell in the file that `keycut.benchmarking` wrote for it."""
-    record = _record(path, "a measurement", {"cell", "results"})
+    """The numbers of one cell in the file that `keycut.benchmarking` wrote for it.
+
+    The paper's protocol has the paper's GPU: on another one a timing carries that one's name.
+    """
+    record = _record(path, "a measurement", {"cell", "results", "machine"})
     if record["cell"] != asdict(cell):
         raise InputError(f"{path}: it measured {record['cell']}, expected {asdict(cell)}")
     protocol, source = config.evaluation.protocol, Path(path).as_posix()
+    gpu = record["machine"].get("gpu") or "CPU"
+    if protocol == "paper" and PAPERS_GPU not in gpu:
+        protocol = gpu
     for metric, found in record["results"].items():
         key = timing_key(config, cell, metric)
         if found["value"] is None:

@@ -11,8 +11,9 @@ known of them counts as zero. For a mean, stderr is that of its tasks, propagate
                    say how much that matters
 4. reproduced      inside
 5. undecided       outside, but the paper's number contradicts the paper's other numbers (an erratum
-                   of kind `value`), or the model was pretrained here once, and how much another
-                   pretraining would differ is not known: the tolerance is too small by that
+                   of kind `value`), or the model was pretrained, recovered or timed here once, and
+                   how much another time would differ is not known: the tolerance is too small by
+                   that
 6. direction only  outside, but on the paper's side of the unpruned model, in both by more than is
                    uncertain
 7. differs         outside
@@ -42,6 +43,8 @@ Word = Literal["reproduced", "direction only", "differs", "undecided", "not atte
 OUTSIDE: tuple[Word, ...] = ("direction only", "differs")
 SEEDS = 3
 """Draws that a word about something drawn needs."""
+SIZES = ("peak_memory_gib", "memory_ratio")
+"""What a benchmark finds that is the same each time."""
 
 
 class Erratum(NamedTuple):
@@ -149,8 +152,8 @@ def _word(
         return "reproduced", ""
     if slips := [erratum.id for erratum in errata if erratum.kind == "value"]:
         return "undecided", f"the paper's own numbers contradict it ({', '.join(slips)})"
-    if _pretrained_here(config, printed.key):
-        return "undecided", "pretrained once: the spread of that is not known"
+    if once := _done_once(config, printed.key, ours):
+        return "undecided", f"{once} once: the spread of that is not known"
     if _same_direction(printed, reference, ours, there.get(reference.key)):
         return "direction only", ""
     return "differs", ""
@@ -160,12 +163,16 @@ def _subject(printed: Printed) -> tuple[str, str, str, str]:
     return printed.table, printed.key.model, printed.key.conv_sharing, printed.key.metric
 
 
-def _pretrained_here(config: Config, key: Key) -> bool:
-    # Timings have a width, and depend on shapes alone.
-    return key.head_k_dim is None and any(
+def _done_once(config: Config, key: Key, ours: Cell) -> str:
+    """What of a number is drawn, but was done one time only; nothing if there is no such thing."""
+    if key.head_k_dim is not None:  # a timing: it depends on shapes alone, and on chance
+        return "" if key.metric in SIZES else "timed"
+    if any(
         identity(config, name) == (key.model, key.conv_sharing) and model.source.kind == "pretrain"
         for name, model in config.models.items()
-    )
+    ):
+        return "pretrained"
+    return "recovered" if key.rft == "post" and ours.seeds < SEEDS else ""
 
 
 def _same_direction(printed: Printed, base: Printed, ours: Cell, our_base: Cell | None) -> bool:
