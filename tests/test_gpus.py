@@ -126,6 +126,20 @@ def test_a_machine_without_gpus_runs_on_its_cpu(tmp_path, monkeypatch):
 
 def test_a_job_of_a_cluster_keeps_what_it_was_given(tmp_path, monkeypatch):
     monkeypatch.setenv("SLURM_JOB_ID", "17")
-    with gpus_taken(1, locks=tmp_path) as mine:
-        assert mine == ["4", "5", "6", "7"]
+    for asked, shares in ((4, 1), (8, 2), (8, 1)):
+        with gpus_taken(asked, shares=shares, locks=tmp_path) as mine:
+            assert mine == ["4", "5", "6", "7"]
     assert not list(tmp_path.iterdir())
+
+
+def test_jobs_inside_an_allocation_share_it_out_between_them(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setenv("SLURM_JOB_ID", "17")
+    with gpus_taken(1) as first:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
+        with gpus_taken(1) as second:
+            assert (first, second) == (["4"], ["5"])
+        # Another allocation may have other GPUs under the same names.
+        monkeypatch.setenv("SLURM_JOB_ID", "18")
+        with gpus_taken(1) as third:
+            assert third == ["4"]

@@ -170,7 +170,7 @@ def test_what_a_pretraining_and_packing_of_the_paper_have_to_do() -> None:
     works = Works(config)
     assert works.of("pretrain", {"model": "delta_net_370M"}).tokens == 19064 * 32 * 8 * 2048
     packed = works.of("tokens", {"corpus": "fineweb_edu", "tokenizer": "llama"})
-    assert packed.disk == 2 * packed.tokens == 2 * 2048 * (64 + 128 + 32000 + 4880384)
+    assert packed.disk == 2 * packed.tokens == 2 * 2048 * (64 + 512 + 32000 + 4880384)
 
 
 def test_all_jobs_of_a_configuration_have_a_width_that_exists(demo: Graph) -> None:
@@ -376,6 +376,14 @@ def test_cores_and_jobs_are_limits_too() -> None:
     assert list_schedule(tasks, Capacity(cores=2)).makespan == 3  # a job takes what there is
     assert list_schedule(tasks, Capacity(cores=32)).makespan == 2
     assert list_schedule(tasks, Capacity(jobs=3)).makespan == 1
+
+
+@pytest.mark.parametrize("shares", [3, 5, 6, 7, 9, 10, 12, 16])
+def test_shares_of_a_gpu_add_up_to_it(shares: int) -> None:
+    tasks = [Task(1.0, gpus=1 / shares)] * 2 * shares
+    # The whole of it is free again after them, which sums of floats may miss.
+    tasks.append(Task(1.0, gpus=1.0, after=tuple(range(2 * shares))))
+    assert list_schedule(tasks, Capacity(gpus=1)).makespan == 3
 
 
 def test_a_job_with_more_gpus_than_there_are_is_refused() -> None:

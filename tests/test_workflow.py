@@ -113,6 +113,15 @@ def test_a_mistake_in_a_configuration_ends_the_dry_run(checkout):
     assert "seed: unknown key; did you mean 'seeds'?" in said
 
 
+def test_what_deviates_from_the_papers_protocol_ends_the_dry_run(checkout):
+    text = (ROOT / "config" / "paper.yaml").read_text()
+    bad = checkout / "bad.yaml"
+    bad.write_text(text.replace("window: 10000", "window: 4096"))
+    code, said = snakemake(checkout, "--configfile", str(bad))
+    assert code != 0
+    assert "window: 4096, the paper's is 10000" in said
+
+
 @pytest.mark.parametrize(
     "target",
     [

@@ -37,15 +37,15 @@ def visible_gpus() -> list[str]:
 def gpus_taken(asked: int, *, shares: int = 1, locks: Path | None = None) -> Iterator[list[str]]:
     """Take `asked` shares of GPUs for the length of a block and show no other GPU to CUDA.
 
-    Waits until they are free. A machine without any has its jobs run on the CPU, and a job of a
-    cluster keeps what it was given.
+    Waits until they are free. A machine without any has its jobs run on the CPU. A job of a cluster
+    keeps what it was given; if that is more than it asked for, it is one of several in there.
     """
     there = visible_gpus()
-    if not there or "SLURM_JOB_ID" in os.environ:
+    if not there or ("SLURM_JOB_ID" in os.environ and len(there) <= -(-asked // shares)):
         yield there
         return
     _refuse(asked, shares, len(there))
-    taken = _wait_for(asked, shares, there, locks or Path(tempfile.gettempdir()) / OURS)
+    taken = _wait_for(asked, shares, there, locks or _folder())
     before = os.environ.get("CUDA_VISIBLE_DEVICES")
     os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(taken)
     try:
@@ -56,6 +56,12 @@ def gpus_taken(asked: int, *, shares: int = 1, locks: Path | None = None) -> Ite
         else:
             os.environ["CUDA_VISIBLE_DEVICES"] = before
         _release(taken)
+
+
+def _folder() -> Path:
+    """Of the locks. Names of GPUs may mean others in another allocation of the same machine."""
+    name = "-".join([OURS, *filter(None, [os.environ.get("SLURM_JOB_ID")])])
+    return Path(tempfile.gettempdir()) / name
 
 
 def limit_memory(fraction: float) -> None:

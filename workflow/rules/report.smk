@@ -158,6 +158,7 @@ rule pdf:
         f"{OUT}/logs/pdf.log",
     benchmark:
         f"{OUT}/timings/pdf/document.tsv"
+    localrule: True
     conda:
         "../../envs/report.yaml"
     resources:

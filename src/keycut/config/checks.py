@@ -127,6 +127,11 @@ def _bad_data(config: Config) -> Iterator[str]:
         there = len(config.slice(calibration.data))
         if calibration.sequences > there:
             yield f"calibration.sequences: {calibration.sequences}: {calibration.data} has {there}"
+        if len(config.seeds) > 1 and calibration.sequences == there:
+            yield (
+                f"calibration.sequences: all {there} of {calibration.data}, so that every seed "
+                "calibrates on the same text: make the slice larger"
+            )
         tokens = calibration.sequences * config.corpora[calibration.data.split("/")[0]].length
         if calibration.rows > tokens:
             yield f"calibration.rows: {calibration.rows}: its sequences have {tokens} tokens"

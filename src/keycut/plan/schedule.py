@@ -5,7 +5,9 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from math import inf
+from typing import Any
 
 from keycut.errors import InputError
 
@@ -60,9 +62,8 @@ def list_schedule(tasks: Sequence[Task], capacity: Capacity) -> Schedule:
     """
     urgency = urgencies(tasks)
     needs = [_needs(task, capacity) for task in tasks]
-    free = [
-        inf if most is None else most for most in (capacity.gpus, capacity.cores, capacity.jobs)
-    ]
+    most = (capacity.gpus, capacity.cores, capacity.jobs)
+    free: list[Any] = [inf if one is None else _exact(one) for one in most]
     waiting = [len(set(task.after)) for task in tasks]
     followers: list[list[int]] = [[] for _ in tasks]
     for place, task in enumerate(tasks):
@@ -95,11 +96,16 @@ def list_schedule(tasks: Sequence[Task], capacity: Capacity) -> Schedule:
     return Schedule(tuple(starts), tuple(ends))
 
 
-def _needs(task: Task, capacity: Capacity) -> tuple[float, int, int]:
+def _needs(task: Task, capacity: Capacity) -> tuple[Fraction, int, int]:
     """GPUs, cores and jobs. Snakemake gives a job that asks for more cores than there are all."""
     if capacity.gpus is not None and task.gpus > capacity.gpus:
         raise InputError(
             f"{capacity.gpus} GPUs: one job alone asks for {task.gpus}; give at least so many"
         )
     cores = task.cores if capacity.cores is None else min(task.cores, capacity.cores)
-    return task.gpus, cores, 1
+    return _exact(task.gpus), cores, 1
+
+
+def _exact(gpus: float) -> Fraction:
+    """Shares of a GPU add up to it; their floats need not."""
+    return Fraction(gpus).limit_denominator(10_000)
