@@ -114,3 +114,20 @@ def test_download_for_a_run_without_the_hub_leaves_nothing_behind(
 def test_download_of_nothing_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["download"]) == 2
     assert "nothing to download: give --configfile or --model" in capsys.readouterr().err
+
+
+def test_check_names_local_files_that_are_not_there(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    lab = str(CONFIG / "lab.yaml")
+    assert main(["check", lab]) == 0
+    lines = capsys.readouterr().out.splitlines()[1:]
+    files = ["data/corpus/*.jsonl.xz", "data/eval/lambada_openai_test.jsonl",
+             "data/eval/wikitext2_test.raw", "data/tokenizer/mistral-32k.model"]  # fmt: skip
+    assert lines == [f"{file} is not there" for file in files]
+    for file in files:
+        path = tmp_path / file.replace("*", "english")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    assert main(["check", lab]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 1

@@ -277,6 +277,17 @@ def test_gpu_hours_are_those_of_the_gpus_that_jobs_had(tmp_path: Path) -> None:
     assert work.commits == (("0123456789ab", 3),)
 
 
+def test_jobs_count_also_where_snakemakes_timings_are_not_there(tmp_path: Path) -> None:
+    (tmp_path / "e.tsv").write_text("s\th:m:s\tmax_rss\n12.5\t0:00:12\t40.0\n")
+    records = []
+    for number, peak in enumerate((900, 700)):
+        records.append(tmp_path / f"{number}.json")
+        write_json(records[-1], {**record("evaluate", 25.0, ("H200",)), "peak_mib": peak})
+    [evaluate] = read_work({"evaluate": [tmp_path / "e.tsv"]}, records).rules
+    assert (evaluate.jobs, evaluate.seconds, evaluate.gpu_seconds) == (2, 50.0, 50.0)
+    assert evaluate.peak_mib == 900
+
+
 def test_a_curve_is_drawn_by_means_and_without_skipped_steps(tmp_path: Path) -> None:
     rows = [f"{i},{i * 10},,{'nan' if i == 7 else i % 2},,," for i in range(1000)]
     (tmp_path / "loss.csv").write_text("\n".join(["step,tokens,loss,ce,kd,lr,grad_norm", *rows]))

@@ -74,21 +74,27 @@ def test_without_a_configuration_it_is_the_demo(checkout):
     assert "results/demo/report.html" in said
 
 
-def test_the_lab_needs_its_files_and_says_which(checkout):
-    code, said = snakemake(checkout, "--configfile", "config/lab.yaml")
-    assert code != 0
-    assert "data/eval/wikitext2_test.raw" in said
+LAB_FILES = {
+    "data/corpus/english.jsonl.xz": "data/corpus/*.jsonl.xz",
+    "data/tokenizer/mistral-32k.model": "data/tokenizer/mistral-32k.model",
+    "data/eval/wikitext2_test.raw": "data/eval/wikitext2_test.raw",
+    "data/eval/lambada_openai_test.jsonl": "data/eval/lambada_openai_test.jsonl",
+}
 
 
-def test_the_lab_is_planned_where_its_files_are(checkout):
-    for name in ("corpus/english.jsonl.xz", "tokenizer/mistral-32k.model",
-                 "eval/wikitext2_test.raw", "eval/lambada_openai_test.jsonl"):  # fmt: skip
-        path = checkout / "data" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch()
+def test_the_lab_is_planned_where_its_files_are_and_says_which_is_not(checkout):
+    for name in LAB_FILES:
+        (checkout / name).parent.mkdir(parents=True, exist_ok=True)
+        (checkout / name).touch()
     code, said = snakemake(checkout, "--profile", "profiles/lab")
     assert code == 0, said
     assert "results/lab/report.html" in said
+    for name, named in LAB_FILES.items():
+        (checkout / name).unlink()
+        code, said = snakemake(checkout, "--profile", "profiles/lab")
+        assert code != 0
+        assert named in said
+        (checkout / name).touch()
 
 
 def test_in_the_lab_every_rule_on_a_gpu_has_shares_and_what_is_timed_has_all():

@@ -115,7 +115,7 @@ def _check(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
 
     def run(options: argparse.Namespace) -> None:
         from keycut.config import load_config
-        from keycut.config.needs import without_trainer
+        from keycut.config.needs import missing_files, without_trainer
         from keycut.evaluation.protocol import refuse_deviations
         from keycut.hub import resolve
 
@@ -140,6 +140,8 @@ def _check(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
             except InputError as error:
                 # No mistake in the configuration: it may be checked before anything is fetched.
                 print(error)
+        for file in missing_files(config):
+            print(f"{file} is not there")
         if names := without_trainer(config):
             print(f"flame is not installed here (`make flame`), and trains {', '.join(names)}")
 

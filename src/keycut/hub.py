@@ -186,7 +186,8 @@ def resolve(
     refused rather than ignored.
     """
     item = HubItem(kind, name, revision or "main")
-    again = "run `keycut download --configfile CONFIG` on a machine with a network"
+    what = f"--model {name}" if kind == "model" else "--configfile FILE"
+    again = f"run `keycut download {what}` on a machine with a network"
     pin = _read_lock(Path(lock_path)).get((kind, name))
     if pin is None:
         raise InputError(f"{item} is not in {lock_path}: {again}")

@@ -21,6 +21,7 @@ from keycut.config import (
     Recipe,
     shape_of,
 )
+from keycut.config.needs import local_files
 from keycut.layout import Layout, cut
 
 Section = dict[str, Any]
@@ -66,11 +67,13 @@ class Inputs:
         spec = self.config.corpora[corpus]
         if spec.kind == "documentation":
             return [f"{self.at.root}/text/documentation.jsonl"]
-        patterns = spec.files if spec.kind == "local" else ()
-        return sorted(str(path) for pattern in patterns for path in Path().glob(pattern))
+        return local_files(spec.files) if spec.kind == "local" else []
 
     def tokenizer_text(self, tokenizer: str) -> list[str]:
+        """What it is trained on, or made from."""
         spec = self.config.tokenizers[tokenizer]
+        if spec.kind == "local":
+            return [spec.path]
         return self.text(spec.corpus) if spec.kind == "train" else []
 
     def trained(self) -> list[str]:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import errno
 import os
 import platform
+import resource
 import shutil
 import subprocess
 import sys
@@ -165,7 +166,15 @@ def provenance(snakemake: Any, code: Code, gpus: list[str], started: float) -> d
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(started)),
         "seconds": round(time.time() - started, 3),
         "threads": snakemake.threads,
+        "peak_mib": round(peak_mib()),
     }
+
+
+def peak_mib() -> float:
+    """The most memory that this process, or one it waited for, has had. Of a job that a fork server
+    runs, Snakemake sees the client alone."""
+    usages = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    return max(resource.getrusage(usage).ru_maxrss for usage in usages) / 1024
 
 
 def versions() -> dict[str, str]:

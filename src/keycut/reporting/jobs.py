@@ -73,8 +73,11 @@ def read_work(timings: Mapping[str, Sequence[Path | str]], records: Iterable[Pat
 
 def _rule(name: str, timings: Sequence[Path | str], jobs: Sequence[Mapping[str, Any]]) -> RuleTime:
     rows = [row for path in timings for row in _rows(path)]
-    seconds = [float(row["s"]) for row in rows] or [job["seconds"] for job in jobs]
+    seconds = [float(row["s"]) for row in rows]
+    if len(rows) < len(jobs):  # results of a partial run may come without Snakemake's timings
+        seconds = [job["seconds"] for job in jobs]
     peaks = [float(row["max_rss"]) for row in rows if row["max_rss"] not in ("-", "NA")]
+    peaks += [job["peak_mib"] for job in jobs if "peak_mib" in job]
     return RuleTime(
         name=name,
         jobs=len(seconds),
