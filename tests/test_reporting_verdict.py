@@ -28,6 +28,7 @@ from keycut.reporting.frame import (
     to_frame,
 )
 from keycut.reporting.verdict import (
+    BLUNT,
     Erratum,
     Judged,
     Verdict,
@@ -37,6 +38,7 @@ from keycut.reporting.verdict import (
     reach_verdict,
     read_errata,
     read_lines,
+    to_text,
     tolerance,
     verify,
     write_verdict,
@@ -167,6 +169,20 @@ def test_one_pretraining_can_reproduce_but_not_differ(
     one = word(paper, published, key, measured(key, 45.0) + measured(base, 28.8))
     assert one.word == "undecided"
     assert "pretrained once" in one.why
+
+
+def test_a_tolerance_that_could_not_tell_pruned_from_unpruned_says_so(
+    paper: Config, published: list[Printed]
+) -> None:
+    # The paper has 26.5, and 16.8 for the model left whole.
+    sharp = word(paper, published, L1, measured(L1, 26.5, stderr=4.8))
+    wide = word(paper, published, L1, measured(L1, 26.5, stderr=4.9))
+    assert (sharp.word, sharp.why) == ("reproduced", "")
+    assert (wide.word, wide.why) == ("reproduced", BLUNT)
+    text = to_text(Verdict("", (sharp, wide), ()))
+    assert f"     2 reproduced, of 1 {BLUNT}" in text
+    itself = word(paper, published, BASE, measured(BASE, 16.8, stderr=4.9))
+    assert (itself.word, itself.why) == ("reproduced", "")
 
 
 def test_one_recovery_can_reproduce_but_not_differ(paper: Config, published: list[Printed]) -> None:

@@ -9,7 +9,8 @@ known of them counts as zero. For a mean, stderr is that of its tasks, propagate
 2. undecided       ours was measured under another protocol than the paper's
 3. undecided       the method draws (channels, rows, calibration text), and fewer than three seeds
                    say how much that matters
-4. reproduced      inside
+4. reproduced      inside; where the paper's number of the unpruned model is inside too, it says so,
+                   since this tolerance could not have told the two apart
 5. undecided       outside, but the paper's number contradicts the paper's other numbers (an erratum
                    of kind `value`), or the model was pretrained, recovered or timed here once, and
                    how much another time would differ is not known: the tolerance is too small by
@@ -43,6 +44,9 @@ Word = Literal["reproduced", "direction only", "differs", "undecided", "not atte
 OUTSIDE: tuple[Word, ...] = ("direction only", "differs")
 SEEDS = 3
 """Draws that a word about something drawn needs."""
+BLUNT = "the paper's number of the unpruned model is inside too"
+"""What is said of a tolerance that could not have told the two apart: the error of an evaluation is
+that of the draw of its documents, which for perplexities is large, and the paper drew the same."""
 SIZES = ("peak_memory_gib", "memory_ratio")
 """What a benchmark finds that is the same each time."""
 
@@ -148,8 +152,9 @@ def _word(
     if method and method.drawn and ours.seeds < SEEDS:
         return "undecided", f"{ours.seeds} of at least {SEEDS} seeds"
     # Both numbers have few digits, and a difference of exactly half of one is inside.
-    if abs(ours.value - printed.value) <= tolerance(ours, printed) * (1 + 1e-9):
-        return "reproduced", ""
+    if _inside(ours.value, ours, printed):
+        blunt = printed.key != reference.key and _inside(reference.value, ours, printed)
+        return "reproduced", BLUNT if blunt else ""
     if slips := [erratum.id for erratum in errata if erratum.kind == "value"]:
         return "undecided", f"the paper's own numbers contradict it ({', '.join(slips)})"
     if once := _done_once(config, printed.key, ours):
@@ -157,6 +162,10 @@ def _word(
     if _same_direction(printed, reference, ours, there.get(reference.key)):
         return "direction only", ""
     return "differs", ""
+
+
+def _inside(value: float, ours: Cell, printed: Printed) -> bool:
+    return abs(value - printed.value) <= tolerance(ours, printed) * (1 + 1e-9)
 
 
 def _subject(printed: Printed) -> tuple[str, str, str, str]:
@@ -297,7 +306,9 @@ def to_text(verdict: Verdict) -> str:
         return "\n".join([*said, "", verdict.scope, ""])
     counts = Counter(one.word for one in verdict.cells)
     said += ["", f"{len(verdict.cells)} numbers of the paper"]
-    said += [f"{counts[word]:>6} {word}" for word in get_args(Word)]
+    blunt = sum(one.why == BLUNT for one in verdict.cells)
+    more = {"reproduced": f", of {blunt} {BLUNT}" if blunt else ""}
+    said += [f"{counts[word]:>6} {word}{more.get(word, '')}" for word in get_args(Word)]
     said += [_said(one) for one in lines(verdict) if one.word in OUTSIDE]
     return "\n".join([*said, ""])
 
