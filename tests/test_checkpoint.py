@@ -13,6 +13,7 @@ from keycut.hub import DOWNLOADS, LOCK, HubItem, download
 from keycut.models import create, load, save
 from keycut.models.architectures import ARCHITECTURES, architecture
 from keycut.models.checkpoint import Checkpoint
+from keycut.selection.evidence import Evidence
 
 IDS = torch.arange(20)[None]
 
@@ -72,6 +73,7 @@ def test_a_parameter_of_another_shape_is_named(folder):
 
 def test_names_of_older_versions_are_understood(folder):
     expected = logits(folder)
+    weights = Evidence(Checkpoint(folder)).weights("k")
 
     def older(tensors):
         for i in range(2):
@@ -86,6 +88,7 @@ def test_names_of_older_versions_are_understood(folder):
 
     rewrite(folder, older)
     assert torch.equal(logits(folder), expected)
+    assert torch.equal(Evidence(Checkpoint(folder)).weights("k"), weights)
 
 
 def test_a_truncated_file_is_named(folder):
@@ -166,3 +169,5 @@ def test_the_state_is_counted_as_the_kernels_hold_it():
 def test_softmax_layers_of_a_hybrid_are_left_alone():
     config = {**SMALL["delta_net"], "attn": {"layers": [1], "num_heads": 2}}
     assert ARCHITECTURES["delta_net"].shape(config).layers == (0,)
+    config["attn"] = [{"layers": [0], "num_heads": 2}, {"layers": [1], "num_heads": 4}]
+    assert ARCHITECTURES["delta_net"].shape(config).layers == ()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from keycut.errors import InputError
-from keycut.models.checkpoint import Checkpoint, todays_name
+from keycut.models.checkpoint import Checkpoint
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Filters:
 def filters(checkpoint: Checkpoint) -> Filters:
     """All q, k and v filters of a model folder; nothing else of it is read."""
     shape = checkpoint.shape
-    stored = {todays_name(name): name for name in checkpoint.files}
+    stored = checkpoint.stored
     mixer = checkpoint.architecture.mixer
     found = {}
     for side, heads in (("q", shape.heads), ("k", shape.heads), ("v", shape.value_heads)):

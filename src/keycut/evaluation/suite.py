@@ -270,7 +270,7 @@ def _common(
         "model": checkpoint.digest(),
         "tokenizer": tokenizer.digest,
         "device": "cpu" if device == "cpu" else torch.cuda.get_device_name(device),
-        "dtype": str(dtype or checkpoint.config.get("dtype", "float32")).removeprefix("torch."),
+        "dtype": str(dtype or checkpoint.dtype).removeprefix("torch."),
         "bootstrap": {"resamples": RESAMPLES, "seed": SEED},
         "versions": versions(),
         "code": code(),

@@ -83,7 +83,9 @@ def _need(config: Config, key: str) -> Any:
 
 
 def _mixer_layers(config: Config) -> tuple[int, ...]:
-    softmax = set((config.get("attn") or {}).get("layers", ()))
+    attention = config.get("attn") or []  # one kind of softmax layers, or a list of kinds
+    kinds = attention if isinstance(attention, list) else [attention]
+    softmax = {layer for kind in kinds for layer in kind.get("layers", ())}
     return tuple(i for i in range(_need(config, "num_hidden_layers")) if i not in softmax)
 
 

@@ -104,6 +104,17 @@ class Checkpoint:
     def shards(self) -> list[str]:
         return sorted(set(self.files.values()))
 
+    @property
+    def dtype(self) -> str:
+        """What its config says its weights are in."""
+        older = self.config.get("torch_dtype")  # transformers' name before 5
+        return str(self.config.get("dtype") or older or "float32")
+
+    @cached_property
+    def stored(self) -> dict[str, str]:
+        """How the files call each tensor, by its name of today."""
+        return {today: name for name in self.files if (today := todays_name(name))}
+
     @cached_property
     def _digest(self) -> str:
         weights = {name: sha256(self.folder / name) for name in self.shards()}
@@ -202,6 +213,11 @@ def load(
     }
     model.load_state_dict(fitted(tensors, expected, checkpoint.folder), strict=False, assign=True)
     model.tie_weights()
+    if lost := [name for name, buffer in model.named_buffers() if buffer.is_meta]:
+        raise InputError(
+            f"{checkpoint.folder}: {lost[0]} is in no file; models with softmax attention between "
+            "their layers can be sliced, not run"
+        )
     if dtype:
         model.config.dtype = dtype
     return model.eval()

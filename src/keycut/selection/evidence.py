@@ -44,7 +44,8 @@ class Evidence:
         """|W| of the query or key projection: (layers, heads, d_k, hidden), float64."""
         kind, shape = self.checkpoint.architecture, self.checkpoint.shape
         tensor = kind.q_proj if side == "q" else kind.k_proj
-        names = [kind.name(layer, tensor) for layer in shape.layers]
+        today = [kind.name(layer, tensor) for layer in shape.layers]
+        names = [self.checkpoint.stored.get(name, name) for name in today]
         found = dict(self.checkpoint.tensors(names))
         layout = torch.from_numpy(tensor.layout(shape))
         return torch.stack([found[n].movedim(tensor.axis, 0)[layout].double().abs() for n in names])
