@@ -28,7 +28,7 @@ test: demo  ## the demo, then all tests
 test-report: setup  ## the report in headless Chromium; PICTURES=folder keeps what it looked like
 	$(THREADS) $(BIN)/python -m pytest tests/report/check_page.py
 
-test-slurm: setup  ## every fault of a cluster, and the demo through it; needs Slurm, takes an hour
+test-slurm: setup  ## every fault of a cluster, and the demo through it; needs Slurm, takes an hour and a half
 	$(THREADS) CI=true $(BIN)/python -m pytest -vv --durations=0 \
 	  $(addprefix tests/slurm/,test_small_run.py check_gpus.py check_demo.py check_faults.py)
 

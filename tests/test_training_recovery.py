@@ -124,6 +124,23 @@ def test_a_padded_recovery_is_the_narrow_one(root, data, tmp_path, kind):
         assert (padded.tensor(name) - narrow.tensor(name)).norm() <= 1e-3 * learned, name
 
 
+def test_a_batch_in_parts_is_the_same_batch(root, data, tmp_path):
+    recovered = []
+    for parts in (1, 2, 4):
+        out = tmp_path / str(parts)
+        settings = recovery(steps=4, warmup=1, batch=4, parts=parts)
+        student, teacher = root / "delta_net_half", root / "delta_net"
+        recover(student, teacher, data, settings, out, checkpoints=tmp_path / "run")
+        recovered.append(Checkpoint(out))
+    whole, *in_parts = recovered
+    for name in whole.files:
+        learned = (whole.tensor(name) - Checkpoint(student).tensor(name)).norm()
+        for one in in_parts:
+            assert (one.tensor(name) - whole.tensor(name)).norm() <= 1e-3 * learned, name
+    with pytest.raises(ValueError, match="parts 3 must divide batch 4"):
+        recovery(batch=4, parts=3)
+
+
 def test_a_student_keeps_its_type(root, data, tmp_path):
     teacher = Checkpoint(root / "delta_net")
     slice_model(teacher, cut_back(teacher.shape, 8), tmp_path / "student", dtype=torch.bfloat16)

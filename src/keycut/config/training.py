@@ -75,6 +75,11 @@ class Recovery(Training):
     """Recovery fine-tuning (RFT) of pruned models: adapters and convolutions learn, the rest is
     frozen."""
 
+    parts: PositiveInt = Field(
+        1,
+        description="how many parts a step's batch is taken in, one after another: more need less "
+        "memory and give the same",
+    )
     lora: Lora = Field(description="the adapters")
     distillation: Distillation = Field(description="the teacher's part")
     control: bool = Field(
@@ -83,3 +88,9 @@ class Recovery(Training):
     seeds: Some[Seed] | None = Field(
         None, description="which of the run's seeds are recovered; all of them if not given"
     )
+
+    @model_validator(mode="after")
+    def _parts_are_equal(self) -> Self:
+        if self.batch % self.parts:
+            raise ValueError(f"parts {self.parts} must divide batch {self.batch}")
+        return self

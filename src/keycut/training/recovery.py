@@ -102,7 +102,10 @@ def recover(
     with kept:
         trainable = kept.folder / TRAINABLE
         write_json(trainable, trainable_parameters(adapted))
-        train(adapted, loss, data, settings, kept, work="recovery", saving=saving)
+        train(
+            adapted, loss, data, settings, kept, work="recovery", saving=saving,
+            accumulate=settings.parts,
+        )  # fmt: skip
         merged = adapted.merge_and_unload().cpu()
         if padded_to is not None:
             merged = resized(merged, cut_back(students.shape, width))
