@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from keycut.artefact import write_json
 from keycut.config import load_config
 from keycut.inputs import Inputs
 
@@ -231,3 +232,32 @@ def test_the_figures_of_a_partial_run_are_those_with_sources_or_drawn_before(tmp
         "filters_shared",
     }  # the other one is a file, and no job's
     assert Inputs(config).figures() == config.figures
+
+
+def test_another_commit_of_what_was_downloaded_is_another_input(tmp_path, monkeypatch):
+    config = load_config(ROOT / "config" / "paper.yaml")
+    monkeypatch.chdir(tmp_path)
+    assert Inputs(config).task_commits("ppl") == dict.fromkeys(
+        config.evaluation.suites["ppl"].tasks
+    )
+
+    def locked(commit):
+        pin = {"revision": "main", "commit": commit, "patterns": [], "files": {}}
+        write_json(tmp_path / "config" / "revisions.lock", {
+            "models": {"fla-hub/transformer-1.3B-100B": pin},
+            "datasets": {"EleutherAI/lambada_openai": pin, "HuggingFaceFW/fineweb-edu": pin},
+        })  # fmt: skip
+        reads = Inputs(config)
+        return (
+            reads.commit("model", config.tokenizers["llama"]),
+            reads.commit("dataset", config.corpora["fineweb_edu"]),
+            reads.task_commits("ppl"),
+        )
+
+    for commit in ("a" * 40, "b" * 40):
+        tasks = {"wikitext_word_ppl": None, "lambada_ppl": commit}
+        assert locked(commit) == (commit, commit, tasks)
+    demo = load_config(ROOT / "config" / "demo.yaml")
+    reads = Inputs(demo)
+    assert reads.task_commits("zero_shot") == {}
+    assert {reads.commit("dataset", corpus) for corpus in demo.corpora.values()} == {None}

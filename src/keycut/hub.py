@@ -169,6 +169,11 @@ def download(
         )
 
 
+def locked_commits(lock_path: Path | str = LOCK) -> dict[tuple[str, str], str]:
+    """The commit of everything that was downloaded, by its kind and name."""
+    return {item: pin.commit for item, pin in _read_lock(Path(lock_path)).items()}
+
+
 def resolve(
     name: str,
     kind: Kind,

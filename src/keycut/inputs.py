@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,9 @@ from keycut.config import (
     Recipe,
     shape_of,
 )
+from keycut.config.evaluation import DATA_SETS
 from keycut.config.needs import local_files
+from keycut.hub import locked_commits
 from keycut.layout import Layout, cut
 
 Section = dict[str, Any]
@@ -76,6 +79,14 @@ class Inputs:
             return [spec.path]
         return self.text(spec.corpus) if spec.kind == "train" else []
 
+    @cached_property
+    def locked(self) -> dict[tuple[str, str], str]:
+        return locked_commits()
+
+    def commit(self, kind: str, source: Any) -> str | None:
+        """Of what comes from the hub: another one is another input."""
+        return self.locked.get((kind, source.name)) if source.kind == "hub" else None
+
     def trained(self) -> list[str]:
         """Models that the run pretrains."""
         models = self.config.models.items()
@@ -129,6 +140,14 @@ class Inputs:
     def task_files(self, suite: str) -> list[str]:
         tasks = self.config.evaluation.suites[suite].tasks.values()
         return [task.file for task in tasks if task.file and not task.not_attempted]
+
+    def task_commits(self, suite: str) -> Section:
+        tasks = self.config.evaluation.suites[suite].tasks.items()
+        return {
+            column: self.locked.get(("dataset", DATA_SETS[task.task][0]))
+            for column, task in tasks
+            if task.file is None and not task.not_attempted
+        }
 
     def suite(self, suite: str) -> Section:
         spec = self.config.evaluation.suites[suite].model_dump(exclude={"label"})

@@ -40,6 +40,7 @@ rule tokenizer:
     params:
         code=code("tokenizer"),
         spec=lambda w: RUN.tokenizers[w.tokenizer].model_dump(),
+        commit=lambda w: READS.commit("model", RUN.tokenizers[w.tokenizer]),
     message:
         "making tokenizer {wildcards.tokenizer}"
     script:
@@ -66,6 +67,7 @@ rule tokens:
     params:
         code=code("tokens"),
         spec=lambda w: RUN.corpora[w.corpus].model_dump(),
+        commit=lambda w: READS.commit("dataset", RUN.corpora[w.corpus]),
     message:
         "packing {wildcards.corpus} for {wildcards.tokenizer}"
     script:

@@ -52,6 +52,7 @@ rule adopt:
     params:
         code=code("adopt"),
         model=lambda w: READS.sizes(w.model),
+        commit=lambda w: READS.commit("model", RUN.models[w.model].source),
     message:
         "taking in {wildcards.model}"
     script:
