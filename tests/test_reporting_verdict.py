@@ -171,6 +171,18 @@ def test_one_pretraining_can_reproduce_but_not_differ(
     assert "pretrained once" in one.why
 
 
+def test_a_claim_says_what_rests_on_few_draws(paper: Config) -> None:
+    claim = next(one for one in read_claims(FOLDER / "claims.yaml") if one.kind == "better"
+                 and one.of.match(GRAD) and one.against.match(L1))  # fmt: skip
+
+    def numbers(*values: float) -> str:
+        results = measured(GRAD, *values) + measured(L1, 26.5)
+        return answer(paper, claim, cells(to_frame(results))).numbers
+
+    assert numbers(17.4) == "1 of 1 true, 1 decided by fewer than 3 draws"
+    assert numbers(17.4, 17.5, 17.3) == "1 of 1 true"
+
+
 def test_a_tolerance_that_could_not_tell_pruned_from_unpruned_says_so(
     paper: Config, published: list[Printed]
 ) -> None:
@@ -385,7 +397,7 @@ def test_how_many_comparisons_decide_a_claim(
 
 def test_a_failing_claim_shows_its_numbers(answers: dict[str, Answered]) -> None:
     numbers = answers["magnitude_is_best_on_queries"].numbers
-    assert numbers.startswith("14 of 16 true; ")
+    assert numbers.startswith("14 of 16 true, 8 decided by fewer than 3 draws; ")
     assert "gated_deltanet_370M l1 q pre wikitext_word_ppl 50 %: 49.9 against" in numbers
 
 

@@ -5,14 +5,15 @@ too. One comparison is true or false if the difference is larger than 2 sqrt(spr
 error²), and open otherwise, or where a number is missing: the spreads over seeds, and the error
 that the draw of documents makes of the difference itself. Numbers of the same documents rise and
 fall together, so it is far smaller than their own errors. A claim holds if its `share` of
-comparisons is true, fails if more than the rest are false, and is not decided else.
+comparisons is true, fails if more than the rest are false, and is not decided else. What was drawn
+once or twice has no spread, or a poor one: how many comparisons rest on that is said beside them.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -23,7 +24,7 @@ from pydantic import Field, PositiveFloat, TypeAdapter, ValidationError
 from keycut.config import BASELINE, Config
 from keycut.config.section import WHICH, Fractional, Many, Name, Section, Some, Target
 from keycut.errors import InputError
-from keycut.reporting.frame import Cell, Key
+from keycut.reporting.frame import SEEDS, Cell, Key
 from keycut.reporting.grid import lower_is_better
 
 Answer = Literal["holds", "fails", "not decided"]
@@ -126,6 +127,7 @@ class Comparison:
     numbers: str
     outcome: bool | None
     missing: bool
+    few_draws: bool = False  # of something drawn, fewer than say how much that matters
 
 
 @dataclass(frozen=True)
@@ -144,6 +146,9 @@ class Answered:
         counts = {
             "not measured": missing,
             "too close to tell": outcomes.count(None) - missing,
+            f"decided by fewer than {SEEDS} draws": sum(
+                one.few_draws and one.outcome is not None for one in self.comparisons
+            ),
         }
         said = [f"{outcomes.count(True)} of {len(outcomes)} true"]
         said += [f"{count} {what}" for what, count in counts.items() if count]
@@ -162,7 +167,11 @@ def answer(config: Config, claim: Claim, cells: Mapping[Key, Cell]) -> Answered:
     """What a run's numbers say of a claim."""
     measured = {key: cell for key, cell in cells.items() if _measures(config, claim, key.metric)}
     about = [key for key in measured if claim.of.match(key)]
-    found = tuple(one for key in about for one in _compare(config, claim, key, measured))
+    found = tuple(
+        replace(one, few_draws=_few_draws(config, one, measured))
+        for key in about
+        for one in _compare(config, claim, key, measured)
+    )
     false = sum(one.outcome is False for one in found)
     true = sum(one.outcome is True for one in found)
     # Counted in whole comparisons: 0.9 of 10 is 9, whatever floating point makes of it.
@@ -173,6 +182,16 @@ def answer(config: Config, claim: Claim, cells: Mapping[Key, Cell]) -> Answered:
     elif found and true >= len(found) - allowed:
         word = "holds"
     return Answered(claim, word, found)
+
+
+def _few_draws(config: Config, one: Comparison, cells: Mapping[Key, Cell]) -> bool:
+    keys = [key for key in (one.of, one.against) if key is not None]
+    return any(
+        cells[key].seeds < SEEDS
+        and key.method in config.methods
+        and (config.methods[key.method].drawn or key.rft == "post")
+        for key in keys
+    )
 
 
 def _measures(config: Config, claim: Claim, metric: str) -> bool:

@@ -399,6 +399,10 @@ def _not_measured(config: Config, key: Key, seed: int) -> Result:
 # --- one cell over its seeds ---
 
 
+SEEDS = 3
+"""Draws that a word about something drawn needs."""
+
+
 @dataclass(frozen=True)
 class Cell:
     """A number over its seeds: their mean, the spread of one draw, the error of one evaluation."""

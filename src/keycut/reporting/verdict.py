@@ -38,12 +38,10 @@ from keycut.artefact import whole
 from keycut.config import BASELINE, Config
 from keycut.errors import InputError
 from keycut.reporting.claims import Answered, Claim, answer
-from keycut.reporting.frame import Cell, Key, Printed, cells, identity, read_key
+from keycut.reporting.frame import SEEDS, Cell, Key, Printed, cells, identity, read_key
 
 Word = Literal["reproduced", "direction only", "differs", "undecided", "not attempted"]
 OUTSIDE: tuple[Word, ...] = ("direction only", "differs")
-SEEDS = 3
-"""Draws that a word about something drawn needs."""
 BLUNT = "the paper's number of the unpruned model is inside too"
 """What is said of a tolerance that could not have told the two apart: the error of an evaluation is
 that of the draw of its documents, which for perplexities is large, and the paper drew the same."""
