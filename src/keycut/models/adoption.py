@@ -50,6 +50,11 @@ def refuse_other_sizes(model: Model, folder: Path) -> None:
         "hidden_size": (found["hidden_size"], model.hidden_size),
         "vocab_size": (found["vocab_size"], model.vocab_size),
     }
+    # What neither states is fla's default for both. Timings are of the configuration's shape.
+    stated = model.fla_config()
+    for name in ("conv_size", "intermediate_size", "tie_word_embeddings", "use_gate"):
+        if None not in (found.get(name), stated.get(name)):
+            compared[name] = (found[name], stated[name])
     for name, (theirs, ours) in compared.items():
         if theirs != ours:
             raise InputError(
