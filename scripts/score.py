@@ -2,7 +2,6 @@ from keycut.job import job
 
 with job(snakemake) as config:
     from keycut.calibration import Calibration
-    from keycut.config import width
     from keycut.models.checkpoint import Checkpoint
     from keycut.selection.evidence import Evidence
     from keycut.selection.methods import select
@@ -17,6 +16,5 @@ with job(snakemake) as config:
         seed=int(wildcards.seed),
         **{key: value for key, value in method.items() if key != "algorithm"},
     )
-    kept = width(model.shape.width, float(wildcards.ratio))
-    (selection,) = select(method["algorithm"], evidence, [kept])
+    (selection,) = select(method["algorithm"], evidence, [snakemake.params.kept])
     selection.save(snakemake.output.selection)

@@ -237,9 +237,8 @@ def test_the_figures_of_a_partial_run_are_those_with_sources_or_drawn_before(tmp
 def test_another_commit_of_what_was_downloaded_is_another_input(tmp_path, monkeypatch):
     config = load_config(ROOT / "config" / "paper.yaml")
     monkeypatch.chdir(tmp_path)
-    assert Inputs(config).task_commits("ppl") == dict.fromkeys(
-        config.evaluation.suites["ppl"].tasks
-    )
+    wikitext = ["EleutherAI/wikitext_document_level", "wikitext-2-raw-v1", "test", None]
+    assert Inputs(config).task_data("ppl")["wikitext_word_ppl"] == wikitext
 
     def locked(commit):
         pin = {"revision": "main", "commit": commit, "patterns": [], "files": {}}
@@ -251,13 +250,14 @@ def test_another_commit_of_what_was_downloaded_is_another_input(tmp_path, monkey
         return (
             reads.commit("model", config.tokenizers["llama"]),
             reads.commit("dataset", config.corpora["fineweb_edu"]),
-            reads.task_commits("ppl"),
+            reads.task_data("ppl"),
         )
 
     for commit in ("a" * 40, "b" * 40):
-        tasks = {"wikitext_word_ppl": None, "lambada_ppl": commit}
+        lambada = ["EleutherAI/lambada_openai", "default", "test", commit]
+        tasks = {"wikitext_word_ppl": wikitext, "lambada_ppl": lambada}
         assert locked(commit) == (commit, commit, tasks)
     demo = load_config(ROOT / "config" / "demo.yaml")
     reads = Inputs(demo)
-    assert reads.task_commits("zero_shot") == {}
+    assert reads.task_data("zero_shot") == {}
     assert {reads.commit("dataset", corpus) for corpus in demo.corpora.values()} == {None}

@@ -21,6 +21,7 @@ from keycut.config import (
     RankFigure,
     Recipe,
     shape_of,
+    width,
 )
 from keycut.config.evaluation import DATA_SETS
 from keycut.config.needs import local_files
@@ -100,7 +101,9 @@ class Inputs:
         return f"{self.at.root}/tokenizers/{self.config.models[model].tokenizer}"
 
     def sizes(self, model: str) -> Section:
-        return self.config.models[model].model_dump(exclude={"label", "published_as"})
+        """What is given of a model, and what follows from it."""
+        spec = self.config.models[model]
+        return {**spec.model_dump(exclude={"label", "published_as"}), "made": spec.fla_config()}
 
     def recipe(self, model: str) -> Recipe:
         source = self.config.models[model].source
@@ -117,6 +120,10 @@ class Inputs:
         if not self.config.methods[method].calibrated:
             return []
         return self.at.calibration(model, int(seed))
+
+    def kept(self, model: str, ratio: str) -> int:
+        """Channels of a head that are left."""
+        return width(self.config.models[model].head_k_dim, ratio)
 
     def student(self, model: str, cut: str) -> str:
         if cut == BASELINE:
@@ -141,10 +148,11 @@ class Inputs:
         tasks = self.config.evaluation.suites[suite].tasks.values()
         return [task.file for task in tasks if task.file and not task.not_attempted]
 
-    def task_commits(self, suite: str) -> Section:
+    def task_data(self, suite: str) -> Section:
+        """Of each task on the hub: repository, configuration, split and commit."""
         tasks = self.config.evaluation.suites[suite].tasks.items()
         return {
-            column: self.locked.get(("dataset", DATA_SETS[task.task][0]))
+            column: [*DATA_SETS[task.task], self.locked.get(("dataset", DATA_SETS[task.task][0]))]
             for column, task in tasks
             if task.file is None and not task.not_attempted
         }

@@ -51,7 +51,7 @@ rule evaluate:
         code=code("evaluate"),
         protocol=RUN.evaluation.protocol,
         suite=lambda w: READS.suite(w.suite),
-        commits=lambda w: READS.task_commits(w.suite),
+        data=lambda w: READS.task_data(w.suite),
         checkpoints=AT.checkpoints,
     message:
         "evaluating {wildcards.subject} on {wildcards.suite}"

@@ -20,6 +20,7 @@ rule score:
     params:
         code=lambda w: code_now("score", module(RUN.methods[w.method].algorithm)),
         method=lambda w: RUN.methods[w.method].model_dump(exclude={"label", "target"}),
+        kept=lambda w: READS.kept(w.model, w.ratio),
     message:
         "choosing channels of {wildcards.model}: {wildcards.method}, {wildcards.target}, {wildcards.ratio}, seed {wildcards.seed}"
     script:
