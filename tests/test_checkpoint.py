@@ -91,6 +91,21 @@ def test_names_of_older_versions_are_understood(folder):
     assert torch.equal(Evidence(Checkpoint(folder)).weights("k"), weights)
 
 
+def test_a_model_with_something_that_no_file_holds_is_refused(folder, monkeypatch):
+    """As the angles of softmax attention, which are made where the model is, on no device yet."""
+    from fla.models.gated_deltanet import GatedDeltaNetModel
+
+    made = GatedDeltaNetModel.__init__
+
+    def with_angles(self, config):
+        made(self, config)
+        self.register_buffer("angles", torch.ones(4), persistent=False)
+
+    monkeypatch.setattr(GatedDeltaNetModel, "__init__", with_angles)
+    with pytest.raises(InputError, match=r"model\.angles is in no file"):
+        load(folder)
+
+
 def test_a_truncated_file_is_named(folder):
     file = folder / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-100])

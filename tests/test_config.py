@@ -473,6 +473,13 @@ WRONG = [
 ]  # fmt: skip
 
 
+def test_seeds_that_would_calibrate_on_the_same_text_are_refused(demo_data: dict[str, Any]) -> None:
+    all_of_it = edit(demo_data, "calibration/sequences", 64)
+    parse_config(all_of_it, "mine.yaml")
+    with pytest.raises(InputError, match="all 64 of documentation/calibration, so that every seed"):
+        parse_config(edit(all_of_it, "seeds", [0, 1]), "mine.yaml")
+
+
 @pytest.mark.parametrize(("path", "value", "message"), WRONG, ids=lambda x: str(x)[:40])
 def test_a_mistake_is_named(demo_data: dict[str, Any], path: str, value: Any, message: str) -> None:
     with pytest.raises(InputError) as caught:

@@ -111,22 +111,20 @@ def test_in_the_lab_every_rule_on_a_gpu_has_shares_and_what_is_timed_has_all():
     assert all(0 < share <= whole for share in shares.values())
 
 
-def test_a_mistake_in_a_configuration_ends_the_dry_run(checkout):
-    text = (ROOT / "config" / "demo.yaml").read_text()
+@pytest.mark.parametrize(
+    ("config", "right", "wrong", "message"),
+    [
+        ("demo", "seeds: [0]", "seeds: [0]\nseed: 1", "seed: unknown key; did you mean 'seeds'?"),
+        ("paper", "window: 10000", "window: 4096", "window: 4096, the paper's is 10000"),
+    ],
+)
+def test_a_mistake_in_a_configuration_ends_the_dry_run(checkout, config, right, wrong, message):
+    text = (ROOT / "config" / f"{config}.yaml").read_text()
     bad = checkout / "bad.yaml"
-    bad.write_text(text.replace("seeds: [0]", "seeds: [0]\nseed: 1"))
+    bad.write_text(text.replace(right, wrong))
     code, said = snakemake(checkout, "--configfile", str(bad))
     assert code != 0
-    assert "seed: unknown key; did you mean 'seeds'?" in said
-
-
-def test_what_deviates_from_the_papers_protocol_ends_the_dry_run(checkout):
-    text = (ROOT / "config" / "paper.yaml").read_text()
-    bad = checkout / "bad.yaml"
-    bad.write_text(text.replace("window: 10000", "window: 4096"))
-    code, said = snakemake(checkout, "--configfile", str(bad))
-    assert code != 0
-    assert "window: 4096, the paper's is 10000" in said
+    assert message in said
 
 
 @pytest.mark.parametrize(

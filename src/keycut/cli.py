@@ -115,13 +115,13 @@ def _check(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
 
     def run(options: argparse.Namespace) -> None:
         from keycut.config import load_config
-        from keycut.config.needs import missing_files, without_trainer
+        from keycut.config.needs import without_trainer
         from keycut.evaluation.protocol import refuse_deviations
         from keycut.hub import resolve
+        from keycut.inputs import Inputs
 
         config = load_config(options.config)
-        for suite in config.evaluation.suites:
-            refuse_deviations(config.evaluation, suite)
+        refuse_deviations(config.evaluation)
         print(
             f"{options.config}: {len(config.models)} models, {len(config.methods)} methods, "
             f"{len(config.variants())} variants, {len(config.tables)} tables, "
@@ -140,7 +140,7 @@ def _check(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
             except InputError as error:
                 # No mistake in the configuration: it may be checked before anything is fetched.
                 print(error)
-        for file in missing_files(config):
+        for file in Inputs(config).missing():
             print(f"{file} is not there")
         if names := without_trainer(config):
             print(f"flame is not installed here (`make flame`), and trains {', '.join(names)}")

@@ -41,7 +41,7 @@ def gpus_taken(asked: int, *, shares: int = 1, locks: Path | None = None) -> Ite
     keeps what it was given; if that is more than it asked for, it is one of several in there.
     """
     there = visible_gpus()
-    if not there or ("SLURM_JOB_ID" in os.environ and len(there) <= -(-asked // shares)):
+    if not there or ("SLURM_JOB_ID" in os.environ and len(there) <= _gpus(asked, shares)):
         yield there
         return
     _refuse(asked, shares, len(there))
@@ -60,8 +60,8 @@ def gpus_taken(asked: int, *, shares: int = 1, locks: Path | None = None) -> Ite
 
 def _folder() -> Path:
     """Of the locks. Names of GPUs may mean others in another allocation of the same machine."""
-    name = "-".join([OURS, *filter(None, [os.environ.get("SLURM_JOB_ID")])])
-    return Path(tempfile.gettempdir()) / name
+    allocation = os.environ.get("SLURM_JOB_ID")
+    return Path(tempfile.gettempdir()) / (f"{OURS}-{allocation}" if allocation else OURS)
 
 
 def limit_memory(fraction: float) -> None:
@@ -70,6 +70,11 @@ def limit_memory(fraction: float) -> None:
 
     if fraction < 1 and torch.cuda.is_available():
         torch.cuda.set_per_process_memory_fraction(fraction)
+
+
+def _gpus(asked: int, shares: int) -> int:
+    """GPUs that so many shares are on."""
+    return -(-asked // shares)
 
 
 Taken = dict[str, list[int]]
@@ -83,12 +88,12 @@ def _refuse(asked: int, shares: int, there: int) -> None:
             "ask for a part of one, or for whole ones"
         )
     if asked > there * shares:
-        raise InputError(f"{-(-asked // shares)} GPUs are asked for, this machine has {there}")
+        raise InputError(f"{_gpus(asked, shares)} GPUs are asked for, this machine has {there}")
 
 
 def _wait_for(asked: int, shares: int, there: list[str], folder: Path) -> Taken:
     folder.mkdir(parents=True, exist_ok=True)
-    wanted = -(-asked // shares)
+    wanted = _gpus(asked, shares)
     while True:
         taken: Taken = {}
         for gpu in there:

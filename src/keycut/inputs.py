@@ -21,10 +21,9 @@ from keycut.config import (
     RankFigure,
     Recipe,
     shape_of,
-    width,
 )
 from keycut.config.evaluation import DATA_SETS
-from keycut.config.needs import local_files
+from keycut.config.needs import needed_models
 from keycut.hub import locked_commits
 from keycut.layout import Layout, cut
 
@@ -71,7 +70,10 @@ class Inputs:
         spec = self.config.corpora[corpus]
         if spec.kind == "documentation":
             return [f"{self.at.root}/text/documentation.jsonl"]
-        return local_files(spec.files) if spec.kind == "local" else []
+        # A pattern that matches nothing stands for itself: a file that is not there.
+        patterns = spec.files if spec.kind == "local" else ()
+        found = ([str(path) for path in Path().glob(pattern)] or [pattern] for pattern in patterns)
+        return sorted(file for files in found for file in files)
 
     def tokenizer_text(self, tokenizer: str) -> list[str]:
         """What it is trained on, or made from."""
@@ -87,6 +89,19 @@ class Inputs:
     def commit(self, kind: str, source: Any) -> str | None:
         """Of what comes from the hub: another one is another input."""
         return self.locked.get((kind, source.name)) if source.kind == "hub" else None
+
+    def missing(self) -> list[str]:
+        """What rules read, no rule makes, and is not there."""
+        models = needed_models(self.config).values()
+        files = [model.source.path for model in models if model.source.kind == "local"]
+        for tokenizer in {model.tokenizer for model in models}:
+            files += self.tokenizer_text(tokenizer)
+        for corpus, _ in self.config.packed():
+            files += self.text(corpus)
+        for suite in self.config.evaluation.suites:
+            files += self.task_files(suite)
+        given = {file for file in files if not file.startswith(f"{self.at.root}/")}
+        return sorted(file for file in given if not Path(file).exists())
 
     def trained(self) -> list[str]:
         """Models that the run pretrains."""
@@ -123,7 +138,7 @@ class Inputs:
 
     def kept(self, model: str, ratio: str) -> int:
         """Channels of a head that are left."""
-        return width(self.config.models[model].head_k_dim, ratio)
+        return shape_of(self.config.models[model], float(ratio)).width
 
     def student(self, model: str, cut: str) -> str:
         if cut == BASELINE:

@@ -109,7 +109,7 @@ def padding(path: Path | str, *, may_pad: bool = True) -> int | None:
             "jobs run on one kind of GPU (`gpu_model` in the profile of a cluster), or delete the "
             "file to have it checked again"
         )
-    if not verdict.has_a_way or not (verdict.trains or may_pad):
+    if not (verdict.has_a_way if may_pad else verdict.trains):
         raise InputError(f"{path}: {verdict.shape.name} cannot be trained here: {verdict.reason}")
     return verdict.padded_to
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from keycut.config.evaluation import DATA_SETS
@@ -59,30 +58,6 @@ def needed_models(config: Config) -> dict[str, Model]:
     shown = [figure.model for figure in config.figures.values() if figure.kind == "filters"]
     names = [*(variant.model for variant in config.variants()), *shown]
     return {name: config.models[name] for name in names}
-
-
-def local_files(patterns: Iterable[str]) -> list[str]:
-    """The files behind patterns; one that matches nothing stands for itself, a file that is not
-    there."""
-    found = ((pattern, [str(path) for path in Path().glob(pattern)]) for pattern in patterns)
-    return sorted(file for pattern, files in found for file in files or [pattern])
-
-
-def missing_files(config: Config) -> list[str]:
-    """Local files that the run reads and that are not there."""
-    models = needed_models(config)
-    files = [model.source.path for model in models.values() if model.source.kind == "local"]
-    tokenizers = [config.tokenizers[model.tokenizer] for model in models.values()]
-    files += [tokenizer.path for tokenizer in tokenizers if tokenizer.kind == "local"]
-    for name in {corpus for corpus, _ in packed(config)}:
-        corpus = config.corpora[name]
-        files += local_files(corpus.files) if corpus.kind == "local" else []
-    for suite in config.evaluation.suites.values():
-        for task in suite.tasks.values():
-            made = config.evaluation.made_from and task.task.startswith("demo_")
-            if task.file and not task.not_attempted and not made:
-                files.append(task.file)
-    return sorted({file for file in files if not Path(file).exists()})
 
 
 def without_trainer(config: Config) -> list[str]:

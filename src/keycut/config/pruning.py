@@ -20,8 +20,8 @@ def width(d_k: int, ratio: float | str | Decimal | Fraction) -> int:
     try:
         exact = Fraction(str(ratio))
     except ValueError:  # nan or an infinity
-        exact = Fraction(-1)
-    if not 0 <= exact < 1:
+        exact = None
+    if exact is None or not 0 <= exact < 1:
         raise InputError(f"ratio {ratio}: must lie in (0, 1), or be 0 for a model left whole")
     left = int(d_k * (1 - exact))
     if left < 1:

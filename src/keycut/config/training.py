@@ -78,7 +78,7 @@ class Recovery(Training):
     parts: PositiveInt = Field(
         1,
         description="how many parts a step's batch is taken in, one after another: more need less "
-        "memory and give the same",
+        "memory and give the same but for rounding",
     )
     lora: Lora = Field(description="the adapters")
     distillation: Distillation = Field(description="the teacher's part")

@@ -50,11 +50,13 @@ PAPER: dict[str, tuple[int, str | None, dict[str, tuple[str, str, int]]]] = {
 }
 
 
-def refuse_deviations(evaluation: Evaluation, name: str) -> None:
-    """An error that names everything in which a suite is not what its protocol promises."""
+def refuse_deviations(evaluation: Evaluation, *names: str) -> None:
+    """An error that names everything in which suites, these or all, are not what their protocol
+    promises."""
     if evaluation.protocol != "paper":
         return
-    found = list(_deviations(evaluation.suites[name], name))
+    suites = names or evaluation.suites
+    found = [one for name in suites for one in _deviations(evaluation.suites[name], name)]
     if found:
         raise InputError(
             "the protocol `paper` is promised, but:\n  "
