@@ -84,6 +84,24 @@ def test_without_a_server_the_job_runs_as_it_is(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("work", "limit", "found"),
+    [
+        ("map, eval, [\"'colorsys' in __import__('sys').modules\"]", 60, "[True] ''"),
+        ("map, time.sleep, [0, 1000]", 10, "[None] 'no result within 10 s'"),
+        ("map, os._exit, [3]", 60, "[] 'the process died (exit code 3): it said nothing'"),
+        ("map, __import__('signal').raise_signal, [11]", 60, "[] 'the process died (signal 11)"),
+    ],
+)
+def test_what_is_timed_apart_is_a_fork_too(served, tmp_path, work, limit, found):
+    body = (
+        "from keycut.benchmarking.process import apart\n"
+        f"outcome = apart({work}, limit_s={limit})\nprint(outcome.found, repr(outcome.reason))"
+    )
+    out, err = served(*job(tmp_path, body)).communicate(timeout=60)
+    assert out.startswith(found), err
+
+
+@pytest.mark.parametrize(
     ("body", "code"),
     [("sys.exit(75)", 75), ("sys.exit('no')", 1), ("1 / 0", 1), ("os.kill(os.getpid(), 9)", 137)],
 )

@@ -50,6 +50,7 @@ def hand_over() -> None:
             sys.exit(f"keycut: the fork server at {address} does not answer: {error.strerror}")
         request = {
             "script": str(Path(sys.argv[0]).resolve()),
+            "arguments": sys.argv[1:],
             "folder": os.getcwd(),
             "environment": dict(os.environ),
         }
@@ -130,7 +131,7 @@ class Server:
             os.chdir(request["folder"])
             os.environ.clear()
             os.environ.update({**request["environment"], FORKED: "1"})
-            sys.argv = [request["script"]]
+            sys.argv = [request["script"], *request["arguments"]]
             runpy.run_path(request["script"], run_name="__main__")
             code = 0
         except SystemExit as stopped:

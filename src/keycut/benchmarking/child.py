@@ -1,4 +1,7 @@
-"""The other side of `process.Worker`: import, wait for work, do it, say what was found."""
+"""The other side of `process.Worker`: import, wait for work, do it, say what was found.
+
+Where a fork server runs, it is a fork of that, with most imports done.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ import pickle
 import sys
 
 from keycut.benchmarking.process import READY, said
+from keycut.forkserver import hand_over
 
 
 def serve(preload: list[str]) -> None:
@@ -36,4 +40,5 @@ def serve(preload: list[str]) -> None:
 
 
 if __name__ == "__main__":
+    hand_over()
     serve(sys.argv[1:])

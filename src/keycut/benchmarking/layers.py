@@ -18,9 +18,9 @@ def fla_layers() -> Any:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Triton is not supported on current platform")
         import fla.layers
-    from keycut.models import cpu
+    from keycut.models import kernels
 
-    cpu.install()
+    kernels.prepare()
     return fla.layers
 
 

@@ -174,16 +174,16 @@ def fitted(
 def _auto_classes() -> tuple[Any, Any]:
     """transformers' Auto classes, with every architecture of ours registered and runnable."""
     with warnings.catch_warnings():
-        # Without a GPU it warns of what `cpu.install` is about to mend.
+        # Without a GPU it warns of what `kernels.prepare` is about to mend.
         warnings.filterwarnings("ignore", message="Triton is not supported on current platform")
         import fla  # noqa: F401 (registers its models)
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.utils import logging
 
     import keycut.models.shared_conv  # noqa: F401 (registers ours)
-    from keycut.models import cpu
+    from keycut.models import kernels
 
-    cpu.install()
+    kernels.prepare()
     logging.disable_progress_bar()  # a bar for every file, in logs that nobody watches
     return AutoConfig, AutoModelForCausalLM
 

@@ -311,17 +311,8 @@ REPLACEMENTS: list[tuple[str, str, Callable[..., Any]]] = [
 ]
 
 
-def triton_device() -> bool:
-    """Whether Triton can drive a device here (fla asks the same question)."""
-    from fla.utils import device_platform
-
-    return bool(device_platform != "cpu")
-
-
 def install() -> None:
-    """Put the plain functions in place, if there is no device for the kernels. Safe to repeat."""
-    if triton_device():
-        return
+    """Put the plain functions in place. Safe to repeat."""
     # torch says so with a stack trace, once per process, where a CPU has no bf16 of its own.
     warnings.filterwarnings("ignore", message="mkldnn_matmul failed")
     for module, name, plain in REPLACEMENTS:

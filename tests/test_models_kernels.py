@@ -1,0 +1,101 @@
+"""Tuned kernels are compiled side by side, for a GPU that need not be there."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from triton.backends.compiler import GPUTarget
+from triton.compiler import CompiledKernel
+from triton.compiler.errors import CompileTimeAssertionFailure
+from triton.runtime.autotuner import Autotuner
+from triton.runtime.driver import driver
+
+from keycut.models import kernels
+
+SIZES = [16, 32, 64, 128]
+
+
+@triton.jit
+def doubled(x, y, n, BLOCK: tl.constexpr):
+    tl.static_assert(BLOCK != 64)  # one of the candidates does not compile
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y + at, 2 * tl.load(x + at, mask=at < n), mask=at < n)
+
+
+@pytest.fixture
+def hopper(monkeypatch, tmp_path):
+    """Triton compiles for a device, and asks it nothing."""
+    there = SimpleNamespace(
+        get_current_target=lambda: GPUTarget("cuda", 90, 32),
+        get_current_device=lambda: 0,
+        get_current_stream=lambda device: 0,
+    )
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(Autotuner, "_bench", Autotuner._bench)
+    before = driver._active
+    driver.set_active(there)
+    yield
+    driver._active = before
+
+
+def tune(times: dict[int, float]) -> tuple[Autotuner, list[Any]]:
+    """A tuner that has chosen, and what was compiled for each candidate when it was timed."""
+    doubled.device_caches.clear()
+    seen = []
+
+    def bench(call: Any, quantiles: Any) -> list[float]:
+        kept = doubled.device_caches[0][0]
+        seen.append(list(kept.values()))
+        size = SIZES[len(seen) - 1]
+        if size == 64:  # a launch would raise this
+            raise CompileTimeAssertionFailure("", None, "")
+        return [times[size]] * 3
+
+    configs = [triton.Config({"BLOCK": size}) for size in SIZES]
+    tuner = triton.autotune(configs, key=["n"], do_bench=bench)(doubled)
+    x = torch.zeros(128)
+    tuner.run(x, x, 128, grid=(1,), warmup=True)
+    return tuner, seen
+
+
+def test_all_candidates_are_compiled_before_the_first_is_timed(hopper, monkeypatch) -> None:
+    times = {16: 3.0, 32: 1.0, 128: 2.0}
+    plain, seen = tune(times)
+    assert len(seen[0]) == 0
+    assert plain.best_config.kwargs == {"BLOCK": 32}
+
+    threads = set()
+    compile_one = triton.compiler.compile
+
+    def compile_and_tell(*args, **given):
+        threads.add(threading.current_thread())
+        return compile_one(*args, **given)
+
+    kernels.compile_on_all_cores()
+    kernels.compile_on_all_cores()
+    monkeypatch.setattr(triton.compiler, "compile", compile_and_tell)
+    ours, seen = tune(times)
+    assert ours.best_config.kwargs == plain.best_config.kwargs
+    assert list(ours.configs_timings.values()) == list(plain.configs_timings.values())
+    done = [isinstance(kernel, CompiledKernel) for kernel in seen[0]]
+    assert done == [True, True, False, True]
+    assert threads
+    assert threading.main_thread() not in threads
+    # What did not compile says so to whoever wants to launch it.
+    with pytest.raises(CompileTimeAssertionFailure):
+        _ = seen[0][2].function
+
+
+def test_a_choice_that_is_known_compiles_nothing(hopper, monkeypatch) -> None:
+    kernels.compile_on_all_cores()
+    tuner, seen = tune({16: 1.0, 32: 2.0, 128: 3.0})
+    monkeypatch.setattr(kernels, "compile_all", None)
+    x = torch.zeros(128)
+    tuner.run(x, x, 128, grid=(1,), warmup=True)
+    assert len(seen) == len(SIZES)
