@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from pathlib import Path
 
 WAYS = {"one after another": "serial", "on all cores": "all", "again": "all"}
 
@@ -58,6 +59,8 @@ def main() -> None:
     if options.way:
         print(first_step(options))
         return
+    if not Path("/dev/nvidiactl").exists():
+        parser.error("there is no GPU here")
     found: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as other:
         for name, way in WAYS.items():
