@@ -10,6 +10,7 @@ depends on what the numbers are. Parts, each a process of its own with a time li
 
     half, quarter                    steps of both: tokens/s, peak memory; merged, saved, reloaded
     half-logits, quarter-logits      the same with the logits of both models in memory
+    half-parts                       each batch in two parts, one after another (`recovery.parts`)
     killed                           `half` killed with kill -9 and started again: same losses?
     fused                            the loss alone, against flash-linear-attention's fused ones
 """
@@ -34,7 +35,7 @@ from keycut.artefact import read_json, write_json
 from keycut.config import load_config
 
 CONFIG = Path(__file__).parents[1] / "config" / "paper.yaml"
-PARTS = ("half", "quarter", "half-logits", "quarter-logits", "killed", "fused")
+PARTS = ("half", "quarter", "half-logits", "quarter-logits", "half-parts", "killed", "fused")
 WARMUP = 4  # steps before the clock: the first ones tune kernels
 KILLED_AT = 7  # steps
 
@@ -93,12 +94,16 @@ def logits_loss(adapted: Any, teacher: Any, ids: Any, settings: Any) -> Any:
 class Clock:
     """Around the loss of `recover`: when each step began, and the memory after the warm-up."""
 
-    def __init__(self, loss: Any) -> None:
+    def __init__(self, loss: Any, parts: int) -> None:
         self.loss = loss
+        self.parts = parts
+        self.calls = 0
         self.began: list[float] = []
 
     def __call__(self, *arguments: Any) -> Any:
-        self.now()
+        if self.calls % self.parts == 0:
+            self.now()
+        self.calls += 1
         return self.loss(*arguments)
 
     def now(self) -> None:
@@ -113,7 +118,7 @@ class Clock:
 
 
 def recovered(
-    folder: Path, size: Size, steps: int, student: str, *, logits: bool, run: str
+    folder: Path, size: Size, steps: int, student: str, *, way: str, run: str
 ) -> dict[str, Any]:
     """Recover a student for some steps, with a clock; then load what was written."""
     import torch
@@ -125,11 +130,14 @@ def recovered(
     gpu = torch.cuda.is_available()
     settings = load_config(CONFIG).recovery
     assert settings is not None
-    settings = settings.model_copy(update={"steps": steps, "batch": size.batch, "warmup": 2})
+    parts = 2 if way == "parts" else 1
+    settings = settings.model_copy(
+        update={"steps": steps, "batch": size.batch, "warmup": 2, "parts": parts}
+    )
     data = tokens(
         folder / f"{run}-tokens", settings.sequences, size.length, size.model["vocab_size"]
     )
-    clock = Clock(logits_loss if logits else recovery.recovery_loss)
+    clock = Clock(logits_loss if way == "logits" else recovery.recovery_loss, parts)
     recovery.recovery_loss = clock
     ids = torch.from_numpy(data[:2]).to("cuda" if gpu else "cpu")
     kept: dict[str, Any] = {}
@@ -277,9 +285,9 @@ def child(arguments: argparse.Namespace, part: str) -> dict[str, Any]:
         return fused(here)
     if part == "killed" and not arguments.child:
         return killed(folder, here, arguments.gpu, arguments.steps)
-    student, _, logits = part.partition("-")
+    student, _, way = part.partition("-")
     student = "half" if student == "killed" else student
-    return recovered(folder, here, arguments.steps, student, logits=bool(logits), run=part)
+    return recovered(folder, here, arguments.steps, student, way=way, run=part)
 
 
 def run(arguments: argparse.Namespace, part: str) -> dict[str, Any]:
@@ -305,16 +313,20 @@ def run(arguments: argparse.Namespace, part: str) -> dict[str, Any]:
 
 
 def ratios(results: dict[str, dict[str, Any]]) -> None:
-    for name in ("half", "quarter"):
-        ours, obvious = results.get(name, {}), results.get(f"{name}-logits", {})
-        if "losses" not in ours or "losses" not in obvious:
+    for name, other, way in (
+        ("half", "half-logits", "with all logits"),
+        ("quarter", "quarter-logits", "with all logits"),
+        ("half-parts", "half", "with the batch in one"),
+    ):
+        ours, beside = results.get(name, {}), results.get(other, {})
+        if "losses" not in ours or "losses" not in beside:
             continue
-        speed = ours["tokens_per_second"] / obvious["tokens_per_second"]
-        apart = max(abs(a - b) / b for a, b in zip(ours["losses"], obvious["losses"], strict=True))
+        speed = ours["tokens_per_second"] / beside["tokens_per_second"]
+        apart = max(abs(a - b) / b for a, b in zip(ours["losses"], beside["losses"], strict=True))
         said = f"{name}, d_k {ours['d_k']}: {ours['tokens_per_second']:,.0f} tokens/s, "
-        said += f"{speed:.2f} x that with all logits"
+        said += f"{speed:.2f} x that {way}"
         if ours["gibibytes"] is not None:
-            memory = ours["gibibytes"] / obvious["gibibytes"]
+            memory = ours["gibibytes"] / beside["gibibytes"]
             said += f"; {ours['gibibytes']:.1f} GiB, {memory:.2f} x"
         print(f"{said}; losses within {apart:.1e}", flush=True)
 
