@@ -129,6 +129,7 @@ def measurement(config: Config, cell: Measurement) -> dict:
 
     if isinstance(benchmark, DecodingBenchmark):
         results = {f"tokens_per_s_{b}": measured(speed * b**0.7) for b in benchmark.batches}
+        results |= {f"graph_{name}": no_gpu for name in list(results)}
         results |= {"state_mib": measured(cell.width / 64), "largest_batch": no_gpu}
     else:
         results = {"tokens_per_s": measured(speed), "peak_memory_gib": no_gpu}

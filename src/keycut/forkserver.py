@@ -176,6 +176,9 @@ def _serve(listener: socket.socket, command: int) -> None:
     os.setsid()
     # flash-linear-attention warns that there is no GPU, which a CPU's user knows.
     warnings.filterwarnings("ignore", message="Triton is not supported")
+    # Python warns of threads at a fork. Those there are belong to OpenBLAS and jemalloc, which see
+    # to it themselves.
+    warnings.filterwarnings("ignore", message="This process .* is multi-threaded")
     # Kernels under torch settle on a number of threads as they are loaded, and two jobs with a
     # thread per core each are slower than one after the other.
     os.environ["OMP_NUM_THREADS"] = "1"

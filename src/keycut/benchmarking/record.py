@@ -69,12 +69,7 @@ def metrics(config: Config, cell: Measurement) -> tuple[str, ...]:
     benchmark = config.benchmarks[cell.benchmark]
     if not isinstance(benchmark, DecodingBenchmark):
         return ("tokens_per_s", "peak_memory_gib")
-    speeds = (
-        f"{name}_{batch}"
-        for batch in benchmark.batches
-        for name in ("tokens_per_s", "graph_tokens_per_s")
-    )
-    return (*speeds, "state_mib", "largest_batch", "tokens_per_s_largest")
+    return (*benchmark.speeds(), "state_mib", "largest_batch", "tokens_per_s_largest")
 
 
 def read(path: Path | str) -> Measured:

@@ -60,6 +60,11 @@ class DecodingBenchmark(BenchmarkBase):
     prompt: PositiveInt = Field(description="tokens before the first generated one")
     tokens: PositiveInt = Field(description="generated tokens")
 
+    def speeds(self) -> tuple[str, ...]:
+        """The names of its speeds, batch by batch: as Python runs it, then as one CUDA graph."""
+        ways = ("tokens_per_s", "graph_tokens_per_s")
+        return tuple(f"{way}_{batch}" for way in ways for batch in self.batches)
+
 
 Benchmark = Annotated[
     MixerBenchmark | ModelBenchmark | DecodingBenchmark, Field(discriminator="kind")

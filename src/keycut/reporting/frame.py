@@ -218,8 +218,7 @@ def timed(config: Config, table: str) -> tuple[tuple[Measurement, str], ...]:
     if isinstance(spec, DecodingTable):
         benchmark = config.benchmarks[spec.benchmark]
         assert benchmark.kind == "decoding"
-        batches = [f"tokens_per_s_{batch}" for batch in benchmark.batches]
-        metrics = (*batches, "state_mib", "largest_batch")
+        metrics = (*benchmark.speeds(), "state_mib", "largest_batch")
     elif spec.kind == "mixer_speed":
         metrics += ("peak_memory_gib", "memory_ratio")
     return tuple((cell, metric) for cell in config.timings(table) for metric in metrics)
