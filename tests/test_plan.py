@@ -204,6 +204,11 @@ def test_a_figure_does_not_reach_beyond_ten_times_its_size() -> None:
     assert beyond.seconds == 0
 
 
+def test_to_time_a_larger_model_takes_no_longer() -> None:
+    costs = Costs(measured=(figures(Figure(work="measure", parameters=100, seconds=5.0)),))
+    assert estimate(costs, "measure", Work(parameters=900), 1, tunes=False).seconds == 5.0
+
+
 def test_a_figure_of_one_delta_rule_is_none_of_the_other() -> None:
     costs = Costs(
         measured=(

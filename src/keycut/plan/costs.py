@@ -23,6 +23,10 @@ Farther away it would be a guess."""
 
 EXTRAS = ("start", "tuning")
 
+TIMED = "measure"
+"""The rule that times cells: so many runs, a search and a choice of tiles take no longer with a
+larger model."""
+
 
 class Figure(Section):
     """One measurement. A job with n times the tokens, or a model with n times the parameters,
@@ -160,7 +164,7 @@ def scaled(figure: Figure, work: Work) -> float:
     seconds = figure.seconds
     if figure.tokens is not None and work.tokens is not None:
         seconds *= work.tokens / figure.tokens
-    if figure.parameters is not None and work.parameters is not None:
+    if figure.parameters is not None and work.parameters is not None and figure.work != TIMED:
         seconds *= work.parameters / figure.parameters
     return seconds
 
