@@ -202,6 +202,24 @@ def test_pack_says_what_it_made(workplace, capsys):
     assert "sequences" in capsys.readouterr().out
 
 
+def test_force_replaces_packed_text_and_nothing_else(workplace, tmp_path, capsys):
+    text = tmp_path / "corpus" / "text.jsonl"
+    text.parent.mkdir()
+    text.write_bytes((workplace / "text.jsonl").read_bytes())
+
+    def pack(out):
+        arguments = ["pack", text, out, "--tokenizer", workplace / "tokenizer", "--length", "32"]
+        return main([str(argument) for argument in [*arguments, "--force"]])
+
+    assert pack(text.parent) == 2
+    assert "text.jsonl would be lost" in said(capsys)
+    (tmp_path / "papers").mkdir()
+    assert pack(tmp_path / "papers") == 2
+    assert "papers is no packed text: --force replaces only those" in said(capsys)
+    assert text.exists()
+    assert pack(tmp_path / "packed") == pack(tmp_path / "packed") == 0
+
+
 def test_importing_keycut_imports_nothing_slow():
     code = (
         "import sys, keycut, keycut.cli, keycut.config, keycut.hub;"

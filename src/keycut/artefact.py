@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -68,6 +68,17 @@ def refuse_out(path: Path | str, *, force: bool) -> Path:
     if Path(path).exists() and not force:
         raise InputError(f"{path} exists already; give --force to replace it")
     return refuse_unwritable(path)
+
+
+def refuse_to_lose(out: Path, sources: Iterable[Path], *, kind: str, mark: str) -> None:
+    """With --force a folder takes the place of one of its kind, which has a file called `mark` in
+    it, and of nothing else; least of all of what it is made from."""
+    target = out.resolve()
+    for source in sources:
+        if target in (source.resolve(), *source.resolve().parents):
+            raise InputError(f"{out}: {source} would be lost; give another folder")
+    if out.exists() and not (out / mark).is_file():
+        raise InputError(f"{out} is no {kind}: --force replaces only those")
 
 
 @contextmanager

@@ -327,12 +327,14 @@ def _pack(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     command.add_argument("--force", action="store_true", help="replace OUT if it exists")
 
     def run(options: argparse.Namespace) -> None:
-        from keycut.artefact import refuse_out
+        from keycut.artefact import refuse_out, refuse_to_lose
         from keycut.data.packing import pack
         from keycut.data.sources import describe, read
         from keycut.data.tokenizer import load_tokenizer
 
         refuse_out(options.out, force=options.force)
+        sources = [options.text, options.tokenizer]
+        refuse_to_lose(options.out, sources, kind="packed text", mark="manifest.json")
         manifest = pack(
             read(options.text, field=options.field),
             load_tokenizer(options.tokenizer),

@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 import torch
 from torch import Tensor
 
-from keycut.artefact import refuse_out
+from keycut.artefact import refuse_out, refuse_to_lose
 from keycut.calibration import Calibration, calibrate, calibrated_dtype
 from keycut.card import card, pruned_facts
 from keycut.config import width as width_of
@@ -68,7 +68,8 @@ def prune(request: Request) -> Selection:
             f"{request.ratio}: round to less, or cut more"
         )
     refuse_out(request.out, force=request.force)
-    refuse_to_lose(request.model, request.out)
+    sources = [request.model] if request.text is None else [request.model, request.text]
+    refuse_to_lose(request.out, sources, kind="model", mark="config.json")
 
     calibration = None
     if request.method not in WITHOUT_CALIBRATION or request.text is not None:
@@ -90,15 +91,6 @@ def prune(request: Request) -> Selection:
     for line in summary(checkpoint, Checkpoint(request.out), selection):
         say(line)
     return selection
-
-
-def refuse_to_lose(model: Path, out: Path) -> None:
-    """With --force the output takes the place of a model, and of nothing else."""
-    source, target = model.resolve(), out.resolve()
-    if target == source or target in source.parents:
-        raise InputError(f"{out}: {model} would be lost; give another folder")
-    if out.exists() and not (out / "config.json").is_file():
-        raise InputError(f"{out} is no model: --force replaces only those")
 
 
 def say(line: str) -> None:

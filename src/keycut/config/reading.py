@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from keycut.config.run import Config
-from keycut.config.section import alternatives
+from keycut.config.section import PATTERNS, alternatives
 from keycut.errors import InputError, nearest
 
 
@@ -89,6 +89,10 @@ def _explain(error: ErrorDetails) -> list[str]:
             return [f"{path}.{key}: {context['tag']!r}: unknown{nearest(context['tag'], known)}"]
         case "union_tag_not_found":
             return [f"{path}.{context['discriminator'].strip(chr(39))}: missing"]
+        case "string_pattern_mismatch":
+            return [f"{path}:{shown} {PATTERNS[context['pattern']]}"]
+        case "too_short":
+            return [f"{path}: is empty"]
         case "value_error" if not path:
             return message.splitlines()
         case _:

@@ -37,13 +37,22 @@ def _no_repeats(values: tuple[T, ...]) -> tuple[T, ...]:
 
 
 # Names become parts of paths and wildcards of the workflow.
-Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 # What keycut.hub takes.
-HubName = Annotated[
-    str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*/[A-Za-z0-9_][A-Za-z0-9_.-]*$")
-]
-SliceName = Annotated[str, StringConstraints(pattern=r"^[\w.-]+/[\w.-]+$")]
-TextFile = Annotated[str, StringConstraints(pattern=r"\.(jsonl|txt)(\.(xz|gz|zst))?$")]
+_HUB = r"^[A-Za-z0-9_][A-Za-z0-9_.-]*/[A-Za-z0-9_][A-Za-z0-9_.-]*$"
+_SLICE = r"^[\w.-]+/[\w.-]+$"
+_TEXT = r"\.(jsonl|txt)(\.(xz|gz|zst))?$"
+Name = Annotated[str, StringConstraints(pattern=_NAME)]
+HubName = Annotated[str, StringConstraints(pattern=_HUB)]
+SliceName = Annotated[str, StringConstraints(pattern=_SLICE)]
+TextFile = Annotated[str, StringConstraints(pattern=_TEXT)]
+# The same in words, for who did not keep to it.
+PATTERNS = {
+    _NAME: "should be letters, digits and . _ -, with a letter or digit first",
+    _HUB: "should be owner/name",
+    _SLICE: "should be corpus/slice",
+    _TEXT: "should end in .jsonl or .txt, or one of these and .xz, .gz or .zst",
+}
 Ratio = Annotated[
     float,
     AfterValidator(_in_unit_interval),
