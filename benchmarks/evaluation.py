@@ -37,6 +37,8 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
+from arguments import existing
+
 WINDOW = 2048
 # Documents of a kind, on a CPU and on a GPU; `paths` takes some of them.
 COUNTS = {"articles": (6, 62), "passages": (40, 1500), "prompts": (8, 64), "questions": (100, 800)}
@@ -517,8 +519,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--gpu", action="store_true")
     parser.add_argument("--parts", help="by default all that the options allow")
-    parser.add_argument("--model", type=Path, help="model folder; on a GPU `train` makes one")
-    parser.add_argument("--data", type=Path, help="folder with test sets and, to train, tokens")
+    parser.add_argument("--model", type=existing, help="model folder; on a GPU `train` makes one")
+    parser.add_argument("--data", type=existing, help="folder with test sets and, to train, tokens")
     parser.add_argument("--work", type=Path, help="folder for models and caches; kept if given")
     parser.add_argument("--out", type=Path, help="JSON, written again after every stage")
     parser.add_argument("--steps", type=int, default=400, help="of training")

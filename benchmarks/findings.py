@@ -15,6 +15,7 @@ from pathlib import Path
 from statistics import fmean
 
 import torch
+from arguments import existing
 
 from keycut.analysis.rank import RankAnalysis
 from keycut.selection.selection import Selection
@@ -26,7 +27,7 @@ PIVOTED = ("qrcp", "drrqr", "drrqr_all", "drrqr_normalised")
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("results", type=Path, help="the folder of a run")
+    parser.add_argument("results", type=existing, help="the folder of a run")
     folder = parser.parse_args().results
     for model in sorted((folder / "selections").iterdir()):
         chosen = dict(read(model))

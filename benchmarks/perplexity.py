@@ -17,6 +17,7 @@ from pathlib import Path
 
 import torch
 import yaml
+from arguments import existing
 from plain_perplexity import PlainModel, lambada, pages, wikitext
 
 from keycut.artefact import write_json
@@ -120,9 +121,9 @@ def line(row: dict) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("model", type=Path, metavar="MODEL", help="model folder")
-    parser.add_argument("--wikitext", type=Path, required=True, help="WikiText's raw test set")
-    parser.add_argument("--lambada", type=Path, required=True, help="passages, one JSON a line")
+    parser.add_argument("model", type=existing, metavar="MODEL", help="model folder")
+    parser.add_argument("--wikitext", type=existing, required=True, help="WikiText's raw test set")
+    parser.add_argument("--lambada", type=existing, required=True, help="passages, one JSON a line")
     parser.add_argument("--windows", default="2048,10000")
     parser.add_argument("--batches", default="1,16")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"])

@@ -22,6 +22,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from arguments import existing
+
 from keycut.artefact import read_json, write_json
 from keycut.config import load_config
 
@@ -119,8 +121,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--folder", type=Path, required=True, help="for text and models")
     parser.add_argument("--prepare", action="store_true", help="write the text, train nothing")
-    parser.add_argument("--text", type=Path, nargs="+", default=[], help="files of text")
-    parser.add_argument("--tokenizer", type=Path, help="a sentencepiece .model")
+    parser.add_argument("--text", type=existing, nargs="+", default=[], help="files of text")
+    parser.add_argument("--tokenizer", type=existing, help="a sentencepiece .model")
     parser.add_argument("--out", type=Path, help="file that gets a line of JSON per model")
     parser.add_argument("--models", nargs="+", default=list(MODELS))
     parser.add_argument("--steps", type=int, default=40)

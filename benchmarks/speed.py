@@ -28,6 +28,7 @@ from dataclasses import asdict, replace
 from itertools import islice, takewhile
 from pathlib import Path
 
+from arguments import existing
 from speed_tables import tables
 
 from keycut.artefact import read_json, write_json
@@ -371,7 +372,7 @@ def _twice(config: Config) -> Iterator[Measurement]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True, help="folder for what is found")
-    parser.add_argument("--configfile", type=Path, default=ROOT / "config" / "paper.yaml")
+    parser.add_argument("--configfile", type=existing, default=ROOT / "config" / "paper.yaml")
     parser.add_argument("--only", default=",".join(PARTS), help="some of %(default)s")
     parser.add_argument("--subjects", choices=["delta_net", "all"], default="delta_net",
                         help="what decoding and sweep are measured for")  # fmt: skip

@@ -17,6 +17,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from arguments import existing
+
 from keycut.artefact import read_json
 from keycut.benchmarking import preflight
 from keycut.benchmarking.record import Found, Measured, from_json
@@ -239,7 +241,7 @@ def plot_widths(record: dict[str, Any], out: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("file", type=Path, help="the speed.json of benchmarks/speed.py")
+    parser.add_argument("file", type=existing, help="the speed.json of benchmarks/speed.py")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the odd widths there")
     options = parser.parse_args()
     record = read_json(options.file)

@@ -11,6 +11,7 @@ import argparse
 from pathlib import Path
 
 import torch
+from arguments import existing
 
 from keycut.config import width
 from keycut.models.checkpoint import Checkpoint
@@ -23,8 +24,8 @@ RATIOS = (0.3, 0.4, 0.5, 0.75)
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("model", type=Path)
-    parser.add_argument("--text", type=Path)
+    parser.add_argument("model", type=existing)
+    parser.add_argument("--text", type=existing)
     parser.add_argument("--sequences", type=int, default=64)
     parser.add_argument("--length", type=int, default=128)
     options = parser.parse_args()
