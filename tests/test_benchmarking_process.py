@@ -1,5 +1,8 @@
 import os
+import select
 import signal
+import subprocess
+import sys
 import time
 
 import numpy as np
@@ -49,6 +52,22 @@ def test_a_process_that_cannot_import_says_so() -> None:
     worker = Worker(("no_such_module",))
     worker.wait()
     assert "no_such_module" in worker.run(iter, [1], limit_s=60).reason
+
+
+def test_work_ends_with_the_process_that_waits_for_it() -> None:
+    code = (
+        "import time\nfrom keycut.benchmarking.process import Worker\n"
+        "worker = Worker(())\nworker.wait()\nprint(worker.process.pid, flush=True)\n"
+        "worker.run(map, time.sleep, [1000], limit_s=1000)"
+    )
+    job = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    assert job.stdout is not None
+    at_work = os.pidfd_open(int(job.stdout.readline()))
+    time.sleep(1)  # it has its work by now
+    assert select.select([at_work], [], [], 0)[0] == []
+    job.kill()
+    job.wait()
+    assert select.select([at_work], [], [], 30)[0] == [at_work]
 
 
 def test_prints_of_the_work_do_not_get_between_its_results() -> None:

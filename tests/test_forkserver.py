@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -99,6 +100,23 @@ def test_what_is_timed_apart_is_a_fork_too(served, tmp_path, work, limit, found)
     )
     out, err = served(*job(tmp_path, body)).communicate(timeout=60)
     assert out.startswith(found), err
+
+
+def test_what_is_timed_apart_ends_with_its_job(served, tmp_path):
+    body = (
+        "from keycut.benchmarking.process import apart\n"
+        "who = \"open('who', 'w').write(str(__import__('os').getpid()))\"\n"
+        "work = [who, \"open('at-work', 'w').close()\", \"__import__('time').sleep(1000)\"]\n"
+        "apart(map, eval, work, limit_s=1000)"
+    )
+    running = served("sh", "-c", f"{' '.join(job(tmp_path, body))} & echo $!; exec sleep 60")
+    job_itself = int(running.stdout.readline())
+    wait_for(tmp_path / "at-work")
+    at_work = os.pidfd_open(int((tmp_path / "who").read_text()))
+    os.kill(job_itself, signal.SIGKILL)
+    assert select.select([at_work], [], [], 30)[0] == [at_work]
+    running.kill()
+    running.communicate()
 
 
 @pytest.mark.parametrize(

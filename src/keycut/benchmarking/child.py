@@ -8,7 +8,10 @@ from __future__ import annotations
 import importlib
 import os
 import pickle
+import select
+import signal
 import sys
+import threading
 
 from keycut.benchmarking.process import READY, said
 from keycut.forkserver import hand_over
@@ -39,6 +42,18 @@ def serve(preload: list[str]) -> None:
     os._exit(0)
 
 
+def end_with_parent() -> None:
+    """If the job is killed, so is this: it would go on beside whatever is timed next."""
+    parent = os.pidfd_open(os.getppid())
+
+    def watch() -> None:
+        select.select([parent], [], [])
+        os.killpg(0, signal.SIGKILL)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
 if __name__ == "__main__":
+    end_with_parent()
     hand_over()
     serve(sys.argv[1:])
