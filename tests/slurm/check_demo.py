@@ -30,9 +30,11 @@ def through_slurm(cluster, config, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def made(through_slurm):
-    """What stands beside the output of every job."""
+    """What stands beside the output of every job of Slurm: all but the PDF, made by Snakemake."""
     beside = through_slurm.folder.glob("results/demo/**/*.provenance.json")
-    return [json.loads(path.read_text()) for path in beside]
+    found = [json.loads(path.read_text()) for path in beside]
+    assert [one["rule"] for one in found if one["slurm_job"] is None] == ["pdf"]
+    return [one for one in found if one["slurm_job"] is not None]
 
 
 def test_every_job_was_one_of_slurm_and_ran_once(through_slurm, made):
