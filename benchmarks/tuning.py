@@ -15,7 +15,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from pathlib import Path
+
+from keycut.forkserver import GPU
 
 WAYS = {"one after another": "serial", "on all cores": "all", "again": "all"}
 
@@ -59,7 +60,7 @@ def main() -> None:
     if options.way:
         print(first_step(options))
         return
-    if not Path("/dev/nvidiactl").exists():
+    if not GPU.exists():
         parser.error("there is no GPU here")
     found: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as other:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from keycut.benchmarking.process import Outcome, Worker, apart, here
+from keycut.forkserver import pidfd
 
 # Work that any process can import: a generator that maps a function over values.
 
@@ -62,7 +63,7 @@ def test_work_ends_with_the_process_that_waits_for_it() -> None:
     )
     job = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
     assert job.stdout is not None
-    at_work = os.pidfd_open(int(job.stdout.readline()))
+    at_work = pidfd(int(job.stdout.readline()))
     time.sleep(1)  # it has its work by now
     assert select.select([at_work], [], [], 0)[0] == []
     job.kill()

@@ -34,6 +34,7 @@ from keycut.config import (
     width,
 )
 from keycut.config.evaluation import DATA_SETS
+from keycut.config.section import PATTERNS
 from keycut.errors import InputError
 from keycut.hub import DEFAULT_PATTERNS, HubItem
 
@@ -472,6 +473,16 @@ WRONG = [
     ("evaluation/suites/ppl/tasks/prose_word_ppl/metric", "acc", "metric 'acc' of demo_prose"),
     ("evaluation/suites/ppl/tasks", {}, "evaluation.suites.ppl.tasks: "),
 ]  # fmt: skip
+
+
+def test_every_pattern_has_words() -> None:
+    def patterns(part: Any) -> set[str]:
+        if isinstance(part, dict):
+            here = {part["pattern"]} if isinstance(part.get("pattern"), str) else set()
+            return here.union(*map(patterns, part.values()))
+        return set().union(*map(patterns, part)) if isinstance(part, list) else set()
+
+    assert patterns(json.loads(schema())) == {*PATTERNS}
 
 
 def test_seeds_that_would_calibrate_on_the_same_text_are_refused(demo_data: dict[str, Any]) -> None:

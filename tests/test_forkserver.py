@@ -112,7 +112,7 @@ def test_what_is_timed_apart_ends_with_its_job(served, tmp_path):
     running = served("sh", "-c", f"{' '.join(job(tmp_path, body))} & echo $!; exec sleep 60")
     job_itself = int(running.stdout.readline())
     wait_for(tmp_path / "at-work")
-    at_work = os.pidfd_open(int((tmp_path / "who").read_text()))
+    at_work = forkserver.pidfd(int((tmp_path / "who").read_text()))
     os.kill(job_itself, signal.SIGKILL)
     assert select.select([at_work], [], [], 30)[0] == [at_work]
     running.kill()
@@ -140,6 +140,18 @@ def test_a_job_whose_client_is_killed_is_told_to_end(served, tmp_path):
     running.send_signal(signal.SIGKILL)
     running.communicate(timeout=60)
     wait_for(tmp_path / "saved")
+
+
+def test_a_process_that_is_watched_is_seen_to_end():
+    running = subprocess.Popen(["sleep", "60"])
+    watched = forkserver.pidfd(running.pid)
+    assert not os.get_inheritable(watched)
+    assert select.select([watched], [], [], 0)[0] == []
+    running.kill()
+    assert select.select([watched], [], [], 10)[0] == [watched]
+    running.wait()
+    with pytest.raises(ProcessLookupError):
+        forkserver.pidfd(running.pid)
 
 
 def test_jobs_run_side_by_side(served, tmp_path):

@@ -12,6 +12,7 @@ before it, since its threads would not survive.
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import json
 import os
@@ -63,6 +64,17 @@ def hand_over() -> None:
     sys.exit(int.from_bytes(answer, "big"))
 
 
+def pidfd(process: int) -> int:
+    """A file that can be read once the process has ended: os.pidfd_open, which Pythons built for
+    old systems do not have, conda's among them. The number of the call is one for all machines."""
+    found = ctypes.CDLL(None, use_errno=True).syscall(
+        ctypes.c_long(434), ctypes.c_long(process), ctypes.c_long(0)
+    )
+    if found < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return int(found)
+
+
 class Server:
     """Takes jobs one after the other and lets each run in a fork of its own."""
 
@@ -96,7 +108,7 @@ class Server:
         for file in files:
             os.close(file)
         self.running[process] = connection
-        ended = os.pidfd_open(process)
+        ended = pidfd(process)
         self.events.register(ended, selectors.EVENT_READ, lambda fd: self.report(fd, process))
         # A client has nothing more to say: whatever comes from it is its end.
         self.events.register(connection, selectors.EVENT_READ, lambda c: self.stop(c, process))
@@ -162,7 +174,7 @@ def main(command: list[str]) -> None:
         # Jobs that come while the server still imports wait here.
         listener.bind(str(folder / "jobs"))
         listener.listen(64)
-        command_itself = os.pidfd_open(os.getpid())
+        command_itself = pidfd(os.getpid())
         if os.fork() == 0:
             try:
                 _serve(listener, command_itself)

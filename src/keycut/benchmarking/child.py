@@ -14,7 +14,7 @@ import sys
 import threading
 
 from keycut.benchmarking.process import READY, said
-from keycut.forkserver import hand_over
+from keycut.forkserver import hand_over, pidfd
 
 
 def serve(preload: list[str]) -> None:
@@ -44,7 +44,7 @@ def serve(preload: list[str]) -> None:
 
 def end_with_parent() -> None:
     """If the job is killed, so is this: it would go on beside whatever is timed next."""
-    parent = os.pidfd_open(os.getppid())
+    parent = pidfd(os.getppid())
 
     def watch() -> None:
         select.select([parent], [], [])
