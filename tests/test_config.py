@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import csv
 import json
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -182,7 +183,7 @@ def test_paper_trains_two_sizes_of_each_rule_at_five_widths(paper: Config) -> No
         *(Shape("delta_net", h, w, h, 128) for h in (8, 16) for w in (128, 89, 76, 64, 32)),
         *(
             Shape("gated_deltanet", h, w, h, values)
-            for h, values in ((4, 256), (6, 512))
+            for h, values in ((4, 256), (8, 256))
             for w in (256, 179, 153, 128, 64)
         ),
     }
@@ -209,7 +210,20 @@ def test_parameters_are_those_of_the_classes(paper: Config) -> None:
     # Counted in flash-linear-attention 0.6.0, and in our shared-filter class.
     assert paper.models["delta_net_370M"].parameters == 374_362_112
     assert paper.models["delta_net_370M_head"].parameters == 374_069_504
-    assert paper.models["gated_deltanet_1.3B"].parameters == 1_387_348_732
+    # The hub's file: so many float32 numbers, a header, and 24 x 8 that are not used.
+    assert paper.models["gated_deltanet_1.3B"].parameters == 1_466_343_808
+
+
+def test_no_file_takes_the_template_of_that_size_for_the_model_on_the_hub() -> None:
+    """fla's template has 6 heads, of 256 keys and 512 values; the model has 8 of 256 and 256."""
+    root = FOLDER.parent
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=root, capture_output=True, text=True)
+    files = [root / name for name in listed.stdout.split("\0")]
+    wrong = re.compile(r"\b6 ?[x×] ?(?:256|179|153|512)\b|6 heads of 256")
+    texts = {file: file.read_bytes().decode(errors="ignore") for file in files if file.is_file()}
+    texts = {file: text for file, text in texts.items() if file.name != Path(__file__).name}
+    assert len(texts) > 10
+    assert [str(file) for file, text in texts.items() if wrong.search(text)] == []
 
 
 def test_demo_has_every_kind_of_table_and_figure(configs: dict[str, Config]) -> None:
@@ -276,14 +290,16 @@ def test_fla_config_gives_the_head_widths(configs: dict[str, Config], run: str) 
 # --- the hub ---
 
 MODEL = DEFAULT_PATTERNS["model"]
+GATED_COMMIT = "930ed6ae4ac629c86cb9855bb3dcb0a0974a29aa"
 
 
-def test_paper_takes_from_the_hub_what_it_evaluates_and_nothing_that_it_only_times(
+def test_paper_takes_from_the_hub_what_it_evaluates_and_the_shape_of_what_it_only_times(
     paper: Config,
 ) -> None:
     assert set(paper.hub_sources()) == {
         HubItem("model", "fla-hub/delta_net-1.3B-100B", "main", MODEL),
-        HubItem("model", "m-a-p/1.3B-100B-GatedDeltaNet-pure", "main", MODEL),
+        HubItem("model", "m-a-p/1.3B-100B-GatedDeltaNet-pure", GATED_COMMIT, MODEL),
+        HubItem("model", "fla-hub/delta_net-2.7B-100B", "main", ("config.json",)),
         HubItem("model", "fla-hub/transformer-1.3B-100B", "main", ("*token*",)),
         HubItem("dataset", "HuggingFaceFW/fineweb-edu", "main", ("sample/10BT/*.parquet",)),
         *(HubItem("dataset", name, "main", ("*",)) for name, _, _ in DATA_SETS.values()),

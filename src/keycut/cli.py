@@ -119,9 +119,11 @@ def _check(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         from keycut.evaluation.protocol import refuse_deviations
         from keycut.hub import resolve
         from keycut.inputs import Inputs
+        from keycut.models.adoption import refuse_contradictions
 
         config = load_config(options.config)
         refuse_deviations(config.evaluation)
+        refuse_contradictions(config, downloads=DOWNLOADS, lock=LOCK)
         print(
             f"{options.config}: {len(config.models)} models, {len(config.methods)} methods, "
             f"{len(config.variants())} variants, {len(config.tables)} tables, "

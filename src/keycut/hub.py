@@ -216,6 +216,12 @@ def resolve(
     return home
 
 
+def downloaded(name: str, kind: Kind, folder: Path | str, lock_path: Path | str) -> Path | None:
+    """The folder of a locked item, without a look at its files; None if it was never downloaded."""
+    pin = _read_lock(Path(lock_path)).get((kind, name))
+    return _home(Path(folder), HubItem(kind, name), pin.commit) if pin else None
+
+
 def model_folder(source: Path | str) -> Path:
     """The folder of a model: as given, or of a hub model (owner/name) that was downloaded."""
     if Path(source).exists():

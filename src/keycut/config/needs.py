@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 # refuses a pattern that matches nothing, and newer tokenizers have only the first.
 TOKENIZER_FILES = ("*token*",)
 
+CONFIG_FILE = ("config.json",)
+
 # What `make flame` installs.
 FLAME = ("flame", "torchtitan")
 
@@ -24,17 +26,19 @@ FLAME = ("flame", "torchtitan")
 def wanted(config: Config) -> Iterator[tuple[str, HubItem]]:
     """What is needed from the hub, by the path of the section that names it.
 
-    A model that only benchmarks name needs nothing: its shape counts, and its weights are random.
-    Nor does a task that a local file stands in for, or that is not attempted.
+    Of a model that only benchmarks name the shape counts, and its weights are random: its config is
+    enough. A task that a local file stands in for, or that is not attempted, needs nothing.
     """
     models = needed_models(config)
     tokenizers = {m.tokenizer: config.tokenizers[m.tokenizer] for m in models.values()}
     corpora = [corpus for corpus, _ in packed(config)]
     corpora += [t.corpus for t in tokenizers.values() if t.kind == "train"]
 
-    for name, model in models.items():
-        if (source := model.source).kind == "hub":
-            item = HubItem("model", source.name, source.revision, DEFAULT_PATTERNS["model"])
+    timed = {m for b in config.benchmarks.values() if b.kind != "mixer" for m in b.models}
+    for name, model in config.models.items():
+        if (source := model.source).kind == "hub" and (name in models or name in timed):
+            patterns = DEFAULT_PATTERNS["model"] if name in models else CONFIG_FILE
+            item = HubItem("model", source.name, source.revision, patterns)
             yield f"models.{name}.source", item
     for name, tokenizer in tokenizers.items():
         if tokenizer.kind == "hub":

@@ -6,10 +6,10 @@ import os
 from pathlib import Path
 
 from keycut.artefact import read_json, whole
-from keycut.config import Model
+from keycut.config import Config, Model
 from keycut.errors import InputError
-from keycut.hub import resolve
-from keycut.models.checkpoint import Checkpoint
+from keycut.hub import downloaded, resolve
+from keycut.models.architectures import architecture
 
 
 def adopt(
@@ -38,14 +38,31 @@ def adopt(
             (aside / file.name).write_bytes(file.read_bytes())
 
 
+def refuse_contradictions(config: Config, *, downloads: Path, lock: Path) -> None:
+    """An error if a model that is here already is not the one that the configuration describes.
+
+    Timings and the preflight are of the sizes in the configuration, and read no model: what they
+    say would be of a model that is in no table.
+    """
+    for model in config.models.values():
+        folder = None
+        if model.source.kind == "hub":
+            folder = downloaded(model.source.name, "model", downloads, lock)
+        elif model.source.kind == "local":
+            folder = Path(model.source.path)
+        if folder and (folder / "config.json").is_file():
+            refuse_other_sizes(model, folder)
+
+
 def refuse_other_sizes(model: Model, folder: Path) -> None:
     """An error unless the model in a folder is the one that the configuration describes."""
-    shape = Checkpoint(folder).shape
     found = read_json(folder / "config.json")
+    shape = architecture(found).shape(found)
     compared = {
         "head_k_dim": (shape.width, model.head_k_dim),
         "head_v_dim": (shape.value_width, model.head_v_dim),
         "num_heads": (shape.heads, model.num_heads),
+        "num_v_heads": (shape.value_heads, model.value_heads),
         "num_hidden_layers": (found["num_hidden_layers"], model.num_hidden_layers),
         "hidden_size": (found["hidden_size"], model.hidden_size),
         "vocab_size": (found["vocab_size"], model.vocab_size),
