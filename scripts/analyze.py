@@ -7,11 +7,11 @@ with job(snakemake) as config:
     from keycut.data.packing import PackedTokens
     from keycut.models.checkpoint import Checkpoint, load
 
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    dtype = torch.bfloat16 if device == "cuda" else None  # DeltaNet's kernel takes nothing wider
+    # DeltaNet's kernel takes nothing wider.
+    dtype = torch.bfloat16 if config.device == "cuda" else None
     text = PackedTokens(snakemake.input.tokens, slice_name=config.analysis.data.split("/")[1])
     found = analyse_rank(
-        load(snakemake.input.model, device=device, dtype=dtype),
+        load(snakemake.input.model, device=config.device, dtype=dtype),
         torch.from_numpy(text[0][: snakemake.params.length]),
         model_digest=Checkpoint(snakemake.input.model).digest(),
         heads=[tuple(head) for head in snakemake.params.heads],

@@ -11,4 +11,5 @@ with job(snakemake) as config:
         config,
         snakemake.output.result,
         cache=Path(snakemake.params.checkpoints) / "evaluation",
+        device=config.device,
     )

@@ -8,4 +8,4 @@ with job(snakemake) as config:
 
     out = snakemake.output.result
     (cell,) = [c for c in config.measurements() if Layout(config).measurement(c) == out]
-    measure(config, cell, Path(out))
+    measure(config, cell, Path(out), device=config.device)

@@ -7,4 +7,4 @@ with job(snakemake) as config:
     from keycut.inputs import Inputs
 
     shape = Inputs(config).shapes[snakemake.wildcards.shape]
-    check_shape(shape, config.preflight, Path(snakemake.output.verdict))
+    check_shape(shape, config.preflight, Path(snakemake.output.verdict), device=config.device)

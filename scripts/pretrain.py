@@ -19,7 +19,7 @@ with job(snakemake) as config:
         snakemake.output.model,
         checkpoints=snakemake.params.checkpoints,
         tokenizer=snakemake.input.tokenizer,
-        gpus=torch.cuda.device_count(),
+        gpus=torch.cuda.device_count() if config.device == "cuda" else 0,
         card=card(
             name,
             f"{config.models[name].label}, trained from scratch by Keycut.",

@@ -1,8 +1,6 @@
 from keycut.job import job
 
 with job(snakemake) as config:
-    import torch
-
     from keycut.benchmarking.preflight import padding
     from keycut.card import card, recovered_facts
     from keycut.data.packing import PackedTokens
@@ -22,7 +20,7 @@ with job(snakemake) as config:
         config.recovery,
         out,
         checkpoints=snakemake.params.checkpoints,
-        device="cuda" if torch.cuda.is_available() else "cpu",
+        device=config.device,
         padded_to=padding(snakemake.input.preflight),
         card=card(
             f"{name}-{cut}",

@@ -196,6 +196,11 @@ def test_paper_batches_make_ten_billion_tokens(paper: Config) -> None:
     assert paper.recovery.sequences == 32_000
 
 
+def test_only_the_demo_runs_on_a_cpu(configs: dict[str, Config]) -> None:
+    devices = {name: config.device for name, config in configs.items()}
+    assert devices == {"demo": "cpu", "lab": "cuda", "paper": "cuda"}
+
+
 def test_demo_models_are_small(configs: dict[str, Config]) -> None:
     assert all(model.parameters <= 150_000 for model in configs["demo"].models.values())
 
@@ -443,6 +448,7 @@ WRONG = [
     ("methods/drrqr/f", 0.5, "methods.drrqr.f: 0.5: should be greater than or equal to 1"),
     ("methods/l1/f", 2.0, "methods.l1.f: unknown key"),
     ("seeds", [1, 1], "seeds: 1 stands twice"),
+    ("recipes/demo/trainer", "flame", "recipes.demo.trainer: flame needs GPUs, and `device`"),
     ("recipes/demo/learning_rate", float("nan"), "demo.learning_rate: nan: should be a finite"),
     ("recipes/demo/warmup", 400, "recipes.demo: warmup 400 must be less than steps 400"),
     ("recipes/demo/steps", 500, "recipes.demo: 500 steps need 4000 sequences"),

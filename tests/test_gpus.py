@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from keycut.errors import InputError
-from keycut.gpus import gpus_taken, visible_gpus
+from keycut.gpus import driver_version, gpus_taken, require_gpus, visible_gpus
 
 
 @pytest.fixture(autouse=True)
@@ -118,10 +118,40 @@ def test_a_job_that_asked_for_none_sees_none(tmp_path, shares):
         assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
 
 
-def test_a_machine_without_gpus_runs_on_its_cpu(tmp_path, monkeypatch):
+def test_where_none_is_seen_nothing_is_taken(tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     with gpus_taken(8, shares=4, locks=tmp_path) as mine:
         assert mine == []
+    # Some containers have GPUs that only torch sees: they are hidden from who asked for none.
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    monkeypatch.setattr("keycut.gpus.visible_gpus", list)
+    with gpus_taken(1, locks=tmp_path):
+        assert "CUDA_VISIBLE_DEVICES" not in os.environ
+    with gpus_taken(0, locks=tmp_path):
+        assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
+
+
+def test_fewer_than_were_asked_for_are_not_enough(monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    require_gpus("pretrain", 2)
+    require_gpus("pretrain", 8, shares=4)
+    with pytest.raises(InputError, match=r"rule pretrain asks for 4 GPUs, and torch can use 2 "):
+        require_gpus("pretrain", 4)
+
+
+@pytest.mark.parametrize(
+    ("said", "version"),
+    [
+        ("NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5 22:23:56 UTC 2024", "550.54.15"),
+        ("NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build", "580.65.06"),
+    ],
+)
+def test_the_kernel_names_the_driver(tmp_path, monkeypatch, said, version):
+    file = tmp_path / "version"
+    file.write_text(f"NVRM version: {said}\nGCC version:  gcc version 12.3.0\n")
+    monkeypatch.setattr("keycut.gpus.DRIVER", file)
+    assert driver_version() == version
 
 
 def test_a_job_of_a_cluster_keeps_what_it_was_given(tmp_path, monkeypatch):

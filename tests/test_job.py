@@ -3,6 +3,8 @@
 import errno
 import json
 import os
+import re
+import runpy
 import sys
 from contextlib import contextmanager
 from pathlib import Path
@@ -102,18 +104,89 @@ def test_a_job_on_a_part_of_a_gpu_is_kept_to_that_part_of_its_memory(
 
     limits = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", limits.append)
     monkeypatch.setattr("keycut.job.gpu_names", lambda count: ["a GPU"] * count)
     monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     for asked in (0, 1, 4):
         part = planned()
+        part.config["device"] = "cuda"
         part.resources = {"gpu": asked, "gpu_shares": 4}
         with around(part):
             pass
         found = json.loads(Path("out.json.provenance.json").read_text())
         assert found["gpu_share"] == asked / 4
     assert limits == [0.25]
+
+
+def rules_on_a_gpu():
+    text = "".join(path.read_text() for path in (ROOT / "workflow/rules").glob("*.smk"))
+    rules = re.split(r"^ *rule (\w+):", text, flags=re.M)
+    return [name for name, body in zip(rules[1::2], rules[2::2], strict=True) if "gpu=" in body]
+
+
+# What torch is built for, the driver, what is visible, and what torch says of it.
+WITHOUT_GPU = {
+    "no GPU": ("13.0", None, None, "Found no NVIDIA driver on your system."),
+    "a CPU build": (None, "580.65.06", "0", "Torch not compiled with CUDA enabled"),
+    "a driver that is too old": ("13.0", "550.54.15", "0",
+                                 "The NVIDIA driver on your system is too old (found 12040)."),
+    "none visible": ("13.0", "580.65.06", "", "No CUDA GPUs are available"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", WITHOUT_GPU)
+@pytest.mark.parametrize("rule", rules_on_a_gpu())
+def test_a_job_that_asks_for_a_gpu_ends_at_once_where_torch_can_use_none(
+    planned, capfd, tmp_path, monkeypatch, rule, case
+):
+    import torch
+
+    cuda, driver, visible, said = WITHOUT_GPU[case]
+
+    def init():
+        raise RuntimeError(f"{said}\nmore of it")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "init", init)
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    monkeypatch.setattr("keycut.gpus.driver_version", lambda: driver)
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
+    if visible is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    else:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    snakemake = planned()
+    del snakemake.config["device"]
+    snakemake.rule, snakemake.resources = rule, {"gpu": 1}
+    with pytest.raises(SystemExit) as ended, capfd.disabled():
+        runpy.run_path(str(ROOT / f"scripts/{rule}.py"), {"snakemake": snakemake})
+    assert ended.value.code == 2
+    lines = Path("work.log").read_text().splitlines()
+    built = f"built for CUDA {cuda}" if cuda else "a CPU build"
+    seen = "not set" if visible is None else repr(visible)
+    assert lines[:2] == [
+        f"keycut: rule {rule} asks for 1 GPU, and torch can use none: {said}",
+        f"  torch {torch.__version__}, {built}; driver {driver or 'none found'}; "
+        f"CUDA_VISIBLE_DEVICES {seen}",
+    ]
+    assert "driver 580.65 or newer" in lines[2]
+    assert "`device: cpu`" in lines[2]
+    assert len(lines) == 3
+
+
+def test_a_run_that_says_cpu_leaves_gpus_alone(planned, around, tmp_path, monkeypatch):
+    """Triton asks torch, and torch what is visible: with nothing there, stand-ins are installed."""
+    monkeypatch.setattr("keycut.gpus._folder", lambda: tmp_path / "locks")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    snakemake = planned()
+    snakemake.resources = {"gpu": 1}
+    with around(snakemake) as config:
+        assert config.device == "cpu"
+        assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
+        assert not (tmp_path / "locks").exists()
+    assert json.loads(Path("out.json.provenance.json").read_text())["gpus"] == []
 
 
 def test_bad_input_ends_a_job_with_its_message_alone(planned, around):

@@ -12,8 +12,11 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
+import subprocess
 import tempfile
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +25,7 @@ from keycut.errors import InputError
 
 WAIT = 0.5  # seconds between two looks
 OURS = f"keycut-gpus-{os.getuid()}"  # a folder of locks
+DRIVER = Path("/proc/driver/nvidia/version")
 
 
 def visible_gpus() -> list[str]:
@@ -37,15 +41,16 @@ def visible_gpus() -> list[str]:
 def gpus_taken(asked: int, *, shares: int = 1, locks: Path | None = None) -> Iterator[list[str]]:
     """Take `asked` shares of GPUs for the length of a block and show no other GPU to CUDA.
 
-    Waits until they are free. A machine without any has its jobs run on the CPU. A job of a cluster
-    keeps what it was given; if that is more than it asked for, it is one of several in there.
+    Waits until they are free. Where none is seen nothing is taken: `require_gpus` asks torch. A job
+    of a cluster keeps what it was given; if that is more than it asked for, it is one of several in
+    there. One that asks for none sees none, so that Triton finds none either.
     """
-    there = visible_gpus()
-    if not there or ("SLURM_JOB_ID" in os.environ and len(there) <= _gpus(asked, shares)):
+    there, given = visible_gpus(), "SLURM_JOB_ID" in os.environ
+    if asked and (not there or (given and len(there) <= _gpus(asked, shares))):
         yield there
         return
     _refuse(asked, shares, len(there))
-    taken = _wait_for(asked, shares, there, locks or _folder())
+    taken = _wait_for(asked, shares, there, locks or _folder()) if asked else {}
     before = os.environ.get("CUDA_VISIBLE_DEVICES")
     os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(taken)
     try:
@@ -64,12 +69,67 @@ def _folder() -> Path:
     return Path(tempfile.gettempdir()) / (f"{OURS}-{allocation}" if allocation else OURS)
 
 
+def require_gpus(rule: str, asked: int, *, shares: int = 1) -> None:
+    """An error unless torch can use the GPUs that a rule asked for: it would use the CPU instead.
+
+    To be called once `gpus_taken` has said which: CUDA reads that once in a process.
+    """
+    import torch
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what torch warns of is in the error
+        usable = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    wanted = _gpus(asked, shares)
+    if usable >= wanted:
+        return
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    visible = f"CUDA_VISIBLE_DEVICES {'not set' if named is None else repr(named)}"
+    asks = f"rule {rule} asks for {wanted} GPU{'s' * (wanted > 1)}, and torch can use"
+    if usable:
+        raise InputError(
+            f"{asks} {usable} ({visible}): let it have as many, or ask for less with "
+            f"--set-resources {rule}:gpu={usable * shares}"
+        )
+    built = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "a CPU build"
+    raise InputError(
+        f"{asks} none: {_why_no_gpu()}\n"
+        f"  torch {torch.__version__}, {built}; driver {driver_version() or 'none found'}; "
+        f"{visible}\n"
+        "  torch as pip installs it is built for CUDA 13.0, which needs driver 580.65 or newer: "
+        'take a newer driver, or the same torch built for CUDA 12.6 (README, "On a GPU"); or '
+        "write `device: cpu` into the configuration, and the run is computed on CPUs"
+    )
+
+
+def _why_no_gpu() -> str:
+    """What torch says when it is made to use a GPU, its first line."""
+    import torch
+
+    try:
+        torch.cuda.init()
+    except (AssertionError, RuntimeError) as error:
+        return str(error).partition("\n")[0]
+    return "it does not say why"
+
+
+def driver_version() -> str | None:
+    """Of NVIDIA's driver, as the kernel says or, where that is hidden, its own tool."""
+    if DRIVER.is_file():
+        found = re.search(r"\b\d{3,}\.\d+(\.\d+)?\b", DRIVER.read_text())
+        return found[0] if found else None
+    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        said = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return None  # no driver, or a container without its tool
+    return said.split()[0] if said.split() else None
+
+
 def limit_memory(fraction: float) -> None:
     """Keep this process to a part of the memory of its GPU: there are others beside it."""
     import torch
 
-    if fraction < 1 and torch.cuda.is_available():
-        torch.cuda.set_per_process_memory_fraction(fraction)
+    torch.cuda.set_per_process_memory_fraction(fraction)
 
 
 def _gpus(asked: int, shares: int) -> int:

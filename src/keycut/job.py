@@ -4,9 +4,10 @@
         from keycut.something import work
         work(...)
 
-What is said goes to the job's log; the hub is switched off; GPUs are shared out; no other job works
-on the same outputs; what was read is checked to be what its own rule would make now; a Slurm job
-whose time is up is queued again; and beside the first output stands where it came from.
+What is said goes to the job's log; the hub is switched off; GPUs are shared out, and a job ends at
+once if torch cannot use the one it asked for; no other job works on the same outputs; what was read
+is checked to be what its own rule would make now; a Slurm job whose time is up is queued again; and
+beside the first output stands where it came from.
 Imports stand inside the block, so that a fork server can take the job over before them.
 """
 
@@ -32,7 +33,7 @@ from keycut.artefact import digest, read_json, write_json
 from keycut.code import SOURCE, Code, code_of
 from keycut.config import Config, parse_config
 from keycut.errors import InputError
-from keycut.gpus import gpus_taken, limit_memory
+from keycut.gpus import gpus_taken, limit_memory, require_gpus
 from keycut.layout import BESIDE
 from keycut.slurm import goes_on_later, note_end
 
@@ -68,8 +69,12 @@ def job(snakemake: Any, *, online: bool = False) -> Iterator[Config]:
             refuse_stale(path, partial=config.partial is not None)
         started = time.time()
         asked, shares = gpu_shares(snakemake.resources)
+        if config.device == "cpu":
+            asked = 0
         with gpus_taken(asked, shares=shares) as gpus:
-            if gpus and 0 < asked < shares:
+            if asked:
+                require_gpus(snakemake.rule, asked, shares=shares)
+            if 0 < asked < shares:
                 limit_memory(asked / shares)
             yield config
         if snakemake.output:

@@ -117,7 +117,7 @@ def calibrated(request: Request, checkpoint: Checkpoint) -> Calibration:
     else:
         documents, source = read(request.text), describe(request.text)
     # Before the text is packed: a model that does not fit its config is an error at once.
-    say(f"loading {request.model}")
+    say(f"loading {request.model} on {'the GPU' if request.device == 'cuda' else 'the CPU'}")
     model = load(request.model, device=request.device, dtype=calibrated_dtype(request.device))
     with TemporaryDirectory() as folder:
         manifest = pack(

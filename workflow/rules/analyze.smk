@@ -20,6 +20,7 @@ rule analyze:
         runtime=60,
     params:
         code=code("analyze"),
+        device=RUN.device,
         settings=RUN.analysis and RUN.analysis.model_dump(),
         heads=lambda w: READS.heads(w.subject),
         length=lambda w: READS.length(w.subject),

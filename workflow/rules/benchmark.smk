@@ -17,6 +17,7 @@ rule measure:
         runtime=60,
     params:
         code=code("measure"),
+        device=RUN.device,
         settings=lambda w: RUN.benchmarks[w.benchmark].model_dump(),
         shape=lambda w: READS.shape_of_cell(w.benchmark, w.measured),
     message:

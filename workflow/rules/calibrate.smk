@@ -20,6 +20,7 @@ rule calibrate:
         runtime=60,
     params:
         code=code("calibrate"),
+        device=RUN.device,
         settings=RUN.calibration and RUN.calibration.model_dump(),
     message:
         "calibrating {wildcards.model}, seed {wildcards.seed}"

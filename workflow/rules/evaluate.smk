@@ -49,6 +49,7 @@ rule evaluate:
         runtime=240,
     params:
         code=code("evaluate"),
+        device=RUN.device,
         protocol=RUN.evaluation.protocol,
         suite=lambda w: READS.suite(w.suite),
         data=lambda w: READS.task_data(w.suite),

@@ -17,6 +17,7 @@ rule preflight_shape:
         runtime=60,
     params:
         code=code("preflight_shape"),
+        device=RUN.device,
         settings=RUN.preflight.model_dump(),
     message:
         "checking {wildcards.shape}"

@@ -23,6 +23,7 @@ rule pretrain:
         runtime=1440,
     params:
         code=code("pretrain"),
+        device=RUN.device,
         model=lambda w: READS.sizes(w.model),
         recipe=lambda w: READS.recipe(w.model).model_dump(),
         checkpoints=AT.checkpoints,

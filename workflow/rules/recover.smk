@@ -22,6 +22,7 @@ rule recover:
         runtime=480,
     params:
         code=code("recover"),
+        device=RUN.device,
         settings=RUN.recovery and RUN.recovery.model_dump(exclude={"control", "seeds"}),
         checkpoints=AT.checkpoints,
     message:

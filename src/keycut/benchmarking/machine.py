@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import platform
-import subprocess
 from importlib import metadata
 from typing import Any
 
 import torch
 
 from keycut import __version__
+from keycut.gpus import driver_version
 
 VERSIONED = ("torch", "triton", "flash-linear-attention", "transformers")
 
@@ -30,7 +30,7 @@ def machine(device: str) -> dict[str, Any]:
         "device": device,
         "dtype": str(timed_dtype(device)).removeprefix("torch."),
         "gpu": torch.cuda.get_device_name() if gpu else None,
-        "driver": _driver() if gpu else None,
+        "driver": driver_version() if gpu else None,
         "backend": "triton" if gpu else "plain PyTorch",
         "versions": {
             "keycut": __version__,
@@ -45,12 +45,3 @@ def _version(name: str) -> str:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
         return "unknown"  # a folder on the path, never installed
-
-
-def _driver() -> str | None:
-    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    try:
-        said = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout
-    except (OSError, subprocess.SubprocessError):
-        return None  # some containers have the driver without its tool
-    return said.split()[0] if said.split() else None

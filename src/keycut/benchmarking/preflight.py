@@ -73,13 +73,14 @@ def check_shape(
     settings: Preflight,
     out: Path | str,
     *,
+    device: str | None = None,
     limit_s: float = LIMIT_S,
     apart: bool | None = None,
 ) -> Verdict:
     """Check one shape, and those to pad it to if need be, and write the verdict as JSON."""
     refuse_shape(shape)
     refuse_unwritable(out)
-    verdict = check_shapes([shape], settings, limit_s=limit_s, apart=apart)[0]
+    verdict = check_shapes([shape], settings, device=device, limit_s=limit_s, apart=apart)[0]
     write_json(out, asdict(verdict))
     return verdict
 
@@ -122,6 +123,7 @@ def check_shapes(
     shapes: list[Shape],
     settings: Preflight,
     *,
+    device: str | None = None,
     limit_s: float = LIMIT_S,
     jobs: int = 1,
     apart: bool | None = None,
@@ -138,9 +140,8 @@ def check_shapes(
         new = [one for one in dict.fromkeys(wanted) if one not in known]
         # Threads of one process would share a random state.
         with ThreadPoolExecutor(jobs if own_process else 1) as pool:
-            futures = {
-                pool.submit(_examined, one, settings, limit_s, own_process): one for one in new
-            }
+            given = (settings, limit_s, own_process, device)
+            futures = {pool.submit(_examined, one, *given): one for one in new}
             for future in as_completed(futures):
                 verdict = known[futures[future]] = future.result()
                 if verdict.trains and verdict.shape in shapes:
@@ -268,8 +269,10 @@ def refuse_shape(shape: Shape) -> None:
         raise InputError("delta_net has as many value heads as key heads")
 
 
-def _examined(shape: Shape, settings: Preflight, limit_s: float, apart: bool) -> Verdict:
-    given = (examine, shape, settings.length)
+def _examined(
+    shape: Shape, settings: Preflight, limit_s: float, apart: bool, device: str | None
+) -> Verdict:
+    given = (examine, shape, settings.length, device)
     outcome = Worker(()).run(*given, limit_s=limit_s) if apart else here(*given)
     return judged(shape, settings.tolerance, outcome)
 
@@ -307,14 +310,14 @@ def judged(shape: Shape, tolerance: float, outcome: Outcome) -> Verdict:
 # --- what happens in the process of a shape ---
 
 
-def examine(shape: Shape, length: int) -> Iterator[tuple[str, Any]]:
+def examine(shape: Shape, length: int, device: str | None = None) -> Iterator[tuple[str, Any]]:
     """The machine, then the errors of each part, by name: a part that is missing did not end."""
     import torch
 
     from keycut.benchmarking.layers import fla_layers
     from keycut.benchmarking.machine import default_device, machine
 
-    device = default_device()
+    device = device or default_device()
     if device == "cpu":
         values = CPU_HEADS * shape.value_heads // shape.heads
         shape = replace(shape, heads=CPU_HEADS, value_heads=values)

@@ -176,6 +176,9 @@ def _bad_curves(config: Config) -> Iterator[str]:
 
 def _bad_needs(config: Config) -> Iterator[str]:
     """Parts that others need, and that are not there."""
+    for name, recipe in config.recipes.items():
+        if config.device == "cpu" and recipe.trainer == "flame":
+            yield f"recipes.{name}.trainer: flame needs GPUs, and `device` is cpu: take builtin"
     for name, method in config.methods.items():
         if method.calibrated and not config.calibration:
             yield f"methods.{name}: {method.algorithm} needs a `calibration`"

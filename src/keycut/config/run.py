@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 from pydantic import Field, model_validator
 
@@ -72,6 +72,11 @@ class Config(Section):
         None,
         description="why some results are missing: then nothing is computed, tables are made of "
         "the results that are there, and a dash with this reason stands for the rest",
+    )
+    device: Literal["cuda", "cpu"] = Field(
+        "cuda",
+        description="what models run on: cuda is a GPU, and a job that can use none fails; cpu, "
+        "for toy sizes, leaves GPUs alone",
     )
     seeds: Some[Seed] = Field(
         description="seeds of whatever is drawn: random channels, calibration text, sampled rows"
