@@ -38,7 +38,7 @@ lint: setup  ## ruff, mypy, snakefmt
 	$(BIN)/mypy
 	$(BIN)/snakefmt --check workflow
 
-pins: setup  ## write environment.yml and envs/*.yaml from envs/constraints.txt
+pins: setup  ## write environment.yml and envs/*.yaml from envs/constraints.txt and flame.txt
 	$(BIN)/python envs/pins.py
 
 flame: setup  ## install flame and torchtitan from git, for pretraining as the paper does

@@ -1,11 +1,15 @@
 """Every version is pinned in envs/constraints.txt, and the other files say the same."""
 
+import os
 import re
 import runpy
+import subprocess
 import tomllib
 from pathlib import Path
 
 import pytest
+
+from keycut.config.needs import FLAME
 
 ROOT = Path(__file__).parent.parent
 PINS = runpy.run_path(str(ROOT / "envs" / "pins.py"))
@@ -29,6 +33,25 @@ def test_environment_files_say_what_the_constraints_say(file):
 def test_all_environment_files_are_written():
     files = {str(p.relative_to(ROOT)) for p in (ROOT / "envs").glob("*.yaml")}
     assert files | {"environment.yml"} == set(PINS["ENVIRONMENTS"])
+    script = (ROOT / "envs" / "pretrain.post-deploy.sh").read_text()
+    assert script == PINS["flame_script"](), "run `make pins`"
+
+
+def test_conda_installs_for_pretraining_what_make_flame_does(tmp_path):
+    """Snakemake runs the script of an environment's name in that environment."""
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    python.chmod(0o755)
+    said = subprocess.run(
+        ["bash", str(ROOT / "envs" / "pretrain.post-deploy.sh")],
+        env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        capture_output=True, text=True, check=True,
+    ).stdout.splitlines()  # fmt: skip
+    make = re.search(r"pip (install .+) -r envs/flame.txt", (ROOT / "Makefile").read_text())[1]
+    lines = (ROOT / "envs" / "flame.txt").read_text().splitlines()
+    listed = [line for line in lines if not line.startswith("#")]
+    assert said == ["-m", "pip", *make.split(), *listed]
+    assert {line.split()[0] for line in listed if "git+" in line} == {*FLAME}
 
 
 @pytest.mark.parametrize("group", [None, "workflow", "dev"])

@@ -16,7 +16,7 @@ rule pretrain:
     wildcard_constraints:
         model=one_of(READS.trained()),
     conda:
-        "../../envs/model.yaml"
+        "../../envs/pretrain.yaml"
     resources:
         gpu=lambda w: READS.recipe(w.model).world_size,
         mem_mb=32000,
