@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import platform
 import re
 import runpy
 import sys
@@ -168,8 +169,8 @@ def test_a_job_that_asks_for_a_gpu_ends_at_once_where_torch_can_use_none(
     seen = "not set" if visible is None else repr(visible)
     assert lines[:2] == [
         f"keycut: rule {rule} asks for 1 GPU, and torch can use none: {said}",
-        f"  torch {torch.__version__}, {built}; driver {driver or 'none found'}; "
-        f"CUDA_VISIBLE_DEVICES {seen}",
+        f"  on {platform.node()}: torch {torch.__version__}, {built}; "
+        f"driver {driver or 'none found'}; CUDA_VISIBLE_DEVICES {seen}",
     ]
     assert "driver 580.65 or newer" in lines[2]
     assert "`device: cpu`" in lines[2]

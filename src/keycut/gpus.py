@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import platform
 import re
 import subprocess
 import tempfile
@@ -93,8 +94,8 @@ def require_gpus(rule: str, asked: int, *, shares: int = 1) -> None:
     built = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "a CPU build"
     raise InputError(
         f"{asks} none: {_why_no_gpu()}\n"
-        f"  torch {torch.__version__}, {built}; driver {driver_version() or 'none found'}; "
-        f"{visible}\n"
+        f"  on {platform.node()}: torch {torch.__version__}, {built}; "
+        f"driver {driver_version() or 'none found'}; {visible}\n"
         "  torch as pip installs it is built for CUDA 13.0, which needs driver 580.65 or newer: "
         'take a newer driver, or the same torch built for CUDA 12.6 (README, "On a GPU"); or '
         "write `device: cpu` into the configuration, and the run is computed on CPUs"
