@@ -67,7 +67,7 @@ def test_too_few_rows_are_said_where_channels_had_to_be_filled_up(workplace, cap
     assert "CAUTION: in 4 of 4 heads the sampled rows have fewer" in said(capsys)
 
 
-def test_on_a_gpu_it_calibrates_in_bf16(workplace, monkeypatch):
+def test_on_a_gpu_it_calibrates_in_bf16(workplace, monkeypatch, capsys):
     """DeltaNet's kernel there takes nothing wider, whatever the model is saved in."""
     asked = []
 
@@ -79,6 +79,7 @@ def test_on_a_gpu_it_calibrates_in_bf16(workplace, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     assert prune(workplace, "--device", "cuda", out="on-gpu") == 0
     assert asked == [("cuda", torch.bfloat16)]
+    assert f"loading {workplace / 'delta_net'} on the GPU" in capsys.readouterr().err
 
 
 def test_force_replaces_a_model_and_nothing_else(workplace, capsys):
