@@ -9,7 +9,7 @@ import pytest
 from hub_server import Hub
 
 from keycut.config import load_config, parse_config
-from keycut.data.corpora import make_tokenizer, pack_corpus, source
+from keycut.data.corpora import documents, make_tokenizer, pack_corpus, source
 from keycut.data.packing import PackedTokens
 from keycut.data.tokenizer import load_tokenizer
 from keycut.errors import InputError
@@ -64,6 +64,11 @@ def test_local_text_with_a_tokenizer_trained_on_it(text, tmp_path):
     assert len(tokens) == 80
     assert tokens.manifest.source.revision.startswith("sha256:")
     assert {len(PackedTokens(tmp_path / "tokens", slice_name=name)) for name in SLICES} == {20}
+
+
+def test_a_file_that_two_patterns_match_is_read_once(text):
+    config = configured({"kind": "local", "files": ["text/*.txt", "text/a*.txt"]})
+    assert list(documents(config.corpora["documentation"], **NO_HUB)) == TEXTS
 
 
 def test_a_local_tokenizer_folder_is_copied(text, tmp_path):

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -18,7 +19,7 @@ import tokenizers
 from keycut.data import packing
 from keycut.data.packing import PackedTokens, pack
 from keycut.data.progress import Progress
-from keycut.data.sources import Source, read
+from keycut.data.sources import Source, read, shuffled
 from keycut.data.tokenizer import Tokenizer, train_tokenizer
 from keycut.errors import InputError
 
@@ -114,6 +115,39 @@ def test_a_seed_fixes_the_bytes_and_another_changes_them(tmp_path: Path, bpe: To
     ]
     assert digests[0] == digests[1]
     assert digests[0].sha256 != digests[2].sha256
+
+
+def test_small_slices_have_text_from_all_row_groups_for_any_number_of_workers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import pyarrow
+    from pyarrow import parquet
+
+    # Row group g says nothing but its own word. There is far more text than the window holds.
+    monkeypatch.setattr(packing, "_BATCH", 1000)
+    monkeypatch.setattr(packing, "shuffled", partial(shuffled, characters=20_000))
+    (tmp_path / "set").mkdir()
+    for file in range(3):
+        texts = [" ".join([f"w{2 + file * 16 + row // 200}"] * 10) for row in range(16 * 200)]
+        table = pyarrow.table({"text": texts})
+        parquet.write_table(table, tmp_path / "set" / f"{file}.parquet", row_group_size=200)
+    digests = set()
+    for workers in (1, 2, 4):
+        manifest = pack(
+            read(tmp_path / "set", seed=1),
+            words(50),
+            tmp_path / str(workers),
+            sequence_length=16,
+            sequences={"held_out": 60, "calibration": 60},
+            source=SOURCE,
+            seed=1,
+            workers=workers,
+        )
+        digests.add(manifest.sha256)
+    assert len(digests) == 1
+    for name in ("held_out", "calibration"):
+        tokens = PackedTokens(tmp_path / "1", slice_name=name)[:]
+        assert len(set(tokens.reshape(-1).tolist()) - {1}) > 0.6 * 48
 
 
 def test_every_form_of_a_corpus_gives_the_same_bytes(tmp_path: Path, bpe: Tokenizer) -> None:

@@ -6,14 +6,18 @@ import gzip
 import json
 import lzma
 import random
+from itertools import islice, pairwise
 from pathlib import Path
+from unittest import mock
 
 import pyarrow
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from pyarrow import parquet
 
 from keycut.data import sources
-from keycut.data.sources import describe, read, shuffled, write
+from keycut.data.sources import at_even_distances, describe, read, shuffled, write
 from keycut.errors import InputError
 
 DOCUMENTS = ["One day.\n\nThe next.", "Ünïcode  and two spaces", "third 🤖"]
@@ -76,8 +80,8 @@ def test_a_stream_that_was_kept_reads_the_same(tmp_path: Path) -> None:
     assert list(read(tmp_path / "a.jsonl")) == DOCUMENTS
 
 
-def test_a_folder_in_the_hubs_form_is_read_in_the_order_of_its_names(tmp_path: Path) -> None:
-    texts = [f"document {i}" for i in range(2000)]
+def test_a_folder_in_the_hubs_form_is_read_whole(tmp_path: Path) -> None:
+    texts = [f"document {i:04}" for i in range(2000)]
     (tmp_path / "data").mkdir()
     (tmp_path / ".cache").mkdir()
     for shard in (1, 0):
@@ -85,9 +89,89 @@ def test_a_folder_in_the_hubs_form_is_read_in_the_order_of_its_names(tmp_path: P
         parquet.write_table(table, tmp_path / "data" / f"train-{shard:05}.parquet")
     (tmp_path / "README.md").write_text("A data set.")
     (tmp_path / ".cache" / "left-over.parquet").write_text("not a parquet file")
-    assert list(read(tmp_path, field="content")) == texts
+    assert sorted(read(tmp_path, field="content")) == texts
     with pytest.raises(InputError, match=r"no column 'text'; it has id, content"):
-        list(read(tmp_path))
+        read(tmp_path)
+
+
+def test_files_without_row_groups_are_read_in_the_order_of_their_names(tmp_path: Path) -> None:
+    for name in "bac":
+        (tmp_path / f"{name}.jsonl").write_bytes(jsonl([f"{name}0", f"{name}1"]))
+    for seed in range(3):
+        assert list(read(tmp_path, seed=seed)) == ["a0", "a1", "b0", "b1", "c0", "c1"]
+
+
+def largest_gap(visited: list[int], count: int) -> int:
+    return max(after - before for before, after in pairwise([-1, *sorted(visited), count]))
+
+
+@given(st.integers(1, 2000), st.integers(0, 2**32), st.data())
+def test_every_stretch_of_the_order_is_spread_over_all_of_it(
+    count: int, seed: int, data: st.DataObject
+) -> None:
+    order = at_even_distances(count, seed)
+    assert sorted(order) == list(range(count))
+    start = data.draw(st.integers(0, count - 1))
+    stop = data.draw(st.integers(start + 1, count))
+    assert largest_gap(order[start:stop], count) * (stop - start) < 3 * count
+
+
+def test_a_seed_fixes_the_order_and_another_begins_elsewhere() -> None:
+    # The order is part of what makes packed bytes the same on every machine.
+    assert at_even_distances(12, 0) == [10, 2, 7, 4, 9, 1, 6, 11, 3, 8, 0, 5]
+    assert len({at_even_distances(1000, seed)[0] for seed in range(10)}) == 10
+
+
+def write_parquet(folder: Path, names: list[int], groups: dict[int, list[list[str]]]) -> None:
+    """Files in the order of `names`, each with its row groups."""
+    schema = pyarrow.schema({"text": pyarrow.string()})
+    for name in names:
+        with parquet.ParquetWriter(folder / f"{name:03}.parquet", schema) as file:
+            for texts in groups[name]:
+                file.write_table(pyarrow.table({"text": texts}, schema))
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.lists(st.lists(st.integers(1, 40), min_size=1, max_size=12), min_size=1, max_size=6),
+    st.integers(0, 99),
+    st.integers(1, 8),
+    st.randoms(),
+)
+def test_every_document_of_every_row_group_comes_once(
+    tmp_path_factory: pytest.TempPathFactory,
+    sizes: list[list[int]],
+    seed: int,
+    side_by_side: int,
+    shuffle: random.Random,
+) -> None:
+    groups = {
+        file: [[f"{file} {group} {row}" for row in range(size)] for group, size in enumerate(rows)]
+        for file, rows in enumerate(sizes)
+    }
+    orders = []
+    for names in (list(groups), shuffle.sample(list(groups), len(groups))):
+        folder = tmp_path_factory.mktemp("set")
+        write_parquet(folder, names, groups)
+        with mock.patch.object(sources, "_SIDE_BY_SIDE", side_by_side):
+            orders.append(list(read(folder, seed=seed)))
+    everything = [text for rows in groups.values() for texts in rows for text in texts]
+    assert sorted(orders[0]) == sorted(everything)
+    assert orders[0] == orders[1]  # whichever file was written first
+
+
+def test_the_first_documents_come_from_all_files_at_even_distances(tmp_path: Path) -> None:
+    groups = {
+        file: [[f"{file * 50 + group}" for _ in range(9)] for group in range(50)]
+        for file in range(4)
+    }
+    write_parquet(tmp_path, list(groups), groups)
+    for seed in range(5):
+        with mock.patch.object(sources, "_row_group", wraps=sources._row_group) as begun:
+            first = [int(text) for text in islice(read(tmp_path, seed=seed), 64)]
+        assert len(set(first)) == 64 == begun.call_count  # no other row group was read
+        assert largest_gap(first, 200) < 3 * 200 / 64
+        assert {number // 50 for number in first} == set(groups)
 
 
 def test_a_source_is_known_by_its_bytes(tmp_path: Path) -> None:
@@ -132,13 +216,21 @@ def test_bytes_that_are_not_utf8_are_named_with_their_line(tmp_path: Path) -> No
 
 
 def test_a_broken_parquet_file_is_named(tmp_path: Path) -> None:
-    parquet.write_table(pyarrow.table({"text": ["a", None]}), tmp_path / "a.parquet")
-    with pytest.raises(InputError, match=r"a\.parquet, row 2: field 'text' is NoneType"):
-        list(read(tmp_path / "a.parquet"))
-    whole = (tmp_path / "a.parquet").read_bytes()
-    (tmp_path / "a.parquet").write_bytes(whole[:-10])
+    file = tmp_path / "a.parquet"
+    for size in (1, 2):  # rows of a row group
+        parquet.write_table(pyarrow.table({"text": ["a", None]}), file, row_group_size=size)
+        with pytest.raises(InputError, match=r"a\.parquet, row 2: field 'text' is NoneType"):
+            list(read(file))
+    whole = file.read_bytes()
+    file.write_bytes(whole[:4] + bytes(40) + whole[44:])
+    with pytest.raises(InputError, match=r"a\.parquet, after row 0"):
+        list(read(file))
+    file.write_bytes(whole[:-10])
     with pytest.raises(InputError, match=r"a\.parquet"):
-        list(read(tmp_path / "a.parquet"))
+        read(file)
+    parquet.write_table(pyarrow.table({"text": [" ", "\n"]}), file, row_group_size=1)
+    with pytest.raises(InputError, match=r"a\.parquet: holds no text"):
+        list(read(file))
 
 
 def test_what_can_be_known_before_reading_is_refused_at_once(tmp_path: Path) -> None:
@@ -169,8 +261,8 @@ def test_shuffling_keeps_every_document_and_holds_few() -> None:
             yield f"{i:010}"
 
     order, ahead = [], 0
-    for given, text in enumerate(shuffled(source(), 7, characters=1000), start=1):
-        ahead = max(ahead, taken - given)
+    for passed, text in enumerate(shuffled(source(), 7, characters=1000), start=1):
+        ahead = max(ahead, taken - passed)
         order.append(text)
     documents = [f"{i:010}" for i in range(3000)]
     assert sorted(order) == documents != order

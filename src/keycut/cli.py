@@ -338,7 +338,7 @@ def _pack(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         sources = [options.text, options.tokenizer]
         refuse_to_lose(options.out, sources, kind="packed text", mark="manifest.json")
         manifest = pack(
-            read(options.text, field=options.field),
+            read(options.text, field=options.field, seed=options.seed),
             load_tokenizer(options.tokenizer),
             options.out,
             sequence_length=options.length,

@@ -115,7 +115,7 @@ def calibrated(request: Request, checkpoint: Checkpoint) -> Calibration:
         say("calibrating on the prose of the installed Python packages: give --text for your own")
         documents, source = documentation(), documentation_source()
     else:
-        documents, source = read(request.text), describe(request.text)
+        documents, source = read(request.text, seed=request.seed), describe(request.text)
     # Before the text is packed: a model that does not fit its config is an error at once.
     say(f"loading {request.model} on {'the GPU' if request.device == 'cuda' else 'the CPU'}")
     model = load(request.model, device=request.device, dtype=calibrated_dtype(request.device))

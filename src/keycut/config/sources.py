@@ -51,7 +51,11 @@ class CorpusBase(Section):
 
 
 class HubCorpus(CorpusBase):
-    """Text from a data set on the hub."""
+    """Text from a data set on the hub.
+
+    Of parquet files, 64 row groups at a time are read side by side, at even distances over all of
+    them, so that small slices have text from everywhere. Other files are read as local ones are.
+    """
 
     kind: Literal["hub"] = WHICH
     name: HubName = Field(description="data set on the hub")
@@ -65,7 +69,11 @@ class HubCorpus(CorpusBase):
 
 
 class LocalCorpus(CorpusBase):
-    """Text from files."""
+    """Text from files.
+
+    They are read one after another, each from its start, and shuffled 16 million characters at a
+    time: of a larger text, a small slice has only the beginning, unless it was mixed beforehand.
+    """
 
     kind: Literal["local"] = WHICH
     files: Some[TextFile] = Field(

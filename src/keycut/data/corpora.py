@@ -25,13 +25,13 @@ from keycut.hub import resolve
 def documents(
     corpus: Corpus, *, downloads: Path, lock: Path, text: Path | None = None
 ) -> Iterator[str]:
-    """The text of a corpus, in the order of its files.
+    """The text of a corpus, in the order that `read` gives it.
 
     `text` is where `write_text` has put that of the documentation, which takes long to read.
     """
     if corpus.kind == "documentation":
         return documentation() if text is None else read(text)
-    return read(*_files(corpus, downloads, lock), field=corpus.text_field)
+    return read(*_files(corpus, downloads, lock), field=corpus.text_field, seed=corpus.seed)
 
 
 def write_text(out: Path | str) -> None:
@@ -56,7 +56,8 @@ def _files(corpus: HubCorpus | LocalCorpus, downloads: Path, lock: Path) -> list
         there = sorted(path for path in root.rglob("*") if path.is_file())
         wanted = [p for p in there if _matches(p.relative_to(root).as_posix(), corpus.files)]
     else:
-        wanted = [path for pattern in corpus.files for path in sorted(Path().glob(pattern))]
+        matches = (path for pattern in corpus.files for path in sorted(Path().glob(pattern)))
+        wanted = list(dict.fromkeys(matches))  # patterns may overlap
     if not wanted:
         raise InputError(f"corpus: no file matches {', '.join(corpus.files)}")
     return wanted
