@@ -29,7 +29,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("results", type=existing, help="the folder of a run")
     folder = parser.parse_args().results
-    for model in sorted((folder / "selections").iterdir()):
+    models = sorted({path.parent for path in (folder / "selections").glob("*/*.safetensors")})
+    if not models:
+        parser.error(f"{folder / 'selections'}: holds no model's selections; run the workflow")
+    for model in models:
         chosen = dict(read(model))
         print(f"## {model.name}\n")
         print_rows(["swaps", "cut", "seeds", "swaps in all heads", "largest gain left"],

@@ -119,6 +119,10 @@ def main() -> None:
     options = parser.parse_args()
     if unknown := set(options.cases) - set(CASES):
         parser.error(f"no case {', '.join(sorted(unknown))}; there are {', '.join(CASES)}")
+    if options.gpu and not torch.cuda.is_available():
+        parser.error(
+            f"--gpu: torch {torch.__version__} finds no GPU here; leave it out for the CPU"
+        )
     large = ("delta_net_370M", "gated_deltanet_370M")
     cases = options.cases or (large if options.gpu else ("small",))
     for case in cases:

@@ -1,0 +1,30 @@
+"""The scripts in benchmarks/ say what they lack before any work starts."""
+
+import re
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+FOLDER = Path(__file__).parents[1] / "benchmarks"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["findings.py", "."], "selections: holds no model's selections"),
+        (["findings.py", "absent"], "absent: no such file or folder"),
+        (["rank.py", "--gpu"], "--gpu: torch .* finds no GPU here"),
+    ],
+)
+def test_what_is_missing_is_said_in_one_line(arguments, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(FOLDER)
+    monkeypatch.setattr(sys, "argv", arguments)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(FOLDER / arguments[0]), run_name="__main__")
+    assert ended.value.code == 2
+    assert re.search(message, capsys.readouterr().err.splitlines()[-1])
