@@ -15,7 +15,7 @@ import yaml
 from evaluation_runs import TEXT, WORDS, column, make_model, run_config, write_lines
 from lm_eval.api.instance import Instance
 
-from keycut.config import load_config, parse_config
+from keycut.config import Task, load_config, parse_config
 from keycut.config.evaluation import DATA_SETS, TASKS
 from keycut.data.packing import pack
 from keycut.data.sources import Source
@@ -428,6 +428,70 @@ def test_bad_data_is_named_before_the_model_is_loaded(model, tmp_path, monkeypat
     assert "a .raw file is WikiText's" in refusal("a\n", name="z.raw")
 
 
+ARC = {"question": "q", "choices": {"text": ["a", "b"], "label": ["A", "B"]}, "answerKey": "B"}
+HELLASWAG = {"ctx_a": "a", "ctx_b": "b", "activity_label": "c", "endings": ["d", "e"], "label": "1"}
+PIQA = {"goal": "g", "sol1": "a", "sol2": "b", "label": 1}
+WINOGRANDE = {"sentence": "The _ is.", "option1": "a", "option2": "b", "answer": "2"}
+QA = {"context": "c", "question": "q", "answers": ["a"]}
+FDA = {"text": "t", "key": "k", "value": "v"}
+
+WRONG = [
+    ("arc_easy", ARC, {"answerKey": "E"}, "field 'answerKey' is 'E', one of 'A', 'B' was expected"),
+    ("arc_easy", ARC, {"choices": {"text": ["a"], "label": ["A", "B"]}},
+     "it has 1 choices with 2 labels"),
+    ("arc_challenge", ARC, {"choices": {"text": ["a"]}},
+     "field 'choices.label' is NoneType, list was expected"),
+    ("hellaswag", HELLASWAG, {"label": ""}, "field 'label' is '', one of '0', '1' was expected"),
+    ("hellaswag", HELLASWAG, {"label": "2"}, "field 'label' is '2', one of '0', '1' was expected"),
+    ("piqa", PIQA, {"label": -1}, "field 'label' is -1, one of 0, 1 was expected"),
+    ("piqa", PIQA, {"label": True}, "field 'label' is bool, int was expected"),
+    ("piqa", PIQA, {"goal": "\ud800"}, "field 'goal' has half of a surrogate pair, '\\ud800'"),
+    ("winogrande", WINOGRANDE, {"sentence": "no gap"}, "field 'sentence' has no gap `_`: 'no gap'"),
+    ("winogrande", WINOGRANDE, {"answer": ""},
+     "field 'answer' is '', one of '1', '2' was expected"),
+    ("based_drop", QA, {"answers": ["3", 3]},
+     "field 'answers' has an item that is int, str was expected"),
+    ("based_drop", QA, {"answers": [""]}, "field 'answers' has no answer that is not empty"),
+    ("based_triviaqa", QA, {"question": " "}, "field 'question' is empty"),
+    ("based_nq", QA, {"tok_pos": "7"}, "field 'tok_pos' is str, int was expected"),
+    ("based_nq", QA, {"alt_answers": [None]},
+     "field 'alt_answers' has an item that is NoneType, str was expected"),
+    ("based_swde", FDA, {"value": None}, "field 'value' is NoneType, str was expected"),
+    ("demo_choice", TASK_FIELDS["demo_choice"][0], {"gold": 3},
+     "field 'gold' is 3, one of 0, 1, 2 was expected"),
+    ("demo_last_word", {"text": "a b"}, {"text": "one"}, "field 'text' has no two words: 'one'"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("task", "right", "change", "message"), WRONG)
+def test_a_wrong_document_is_one_line_with_its_place(task, right, change, message, tmp_path):
+    def check():
+        stated = parse_task(task, file=str(tmp_path / "x.jsonl"))
+        return data.check_documents(stated, downloads=tmp_path, lock=tmp_path / "lock")
+
+    # Fields that the task does not read may be anything.
+    write_lines(tmp_path / "x.jsonl", [right, {**right, "id": 1}, {**right, "id": ["a", None]}])
+    assert check() == 3
+    write_lines(tmp_path / "x.jsonl", [right, {**right, **change}])
+    with pytest.raises(InputError) as caught:
+        check()
+    assert str(caught.value).startswith(f"{tmp_path}/x.jsonl, line 2: {message}")
+    assert "\n" not in str(caught.value)
+
+
+def parse_task(task, **more):
+    return Task(label="L", task=task, metric=TASKS[task][0], version=1, **more)
+
+
+def test_fields_that_no_task_reads_do_not_reach_lm_eval(model, tmp_path):
+    """Their types may contradict each other, which no column of a data set can."""
+    documents = [{**TASK_FIELDS["demo_recall"][0], "id": id} for id in (1, "a", [None], {"b": 2})]
+    file = write_lines(tmp_path / "x.jsonl", documents)
+    config = one("demo_recall", "contains", file)
+    result = evaluate(model, "suite", config, tmp_path / "o.json", cache=tmp_path / "c")
+    assert result["tasks"]["it"]["documents"] == 4
+
+
 def test_a_retrieval_task_needs_answers_and_room(model, tmp_path):
     file = write_lines(tmp_path / "x.jsonl", [{"text": "One is 1. One is", "value": "1"}])
     stated = {"it": column("based_squadv2", "contains", file)}
@@ -479,6 +543,11 @@ def test_a_downloaded_data_set_is_read_by_its_card(model, tmp_path, monkeypatch)
         "name": "baber/piqa/validation",
         "revision": "c" * 40,
     }
+    assert data.check_documents(parse_task("piqa"), downloads=tmp_path, lock=tmp_path) == 6
+    wrong = pyarrow.Table.from_pylist([*rows, {**rows[0], "label": -1}])
+    pyarrow.parquet.write_table(wrong, folder / "sub/validation-00000-of-00001.parquet")
+    with pytest.raises(InputError, match=f"{folder}, validation row 7: field 'label' is -1"):
+        evaluate(model, "suite", config, tmp_path / "o.json", cache=tmp_path / "cache2")
     (folder / "sub/validation-00000-of-00001.parquet").unlink()
     with pytest.raises(InputError, match="piqa needs its split 'validation'"):
         evaluate(model, "suite", config, tmp_path / "o.json", cache=tmp_path / "cache2")

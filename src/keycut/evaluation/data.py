@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from keycut.data.sources import Source
 from keycut.errors import InputError
 from keycut.hub import resolve
 
-# What each task reads of a document, besides what may be absent.
+# What each task reads of a document; other fields are left aside. A list holds texts.
 FIELDS: dict[str, dict[str, type]] = {
     "wikitext": {"page": str},
     "lambada_openai": {"text": str},
@@ -36,6 +36,8 @@ FIELDS: dict[str, dict[str, type]] = {
     "demo_choice": {"query": str, "choices": list, "gold": int},
     "demo_recall": {"context": str, "question": str, "answers": list},
 }
+# What a retrieval task reads where it is there: other names of the answer, and its token.
+OPTIONAL: dict[str, type] = {"alt_answers": list, "tok_pos": int}
 
 Document = dict[str, Any]
 
@@ -50,7 +52,7 @@ def source(task: Task, *, downloads: Path, lock: Path) -> Source:
 
 
 def documents(task: Task, *, downloads: Path, lock: Path) -> list[Document]:
-    """All of them, each with the fields that the task reads."""
+    """All of them, each with the fields that the task reads, and nothing that it cannot score."""
     if task.file is not None:
         path = _local(task)
         numbered = _articles(path) if path.suffix == ".raw" else _lines(path)
@@ -63,6 +65,11 @@ def documents(task: Task, *, downloads: Path, lock: Path) -> list[Document]:
     if not found:
         raise InputError(f"{where}: no documents for {task.task}: the data set is empty")
     return found
+
+
+def check_documents(task: Task, *, downloads: Path, lock: Path) -> int:
+    """How many documents a task has, all of them read and checked. No model is needed."""
+    return len(documents(task, downloads=downloads, lock=lock))
 
 
 def _local(task: Task) -> Path:
@@ -97,7 +104,10 @@ def _lines(path: Path) -> Iterator[tuple[str, Any]]:
 
 def _articles(path: Path) -> Iterator[tuple[str, Document]]:
     """WikiText's articles. One begins with ` = Title = `; its sections have more equals signs."""
-    lines = path.read_text(encoding="utf-8").split("\n")
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: not UTF-8 ({error})") from None
     starts = [n for n, line in enumerate(lines) if re.fullmatch(r" *= [^=]+ = *", line)]
     for start, end in zip([0, *starts], [*starts, len(lines)], strict=True):
         page = "\n".join(lines[start:end])
@@ -126,17 +136,74 @@ def _rows(task: Task, folder: Path) -> Iterator[tuple[str, Document]]:
 
 
 def _checked(task: str, document: Any, place: str) -> Document:
+    """A document, less what the task does not read: extra fields may be anything."""
     if not isinstance(document, dict):
         raise InputError(f"{place}: a JSON object was expected")
-    for field, kind in FIELDS[task].items():
+    fields = dict(FIELDS[task])
+    if task.startswith("based_"):
+        fields |= {f: kind for f, kind in OPTIONAL.items() if document.get(f) is not None}
+    for field, kind in fields.items():
         if field not in document:
             there = ", ".join(sorted(document))
             raise InputError(f"{place}: {task} needs the field {field!r}; it has {there}")
-        if not isinstance(document[field], kind):
-            raise InputError(
-                f"{place}: field {field!r} is {type(document[field]).__name__}, "
-                f"{task} expects {kind.__name__}"
-            )
-        if kind is list and not document[field]:
-            raise InputError(f"{place}: field {field!r} is empty")
-    return document
+        problem = _not_a(kind, document[field])
+        if document[field] == [] and field not in OPTIONAL:
+            problem = "is empty"
+        if problem:
+            raise InputError(f"{place}: field {field!r} {problem}")
+    given = {field: document[field] for field in fields}
+    if problem := _contradiction(task, given):
+        raise InputError(f"{place}: {problem}")
+    return given
+
+
+def _not_a(kind: type, value: Any) -> str | None:
+    """Why a value is not of this kind, if it is not."""
+    # A bool is an int to Python, but no label.
+    if not isinstance(value, kind) or isinstance(value, bool):
+        return f"is {type(value).__name__}, {kind.__name__} was expected"
+    if isinstance(value, list):
+        problems = (_not_a(str, item) for item in value)
+        return next((f"has an item that {problem}" for problem in problems if problem), None)
+    # JSON can spell half of a pair, which is no character and has no bytes.
+    if isinstance(value, str) and (lone := re.search("[\ud800-\udfff]", value)):
+        return f"has half of a surrogate pair, {lone[0]!r}, which is no character"
+    return None
+
+
+def _contradiction(task: str, document: Document) -> str | None:
+    """What is wrong with fields of which each is of the right kind."""
+    if task in ("arc_easy", "arc_challenge"):
+        choices = {field: document["choices"].get(field) for field in ("text", "label")}
+        for field, values in choices.items():
+            if problem := _not_a(list, values):
+                return f"field 'choices.{field}' {problem}"
+        if len(choices["text"]) != len(choices["label"]):
+            return f"it has {len(choices['text'])} choices with {len(choices['label'])} labels"
+        document["choices"] = choices
+        return _not_among(choices["label"], "answerKey", document)
+    if task == "hellaswag":
+        return _not_among([str(n) for n in range(len(document["endings"]))], "label", document)
+    if task == "piqa":
+        return _not_among([0, 1], "label", document)
+    if task == "demo_choice":
+        return _not_among(range(len(document["choices"])), "gold", document)
+    if task == "winogrande":
+        if "_" not in document["sentence"]:
+            return f"field 'sentence' has no gap `_`: {document['sentence'][:60]!r}"
+        return _not_among(["1", "2"], "answer", document)
+    if task == "demo_last_word" and " " not in document["text"].strip():
+        return f"field 'text' has no two words: {document['text'][:60]!r}"
+    if "answers" in document:
+        if not document["question"].strip():
+            return "field 'question' is empty"
+        # NQ's protocol leaves out what has no answer.
+        if task != "based_nq" and not any(document["answers"]):
+            return "field 'answers' has no answer that is not empty"
+    return None
+
+
+def _not_among(allowed: Collection[Any], field: str, document: Document) -> str | None:
+    if (value := document[field]) in allowed:
+        return None
+    return f"field {field!r} is {value!r}, one of {', '.join(map(repr, allowed))} was expected"
