@@ -1,12 +1,14 @@
 """The retrieval protocol on documents made by hand: prompts, cuts and answers."""
 
+from dataclasses import replace
+
 import pytest
+import tokenizers
 from evaluation_runs import TEXT
 from lm_eval.api.model import LM
 
 from keycut.data.tokenizer import load_tokenizer, train_tokenizer
-from keycut.errors import InputError
-from keycut.evaluation.retrieval import answers, contains, cut
+from keycut.evaluation.retrieval import ANSWER_TOKENS, EXAMPLES, contains, cut
 from keycut.evaluation.suite import make_task, measure
 
 QA = {
@@ -92,7 +94,38 @@ def test_a_question_that_ends_the_text_already_is_not_asked_twice(task):
     field, _ = PLACES[task]
     ending = document.get("question", "device:")
     repeated = {**document, field: f"{document[field]} {ending}"}
-    assert make_task(task, [repeated]).doc_to_text(repeated) == PROMPTS[task]
+    expected = PROMPTS[task]
+    if task == "based_fda":
+        expected = "510(k) number K042. Device: lamp. . Device:"  # the space between them stays
+    assert make_task(task, [repeated]).doc_to_text(repeated) == expected
+
+
+@pytest.mark.parametrize(
+    ("task", "text", "question", "prompt"),
+    [
+        # FDA's spaces stay, which every other task strips.
+        ("based_fda", "\n a \n b \n", "key", " a \n b . Key:"),
+        ("based_swde", "\n a \n b \n", "key", "a \n b. Key:"),
+        ("based_squadv2", "\n a \n b \n", None, "a \n b"),
+        ("based_drop", "\n a \n b \n", " q ", "a \n b. q"),
+        # What is compared with the ending is the key as it is, what is asked begins with a capital.
+        ("based_fda", "a ßk:ßK:", "ßk", "a . SSk:"),
+        ("based_swde", "a KEY:key:", "key", "a. Key:"),
+        # A question that ends the context: any number in any case, but in NQ one as it is.
+        ("based_drop", "a Why?WHY?", "Why?", "a. Why?"),
+        ("based_triviaqa", "a Why?WHY?", "Why?", "a. Why?"),
+        ("based_nq", "a WHY?Why?", "Why?", "a WHY?. Why?"),
+        # The marks of paragraphs are TriviaQA's, and hide a question that they stand around.
+        ("based_triviaqa", "[DOC] a [PAR] Why? [PAR]", "Why?", "a  Why?. Why?"),
+        ("based_nq", "[DOC] a [PAR]", "Why?", "[DOC] a [PAR]. Why?"),
+        ("based_drop", "[DOC] a [PAR]", "Why?", "[DOC] a [PAR]. Why?"),
+    ],
+)
+def test_what_a_prompt_keeps_of_its_text(task, text, question, prompt):
+    field, _ = PLACES[task]
+    asked = "question" if field == "context" else "key"
+    document = {**DOCUMENTS[task], field: text, asked: question}
+    assert make_task(task, [document]).doc_to_text(document) == prompt
 
 
 @pytest.mark.parametrize("task", DOCUMENTS)
@@ -129,9 +162,8 @@ def test_the_best_of_the_listed_answers_counts():
     assert contains({"answers": ["Paris", "Lutetia"]}, ["lutetia"]) == {"contains": 1}
 
 
-def test_a_document_without_an_answer_is_an_error():
-    with pytest.raises(InputError, match="no answer is given to 'why'"):
-        answers({"question": "why", "answers": [""]})
+def test_an_empty_answer_is_none():
+    assert contains({"answers": ["", "Paris"]}, ["anything"]) == {"contains": 0}
 
 
 def filler(count: int) -> str:
@@ -176,15 +208,57 @@ def test_key_and_value_both_draw_the_cut_and_the_first_wins(tokenizer, task):
     assert "zebra" not in short["text"]
 
 
-@pytest.mark.parametrize("task", ["based_fda", "based_nq", "based_squadv2", "based_swde"])
-def test_an_absent_answer_leaves_the_end(tokenizer, task):
+# Where a token is a byte, a window of ten tokens is ten letters.
+
+
+@pytest.fixture(scope="module")
+def letters(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("letters") / "t"
+    return train_tokenizer([TEXT], folder, vocabulary_size=257)
+
+
+ALPHABET = "abcdefghijklmnopqrst"  # twenty letters
+
+
+def ten_letters(tokenizer, task, text=ALPHABET, answer="absent", **more):
     field, _ = PLACES[task]
-    document = {**DOCUMENTS[task], field: f"{filler(300)} last"}
-    if "key" in document:
-        document["key"] = "nowhere"
-    (short,) = cut([document], task, tokenizer, 150)
-    assert short[field].endswith("last")
-    assert len(tokenizer.encode(short[field])) == 50
+    document = {**DOCUMENTS[task], field: text, "key": "no such", **more}
+    document |= {"answers": [answer], "value": answer}
+    (short,) = cut([document], task, tokenizer, 10 + ANSWER_TOKENS)
+    return short[field]
+
+
+SEEKING = [task for task, (_, sought) in PLACES.items() if sought]
+
+
+@pytest.mark.parametrize("task", SEEKING)
+def test_an_absent_answer_is_before_the_last_letter(letters, task):
+    """Letter 19 of 20: half of the window before it, and what comes after it, one letter."""
+    assert ten_letters(letters, task) == "opqrst"
+    assert ten_letters(letters, task, text=f" {ALPHABET}\n") == "opqrst"
+    assert ten_letters(letters, task, text="abc") == "abc"
+
+
+@pytest.mark.parametrize("task", SEEKING)
+def test_an_absent_answer_is_where_the_document_says(letters, task):
+    """Only if more tokens than the window has come before the last letter."""
+    assert ten_letters(letters, task, tok_pos=8) == "defghijklm"
+    assert ten_letters(letters, task, tok_pos=2) == "abcdefghij"
+    assert ten_letters(letters, task, text=ALPHABET[:11], tok_pos=2) == "fghijk"
+    assert ten_letters(letters, task, text=ALPHABET[:12], tok_pos=2) == "abcdefghij"
+    assert ten_letters(letters, task, answer="OP", tok_pos=2) == "jklmnopqrs"
+
+
+@pytest.mark.parametrize("task", DOCUMENTS)
+def test_a_bos_is_one_of_the_tokens(letters, task):
+    backend = tokenizers.Tokenizer.from_str(letters.backend.to_str())
+    eos = backend.id_to_token(letters.eos)
+    backend.post_processor = tokenizers.processors.TemplateProcessing(
+        single=f"{eos} $A", special_tokens=[(eos, letters.eos)]
+    )
+    with_bos = replace(letters, backend=backend)
+    assert ten_letters(with_bos, task, answer="abc") == "abcdefghi"
+    assert ten_letters(letters, task, answer="abc") == "abcdefghij"
 
 
 def test_an_absent_answer_may_be_there_under_another_name(tokenizer):
@@ -199,10 +273,12 @@ def test_an_answer_of_one_character_is_left_out_where_it_is_looked_for(tokenizer
     assert len(cut([{**QA, "answers": ["7"]}], "based_drop", tokenizer, 150)) == 1
 
 
-def test_swde_ends_before_its_examples(tokenizer):
-    document = {**FIELD, "text": FIELD["text"] + "\nSummary of information above... Device: lamp"}
-    (short,) = cut([document], "based_swde", tokenizer, 2048)
-    assert make_task("based_swde", [short]).doc_to_text(short) == PROMPTS["based_swde"]
+def test_swde_is_cut_with_its_examples_and_asked_without(letters):
+    text = f"{ALPHABET}{EXAMPLES} zebra is {ALPHABET}"
+    (whole,) = cut([{**FIELD, "text": text}], "based_swde", letters, 2048)
+    assert whole["text"] == text
+    assert make_task("based_swde", [whole]).doc_to_text(whole) == f"{ALPHABET}. Device:"
+    assert ten_letters(letters, "based_swde", text=text, answer="zebra") == "e... zebra"
 
 
 def test_recall_tells_a_model_that_knows_from_one_that_does_not():
