@@ -453,6 +453,7 @@ WRONG = [
     ("recipes/demo/warmup", 400, "recipes.demo: warmup 400 must be less than steps 400"),
     ("recipes/demo/steps", 500, "recipes.demo: 500 steps need 4000 sequences"),
     ("recipes/demo/data", "documentation/pretrain", "did you mean 'documentation/pretraining'?"),
+    ("recipes/demo/activation_checkpoint", "full", "'full' is for `trainer: flame`"),
     ("recovery/seeds", [4], "recovery.seeds: 4 is none of `seeds` [0]"),
     ("recovery/lora", {"rank": 4}, "recovery.lora.alpha: missing: scale alpha"),
     ("calibration/sequences", 65, "calibration.sequences: 65: documentation/calibration has 64"),
@@ -570,6 +571,19 @@ def test_merged_keys_may_be_overridden_and_exponents_are_numbers(tmp_path: Path)
     config = load_config(path)
     assert config.recipes["demo"].learning_rate == 0.02
     assert config.tables["again"].benchmark == "decoding"  # type: ignore[union-attr]
+
+
+def test_what_only_makes_training_fit_does_not_define_it(paper: Config) -> None:
+    assert paper.recovery is not None
+    for settings, key, value in (
+        (paper.recovery, "parts", 16),
+        (paper.recipes["fineweb_10B"], "activation_checkpoint", "full"),
+    ):
+        other = settings.model_copy(update={key: value})
+        assert other != settings
+        assert other.defining() == settings.defining()
+        longer = settings.model_copy(update={"steps": 3})
+        assert longer.defining() != settings.defining()
 
 
 def test_nothing_changes_once_read(paper: Config) -> None:

@@ -182,6 +182,11 @@ def test_a_changed_label_computes_nothing(copy):
     assert not any(job.startswith(computed) for job in jobs)
 
 
+def test_a_batch_in_more_parts_reruns_nothing(copy):
+    configure(copy, lambda config: config["recovery"].update(parts=2))
+    assert planned(copy) == Counter()
+
+
 def test_one_table_needs_only_its_own(copy):
     shutil.rmtree(copy / "results/demo")
     jobs = planned(copy, "results/demo/tables/sharing.tex")

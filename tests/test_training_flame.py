@@ -98,6 +98,7 @@ def test_the_job_file_says_what_the_recipe_says(tmp_path, tokens, tokenizer):
     assert training["dataset"] == str(tokens)
     assert training["dataset_split"] == "training"
     assert said["checkpoint"]["interval"] == 5
+    assert said["activation_checkpoint"]["mode"] == "none"  # else flame takes its own default
     assert "torch.distributed.run" in (tmp_path / "command.txt").read_text()
 
 
@@ -239,6 +240,28 @@ def test_what_flame_said_last_is_in_the_error(tmp_path, monkeypatch):
         pytest.raises(InputError, match=r"code 3(.|\n)*no such kernel"),
     ):
         flame.run_flame(kept, recipe, flame.share(recipe, 1), LENGTH, Saving(), 0)
+
+
+@pytest.mark.parametrize(
+    ("mode", "advice"),
+    [
+        ("none", "`activation_checkpoint` of the recipe is 'none': try 'selective'"),
+        ("full", "'full' already; `batch` of the recipe is 2, and `world_size` 2: with 1 and 4"),
+    ],
+)
+def test_what_to_change_is_said_where_flame_runs_out_of_memory(tmp_path, monkeypatch, mode, advice):
+    said = "[rank0]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB. GPU 0"
+    script = f"import sys; print('{said}\\nand more'); sys.exit(1)"
+    monkeypatch.setattr(flame, "command", lambda *_: [sys.executable, "-c", script])
+    monkeypatch.setattr(flame, "LOOK_EVERY", 0.01)
+    recipe = flame_recipe(activation_checkpoint=mode)
+    with Checkpoints(tmp_path, {"run": 1}) as kept:
+        (kept.folder / "flame.log").write_text("CUDA out of memory before\n")
+        with pytest.raises(InputError) as ended:
+            flame.run_flame(kept, recipe, flame.share(recipe, 1), LENGTH, Saving(), 0)
+    (line,) = str(ended.value).splitlines()
+    assert f"{said}; " in line
+    assert advice in line
 
 
 @pytest.mark.parametrize("model", ["delta_net", "shared_all", "gated"])

@@ -93,6 +93,24 @@ def test_several_gpus_are_as_many_batches_one_after_the_other(tmp_path, data):
         torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("settings", "advice"),
+    [
+        ({"batch": 6, "world_size": 2}, "`world_size` 2: with 3 and 4 a step has the same"),
+        ({"batch": 1}, "batch is 1 already: use a GPU with more memory"),
+    ],
+)
+def test_smaller_batches_are_advised_where_memory_runs_out(
+    tmp_path, data, monkeypatch, settings, advice
+):
+    def full(*_, **__):
+        raise RuntimeError("Triton Error [CUDA]: out of memory")
+
+    monkeypatch.setattr("keycut.training.pretrain.train", full)
+    with pytest.raises(InputError, match=f"^pretraining: Triton Error .*; .*{advice}"):
+        trained(tmp_path, data, recipe(steps=4, **settings))
+
+
 class Scale(nn.Module):
     def __init__(self):
         super().__init__()

@@ -13,7 +13,9 @@ from keycut.errors import InputError
 from keycut.models import create, load, save
 from keycut.models.checkpoint import Checkpoint
 from keycut.slicing import Keep, cut_back, slice_model
+from keycut.training import recovery as recovering
 from keycut.training.checkpoints import CURVE
+from keycut.training.loop import Saving
 from keycut.training.recovery import recover, recovery_loss, with_adapters
 
 KINDS = ["delta_net", "delta_net_tied", "shared_head", "shared_all", "gated", "gated_value_heads"]
@@ -139,6 +141,104 @@ def test_a_batch_in_parts_is_the_same_batch(root, data, tmp_path):
             assert (one.tensor(name) - whole.tensor(name)).norm() <= 1e-3 * learned, name
     with pytest.raises(ValueError, match="parts 3 must divide batch 4"):
         recovery(batch=4, parts=3)
+
+
+FULL = (
+    "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.1 GiB of "
+    "which 1.0 GiB is free. Including non-PyTorch memory, this process has 78.0 GiB in use. See\n"
+    "the documentation"
+)
+
+
+def fills_up(calls):
+    """The loss, until it has been asked so often."""
+
+    def loss(*arguments):
+        nonlocal calls
+        calls -= 1
+        if calls < 0:
+            raise torch.OutOfMemoryError(FULL)
+        return recovery_loss(*arguments)
+
+    return loss
+
+
+def test_a_run_out_of_memory_names_the_parts_and_goes_on_with_more(
+    root, data, tmp_path, monkeypatch, capsys
+):
+    def run(parts, saving=Saving(steps=2)):
+        recover(
+            root / "delta_net_half", root / "delta_net", data,
+            recovery(steps=6, warmup=1, batch=6, parts=parts), tmp_path / f"{parts}",
+            checkpoints=tmp_path / "run", saving=saving,
+        )  # fmt: skip
+
+    monkeypatch.setattr(recovering, "recovery_loss", fills_up(5))
+    with pytest.raises(InputError) as ended:
+        run(1)
+    (line,) = str(ended.value).splitlines()
+    assert line.startswith("recovery: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has")
+    assert "is free; `recovery.parts` is 1: try 2," in line
+    monkeypatch.setattr(recovering, "recovery_loss", fills_up(1))
+    with pytest.raises(InputError, match=r"`recovery\.parts` is 3: try 6,"):
+        run(3)
+    with pytest.raises(InputError, match="is 6, one sequence each: use a GPU with more memory"):
+        run(6)
+    monkeypatch.undo()
+    capsys.readouterr()
+    run(2)
+    assert "recovery: goes on from step 4" in capsys.readouterr().err
+    run(1)
+    whole, started = Checkpoint(tmp_path / "1"), Checkpoint(root / "delta_net_half")
+    for name in whole.files:
+        learned = (whole.tensor(name) - started.tensor(name)).norm()
+        apart = (Checkpoint(tmp_path / "2").tensor(name) - whole.tensor(name)).norm()
+        assert apart <= 1e-3 * learned, name
+
+
+def test_another_error_is_not_taken_for_a_lack_of_memory(root, data, tmp_path, monkeypatch):
+    def fails(*_):
+        raise RuntimeError("no such kernel")
+
+    monkeypatch.setattr(recovering, "recovery_loss", fails)
+    with pytest.raises(RuntimeError, match="no such kernel"):
+        recover(
+            root / "delta_net_half", root / "delta_net", data, recovery(), tmp_path / "out",
+            checkpoints=tmp_path / "run",
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("model", [
+    {**SMALL["delta_net_gate"], "conv_bias": True},
+    {**SMALL["gated"], "conv_bias": True},
+])  # fmt: skip
+def test_norms_and_biases_learn_where_they_are_to_and_padded_alike(data, tmp_path, capsys, model):
+    new = create({**model, "initializer_range": 0.1}, seed=1)
+    for name, parameter in new.named_parameters():
+        if name.endswith("bias"):  # far from zero, where they start
+            torch.nn.init.normal_(parameter, generator=torch.Generator().manual_seed(3))
+    save(new, tmp_path / "teacher")
+    teacher = Checkpoint(tmp_path / "teacher")
+    half = cut_back(teacher.shape, teacher.shape.width // 2)
+    slice_model(teacher, half, tmp_path / "student", dtype=None)
+    for padded_to in (None, half.width + 3):
+        recover(
+            tmp_path / "student", teacher.folder, data,
+            recovery(steps=8, norms_and_biases=True), tmp_path / str(padded_to),
+            checkpoints=tmp_path / "run", padded_to=padded_to,
+        )  # fmt: skip
+    before, after = Checkpoint(tmp_path / "student"), Checkpoint(tmp_path / "None")
+    padded = Checkpoint(tmp_path / str(half.width + 3))
+    assert set(after.files) == set(before.files) == set(padded.files)
+    learned = {n for n in after.files if not torch.equal(after.tensor(n), before.tensor(n))}
+    assert learned == {n for n in after.files if re.search(r"[qkv]_(proj|conv1d)|norm|bias", n)}
+    for name in learned:
+        change = (after.tensor(name) - before.tensor(name)).norm()
+        assert (padded.tensor(name) - after.tensor(name)).norm() <= 1e-3 * change, name
+    sizes = read_json(after.folder / "trainable.json")
+    others = {n: size for n, size in sizes.items() if not re.search(r"lora_|conv1d", n)}
+    assert all(re.search(r"norm\.weight$|dt_bias$", name) for name in others)
+    assert f", {sum(others.values()):,} in norms and biases\n" in capsys.readouterr().err
 
 
 def test_a_student_keeps_its_type(root, data, tmp_path):

@@ -69,6 +69,7 @@ def recovered_facts(
         "recovery": f"{settings.steps} steps of {settings.batch} x {length} tokens "
         f"of {settings.data}",
         "adapters, merged": f"rank {lora.rank}, alpha {lora.alpha:g} on {', '.join(lora.modules)}",
+        **({"also trained": "norms and biases"} if settings.norms_and_biases else {}),
         "distillation": f"temperature {settings.distillation.temperature:g}, "
         f"weight {settings.distillation.weight:g}",
     }

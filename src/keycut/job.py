@@ -104,7 +104,8 @@ def leave_if_made(snakemake: Any, code: Code) -> None:
     beside = Path(f"{snakemake.output[0]}{BESIDE}")  # written last
     if beside.is_file() and all(path.exists() for path in outputs):
         found = read_json(beside)
-        if (found["config"], found["code"]["digest"]) == (digest(snakemake.config), code.digest):
+        made = found.get("params"), found["code"]["digest"]
+        if made == (params_digest(snakemake), code.digest):
             print("keycut: another job has made it meanwhile", file=sys.stderr, flush=True)
             sys.exit(0)
     for path in [*outputs, beside]:
@@ -112,6 +113,11 @@ def leave_if_made(snakemake: Any, code: Code) -> None:
             shutil.rmtree(path)
         else:
             path.unlink(missing_ok=True)
+
+
+def params_digest(snakemake: Any) -> str:
+    """What a job's parameters are. Of the configuration they are all that counts for its rule."""
+    return digest(repr(sorted(snakemake.params.items())))
 
 
 def script_code(script: Path | str, *modules: str) -> dict[str, Any]:
@@ -160,6 +166,7 @@ def provenance(snakemake: Any, code: Code, gpus: list[str], started: float) -> d
         "rule": snakemake.rule,
         "wildcards": dict(snakemake.wildcards.items()),
         "config": digest(snakemake.config),
+        "params": params_digest(snakemake),
         "inputs": sorted(set(snakemake.input)),
         "code": {**snakemake.params.code, "digest": code.digest, "modules": list(code.modules)},
         "commit": commit(),

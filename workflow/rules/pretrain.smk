@@ -18,14 +18,14 @@ rule pretrain:
     conda:
         "../../envs/pretrain.yaml"
     resources:
-        gpu=lambda w: READS.recipe(w.model).world_size,
+        gpu=lambda w: READS.recipe(w.model).gpus,
         mem_mb=32000,
         runtime=1440,
     params:
         code=code("pretrain"),
         device=RUN.device,
         model=lambda w: READS.sizes(w.model),
-        recipe=lambda w: READS.recipe(w.model).model_dump(),
+        recipe=lambda w: READS.recipe(w.model).defining(),
         checkpoints=AT.checkpoints,
     message:
         "training {wildcards.model}"

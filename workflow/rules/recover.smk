@@ -23,7 +23,7 @@ rule recover:
     params:
         code=code("recover"),
         device=RUN.device,
-        settings=RUN.recovery and RUN.recovery.model_dump(exclude={"control", "seeds"}),
+        settings=RUN.recovery and RUN.recovery.defining(),
         checkpoints=AT.checkpoints,
     message:
         "recovering {wildcards.model}, {wildcards.cut}"

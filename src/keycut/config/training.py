@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, PositiveFloat, PositiveInt, Strict, model_validator
 
@@ -49,9 +49,34 @@ class Recipe(Training):
         1, description="number of GPUs; it stands here because batch x world_size is the real batch"
     )
 
+    activation_checkpoint: Literal["none", "selective", "full"] = Field(
+        "none",
+        description="flame's only: of no layer, every second or every one the activations are "
+        "computed again for the gradient, which takes time, needs less memory and gives the same; "
+        "changing it reruns nothing",
+    )
+
+    @model_validator(mode="after")
+    def _flame_checkpoints(self) -> Self:
+        if self.trainer != "flame" and self.activation_checkpoint != "none":
+            raise ValueError(
+                f"activation_checkpoint {self.activation_checkpoint!r} is for `trainer: flame`: "
+                "the built-in trainer keeps all activations"
+            )
+        return self
+
     @property
     def sequences(self) -> int:
         return super().sequences * self.world_size
+
+    @property
+    def gpus(self) -> int:
+        """How many GPUs the trainer uses."""
+        return self.world_size if self.trainer == "flame" else 1
+
+    def defining(self) -> dict[str, Any]:
+        """The settings that define the trained model, without those that only make it fit."""
+        return self.model_dump(mode="json", exclude={"activation_checkpoint"})
 
 
 class Lora(Section):
@@ -72,13 +97,16 @@ class Distillation(Section):
 
 
 class Recovery(Training):
-    """Recovery fine-tuning (RFT) of pruned models: adapters and convolutions learn, the rest is
-    frozen."""
+    """Recovery fine-tuning (RFT) of pruned models: adapters and convolutions learn, the rest but
+    for `norms_and_biases` is frozen."""
 
     parts: PositiveInt = Field(
         1,
         description="how many parts a step's batch is taken in, one after another: more need less "
-        "memory and give the same but for rounding",
+        "memory and give the same but for rounding; changing it reruns nothing",
+    )
+    norms_and_biases: bool = Field(
+        False, description="train the weights of all norms and all biases too"
     )
     lora: Lora = Field(description="the adapters")
     distillation: Distillation = Field(description="the teacher's part")
@@ -94,3 +122,8 @@ class Recovery(Training):
         if self.batch % self.parts:
             raise ValueError(f"parts {self.parts} must divide batch {self.batch}")
         return self
+
+    def defining(self) -> dict[str, Any]:
+        """The settings that define a recovered model: neither which models are recovered, nor in
+        how many parts a batch is taken."""
+        return self.model_dump(mode="json", exclude={"control", "seeds", "parts"})

@@ -50,15 +50,17 @@ from keycut.training.loop import (
     COLUMNS,
     EVERY_TEN_MINUTES,
     GO_ON_LATER,
+    OUT_OF_MEMORY,
     PATIENCE,
     Saving,
     StepProgress,
     curve_row,
+    in_short,
     learning_rate,
     refuse_data,
     told_to_stop,
 )
-from keycut.training.pretrain import write
+from keycut.training.pretrain import smaller_batches, write
 
 LOOK_EVERY = 0.5  # seconds between looks at flame's log
 SHOWN = 30  # lines of the log that an error shows
@@ -132,7 +134,7 @@ def pretrain_with_flame(
     run = {
         "work": "pretraining with flame",
         "model": dict(model),
-        "recipe": recipe.model_dump(mode="json"),
+        "recipe": recipe.defining(),
         "data": {"sha256": tokens.manifest.sha256, "sequences": len(tokens)},
         "keycut": __version__,
     }
@@ -249,6 +251,8 @@ def job(
             "interval": saving.steps or recipe.steps,
             "keep_latest_k": KEPT,
         },
+        # Unless it is said, flame takes the selective one. Every second layer is its default.
+        "activation_checkpoint": {"mode": recipe.activation_checkpoint, "selective_ac_option": "2"},
         "metrics": {"log_freq": 1, "disable_color_printing": True},
         "comm": {
             "init_timeout_seconds": PATIENT_SECONDS,
@@ -303,7 +307,7 @@ def run_flame(
         open(log, errors="replace") as lines,
         open(kept.curve, "a", buffering=1) as curve,
     ):
-        lines.seek(0, os.SEEK_END)
+        began = lines.seek(0, os.SEEK_END)
         watch = _Watch(recipe, divided, length, done)
         process = subprocess.Popen(
             [*WITHOUT_WARNINGS, *words],
@@ -331,10 +335,33 @@ def run_flame(
     if stop.is_set() or (code == 0 and reached > done):
         _say(f"pretraining: saved at step {reached}, goes on later")
         raise SystemExit(GO_ON_LATER)
-    tail = "".join(log.read_text(errors="replace").splitlines(keepends=True)[-SHOWN:])
+    with open(log, errors="replace") as lines:
+        lines.seek(began)
+        said = lines.readlines()
+    if line := next((line for line in said if OUT_OF_MEMORY in line), None):
+        raise InputError(
+            f"flame ended after step {watch.step}: {in_short(line)}; {less_memory(recipe)}. "
+            f"All that it said is in {log}"
+        )
+    tail = "".join(said[-SHOWN:])
     raise InputError(
         f"flame ended with code {code} after step {watch.step}; its last checkpoint is of step "
         f"{reached}. The end of {log}:\n{tail}"
+    )
+
+
+def less_memory(recipe: Recipe) -> str:
+    """What to change where flame does not fit into a GPU."""
+    modes = ("none", "selective", "full")
+    more = modes[modes.index(recipe.activation_checkpoint) + 1 :]
+    if not more:
+        return (
+            f"`activation_checkpoint` is 'full' already; {smaller_batches(recipe)}; `gpu: "
+            f"{recipe.gpus}` in the profile's line of `pretrain` keeps the number of GPUs"
+        )
+    return (
+        f"`activation_checkpoint` of the recipe is {recipe.activation_checkpoint!r}: try "
+        f"{more[0]!r}, with which the run goes on from its last checkpoint"
     )
 
 

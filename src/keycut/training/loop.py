@@ -37,6 +37,7 @@ GO_ON_LATER = 75
 
 PATIENCE = 8  # non-finite steps in a row that end a run
 SAY_EVERY = 10.0  # seconds
+OUT_OF_MEMORY = "out of memory"  # in whatever is said of a GPU that has none left
 
 COLUMNS = ("step", "tokens", "loss", "ce", "kd", "lr", "grad_norm")
 
@@ -239,6 +240,22 @@ def _resumed(
     step = saved.state["step"]
     print(f"{work}: goes on from step {step}", file=sys.stderr, flush=True)
     return step, saved.state["failed"]
+
+
+@contextmanager
+def explain_out_of_memory(work: str, advice: str) -> Iterator[None]:
+    """A GPU without enough memory ends a run in one line, with what can be changed."""
+    try:
+        yield
+    except RuntimeError as error:  # torch's own kind, or what Triton or the driver says
+        if OUT_OF_MEMORY not in str(error):
+            raise
+        raise InputError(f"{work}: {in_short(str(error))}; {advice}") from None
+
+
+def in_short(text: str) -> str:
+    """The first sentences of what torch says of its memory: what it wanted, and what there was."""
+    return ". ".join(text.strip().split("\n")[0].split(". ")[:3]).rstrip(".")
 
 
 @contextmanager

@@ -21,7 +21,14 @@ from keycut.config.training import Recipe
 from keycut.data.packing import PackedTokens
 from keycut.models.checkpoint import save
 from keycut.training.checkpoints import Checkpoints
-from keycut.training.loop import EVERY_TEN_MINUTES, Losses, Saving, refuse_data, train
+from keycut.training.loop import (
+    EVERY_TEN_MINUTES,
+    Losses,
+    Saving,
+    explain_out_of_memory,
+    refuse_data,
+    train,
+)
 
 
 def pretrain(
@@ -48,7 +55,7 @@ def pretrain(
     run = {
         "work": "pretraining",
         "model": fingerprint(model),
-        "recipe": recipe.model_dump(mode="json"),
+        "recipe": recipe.defining(),
         "data": {"sha256": data.manifest.sha256, "sequences": len(data)},
         "device": model.device.type,
         "keycut": __version__,
@@ -59,11 +66,25 @@ def pretrain(
         return Losses(ce, ce)
 
     with Checkpoints(checkpoints, run) as kept:
-        train(
-            model, loss, data, recipe, kept,
-            work="pretraining", saving=saving, accumulate=recipe.world_size,
-        )  # fmt: skip
+        with explain_out_of_memory("pretraining", smaller_batches(recipe)):
+            train(
+                model, loss, data, recipe, kept,
+                work="pretraining", saving=saving, accumulate=recipe.world_size,
+            )  # fmt: skip
         write(model, out, kept, tokenizer=tokenizer, card=card, force=force)
+
+
+def smaller_batches(recipe: Recipe) -> str:
+    """What to change where a batch does not fit into a GPU."""
+    batch, share = recipe.batch, recipe.world_size
+    if batch == 1:
+        return "batch is 1 already: use a GPU with more memory"
+    fewer = batch // next(n for n in range(2, batch + 1) if batch % n == 0)
+    return (
+        f"`batch` of the recipe is {batch}, and `world_size` {share}: with {fewer} and "
+        f"{batch * share // fewer} a step has the same sequences in smaller batches, and the run "
+        "starts anew"
+    )
 
 
 def write(

@@ -1,6 +1,7 @@
 """Recovery fine-tuning (RFT): what a model lost with its channels, taught by the unpruned one.
 
-Low-rank adapters on the projections and the causal convolutions learn, everything else is frozen.
+Low-rank adapters on the projections and the causal convolutions learn, norms and biases too if the
+configuration says so; everything else is frozen.
 The loss is the cross-entropy plus the divergence from the teacher. In the end the adapters are
 merged, and what is written is an ordinary model.
 """
@@ -27,7 +28,14 @@ from keycut.models.checkpoint import Checkpoint, create, load
 from keycut.slicing import Change, Pad, changed, cut_back, padded_eps
 from keycut.training.checkpoints import Checkpoints
 from keycut.training.distillation import distillation_losses, next_tokens
-from keycut.training.loop import EVERY_TEN_MINUTES, Losses, Saving, refuse_data, train
+from keycut.training.loop import (
+    EVERY_TEN_MINUTES,
+    Losses,
+    Saving,
+    explain_out_of_memory,
+    refuse_data,
+    train,
+)
 from keycut.training.pretrain import write
 
 TRAINABLE = "trainable.json"  # beside the result: the parameters that learned, name to size
@@ -76,8 +84,7 @@ def recover(
         "work": "recovery",
         "student": students.digest(),
         "teacher": teachers.digest(),
-        # Which models are recovered is no part of how one is.
-        "settings": settings.model_dump(mode="json", exclude={"control", "seeds"}),
+        "settings": settings.defining(),
         "data": {"sha256": data.manifest.sha256, "sequences": len(data)},
         "padded_to": padded_to,
         "device": device.type,
@@ -90,7 +97,9 @@ def recover(
     if padded_to is not None:
         model = resized(model, Pad(padded_to))
         scale_eps(model, padded_eps(1.0, width, padded_to))
-    adapted = with_adapters(model, settings.lora, settings.seed).to(device)
+    adapted = with_adapters(
+        model, settings.lora, settings.seed, norms_and_biases=settings.norms_and_biases
+    ).to(device)
     taught_by = load(
         teacher, dtype=torch.bfloat16 if device.type == "cuda" else torch.float32, device=device
     )
@@ -102,10 +111,11 @@ def recover(
     with kept:
         trainable = kept.folder / TRAINABLE
         write_json(trainable, trainable_parameters(adapted))
-        train(
-            adapted, loss, data, settings, kept, work="recovery", saving=saving,
-            accumulate=settings.parts,
-        )  # fmt: skip
+        with explain_out_of_memory("recovery", more_parts(settings)):
+            train(
+                adapted, loss, data, settings, kept, work="recovery", saving=saving,
+                accumulate=settings.parts,
+            )  # fmt: skip
         merged = adapted.merge_and_unload().cpu()
         if padded_to is not None:
             merged = resized(merged, cut_back(students.shape, width))
@@ -131,8 +141,21 @@ def refuse_teacher(student: Checkpoint, teacher: Checkpoint) -> None:
         )
 
 
-def with_adapters(model: Any, lora: Lora, seed: int) -> Any:
-    """The model with its adapters in place; they and the convolutions require gradients."""
+def more_parts(settings: Recovery) -> str:
+    """What to change where a step does not fit into a GPU."""
+    batch, parts = settings.batch, settings.parts
+    if parts == batch:
+        return f"`recovery.parts` is {parts}, one sequence each: use a GPU with more memory"
+    more = next(n for n in range(parts + 1, batch + 1) if batch % n == 0)
+    return (
+        f"`recovery.parts` is {parts}: try {more}, which needs less memory and gives the same but "
+        "for rounding; the run goes on from its last checkpoint, and what is finished stays"
+    )
+
+
+def with_adapters(model: Any, lora: Lora, seed: int, *, norms_and_biases: bool = False) -> Any:
+    """The model with its adapters in place; they, the convolutions and, if so asked, norms and
+    biases require gradients."""
     refuse_targets(model, lora.modules)
     adapted = get_peft_model(
         model,
@@ -149,20 +172,32 @@ def with_adapters(model: Any, lora: Lora, seed: int) -> Any:
     for name, parameter in adapted.named_parameters():
         if ".lora_A." in name:
             nn.init.kaiming_uniform_(parameter.data, a=math.sqrt(5), generator=generator)
-        if any(f".{convolution}." in name for convolution in CONVOLUTIONS):
+        if is_convolution(name) or (norms_and_biases and is_norm_or_bias(name)):
             parameter.requires_grad_(True)
     return adapted
+
+
+def is_convolution(name: str) -> bool:
+    return any(f".{convolution}." in name for convolution in CONVOLUTIONS)
+
+
+def is_norm_or_bias(name: str) -> bool:
+    """Of a norm, or a bias of anything: `attn_norm.weight`, `o_norm.weight`, `dt_bias`."""
+    *_, module, parameter = name.split(".")
+    return module.endswith("norm") or parameter.endswith("bias")
 
 
 def trainable_parameters(adapted: nn.Module) -> dict[str, int]:
     """What learns: how many numbers each of those parameters has, and one line that says so."""
     everything = list(adapted.named_parameters())
     sizes = {name: p.numel() for name, p in everything if p.requires_grad}
-    filters = sum(n for name, n in sizes.items() if ".lora_" not in name)
+    adapters = sum(n for name, n in sizes.items() if ".lora_" in name)
+    filters = sum(n for name, n in sizes.items() if is_convolution(name))
     learning, all_of_them = sum(sizes.values()), sum(p.numel() for _, p in everything)
+    others = learning - adapters - filters
     print(
-        f"recovery: {learning:,} of {all_of_them:,} parameters learn: {learning - filters:,} in "
-        f"adapters, {filters:,} in convolutions",
+        f"recovery: {learning:,} of {all_of_them:,} parameters learn: {adapters:,} in adapters, "
+        f"{filters:,} in convolutions" + (f", {others:,} in norms and biases" if others else ""),
         file=sys.stderr,
         flush=True,
     )
