@@ -6,7 +6,9 @@
 The first writes the tokenizer and the packed text, on any machine: from files (.jsonl or .txt,
 plain or packed) with a sentencepiece model, or from the installed packages' documentation with a
 tokenizer of its own. The second needs a GPU and flame. Every model is a process of its own with a
-time limit. The recipe is the paper's but for its steps, its warm-up and the sequences of a step.
+time limit. The recipe is the paper's but for its steps, its warm-up and the sequences of a step;
+`--activation-checkpoint none selective` trains each model both ways. What is in the file of results
+already is not run again.
 """
 
 from __future__ import annotations
@@ -26,9 +28,11 @@ from arguments import existing
 
 from keycut.artefact import read_json, write_json
 from keycut.config import load_config
+from keycut.errors import InputError
 
 CONFIG = Path(__file__).parents[1] / "config" / "paper.yaml"
 MODELS = ("delta_net_370M", "delta_net_370M_head", "gated_deltanet_370M")
+WARM = "warm"
 CORPUS, SLICE, LENGTH = "text", "pretraining", 2048
 
 
@@ -52,8 +56,23 @@ def prepare(folder: Path, files: list[Path], tokenizer: Path | None) -> None:
     )  # fmt: skip
 
 
-def one(arguments: argparse.Namespace, name: str) -> dict[str, Any]:
-    """Train, convert and load one model."""
+def warm(name: str, batch: int) -> None:
+    """One step of one layer, so that flame finds its tiles chosen: here the candidates are compiled
+    on all cores, and there one after another."""
+    import torch
+
+    from keycut.models import create
+
+    one_layer = load_config(CONFIG).models[name].model_copy(update={"num_hidden_layers": 1})
+    model = create(one_layer.fla_config(), seed=0).cuda()
+    ids = torch.randint(1000, (batch, LENGTH), device="cuda")
+    with torch.autocast("cuda", torch.bfloat16):
+        loss = model(ids, labels=ids, use_cache=False).loss
+    loss.backward()
+
+
+def one(arguments: argparse.Namespace, cell: str) -> dict[str, Any]:
+    """Train, convert and load one model, with one way of activation checkpointing."""
     import torch
 
     from keycut.data.packing import PackedTokens
@@ -61,6 +80,10 @@ def one(arguments: argparse.Namespace, name: str) -> dict[str, Any]:
     from keycut.training.loop import Saving
     from keycut.training.trainers import pretrain_model, recipe_of
 
+    name, mode = cell.rsplit("-", 1)
+    if mode == WARM:
+        warm(name, arguments.batch)
+        return {}
     config = load_config(CONFIG)
     there = len(PackedTokens(arguments.folder / "tokens", slice_name=SLICE))
     recipe = recipe_of(config, name)
@@ -73,16 +96,17 @@ def one(arguments: argparse.Namespace, name: str) -> dict[str, Any]:
             "warmup": arguments.steps // 4,
             "batch": arguments.batch,
             "world_size": arguments.share,
+            "activation_checkpoint": mode,
         }
     )
     source: Any = config.models[name].source
     config = config.model_copy(update={"recipes": {**config.recipes, source.recipe: changed}})
-    out = arguments.folder / name
+    out = arguments.folder / cell
     pace = pretrain_model(
         config, name, arguments.folder / "tokens", out,
-        checkpoints=arguments.folder / ".checkpoints", tokenizer=arguments.folder / "tokenizer",
-        gpus=arguments.gpus, saving=Saving(deadline=time.time() + arguments.limit, reserve=30),
-        force=True,
+        checkpoints=arguments.folder / ".checkpoints" / cell,
+        tokenizer=arguments.folder / "tokenizer", gpus=arguments.gpus,
+        saving=Saving(deadline=time.time() + arguments.limit, reserve=30), force=True,
     )  # fmt: skip
     with open(out / "loss.csv") as file:
         losses = [float(row["loss"]) for row in csv.DictReader(file)]
@@ -91,6 +115,9 @@ def one(arguments: argparse.Namespace, name: str) -> dict[str, Any]:
     with torch.no_grad():
         loaded = model(ids, labels=ids, use_cache=False).loss.item()
     return {
+        "model": name,
+        "activation_checkpoint": mode,
+        "batch": arguments.batch,
         "parameters": sum(p.numel() for p in model.parameters()),
         "steps": len(losses),
         "first_loss": losses[0],
@@ -101,8 +128,8 @@ def one(arguments: argparse.Namespace, name: str) -> dict[str, Any]:
     }
 
 
-def run(arguments: argparse.Namespace, name: str) -> dict[str, Any]:
-    words = [sys.executable, "-u", __file__, *sys.argv[1:], "--one", name]
+def run(arguments: argparse.Namespace, cell: str) -> dict[str, Any]:
+    words = [sys.executable, "-u", __file__, *sys.argv[1:], "--one", cell]
     began = time.monotonic()
     process = subprocess.Popen(words)
     try:
@@ -111,10 +138,10 @@ def run(arguments: argparse.Namespace, name: str) -> dict[str, Any]:
     except subprocess.TimeoutExpired:
         process.terminate()
         code = process.wait()
-    result = {"model": name, "seconds": round(time.monotonic() - began, 1)}
+    result = {"cell": cell, "seconds": round(time.monotonic() - began, 1)}
     if code:
         return {**result, "error": f"ended with code {code}"}
-    return {**result, **read_json(arguments.folder / f"{name}.json")}
+    return {**result, **read_json(arguments.folder / f"{cell}.json")}
 
 
 def main() -> None:
@@ -129,18 +156,32 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=32, help="sequences at once on a GPU")
     parser.add_argument("--share", type=int, default=1, help="batches in a step")
     parser.add_argument("--gpus", type=int, default=1)
+    parser.add_argument("--activation-checkpoint", nargs="+", default=["none"],
+                        choices=["none", "selective", "full"])  # fmt: skip
     parser.add_argument("--limit", type=float, default=420, help="seconds for one model")
     parser.add_argument("--one", help=argparse.SUPPRESS)  # what a process of ours does
     arguments = parser.parse_args()
     arguments.folder.mkdir(parents=True, exist_ok=True)
     if arguments.one:
-        write_json(arguments.folder / f"{arguments.one}.json", one(arguments, arguments.one))
+        try:
+            found = one(arguments, arguments.one)
+        except InputError as error:
+            found = {"error": str(error)}
+        write_json(arguments.folder / f"{arguments.one}.json", found)
         return
     if arguments.prepare or not (arguments.folder / "tokens").exists():
         prepare(arguments.folder, arguments.text, arguments.tokenizer)
-    for name in [] if arguments.prepare else arguments.models:
-        print(f"== {name}", flush=True)
-        result = json.dumps(run(arguments, name))
+    done = set()
+    if arguments.out and arguments.out.exists():
+        records = map(json.loads, arguments.out.read_text().splitlines())
+        done = {record["cell"] for record in records if "error" not in record}
+    cells = [f"{name}-{mode}" for name in arguments.models
+             for mode in (WARM, *arguments.activation_checkpoint)]  # fmt: skip
+    for cell in [] if arguments.prepare else cells:
+        if cell in done:
+            continue
+        print(f"== {cell}", flush=True)
+        result = json.dumps(run(arguments, cell))
         print(result, flush=True)
         if arguments.out:
             with open(arguments.out, "a") as file:

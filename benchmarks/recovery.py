@@ -2,6 +2,9 @@
 
     python benchmarks/recovery.py --gpu --folder F --out results.jsonl [PART ...]
     python benchmarks/recovery.py --folder F          the same at a toy size on a CPU
+    python benchmarks/recovery.py --gpu --folder F --out results.jsonl --models NAME ...
+                                                      does it fit? Memory of config/paper.yaml's
+                                                      models (without --gpu those of demo.yaml)
 
 A model of the shape of config/paper.yaml's DeltaNet 370M, with random weights, is cut to 50 % of
 its key channels and to 25 %, the latter padded while it trains, and both are recovered for some
@@ -13,6 +16,10 @@ depends on what the numbers are. Parts, each a process of its own with a time li
     half-parts                       each batch in two parts, one after another (`recovery.parts`)
     killed                           `half` killed with kill -9 and started again: same losses?
     fused                            the loss alone, against flash-linear-attention's fused ones
+
+With `--models`, every model, ratio (0 is the unpruned one) and number of parts is a process of its
+own that trains for some steps and ends before it would merge. Tiles are chosen as in speed.py.
+Cells that are in the file of results already are not run again.
 """
 
 from __future__ import annotations
@@ -21,6 +28,7 @@ import argparse
 import csv
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -29,12 +37,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from training import CONFIG as DEMO
 from training import tokens
 
 from keycut.artefact import read_json, write_json
-from keycut.config import load_config
+from keycut.config import load_config, pruning
+from keycut.errors import InputError
 
 CONFIG = Path(__file__).parents[1] / "config" / "paper.yaml"
+FITS = 76  # GiB in use that fit into a GPU of 80 GB, beside what its driver takes
 PARTS = ("half", "quarter", "half-logits", "quarter-logits", "half-parts", "killed", "fused")
 WARMUP = 4  # steps before the clock: the first ones tune kernels
 KILLED_AT = 7  # steps
@@ -99,6 +110,7 @@ class Clock:
         self.parts = parts
         self.calls = 0
         self.began: list[float] = []
+        self.peak = 0  # bytes, the warm-up included
 
     def __call__(self, *arguments: Any) -> Any:
         if self.calls % self.parts == 0:
@@ -111,10 +123,16 @@ class Clock:
 
         if torch.cuda.is_available():
             torch.cuda.synchronize()
+            self.peak = max(self.peak, torch.cuda.max_memory_allocated())
         self.began.append(time.perf_counter())
         if len(self.began) == WARMUP + 1 and torch.cuda.is_available():
             torch.cuda.reset_peak_memory_stats()
         print(f"step {len(self.began)}", flush=True)
+
+    def seconds(self) -> float:
+        """Of a step, after the warm-up."""
+        first = min(WARMUP, len(self.began) - 2)  # a run that goes on may have few steps left
+        return (self.began[-1] - self.began[first]) / (len(self.began) - 1 - first)
 
 
 def recovered(
@@ -165,19 +183,120 @@ def recovered(
         again = load(out, device=ids.device, dtype=torch.float32)(ids, use_cache=False).logits
     with torch.no_grad():
         rounded = load(out, device=ids.device)(ids, use_cache=False).logits.float()
-    first = min(WARMUP, len(clock.began) - 2)  # a run that goes on may have few steps left
-    seconds = (clock.began[-1] - clock.began[first]) / (len(clock.began) - 1 - first)
     with open(out / "loss.csv") as file:
         losses = [float(row["loss"]) for row in csv.DictReader(file)]
     return {
         "d_k": size.width // (4 if student == "quarter" else 2),
-        "tokens_per_second": size.batch * size.length / seconds,
+        "tokens_per_second": size.batch * size.length / clock.seconds(),
         "gibibytes": kept.get("gibibytes"),
         "losses": losses,
         "reloaded_difference": relative(again.float(), kept["logits"]),
         "rounding_difference": relative(rounded, again.float()),
         "first_step_seconds": clock.began[1] - clock.began[0],
     }
+
+
+def prepare_model(arguments: argparse.Namespace, name: str) -> None:
+    """A model of the configuration with random weights, and its students."""
+    import torch
+
+    from keycut.models import create, save
+    from keycut.models.checkpoint import Checkpoint
+    from keycut.slicing import cut_back, slice_model
+
+    model = load_config(CONFIG if arguments.gpu else DEMO).models[name]
+    if not (arguments.folder / name).exists():
+        with torch.device("cuda" if arguments.gpu else "cpu"):
+            new = create(model.fla_config(), seed=0, dtype=torch.bfloat16)
+        save(new, arguments.folder / name)
+    teacher = Checkpoint(arguments.folder / name)
+    for ratio in arguments.ratios:
+        student = student_folder(arguments.folder, name, ratio)
+        if not student.exists():
+            kept = cut_back(teacher.shape, pruning.width(model.head_k_dim, ratio))
+            slice_model(teacher, kept, student)
+
+
+def student_folder(folder: Path, model: str, ratio: float) -> Path:
+    """The unpruned model is its own student."""
+    return folder / f"{model}-{ratio:g}" if ratio else folder / model
+
+
+def cells(arguments: argparse.Namespace) -> list[str]:
+    """The largest first: a model at a ratio with so many parts."""
+    return [
+        f"{model}-{ratio:g}-{parts}"
+        for model in arguments.models
+        for ratio in arguments.ratios
+        for parts in arguments.in_parts
+    ]
+
+
+class Trained(Exception):
+    """Raised when all steps are done, since merging and writing need no measurement."""
+
+
+def memory(arguments: argparse.Namespace, cell: str) -> dict[str, Any]:
+    """Some steps of recovery as the workflow does them: their memory and their pace."""
+    import torch
+
+    from keycut.benchmarking.tuning import Tuning
+    from keycut.models.checkpoint import Checkpoint
+    from keycut.training import recovery
+
+    model, ratio, parts = cell.rsplit("-", 2)
+    folder, gpu = arguments.folder, arguments.gpu
+    device = torch.device("cuda" if gpu else "cpu")
+    if gpu and arguments.memory:
+        whole = torch.cuda.get_device_properties(device).total_memory
+        torch.cuda.set_per_process_memory_fraction(arguments.memory * 2**30 / whole)
+    settings = load_config(CONFIG if gpu else DEMO).recovery
+    assert settings is not None
+    settings = settings.model_copy(
+        update={"steps": arguments.steps, "warmup": 2, "parts": int(parts)}
+    )
+    student = Checkpoint(student_folder(folder, model, float(ratio)))
+    length = 2048 if gpu else 96
+    data = tokens(
+        folder / f"{cell}-tokens", settings.sequences, length, student.config["vocab_size"]
+    )
+    clock = Clock(recovery.recovery_loss, settings.parts)
+    recovery.recovery_loss = clock
+    train = recovery.train
+
+    def train_alone(*others: Any, **options: Any) -> None:
+        if gpu:
+            Tuning(share_heads=True, quick=True).apply()
+        train(*others, **options)
+        clock.now()
+        raise Trained
+
+    recovery.train = train_alone
+    running = folder / "running" / cell
+    shutil.rmtree(running, ignore_errors=True)  # of an earlier try, from which it would go on
+    about = {
+        "model": model,
+        "ratio": float(ratio),
+        "d_k": student.shape.width,
+        "parts": settings.parts,
+        "batch": settings.batch,
+    }
+    try:
+        recovery.recover(
+            student.folder, folder / model, data, settings, folder / f"{cell}-recovered",
+            checkpoints=running, device=device,
+        )  # fmt: skip
+    except InputError as error:
+        return {**about, "error": str(error)}
+    except Trained:
+        pass
+    result = {**about, "tokens_per_second": settings.batch * length / clock.seconds()}
+    result["first_step_seconds"] = clock.began[1] - clock.began[0]
+    if gpu:
+        result["gibibytes"] = clock.peak / 2**30
+        result["reserved"] = torch.cuda.max_memory_reserved() / 2**30
+        result["fits_80_gb"] = result["reserved"] < FITS
+    return result
 
 
 def relative(found: Any, wanted: Any) -> float:
@@ -276,6 +395,11 @@ def fused(size: Size) -> dict[str, Any]:
 
 
 def child(arguments: argparse.Namespace, part: str) -> dict[str, Any]:
+    if part in arguments.models:
+        prepare_model(arguments, part)
+        return {}
+    if part in cells(arguments):
+        return memory(arguments, part)
     here = size(arguments.gpu, arguments.batch)
     folder = arguments.folder
     if part == "prepare":
@@ -292,9 +416,7 @@ def child(arguments: argparse.Namespace, part: str) -> dict[str, Any]:
 
 def run(arguments: argparse.Namespace, part: str) -> dict[str, Any]:
     """One part as a process with a time limit; what went wrong, if it did."""
-    words = [sys.executable, "-u", __file__, "--folder", str(arguments.folder), "--part", part]
-    words += ["--steps", str(arguments.steps), "--batch", str(arguments.batch)]
-    words += ["--gpu"] * arguments.gpu
+    words = [sys.executable, "-u", __file__, *sys.argv[1:], "--part", part]
     print(f"== {part}", flush=True)
     began = time.monotonic()
     try:
@@ -340,6 +462,12 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--batch", type=int, default=16, help="sequences per step, on a GPU")
     parser.add_argument("--limit", type=float, default=420, help="seconds for one part")
+    parser.add_argument(
+        "--models", nargs="+", default=[], help="do these of the configuration fit?"
+    )
+    parser.add_argument("--ratios", type=float, nargs="+", default=[0, 0.5], help="0 is unpruned")
+    parser.add_argument("--in-parts", type=int, nargs="+", default=[1, 2], help="recovery.parts")
+    parser.add_argument("--memory", type=float, help="GiB, as if the GPU had no more")
     parser.add_argument("--part", help=argparse.SUPPRESS)  # what a process of ours does
     parser.add_argument("--child", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -349,10 +477,21 @@ def main() -> None:
     for part in arguments.parts:
         if part not in PARTS:
             parser.error(f"no part {part!r}: choose from {', '.join(PARTS)}")
+    known = load_config(CONFIG if arguments.gpu else DEMO).models
+    for model in arguments.models:
+        if model not in known:
+            parser.error(f"no model {model!r}: choose from {', '.join(known)}")
     arguments.folder.mkdir(parents=True, exist_ok=True)
+    done = set()
+    if arguments.out and arguments.out.exists():
+        records = map(json.loads, arguments.out.read_text().splitlines())
+        done = {record["part"] for record in records if "error" not in record}
     parts = arguments.parts or [p for p in PARTS if arguments.gpu or p != "fused"]
+    parts = ["prepare", *parts]
+    if arguments.models:
+        parts = [*arguments.models, *(cell for cell in cells(arguments) if cell not in done)]
     results = {}
-    for part in ["prepare", *parts]:
+    for part in parts:
         results[part] = run(arguments, part)
         print(json.dumps(results[part]), flush=True)
         if arguments.out:

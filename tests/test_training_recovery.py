@@ -166,11 +166,11 @@ def fills_up(calls):
 def test_a_run_out_of_memory_names_the_parts_and_goes_on_with_more(
     root, data, tmp_path, monkeypatch, capsys
 ):
-    def run(parts, saving=Saving(steps=2)):
+    def run(parts):
         recover(
             root / "delta_net_half", root / "delta_net", data,
             recovery(steps=6, warmup=1, batch=6, parts=parts), tmp_path / f"{parts}",
-            checkpoints=tmp_path / "run", saving=saving,
+            checkpoints=tmp_path / "run", saving=Saving(steps=2),
         )  # fmt: skip
 
     monkeypatch.setattr(recovering, "recovery_loss", fills_up(5))
