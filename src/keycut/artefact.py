@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -48,12 +49,15 @@ def write_json(path: Path | str, value: Any) -> None:
         aside.write_text(json_text(value))
 
 
+def existing_parent(path: Path) -> Path:
+    """The folder that it will be in, or the nearest above that is there."""
+    return next(folder for folder in (path.parent, *path.parents) if folder.exists())
+
+
 def refuse_unwritable(path: Path | str) -> Path:
     """The path itself, or an error now, before any work, if nothing can be written there."""
     path = Path(path)
-    folder = path.parent
-    while not folder.exists():
-        folder = folder.parent
+    folder = existing_parent(path)
     # A real attempt: mode bits say nothing of a read-only mount, or of what root may do.
     try:
         with tempfile.TemporaryFile(dir=folder):
@@ -81,12 +85,39 @@ def refuse_to_lose(out: Path, sources: Iterable[Path], *, kind: str, mark: str) 
         raise InputError(f"{out} is no {kind}: --force replaces only those")
 
 
+def is_full_disk(error: BaseException) -> bool:
+    """Libraries that are not written in Python have exceptions of their own for it."""
+    return any(os.strerror(code) in str(error) for code in (errno.ENOSPC, errno.EDQUOT))
+
+
+def refuse_full_disk(path: Path, size: int) -> None:
+    """An error now if the disk has no room for so many bytes; a quota shows itself only later."""
+    free = shutil.disk_usage(existing_parent(path)).free
+    if size > free:
+        raise InputError(
+            f"{path} needs {size:,} bytes, and its disk has {free:,} left: make room, or give "
+            "another place"
+        )
+
+
+@contextmanager
+def explain_full_disk(place: Path | str) -> Iterator[None]:
+    """A disk that is full after all is an error in one line."""
+    try:
+        yield
+    except Exception as error:
+        if not is_full_disk(error):
+            raise
+        raise InputError(f"{place}: {error}: make room and start again") from None
+
+
 @contextmanager
 def whole(path: Path | str, *, force: bool = False, folder: bool = False) -> Iterator[Path]:
     """Give a path beside `path` to write to, and rename it to `path` when the block ends well.
 
-    A reader never sees half of it, and a failed block leaves `path` as it was. `folder` makes the
-    path aside a directory. An existing `path` is refused unless `force` is given.
+    A reader never sees half of it, and a failed block leaves `path` as it was; so does a failed
+    rename, which leaves what was made aside. `folder` makes the path aside a directory. An existing
+    `path` is refused unless `force` is given.
     """
     path = refuse_out(path, force=force)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -97,12 +128,29 @@ def whole(path: Path | str, *, force: bool = False, folder: bool = False) -> Ite
             inside.mkdir()
         yield inside
         _flush(inside)
+    except BaseException:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise
+    _put_in_place(inside, path)
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def _put_in_place(made: Path, path: Path) -> None:
+    """Rename `made` to `path`. If that fails, `path` is as it was, and `made` is not deleted."""
+    replaced = made.with_name(f"{made.name}.replaced")
+    try:
         if path.is_dir():
             # A folder cannot be renamed over a full one: move the old one aside first.
-            path.rename(aside / "replaced")
-        inside.replace(path)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
+            path.rename(replaced)
+        made.replace(path)
+    except BaseException as error:
+        if replaced.exists() and not path.exists():
+            replaced.rename(path)
+        if not isinstance(error, OSError):
+            raise
+        raise InputError(
+            f"{path} cannot be put in place: {error}; it is finished, and lies in {made}"
+        ) from None
 
 
 def _flush(path: Path) -> None:

@@ -10,6 +10,10 @@ from keycut.config.training import Recipe, Recovery
 from keycut.models.architectures import architecture
 from keycut.selection.selection import Selection
 
+# Pruned models of both kinds were loaded with its releases from this one to 0.6.0. Without
+# `.models`, those from 0.3.2 to 0.5.0 tell transformers nothing of their models.
+OLDEST_FLA = "0.2.2"
+
 
 def card(
     name: str, sentence: str, facts: Mapping[str, object], *, command: str, config: dict[str, Any],
@@ -17,14 +21,16 @@ def card(
 ) -> str:  # fmt: skip
     """The text. `config` is the model's own config.json, `base` the model it was made from."""
     rows = "".join(f"| {key} | {value} |\n" for key, value in facts.items())
-    library = "fla" if architecture(config).stock else "keycut.models.shared_conv"
+    stock = architecture(config).stock
+    library = "fla.models" if stock else "keycut.models.shared_conv"
+    needs = f"Loads with flash-linear-attention {OLDEST_FLA} or newer.\n\n" if stock else ""
     header = f"base_model: {base}\n" if base else ""
     return (
         f"---\n{header}library_name: transformers\n"
         "tags:\n- keycut\n- linear-attention\n---\n\n"
         f"# {name}\n\n{sentence}\n\n"
         f"| | |\n|---|---|\n{rows}| made by | keycut {__version__} |\n\n"
-        f"    {command}\n\n"
+        f"    {command}\n\n{needs}"
         f"    import {library}\n"
         "    from transformers import AutoModelForCausalLM\n"
         f'    model = AutoModelForCausalLM.from_pretrained("{name}")\n'

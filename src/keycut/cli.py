@@ -67,8 +67,9 @@ def _prune(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         "--rows", type=int, default=5000, help="tokens sampled for drrqr; %(default)s"
     )
     command.add_argument("--batch", type=int, default=8, help="sequences at a time; %(default)s")
-    command.add_argument("--dtype", choices=["bfloat16", "float32", "float16"], default="bfloat16",
-                         help="of the weights that are written; %(default)s")  # fmt: skip
+    command.add_argument("--dtype", choices=["bfloat16", "float32", "float16"],
+                         help="of the weights that are written; the model's own if not given, but "
+                         "bfloat16 for a float32 DeltaNet, whose kernel refuses it")  # fmt: skip
     command.add_argument("--device", help="cuda or cpu; the GPU if there is one")
     command.add_argument("--force", action="store_true", help="replace OUT if it exists")
 
@@ -96,7 +97,7 @@ def _prune(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
                 sample_rows=options.rows,
                 batch=options.batch,
                 round_to=options.round_to,
-                dtype=getattr(torch, options.dtype),
+                dtype=options.dtype and getattr(torch, options.dtype),
                 device=device,
                 force=options.force,
             )
@@ -330,10 +331,12 @@ def _pack(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 
     def run(options: argparse.Namespace) -> None:
         from keycut.artefact import refuse_out, refuse_to_lose
+        from keycut.config.section import check_seed
         from keycut.data.packing import pack
         from keycut.data.sources import describe, read
         from keycut.data.tokenizer import load_tokenizer
 
+        check_seed(options.seed)
         refuse_out(options.out, force=options.force)
         sources = [options.text, options.tokenizer]
         refuse_to_lose(options.out, sources, kind="packed text", mark="manifest.json")

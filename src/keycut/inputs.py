@@ -24,6 +24,7 @@ from keycut.config import (
 )
 from keycut.config.evaluation import DATA_SETS
 from keycut.config.needs import needed_models
+from keycut.data.sources import matching
 from keycut.hub import locked_commits
 from keycut.layout import Layout, cut
 
@@ -72,7 +73,7 @@ class Inputs:
             return [f"{self.at.root}/text/documentation.jsonl"]
         # A pattern that matches nothing stands for itself: a file that is not there.
         patterns = spec.files if spec.kind == "local" else ()
-        found = ([str(path) for path in Path().glob(pattern)] or [pattern] for pattern in patterns)
+        found = ([str(path) for path in matching(pattern)] or [pattern] for pattern in patterns)
         return sorted(file for files in found for file in files)
 
     def tokenizer_text(self, tokenizer: str) -> list[str]:

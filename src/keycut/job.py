@@ -13,7 +13,6 @@ Imports stand inside the block, so that a fork server can take the job over befo
 
 from __future__ import annotations
 
-import errno
 import os
 import platform
 import resource
@@ -29,7 +28,7 @@ from typing import Any
 
 from keycut import forkserver
 from keycut.alone import alone
-from keycut.artefact import digest, read_json, write_json
+from keycut.artefact import digest, is_full_disk, read_json, write_json
 from keycut.code import SOURCE, Code, code_of
 from keycut.config import Config, parse_config
 from keycut.errors import InputError
@@ -251,8 +250,7 @@ def _said_if_full() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        # Libraries that are not written in Python have exceptions of their own for it.
-        if os.strerror(errno.ENOSPC) not in str(error):
+        if not is_full_disk(error):
             raise
         sys.exit(f"keycut: {error}: make room and start snakemake again; what was done is kept")
 

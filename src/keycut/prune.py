@@ -6,22 +6,23 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, gettempdir
 
 import torch
 from torch import Tensor
 
-from keycut.artefact import refuse_out, refuse_to_lose
+from keycut.artefact import explain_full_disk, refuse_full_disk, refuse_out, refuse_to_lose
 from keycut.calibration import Calibration, calibrate, calibrated_dtype
 from keycut.card import card, pruned_facts
 from keycut.config import width as width_of
+from keycut.config.section import check_seed
 from keycut.errors import InputError
 from keycut.models.checkpoint import Checkpoint, load
 from keycut.selection.evidence import Evidence, Target
 from keycut.selection.methods import WITHOUT_CALIBRATION, refuse_method, select
 from keycut.selection.rrqr import refuse_tolerance
 from keycut.selection.selection import Selection
-from keycut.slicing import slice_model
+from keycut.slicing import slice_model, sliced_bytes
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class Request:
     sample_rows: int = 5000
     batch: int = 8
     round_to: int = 1
-    dtype: torch.dtype = torch.bfloat16
+    dtype: torch.dtype | None = None  # the model's own
     device: str = "cpu"
     force: bool = False
 
@@ -59,6 +60,7 @@ def prune(request: Request) -> Selection:
     ):
         if value < 1:
             raise InputError(f"{name} {value}: must be 1 or more")
+    check_seed(request.seed)
     checkpoint = Checkpoint(request.model)
     full = checkpoint.shape.width
     width = kept_width(full, request.ratio, request.round_to)
@@ -70,24 +72,34 @@ def prune(request: Request) -> Selection:
     refuse_out(request.out, force=request.force)
     sources = [request.model] if request.text is None else [request.model, request.text]
     refuse_to_lose(request.out, sources, kind="model", mark="config.json")
+    if request.model.resolve() in request.out.resolve().parents:
+        raise InputError(f"{request.out}: lies in the model's own folder; give one outside of it")
+    dtype = written_dtype(request, checkpoint)
+    refuse_full_disk(request.out, sliced_bytes(checkpoint, width, dtype))
 
     calibration = None
     if request.method not in WITHOUT_CALIBRATION or request.text is not None:
-        calibration = calibrated(request, checkpoint)
+        checkpoint.refuse_softmax()
+        with explain_full_disk(gettempdir()):
+            calibration = calibrated(request, checkpoint)
     say(f"selecting: {request.method} keeps {width} of {checkpoint.shape.width} channels a head")
     evidence = Evidence(
         checkpoint, calibration, target=request.target, seed=request.seed, f=request.f
     )
     (selection,) = select(request.method, evidence, [width])
     say(f"slicing: writing {request.out}")
-    slice_model(
-        checkpoint,
-        selection.change(),
-        request.out,
-        dtype=request.dtype,
-        card=pruned_card(request, checkpoint, selection),
-        force=request.force,
-    )
+    if dtype != request.dtype:
+        say("its float32 weights become bfloat16, as DeltaNet's kernel on a GPU refuses float32; "
+            "--dtype float32 keeps them")  # fmt: skip
+    with explain_full_disk(request.out):
+        slice_model(
+            checkpoint,
+            selection.change(),
+            request.out,
+            dtype=dtype,
+            card=pruned_card(request, checkpoint, selection),
+            force=request.force,
+        )
     for line in summary(checkpoint, Checkpoint(request.out), selection):
         say(line)
     return selection
@@ -103,6 +115,15 @@ def kept_width(full: int, ratio: float, round_to: int) -> int:
     return min(full, -(-width // round_to) * round_to)
 
 
+def written_dtype(request: Request, checkpoint: Checkpoint) -> torch.dtype | None:
+    """What the weights become, or None if each keeps its own: float32 where a kernel takes it."""
+    if request.dtype is None and not checkpoint.architecture.float32:
+        dtypes = {tensor.dtype for _, tensor in checkpoint.tensors() if tensor.is_floating_point()}
+        if dtypes - {torch.bfloat16, torch.float16}:
+            return torch.bfloat16
+    return request.dtype
+
+
 def calibrated(request: Request, checkpoint: Checkpoint) -> Calibration:
     from keycut.data.documentation import documentation, documentation_source
     from keycut.data.packing import PackedTokens, pack
@@ -116,9 +137,6 @@ def calibrated(request: Request, checkpoint: Checkpoint) -> Calibration:
         documents, source = documentation(), documentation_source()
     else:
         documents, source = read(request.text, seed=request.seed), describe(request.text)
-    # Before the text is packed: a model that does not fit its config is an error at once.
-    say(f"loading {request.model} on {'the GPU' if request.device == 'cuda' else 'the CPU'}")
-    model = load(request.model, device=request.device, dtype=calibrated_dtype(request.device))
     with TemporaryDirectory() as folder:
         manifest = pack(
             documents,
@@ -130,6 +148,9 @@ def calibrated(request: Request, checkpoint: Checkpoint) -> Calibration:
             seed=request.seed,
         )
         rows = PackedTokens(Path(folder) / "text")
+        # After the text: too little of it is an error at once.
+        say(f"loading {request.model} on {'the GPU' if request.device == 'cuda' else 'the CPU'}")
+        model = load(request.model, device=request.device, dtype=calibrated_dtype(request.device))
 
         def batches() -> Iterator[Tensor]:
             for start in range(0, len(rows), request.batch):
@@ -183,8 +204,8 @@ def pruned_card(request: Request, checkpoint: Checkpoint, selection: Selection) 
     options = (
         f"--method {request.method} --ratio {request.ratio} --target {request.target} "
         f"--seed {request.seed} --round-to {request.round_to} --f {request.f} "
-        f"--dtype {str(request.dtype).removeprefix('torch.')} "
         f"--sequences {request.sequences} --length {request.length} --rows {request.sample_rows}"
+        + (f" --dtype {str(request.dtype).removeprefix('torch.')}" if request.dtype else "")
         + (f" --text {request.text.name}" if request.text else "")
     )
     return card(

@@ -19,7 +19,7 @@ from torch import Tensor
 from keycut.artefact import json_text, whole
 from keycut.errors import InputError
 from keycut.models.architectures import Architecture, KeyShape, KeyTensor, Role
-from keycut.models.checkpoint import WEIGHTS, Checkpoint, copy_companions, renamed
+from keycut.models.checkpoint import WEIGHTS, Checkpoint, copy_companions, renamed, todays_name
 
 
 class Change(Protocol):
@@ -140,6 +140,19 @@ def changed(
     if missing:
         raise InputError(f"the model has no {missing[0]}, so its key channels cannot be sliced")
     return result
+
+
+def sliced_bytes(checkpoint: Checkpoint, width: int, dtype: torch.dtype | None) -> int:
+    """What the weights of the smaller model will take on a disk."""
+    kind, shape = checkpoint.architecture, checkpoint.shape
+    keys = (kind.q_proj, kind.k_proj, *kind.filters)
+    narrower = {kind.name(layer, key) for layer in shape.layers for key in keys}
+    total = 0
+    for name, tensor in checkpoint.tensors():
+        part = width if todays_name(name) in narrower else shape.width
+        to = dtype if dtype and tensor.is_floating_point() else tensor.dtype
+        total += tensor.numel() * part // shape.width * to.itemsize
+    return total
 
 
 def slice_model(

@@ -37,9 +37,18 @@ from keycut.config.models import (
     SharedDeltaNet,
     shape_of,
 )
-from keycut.config.pruning import Calibrated, Calibration, Method, Pivoted, Swapped, Weighted, width
+from keycut.config.pruning import (
+    BASELINE,
+    Calibrated,
+    Calibration,
+    Method,
+    Pivoted,
+    Swapped,
+    Weighted,
+    width,
+)
 from keycut.config.reading import load_config, parse_config
-from keycut.config.run import BASELINE, Config, Measurement, Variant
+from keycut.config.run import Config, Measurement, Variant
 from keycut.config.section import Kernel, Pass, Section, Stage, Target
 from keycut.config.sources import (
     Corpus,

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
 
 from keycut.config.benchmarks import MixerBenchmark
 from keycut.config.figures import QualityFigure, RankFigure, SpectrumFigure
 from keycut.config.needs import wanted
-from keycut.config.pruning import width
+from keycut.config.pruning import BASELINE, width
 from keycut.config.tables import QualityTable, SpeedTable
 from keycut.config.training import Training
 from keycut.errors import InputError, nearest
 
 if TYPE_CHECKING:
-    from keycut.config.run import Config
+    from keycut.config.run import Config, Measurement
 
 
 def problems(config: Config) -> list[str]:
@@ -100,12 +101,94 @@ def _dangling_in_tables(config: Config) -> Iterator[str]:
 
 def _inconsistent(config: Config) -> Iterator[str]:
     """What cannot go together, in a configuration whose names all refer to something."""
+    yield from _bad_labels(config)
+    yield from _bad_names(config)
+    yield from _bad_ratios(config)
+    yield from _bad_timings(config)
     yield from _bad_data(config)
     yield from _bad_columns(config)
     yield from _bad_curves(config)
     yield from _bad_needs(config)
     yield from _bad_sizes(config)
     yield from _bad_revisions(config)
+
+
+def _bad_labels(config: Config) -> Iterator[str]:
+    """Two things that a reader of a table could not tell apart."""
+    suites = config.evaluation.suites
+    labelled: dict[str, Mapping[str, Any]] = {"models": config.models, "methods": config.methods}
+    labelled |= {"evaluation.suites": suites}
+    labelled |= {f"evaluation.suites.{name}.tasks": suite.tasks for name, suite in suites.items()}
+    for name, benchmark in config.benchmarks.items():
+        if isinstance(benchmark, MixerBenchmark):
+            labelled[f"benchmarks.{name}.mixers"] = benchmark.mixers
+    for path, things in labelled.items():
+        seen = {"Baseline": "the unpruned model"} if path == "methods" else {}
+        for name, thing in things.items():
+            first = seen.setdefault(thing.label, f"{path}.{name}")
+            if first != f"{path}.{name}":
+                yield f"{path}.{name}.label: {thing.label!r} is the label of {first} already"
+
+
+def _bad_names(config: Config) -> Iterator[str]:
+    """Two things that are one in file names, labels or the columns of the results."""
+    for name in sorted({BASELINE, *config.models} & config.methods.keys()):
+        whose = "the unpruned model" if name == BASELINE else "a model"
+        yield f"methods.{name}: {whose} has this name already"
+    for benchmark_name, benchmark in config.benchmarks.items():
+        if isinstance(benchmark, MixerBenchmark):
+            for name in sorted(config.models.keys() & benchmark.mixers.keys()):
+                yield f"benchmarks.{benchmark_name}.mixers.{name}: a model has this name already"
+    published: dict[tuple[str, str], str] = {}
+    for name, model in config.models.items():
+        if model.published_as == name:
+            yield f"models.{name}.published_as: {name!r} is its own name; leave it out"
+        identity = model.published_as or name, model.conv_sharing
+        first = published.setdefault(identity, name)
+        if first != name:
+            yield (
+                f"models.{name}.published_as: in the results it would be {identity[0]!r} with "
+                f"filters {identity[1]!r}, as models.{first} is"
+            )
+
+
+def _bad_ratios(config: Config) -> Iterator[str]:
+    """Two ratios that are the same cut, or look the same."""
+    places: dict[str, tuple[Iterable[str], Iterable[float]]] = {}
+    for name, table in config.tables.items():
+        if isinstance(table, QualityTable):
+            places[f"tables.{name}"] = table.models, table.ratios
+    for name, benchmark in config.benchmarks.items():
+        if not isinstance(benchmark, MixerBenchmark):
+            places[f"benchmarks.{name}"] = benchmark.models, benchmark.ratios
+    for path, (models, ratios) in places.items():
+        seen: dict[str, float] = {}
+        for ratio in ratios:
+            effects = [f"are printed as {100 * ratio:g}%"]
+            for model in models:
+                with suppress(InputError):  # a ratio that leaves nothing: in `_bad_sizes`
+                    left = width(config.models[model].head_k_dim, ratio)
+                    effects.append(f"leave {left} channels of {model}")
+            for effect in effects:
+                if seen.setdefault(effect, ratio) != ratio:
+                    yield f"{path}.ratios: {seen[effect]} and {ratio} both {effect}"
+
+
+def _bad_timings(config: Config) -> Iterator[str]:
+    """Two benchmarks in tables that time the same: the results have no column that tells which."""
+    seen: dict[tuple[str, int, str], str] = {}
+    clashes: dict[tuple[str, str], Measurement] = {}
+    with suppress(InputError):  # a ratio that leaves nothing: in `_bad_sizes`
+        for name, table in config.tables.items():
+            for cell in () if isinstance(table, QualityTable) else config.timings(name):
+                first = seen.setdefault((cell.subject, cell.width, cell.does), cell.benchmark)
+                if first != cell.benchmark:
+                    clashes.setdefault((first, cell.benchmark), cell)
+    for (first, second), cell in clashes.items():
+        yield (
+            f"benchmarks.{second}: times {cell.does} of {cell.subject} at d_k {cell.width}, as "
+            f"benchmarks.{first} does, and tables show both"
+        )
 
 
 def _bad_data(config: Config) -> Iterator[str]:

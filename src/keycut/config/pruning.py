@@ -11,6 +11,9 @@ from pydantic import Field, PositiveInt
 from keycut.config.section import WHICH, Section, SliceName, Target
 from keycut.errors import InputError
 
+BASELINE = "baseline"
+"""The method of a variant that nothing was cut from, as in the published numbers."""
+
 
 def width(d_k: int, ratio: float | str | Decimal | Fraction) -> int:
     """Channels left of `d_k` after cutting `ratio`: floor(d_k (1 - ratio)), in exact arithmetic.

@@ -91,8 +91,8 @@ def _explain(error: ErrorDetails) -> list[str]:
             return [f"{path}.{context['discriminator'].strip(chr(39))}: missing"]
         case "string_pattern_mismatch":
             return [f"{path}:{shown} {PATTERNS[context['pattern']]}"]
-        case "too_short":
-            return [f"{path}: is empty"]
+        case "too_short":  # also said of values that are all wrong, each of which has its line
+            return [] if value else [f"{path}: is empty"]
         case "value_error" if not path:
             return message.splitlines()
         case _:

@@ -14,7 +14,7 @@ from keycut.config.evaluation import Evaluation
 from keycut.config.figures import Analysis, Figure, QualityFigure, RankFigure
 from keycut.config.models import Model, Shape, shape_of
 from keycut.config.needs import packed, wanted
-from keycut.config.pruning import Calibration, Method, width
+from keycut.config.pruning import BASELINE, Calibration, Method, width
 from keycut.config.section import Kernel, Name, Section, Seed, Some, Stage, Target
 from keycut.config.sources import Corpus, Tokenizer
 from keycut.config.tables import DecodingTable, QualityTable, Table
@@ -23,9 +23,6 @@ from keycut.errors import InputError, nearest
 from keycut.hub import HubItem, united
 
 T = TypeVar("T")
-
-BASELINE = "baseline"
-"""The method of a variant that nothing was cut from, as in the published numbers."""
 
 
 @dataclass(frozen=True, order=True)

@@ -15,12 +15,23 @@ from pydantic import (
     WithJsonSchema,
 )
 
+from keycut.errors import InputError
+
 T = TypeVar("T")
 
 Kernel = Literal["delta_net", "gated_deltanet"]
 Target = Literal["kq", "k", "q"]
 Stage = Literal["none", "pre", "post"]
 Pass = Literal["forward", "training"]
+
+LARGEST_SEED = 2**63 - 1
+"""torch and the frame of results take no larger one."""
+
+
+def check_seed(seed: int) -> None:
+    """Of an option; those of a configuration are checked with it."""
+    if not 0 <= seed <= LARGEST_SEED:
+        raise InputError(f"--seed {seed}: must lie between 0 and {LARGEST_SEED}")
 
 
 def _in_unit_interval(ratio: float) -> float:
@@ -58,7 +69,7 @@ Ratio = Annotated[
     AfterValidator(_in_unit_interval),
     WithJsonSchema({"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1}),
 ]
-Seed = Annotated[int, Field(ge=0)]
+Seed = Annotated[int, Field(ge=0, le=LARGEST_SEED)]
 Fractional = Annotated[float, Field(ge=0, le=1)]
 # YAML gives lists; a frozen model keeps tuples. The length stands before the check of repeats, or
 # the schema would say minLength, which means nothing for a list.

@@ -77,8 +77,8 @@ class LocalCorpus(CorpusBase):
 
     kind: Literal["local"] = WHICH
     files: Some[TextFile] = Field(
-        description="files or patterns, relative to the checkout: .jsonl or .txt, plain or "
-        "packed as .xz, .gz or .zst"
+        description="files or patterns, absolute or relative to the checkout: .jsonl or .txt, "
+        "plain or packed as .xz, .gz or .zst"
     )
     text_field: str = Field("text", description="field of a jsonl record that holds the text")
 

@@ -11,7 +11,7 @@ from keycut.artefact import whole
 from keycut.config import Config, Corpus, HubCorpus, LocalCorpus
 from keycut.data.documentation import documentation, documentation_source
 from keycut.data.packing import Manifest, pack
-from keycut.data.sources import Source, describe, read, write
+from keycut.data.sources import Source, describe, matching, read, write
 from keycut.data.tokenizer import (
     Tokenizer,
     convert_sentencepiece,
@@ -56,7 +56,7 @@ def _files(corpus: HubCorpus | LocalCorpus, downloads: Path, lock: Path) -> list
         there = sorted(path for path in root.rglob("*") if path.is_file())
         wanted = [p for p in there if _matches(p.relative_to(root).as_posix(), corpus.files)]
     else:
-        matches = (path for pattern in corpus.files for path in sorted(Path().glob(pattern)))
+        matches = (path for pattern in corpus.files for path in matching(pattern))
         wanted = list(dict.fromkeys(matches))  # patterns may overlap
     if not wanted:
         raise InputError(f"corpus: no file matches {', '.join(corpus.files)}")

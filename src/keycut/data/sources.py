@@ -106,6 +106,12 @@ def read(*paths: Path | str, field: str = "text", seed: int = 0) -> Iterator[str
     return _documents(files, ordered, field)
 
 
+def matching(pattern: str) -> list[Path]:
+    """The files that a pattern means, relative to the working directory or absolute."""
+    root = Path(Path(pattern).anchor)
+    return sorted(root.glob(str(Path(pattern).relative_to(root))))
+
+
 def at_even_distances(count: int, seed: int) -> list[int]:
     """The numbers below `count`, ordered so that every stretch of the list is spread over them all.
 

@@ -70,7 +70,8 @@ class Architecture:
         KeyTensor("k_conv1d.bias", "bias"),
     )
     mixer: str = "model.layers.{layer}.attn."
-    stock: bool = True  # `import fla` is enough for AutoModel to know it
+    stock: bool = True  # `import fla.models` is enough for AutoModel to know it
+    float32: bool = True  # whether its kernel takes it
 
     def name(self, layer: int, tensor: KeyTensor) -> str:
         return self.mixer.format(layer=layer) + tensor.name
@@ -109,8 +110,17 @@ def _delta_net_shape(config: Config) -> KeyShape:
     )
 
 
+def _factor(size: int, of: int) -> float:
+    """size / of, so that int(of * factor) is the size: for some the quotient falls one short."""
+    factor = size / of
+    while int(of * factor) < size:
+        factor = math.nextafter(factor, math.inf)
+    return factor
+
+
 def _delta_net_resized(config: Config, width: int) -> Config:
-    return {**config, "expand_k": config["num_heads"] * width / config["hidden_size"]}
+    # fla takes int(hidden_size * expand_k) up to 0.5, and rounds since.
+    return {**config, "expand_k": _factor(config["num_heads"] * width, config["hidden_size"])}
 
 
 def _gated_shape(config: Config) -> KeyShape:
@@ -129,18 +139,15 @@ def _gated_shape(config: Config) -> KeyShape:
 
 
 def _gated_resized(config: Config, width: int) -> Config:
-    values = _gated_shape(config).value_width
-    expand_v = values / width
-    # fla takes int(head_dim * expand_v), which for some widths falls one short of the values.
-    while int(width * expand_v) < values:
-        expand_v = math.nextafter(expand_v, math.inf)
+    # fla takes int(head_dim * expand_v).
+    expand_v = _factor(_gated_shape(config).value_width, width)
     return {**config, "head_dim": width, "expand_v": expand_v}
 
 
 ARCHITECTURES = {
     architecture.model_type: architecture
     for architecture in (
-        Architecture("delta_net", _delta_net_shape, _delta_net_resized),
+        Architecture("delta_net", _delta_net_shape, _delta_net_resized, float32=False),
         Architecture(
             "delta_net_shared_conv",
             _delta_net_shape,
@@ -148,6 +155,7 @@ ARCHITECTURES = {
             # A filter of a whole head, or of all of them, has no key channels of its own.
             filters=(),
             stock=False,
+            float32=False,
         ),
         Architecture("gated_deltanet", _gated_shape, _gated_resized),
     )

@@ -28,8 +28,9 @@ COMPANIONS = (
     "generation_config.json",
 )
 
-# What wrappers put before a name: torch.compile, data parallel training, peft.
-WRAPPERS = ("_orig_mod.", "module.", "base_model.model.")
+# What wrappers put before a name, one around another: data parallel training, peft. torch.compile
+# puts its own before the name of any part that it compiled.
+WRAPPERS, COMPILED = r"^(module\.|base_model\.model\.)+", "_orig_mod."
 
 # Names that older flash-linear-attention gave, and what they are called now; None: never used in
 # a forward pass, so dropped.
@@ -110,6 +111,17 @@ class Checkpoint:
         older = self.config.get("torch_dtype")  # transformers' name before 5
         return str(self.config.get("dtype") or older or "float32")
 
+    def refuse_softmax(self) -> None:
+        """An error for a hybrid: its softmax layers need flash-attn, and buffers of no file."""
+        mixers = self.shape.layers
+        others = [i for i in range(self.config["num_hidden_layers"]) if i not in mixers]
+        if others:
+            raise InputError(
+                f"{self.folder}: Keycut runs no softmax attention (layer "
+                f"{', '.join(map(str, others))}); it can cut such a model by l1 or rand, which "
+                "need no text"
+            )
+
     @cached_property
     def stored(self) -> dict[str, str]:
         """How the files call each tensor, by its name of today."""
@@ -127,8 +139,7 @@ class Checkpoint:
 
 def todays_name(name: str) -> str | None:
     """What a tensor is called now, or None for one that no forward pass used."""
-    for wrapper in WRAPPERS:
-        name = name.removeprefix(wrapper)
+    name = re.sub(WRAPPERS, "", name.replace(COMPILED, ""))
     for old, new in RENAMES:
         if re.fullmatch(old, name):
             return None if new is None else re.sub(old, new, name)
@@ -197,6 +208,7 @@ def load(
     `dtype` is the type of all its floating-point parameters: by default the one its config names.
     """
     checkpoint = Checkpoint(model_folder(source))
+    checkpoint.refuse_softmax()
     auto_config, auto_model = _auto_classes()
     config = auto_config.from_pretrained(checkpoint.folder, trust_remote_code=False)
     with torch.device("meta"):
@@ -215,8 +227,7 @@ def load(
     model.tie_weights()
     if lost := [name for name, buffer in model.named_buffers() if buffer.is_meta]:
         raise InputError(
-            f"{checkpoint.folder}: {lost[0]} is in no file; models with softmax attention between "
-            "their layers can be sliced, not run"
+            f"{checkpoint.folder}: {lost[0]} is in no file: the model can be sliced, not run"
         )
     if dtype:
         model.config.dtype = dtype

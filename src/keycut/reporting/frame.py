@@ -226,13 +226,6 @@ def timed(config: Config, table: str) -> tuple[tuple[Measurement, str], ...]:
 
 def table_frame(config: Config, table: str, results: Iterable[Result]) -> pd.DataFrame:
     """A row for every cell of a table and every seed: measured, derived, or missing and why."""
-    names = [identity(config, model) for model in config.models]
-    if twins := {name for name in names if names.count(name) > 1}:
-        name, sharing = min(twins)
-        raise InputError(
-            f"models: two are {name!r} with filters {sharing!r} in the results; give them "
-            "different names in `published_as`"
-        )
     there = {(result.key, result.seed): result for result in results}
     if isinstance(config.tables[table], QualityTable):
         rows = (
