@@ -12,7 +12,7 @@ from keycut.errors import InputError
 from keycut.hub import DOWNLOADS, LOCK, HubItem, download
 from keycut.models import create, load, save
 from keycut.models.architectures import ARCHITECTURES, architecture
-from keycut.models.checkpoint import Checkpoint
+from keycut.models.checkpoint import Checkpoint, todays_name
 from keycut.selection.evidence import Evidence
 
 IDS = torch.arange(20)[None]
@@ -89,6 +89,16 @@ def test_names_of_older_versions_are_understood(folder):
     rewrite(folder, older)
     assert torch.equal(logits(folder), expected)
     assert torch.equal(Evidence(Checkpoint(folder)).weights("k"), weights)
+
+
+@pytest.mark.parametrize("wrapped", [
+    "module._orig_mod.{}", "_orig_mod.module.{}", "module.module.{}",
+    "_orig_mod.base_model.model.module._orig_mod.{}", "module.base_model.model.{}",
+])  # fmt: skip
+def test_wrappers_are_taken_off_in_any_order(wrapped):
+    name = "model.layers.1.attn.q_proj.weight"
+    assert todays_name(wrapped.format(name)) == name
+    assert todays_name("module.model.layers.1._orig_mod.attn.q_proj.weight") == name
 
 
 def test_a_model_with_something_that_no_file_holds_is_refused(folder, monkeypatch):

@@ -1,13 +1,16 @@
 """The command line as a user meets it: what works, and what it says when something is wrong."""
 
+import errno
 import json
 import os
+import shutil
 import stat
 import subprocess
 import sys
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from small_models import SMALL
 
@@ -51,15 +54,29 @@ def test_prune_writes_a_smaller_model_with_a_card(workplace, capsys, name):
     assert prune(workplace, model=name, out=out) == 0
     model = load(workplace / out)
     assert model.model.layers[0].attn.head_k_dim == 8
-    assert model.dtype == torch.bfloat16
+    # DeltaNet's kernel takes no float32; the other keeps it.
+    assert model.dtype == (torch.float32 if name == "gated" else torch.bfloat16)
     assert model(torch.arange(9)[None]).logits.isfinite().all()
     card = (workplace / out / "README.md").read_text()
     assert f"base_model: {name}" in card
     assert "8 of 16" in card
+    newer = "Loads with flash-linear-attention 0.2.2 or newer.\n\n    import fla.models\n"
+    assert (newer in card) == (name != "shared_head")
     assert (workplace / out / "tokenizer.json").is_file()
     summary = said(capsys)
     for line in ("key channels a head  16 -> 8", "condition of keys", "swaps made"):
         assert line in summary
+    assert ("its float32 weights become bfloat16" in summary) == (name != "gated")
+
+
+def test_a_type_that_is_asked_for_is_written(workplace, capsys):
+    for dtype in ("float32", "float16"):
+        assert prune(workplace, "--dtype", dtype, "--method", "l1", out=dtype) == 0
+        assert "bfloat16" not in said(capsys)
+        assert load(workplace / dtype).dtype == getattr(torch, dtype)
+    # One that the kernel takes is kept.
+    assert prune(workplace, "--ratio", "0.6", "--method", "l1", model="float16", out="kept16") == 0
+    assert load(workplace / "kept16").dtype == torch.float16
 
 
 def test_too_few_rows_are_said_where_channels_had_to_be_filled_up(workplace, capsys):
@@ -138,6 +155,8 @@ BAD = {
     "a ratio that is no number": (["--ratio", "nan"], "ratio nan: must lie in (0, 1)"),
     "no rows": (["--rows", "0"], "--rows 0: must be 1 or more"),
     "no sequences": (["--sequences", "0"], "--sequences 0: must be 1 or more"),
+    "a seed below zero": (["--seed", "-1"], "--seed -1: must lie between 0 and 92233"),
+    "a seed beyond 64 bits": (["--seed", "9" * 20], f"--seed {'9' * 20}: must lie between"),
     "a width rounded up to all": (["--round-to", "16"], "--round-to 16 leaves all 16 channels"),
 }  # fmt: skip
 
@@ -152,7 +171,49 @@ def test_bad_values_are_named_and_nothing_is_written(workplace, capsys, case):
     assert not (workplace / "bad").exists()
 
 
-def test_text_shorter_than_one_sequence_is_refused(workplace, capsys):
+def test_a_folder_inside_the_model_is_refused(workplace, capsys):
+    assert prune(workplace, out="delta_net/smaller") == 2
+    assert "lies in the model's own folder" in said(capsys)
+    assert not (workplace / "delta_net" / "smaller").exists()
+
+
+def test_a_hybrid_is_cut_and_not_run(workplace, capsys, monkeypatch):
+    """Its softmax layers need flash-attn: said before anything is read, loaded or packed."""
+    monkeypatch.setattr("keycut.data.packing.pack", None)
+    shutil.copytree(workplace / "delta_net", workplace / "hybrid")
+    config = json.loads((workplace / "hybrid" / "config.json").read_text())
+    config["attn"] = {"layers": [1], "num_heads": 2}
+    (workplace / "hybrid" / "config.json").write_text(json.dumps(config))
+    assert prune(workplace, model="hybrid", out="bad") == 2
+    assert "hybrid: Keycut runs no softmax attention (layer 1); it can cut" in said(capsys)
+    arguments = ["prune", workplace / "hybrid", workplace / "hybrid-l1", "--ratio", "0.5"]
+    assert main([*map(str, arguments), "--method", "l1"]) == 0
+    tensors = load_file(workplace / "hybrid-l1" / "model.safetensors")
+    widths = [len(tensors[f"model.layers.{i}.attn.q_proj.weight"]) for i in range(2)]
+    assert widths == [16, 32]
+
+
+def test_a_disk_without_room_is_refused_before_and_explained_after(workplace, capsys, monkeypatch):
+    usage = shutil.disk_usage(workplace)
+    arguments = ["--method", "l1", "--dtype", "float32"]
+    monkeypatch.setattr("shutil.disk_usage", lambda _: usage._replace(free=133_887))
+    assert prune(workplace, *arguments, out="bad") == 2
+    assert "bad needs 133,888 bytes, and its disk has 133,887 left" in said(capsys)
+    monkeypatch.setattr("shutil.disk_usage", lambda _: usage._replace(free=133_888))
+
+    def full(*_args, **_kwargs):
+        raise SafetensorError(f"I/O error: {os.strerror(errno.ENOSPC)} (os error 28)")
+
+    monkeypatch.setattr("keycut.slicing.save_file", full)
+    assert prune(workplace, *arguments, out="bad") == 2
+    message = said(capsys).splitlines()[-1]
+    assert "bad: I/O error: No space left on device (os error 28): make room" in message
+    assert not (workplace / "bad").exists()
+
+
+def test_text_shorter_than_one_sequence_is_refused(workplace, capsys, monkeypatch):
+    """Before the model is loaded."""
+    monkeypatch.setattr("keycut.prune.load", None)
     (workplace / "short.txt").write_text("four words and more")
     assert prune(workplace, out="bad", text="short.txt") == 2
     assert "less than one sequence of 40" in said(capsys)
@@ -201,6 +262,8 @@ def test_pack_says_what_it_made(workplace, capsys):
                  workplace / "tokenizer", "--length", "32"]  # fmt: skip
     assert main([str(argument) for argument in arguments]) == 0
     assert "sequences" in capsys.readouterr().out
+    assert main([*map(str, arguments), "--seed", "-1", "--force"]) == 2
+    assert "--seed -1: must lie between" in said(capsys)
 
 
 def test_force_replaces_packed_text_and_nothing_else(workplace, tmp_path, capsys):

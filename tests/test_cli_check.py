@@ -131,3 +131,9 @@ def test_check_names_local_files_that_are_not_there(
         path.touch()
     assert main(["check", lab]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 1
+    absolute = tmp_path / "absolute.yaml"
+    for pattern, missing in (("*.jsonl.xz", 0), ("*.txt", 1)):
+        there = f"{tmp_path}/data/corpus/{pattern}"
+        absolute.write_text(Path(lab).read_text().replace("data/corpus/*.jsonl.xz", there))
+        assert main(["check", str(absolute)]) == 0
+        assert capsys.readouterr().out.splitlines()[1:] == [f"{there} is not there"] * missing

@@ -343,7 +343,7 @@ def test_a_repository_has_one_revision(demo_data: dict[str, Any]) -> None:
 
 def test_a_figure_of_filters_needs_the_weights(demo_data: dict[str, Any]) -> None:
     figure = {"kind": "filters", "model": "other", "caption": ""}
-    other = {**demo_data["models"]["delta_net"], "source": HUB_MODEL}
+    other = {**demo_data["models"]["delta_net"], "source": HUB_MODEL, "label": "other"}
     data = edit(demo_data, "models/other", other)
     assert parse_config(data, "mine").hub_sources() == ()
     data = edit(data, "figures/other", figure)
@@ -423,6 +423,8 @@ def edit(data: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
     return data
 
 
+L1 = {"label": "x", "algorithm": "l1"}
+MIXER = {"label": "DeltaNet", "architecture": "delta_net"}
 DECODING = {"kind": "decoding_speed", "benchmark": "decoding", "caption": ""}
 
 WRONG = [
@@ -449,6 +451,22 @@ WRONG = [
     ("methods/l1/f", 2.0, "methods.l1.f: unknown key"),
     ("seeds", [1, 1], "seeds: 1 stands twice"),
     ("recipes/demo/trainer", "flame", "recipes.demo.trainer: flame needs GPUs, and `device`"),
+    ("recipes/demo/seed", 2**63, "seed: 9223372036854775808: should be less than or equal to 922"),
+    ("methods/l1/label", "Rand", "methods.rand.label: 'Rand' is the label of methods.l1 already"),
+    ("methods/l1/label", "Baseline", "'Baseline' is the label of the unpruned model already"),
+    ("methods/baseline", L1, "methods.baseline: the unpruned model has this name already"),
+    ("methods/delta_net", L1, "methods.delta_net: a model has this name already"),
+    ("models/gated_deltanet/label", "DeltaNet", "'DeltaNet' is the label of models.delta_net alr"),
+    ("models/delta_net/published_as", "delta_net", "published_as: 'delta_net' is its own name"),
+    ("models/delta_net/published_as", "gated_deltanet", "models.gated_deltanet.published_as: in "
+     "the results it would be 'gated_deltanet' with filters 'none', as models.delta_net is"),
+    ("benchmarks/mixer/mixers/delta_net", {**MIXER, "label": "x"}, "mixers.delta_net: a model has"),
+    ("benchmarks/mixer/mixers/again", MIXER, "'DeltaNet' is the label of benchmarks.mixer.mixers."),
+    ("evaluation/suites/ppl/label", "ZS", "zero_shot.label: 'ZS' is the label of evaluation.suit"),
+    ("evaluation/suites/ppl/tasks/prose_word_ppl/label", "Word", "label: 'Word' is the label of"),
+    ("benchmarks/model/ratios", [0.5, 0.51, 0.52], "model.ratios: 0.51 and 0.52 both leave 15 ch"),
+    ("tables/by_ratio/ratios", [0.72, 0.75, 0.73], "by_ratio.ratios: 0.72 and 0.73 both leave 8 "),
+    ("tables/by_ratio/ratios", [0.5, 0.50000001], "0.5 and 0.50000001 both are printed as 50%"),
     ("recipes/demo/learning_rate", float("nan"), "demo.learning_rate: nan: should be a finite"),
     ("recipes/demo/warmup", 400, "recipes.demo: warmup 400 must be less than steps 400"),
     ("recipes/demo/steps", 500, "recipes.demo: 500 steps need 4000 sequences"),
@@ -521,6 +539,25 @@ def test_a_mistake_is_named(demo_data: dict[str, Any], path: str, value: Any, me
         parse_config(edit(demo_data, path, value), "mine.yaml")
     assert message in str(caught.value)
     assert all(line.startswith("mine.yaml: ") for line in str(caught.value).splitlines())
+
+
+def test_values_that_are_all_wrong_are_no_empty_list(demo_data: dict[str, Any]) -> None:
+    with pytest.raises(InputError) as caught:
+        parse_config(edit(demo_data, "seeds", [-1]), "mine.yaml")
+    message = "mine.yaml: seeds.0: -1: should be greater than or equal to 0"
+    assert str(caught.value) == message
+
+
+def test_two_benchmarks_that_tables_show_time_different_things(demo_data: dict[str, Any]) -> None:
+    data = edit(demo_data, "benchmarks/again", {**demo_data["benchmarks"]["model"], "batch": 7})
+    parse_config(data, "mine.yaml")
+    table = {**demo_data["tables"]["model_speed"], "benchmark": "again"}
+    with pytest.raises(InputError) as caught:
+        parse_config(edit(data, "tables/again", table), "mine.yaml")
+    assert str(caught.value) == (
+        "mine.yaml: benchmarks.again: times forward of delta_net at d_k 32, as benchmarks.model "
+        "does, and tables show both"
+    )
 
 
 def test_every_mistake_has_its_line(demo_data: dict[str, Any]) -> None:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from keycut.data import sources
-from keycut.data.sources import at_even_distances, describe, read, shuffled, write
+from keycut.data.sources import at_even_distances, describe, matching, read, shuffled, write
 from keycut.errors import InputError
 
 DOCUMENTS = ["One day.\n\nThe next.", "Ünïcode  and two spaces", "third 🤖"]
@@ -172,6 +172,16 @@ def test_the_first_documents_come_from_all_files_at_even_distances(tmp_path: Pat
         assert len(set(first)) == 64 == begun.call_count  # no other row group was read
         assert largest_gap(first, 200) < 3 * 200 / 64
         assert {number // 50 for number in first} == set(groups)
+
+
+def test_a_pattern_may_be_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("b.txt", "a.txt", "c.jsonl"):
+        (tmp_path / "text" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "text" / name).touch()
+    monkeypatch.chdir(tmp_path)
+    assert matching("text/*.txt") == [Path("text/a.txt"), Path("text/b.txt")]
+    assert matching("../*/text/c*") == [Path("..") / tmp_path.name / "text" / "c.jsonl"]
+    assert matching(f"{tmp_path}/**/*.txt") == [tmp_path / "text/a.txt", tmp_path / "text/b.txt"]
 
 
 def test_a_source_is_known_by_its_bytes(tmp_path: Path) -> None:

@@ -197,13 +197,6 @@ def test_a_perplexity_without_bound_is_a_gap_with_its_reason(demo: Config, tmp_p
     ]
 
 
-def test_two_models_of_one_name_in_the_results_are_refused(demo: Config) -> None:
-    twin = demo.models["delta_net"].model_copy(update={"published_as": "gated_deltanet"})
-    config = demo.model_copy(update={"models": {**demo.models, "delta_net": twin}})
-    with pytest.raises(InputError, match="two are 'gated_deltanet'"):
-        table_frame(config, "by_model", [])
-
-
 def test_what_is_left_out_says_why() -> None:
     lab = load_config(FOLDER / "lab.yaml")
     found = cells(table_frame(lab, "sharing", []))

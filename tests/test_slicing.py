@@ -4,10 +4,11 @@ import json
 import math
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from small_models import SMALL
 
@@ -206,27 +207,30 @@ def test_gated_widths_give_a_config_that_fla_accepts(width):
     heads=st.integers(1, 32),
     full=st.sampled_from([16, 64, 128, 256]),
     width=st.integers(1, 256),
-    hidden=st.sampled_from([64, 1024, 2048, 2560]),
+    hidden=st.integers(8, 8192),
 )
+@example(heads=8, full=256, width=61, hidden=1792)
 def test_delta_net_widths_give_a_config_that_fla_accepts(heads, full, width, hidden):
+    """fla 0.6 rounds hidden_size * expand_k, older ones truncate it."""
     width = min(width, full)
     kind = ARCHITECTURES["delta_net"]
     config = {"model_type": "delta_net", "num_heads": heads, "hidden_size": hidden,
               "expand_k": heads * full / hidden, "expand_v": heads * 8 / hidden,
               "num_hidden_layers": 1}  # fmt: skip
     resized = json.loads(json.dumps(kind.resized(config, width)))
-    assert math.isclose(hidden * resized["expand_k"], round(hidden * resized["expand_k"]))
-    assert round(hidden * resized["expand_k"]) // heads == width
+    keys = hidden * resized["expand_k"]
+    assert math.isclose(keys, round(keys))
+    assert int(keys) == round(keys) == heads * width
     assert kind.shape(resized).width == width
     assert kind.shape(resized).value_width == 8
 
 
 def test_a_pruned_model_loads_with_plain_transformers(folders, tmp_path):
-    """After `import fla` alone, in another process; on a CPU it can be loaded, not run."""
+    """After `import fla.models` alone, in another process; on a CPU it can be loaded, not run."""
     checkpoint = Checkpoint(folders / "gated")
     slice_model(checkpoint, Keep(some_kept(checkpoint.shape, 7)), tmp_path / "out")
     code = (
-        "import sys, torch, fla; from transformers import AutoModelForCausalLM as A;"
+        "import sys, torch, fla.models; from transformers import AutoModelForCausalLM as A;"
         "m, i = A.from_pretrained(sys.argv[1], output_loading_info=True);"
         "assert not any(i.values()), i; a = m.model.layers[0].attn;"
         "assert m.dtype == torch.bfloat16; print(a.head_k_dim, a.head_v_dim)"
@@ -283,3 +287,22 @@ def test_a_failed_write_leaves_the_old_folder(folders, tmp_path, monkeypatch):
         slice_model(checkpoint, Pad(20), tmp_path / "out", force=True)
     assert Checkpoint(tmp_path / "out").digest() == before
     assert [p.name for p in tmp_path.iterdir()] == ["out"]  # nothing lies about
+
+
+def test_a_failed_rename_leaves_the_old_folder_and_the_new_one_aside(
+    folders, tmp_path, monkeypatch
+):
+    checkpoint = Checkpoint(folders / "delta_net")
+    slice_model(checkpoint, Keep(some_kept(checkpoint.shape, 4)), tmp_path / "out")
+
+    def fails(self, target):
+        raise OSError(5, "Input/output error", str(self))
+
+    monkeypatch.setattr(Path, "replace", fails)
+    with pytest.raises(InputError) as caught:
+        slice_model(checkpoint, Pad(20), tmp_path / "out", force=True)
+    assert "out cannot be put in place: [Errno 5] Input/output error" in str(caught.value)
+    made = Path(str(caught.value).split("lies in ")[1])
+    assert Checkpoint(tmp_path / "out").shape.width == 4
+    assert Checkpoint(made).shape.width == 20
+    assert [p.name for p in made.parent.iterdir()] == ["out"]
