@@ -180,7 +180,7 @@ def test_a_pattern_may_be_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         (tmp_path / "text" / name).touch()
     monkeypatch.chdir(tmp_path)
     assert matching("text/*.txt") == [Path("text/a.txt"), Path("text/b.txt")]
-    assert matching("../*/text/c*") == [Path("..") / tmp_path.name / "text" / "c.jsonl"]
+    assert matching(f"../{tmp_path.name}/text/c*") == [Path("..", tmp_path.name, "text/c.jsonl")]
     assert matching(f"{tmp_path}/**/*.txt") == [tmp_path / "text/a.txt", tmp_path / "text/b.txt"]
 
 

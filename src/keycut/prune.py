@@ -89,8 +89,7 @@ def prune(request: Request) -> Selection:
     (selection,) = select(request.method, evidence, [width])
     say(f"slicing: writing {request.out}")
     if dtype != request.dtype:
-        say("its float32 weights become bfloat16, as DeltaNet's kernel on a GPU refuses float32; "
-            "--dtype float32 keeps them")  # fmt: skip
+        say("written as bfloat16: DeltaNet's kernel refuses float32 (--dtype float32 keeps it)")
     with explain_full_disk(request.out):
         slice_model(
             checkpoint,
