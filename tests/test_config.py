@@ -458,7 +458,7 @@ WRONG = [
     ("methods/delta_net", L1, "methods.delta_net: a model has this name already"),
     ("models/gated_deltanet/label", "DeltaNet", "'DeltaNet' is the label of models.delta_net alr"),
     ("models/delta_net/published_as", "delta_net", "published_as: 'delta_net' is its own name"),
-    ("models/delta_net/published_as", "gated_deltanet", "models.gated_deltanet.published_as: in "
+    ("models/delta_net/published_as", "gated_deltanet", "models.gated_deltanet: in "
      "the results it would be 'gated_deltanet' with filters 'none', as models.delta_net is"),
     ("benchmarks/mixer/mixers/delta_net", {**MIXER, "label": "x"}, "mixers.delta_net: a model has"),
     ("benchmarks/mixer/mixers/again", MIXER, "'DeltaNet' is the label of benchmarks.mixer.mixers."),

@@ -147,8 +147,8 @@ def _bad_names(config: Config) -> Iterator[str]:
         first = published.setdefault(identity, name)
         if first != name:
             yield (
-                f"models.{name}.published_as: in the results it would be {identity[0]!r} with "
-                f"filters {identity[1]!r}, as models.{first} is"
+                f"models.{name}: in the results it would be {identity[0]!r} with filters "
+                f"{identity[1]!r}, as models.{first} is: give one another `published_as`"
             )
 
 
