@@ -32,13 +32,15 @@ class Hub:
     def __init__(self) -> None:
         self.commits: dict[tuple[str, str], dict[str, Files]] = {}
         self.branches: dict[tuple[str, str], dict[str, str]] = {}
-        self.requests: list[str] = []
+        self.requests: list[str] = []  # paths; those of a HEAD with that word before them
         self.sent: Counter[str] = Counter()  # bytes of content, by file name
         self.cut: dict[str, int] = {}  # the file breaks off there; without a byte more afterwards
         self.hiccup: dict[str, int] = {}  # the file breaks off there, once
         self.spoiled: set[str] = set()  # one byte of the file is wrong
         self.rangeless: set[str] = set()  # always sent from the beginning
         self.gated: set[str] = set()  # repositories whose files need a login
+        self.tokens: set[str] = set()  # what requests came with
+        self.slow = 0.0  # seconds before each 64 KiB of a file
 
     def __enter__(self) -> Hub:
         handler = type("Handler", (_Handler,), {"hub": self})
@@ -79,9 +81,13 @@ class _Handler(BaseHTTPRequestHandler):
     def log_message(self, format: str, *args: object) -> None:
         """Nothing on the terminal: the tests read `hub.requests`."""
 
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
     def do_GET(self) -> None:
         path = unquote(urlsplit(self.path).path)
-        self.hub.requests.append(path)
+        self.hub.requests.append(path if self.command == "GET" else f"HEAD {path}")
+        self.hub.tokens.add(self.headers.get("Authorization", ""))
         if match := re.fullmatch(r"/api/(model|dataset)s/([^/]+/[^/]+)/revision/(.+)", path):
             self.info(*match.groups())
         elif match := re.fullmatch(r"/api/(model|dataset)s/([^/]+/[^/]+)/tree/([^/]+)", path):
@@ -127,6 +133,9 @@ class _Handler(BaseHTTPRequestHandler):
             self.refuse(403, "GatedRepo")
         elif path not in found[1]:
             self.refuse(404, "EntryNotFound")
+        elif self.command == "HEAD":
+            headers = {"X-Repo-Commit": found[0], "ETag": f'"{git_hash(found[1][path])}"'}
+            self.answer(200, b"", **headers, **{"Content-Length": str(len(found[1][path]))})
         elif path.endswith(LFS):
             # Large files live on another server, as on the real hub.
             digest = hashlib.sha256(found[1][path]).hexdigest()

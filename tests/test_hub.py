@@ -64,6 +64,8 @@ class Desk:
 def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
     # The only hub in reach is our own, so that neither a switched-off hub nor a proxy may apply.
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("keycut.hub.LARGE", 1_000_000)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     with Hub() as hub:
         hub.push("model", "owner/net", NET)
@@ -200,7 +202,7 @@ def test_an_altered_file_is_refused_by_resolve_and_mended_by_download(desk: Desk
     desk.hub.requests.clear()
     desk.download(MODEL)
     assert config.read_bytes() == NET["config.json"]
-    assert len(desk.hub.requests) == 1
+    assert len(desk.hub.requests) == 2  # a HEAD, and the file
 
     config.write_bytes(b"{}")
     with pytest.raises(InputError, match=r"config\.json has 2 bytes, .* says 28"):

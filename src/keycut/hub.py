@@ -56,6 +56,10 @@ DEFAULT_PATTERNS: dict[str, tuple[str, ...]] = {
 NEVER = (".py", ".pyc", ".pkl", ".pickle", ".pt", ".pth", ".ckpt")
 # Transfers and hashes that run side by side.
 WORKERS = 4
+# Files of at least this many bytes come by our own transfer, smaller ones by the hub's client.
+# That one (1.33) keeps nothing of a file that was cut off: each attempt has a temporary file of its
+# own. Ours goes on, and gives up xet for it, which is faster but starts again from zero too.
+LARGE = 32 << 20
 
 
 @dataclass(frozen=True)
@@ -130,11 +134,33 @@ def download(
     update: Sequence[str] = (),
     endpoint: str | None = None,
 ) -> None:
+    """Fetch what is missing, as `fetch` does; one InputError at the end says what failed, and why."""
+    items = united(items)
+    failures = fetch(items, folder, lock_path, update=update, endpoint=endpoint)
+    if failures:
+        raise InputError(
+            f"{len(failures)} of {len(items)} items could not be downloaded "
+            f"({GO_ON}):\n  " + "\n  ".join(failures.values())
+        )
+
+
+GO_ON = "run the same command again to go on from here"
+
+
+def fetch(
+    items: Iterable[HubItem],
+    folder: Path | str,
+    lock_path: Path | str,
+    *,
+    update: Sequence[str] = (),
+    endpoint: str | None = None,
+) -> dict[tuple[str, str], str]:
     """Fetch what is missing into FOLDER/<kind>s/<owner>--<name>/<commit>/ and pin it in the lock.
 
     A locked item keeps its commit, unless `update` names it. What is there already is checked by
-    its hash and not fetched again. An item that fails does not stop the others: one InputError at
-    the end says which failed, and why.
+    its hash and not fetched again; nor is what the hub client's own cache has. HF_ENDPOINT, HF_TOKEN
+    and a login count as they do for that client. An item that fails does not stop the others: what
+    is returned says why, by kind and name.
     """
     import httpx
 
@@ -148,7 +174,7 @@ def download(
     refuse_unwritable(lock_path)
     refuse_unwritable(folder / "models" / "any")
     lock = _read_lock(lock_path)
-    failures = []
+    failures = {}
     with _alone(folder):
         for item in items:
             key = (item.kind, item.name)
@@ -158,15 +184,11 @@ def download(
                     lock[key] = pin
                     _write_lock(lock_path, lock)
             except InputError as error:
-                failures.append(f"{item}: {error}")
+                failures[key] = f"{item}: {error}"
             # ValueError: an answer that is no JSON, as a captive portal gives.
             except (OSError, ValueError, httpx.HTTPError) as error:
-                failures.append(f"{item}: {_reason(error)}")
-    if failures:
-        raise InputError(
-            f"{len(failures)} of {len(items)} items could not be downloaded "
-            "(run the same command again to go on from here):\n  " + "\n  ".join(failures)
-        )
+                failures[key] = f"{item}: {_reason(error)}"
+    return failures
 
 
 def locked_commits(lock_path: Path | str = LOCK) -> dict[tuple[str, str], str]:
@@ -379,14 +401,14 @@ def _fetch(
     item: HubItem, commit: str, files: list[_File], folder: Path, endpoint: str | None
 ) -> Path:
     """A folder in which all of `files`, as they are on the hub, lie whole and checked."""
-    from huggingface_hub import hf_hub_url
-
     arrivals = _home(folder / ".incoming", item, commit)
     wanted = {file.on_hub.path: file.on_hub for file in files}
     for path, file in wanted.items():
         (arrivals / path).parent.mkdir(parents=True, exist_ok=True)
         if _size(arrivals / path) > file.size:
             (arrivals / path).unlink()
+        if not file.matches(arrivals / path):
+            _take_from_cache(item, commit, file, arrivals / path)
     have = sum(_size(arrivals / path) for path in wanted)
     total = sum(file.size for file in wanted.values())
     # Each conversion writes a second copy before the pickled one goes.
@@ -400,10 +422,20 @@ def _fetch(
     stop = threading.Event()
 
     def arrive(file: _File) -> None:
-        url = hf_hub_url(
-            item.name, file.path, repo_type=item.kind, revision=commit, endpoint=endpoint
-        )
-        _transfer(url, file, arrivals / file.path, bar.update, stop)
+        arrived = arrivals / file.path
+        if _size(arrived) < file.size:
+            if file.size < LARGE:
+                _client_download(item, commit, file, arrivals, endpoint)
+                bar.update(file.size)
+            else:
+                _transfer(item, commit, file, arrived, endpoint, bar.update, stop)
+        arrived.touch()  # an empty file needs no request
+        if not stop.is_set() and not file.matches(arrived):
+            arrived.unlink()
+            raise InputError(
+                f"{file.path}: what arrived is not what the hub lists ({file.size} bytes, hash "
+                f"{file.digest}); it was thrown away"
+            )
 
     with _progress(item.name, total, have) as bar, ThreadPoolExecutor(WORKERS) as pool:
         try:
@@ -414,17 +446,56 @@ def _fetch(
     return arrivals
 
 
-def _transfer(
-    url: str, file: _File, partial: Path, advance: Callable[[int], Any], stop: threading.Event
+def _take_from_cache(item: HubItem, commit: str, file: _File, place: Path) -> None:
+    """The file, if the cache of the hub's client has it: linked, or copied from another disk."""
+    from huggingface_hub import try_to_load_from_cache
+
+    cached = try_to_load_from_cache(
+        item.name, file.path, revision=commit, repo_type=item.kind
+    )
+    if isinstance(cached, str) and file.matches(Path(cached)):
+        place.unlink(missing_ok=True)
+        try:
+            os.link(Path(cached).resolve(), place)
+        except OSError:
+            shutil.copyfile(cached, place)
+
+
+def _client_download(
+    item: HubItem, commit: str, file: _File, arrivals: Path, endpoint: str | None
 ) -> None:
-    """Bring `partial` from the bytes that it has to the whole file.
+    """One file by the hub's own client, in one go."""
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.utils.tqdm import silent_tqdm
 
-    The hub's client (1.33) throws a partial file away when it fails, so the transfer is our own.
-    """
+    hf_hub_download(
+        item.name,
+        file.path,
+        repo_type=item.kind,
+        revision=commit,
+        endpoint=endpoint,
+        local_dir=arrivals,
+        # It would take a file from the user's cache without a look at its hash; that we have done.
+        cache_dir=arrivals / ".cache",
+        tqdm_class=silent_tqdm,  # our bar is of all files together
+    )
+
+
+def _transfer(
+    item: HubItem,
+    commit: str,
+    file: _File,
+    partial: Path,
+    endpoint: str | None,
+    advance: Callable[[int], Any],
+    stop: threading.Event,
+) -> None:
+    """Bring `partial` from the bytes that it has to the whole file."""
     import httpx
+    from huggingface_hub import hf_hub_url
 
-    partial.touch()
-    while (before := _size(partial)) < file.size:
+    url = hf_hub_url(item.name, file.path, repo_type=item.kind, revision=commit, endpoint=endpoint)
+    while (before := _size(partial)) < file.size and not stop.is_set():
         try:
             _append(url, file.size, partial, advance, stop)
         except httpx.TransportError:
@@ -432,14 +503,6 @@ def _transfer(
             if _size(partial) <= before:
                 raise
             time.sleep(1)
-        if stop.is_set():
-            return
-    if not file.matches(partial):
-        partial.unlink()
-        raise InputError(
-            f"{file.path}: what arrived is not what the hub lists ({file.size} bytes, hash "
-            f"{file.digest}); it was thrown away"
-        )
 
 
 def _append(
@@ -614,6 +677,8 @@ def _reason(error: Exception) -> str:
             return "its revision was not found on the hub"
         case errors.RemoteEntryNotFoundError():
             return f"{error.response.url.path} was not found on the hub"
+        case errors.LocalEntryNotFoundError() if isinstance(error.__cause__, Exception):
+            return _reason(error.__cause__)  # the client's words for whatever kept it from the hub
         case errors.HfHubHTTPError():
             return f"the hub answered {error.response.status_code} to {error.response.url.path}"
         case errors.OfflineModeIsEnabled():
