@@ -1,6 +1,8 @@
 from keycut.job import job
 
 with job(snakemake, online=True) as config:
-    from keycut.hub import DOWNLOADS, LOCK, download
+    from keycut.content_check import download_and_check
 
-    download(config.hub_sources(), DOWNLOADS, LOCK)
+    report = download_and_check(config)
+    print(report.table())
+    report.raise_problems()

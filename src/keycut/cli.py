@@ -285,7 +285,9 @@ def _download(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         "download",
         help="fetch what a configuration needs from the hub",
         description="Fetch models, tokenizers and data sets at pinned commits, convert pickled "
-        f"weights, and write commits and hashes to {LOCK}. Goes on where it was cut off.",
+        f"weights, and write commits and hashes to {LOCK}. Goes on where it was cut off. Then look "
+        "into all of it, print what is there, and exit with 2 if something is not what the run "
+        "needs.",
     )
     command.add_argument("--configfile", type=Path, help="fetch all that it names")
     command.add_argument("--model", action="append", default=[], metavar="OWNER/NAME",
@@ -295,17 +297,17 @@ def _download(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
 
     def run(options: argparse.Namespace) -> None:
         from keycut.config import load_config
-        from keycut.hub import HubItem, download
+        from keycut.content_check import download_and_check
 
         if options.configfile is None and not options.model:
             raise InputError("nothing to download: give --configfile or --model")
-        items = [HubItem("model", name) for name in options.model]
-        if options.configfile is not None:
-            items += load_config(options.configfile).hub_sources()
-        if not items and not options.update:
+        config = load_config(options.configfile) if options.configfile is not None else None
+        if config and not config.hub_sources():
             print(f"{options.configfile}: needs nothing from the hub")
-            return
-        download(items, DOWNLOADS, LOCK, update=options.update)
+        report = download_and_check(config, options.model, update=options.update)
+        if report.findings:
+            print(report.table())
+        report.raise_problems()
 
     command.set_defaults(run=run)
 

@@ -134,7 +134,7 @@ def download(
     update: Sequence[str] = (),
     endpoint: str | None = None,
 ) -> None:
-    """Fetch what is missing, as `fetch` does; one InputError at the end says what failed, and why."""
+    """`fetch`, and one InputError at its end that says what failed, and why."""
     items = united(items)
     failures = fetch(items, folder, lock_path, update=update, endpoint=endpoint)
     if failures:
@@ -158,9 +158,9 @@ def fetch(
     """Fetch what is missing into FOLDER/<kind>s/<owner>--<name>/<commit>/ and pin it in the lock.
 
     A locked item keeps its commit, unless `update` names it. What is there already is checked by
-    its hash and not fetched again; nor is what the hub client's own cache has. HF_ENDPOINT, HF_TOKEN
-    and a login count as they do for that client. An item that fails does not stop the others: what
-    is returned says why, by kind and name.
+    its hash and not fetched again; nor is what the cache of the hub's client has. HF_ENDPOINT,
+    HF_TOKEN and a login count as they do for that client. An item that fails does not stop the
+    others: what is returned says why, by kind and name.
     """
     import httpx
 
@@ -174,7 +174,7 @@ def fetch(
     refuse_unwritable(lock_path)
     refuse_unwritable(folder / "models" / "any")
     lock = _read_lock(lock_path)
-    failures = {}
+    failures: dict[tuple[str, str], str] = {}
     with _alone(folder):
         for item in items:
             key = (item.kind, item.name)
@@ -450,9 +450,7 @@ def _take_from_cache(item: HubItem, commit: str, file: _File, place: Path) -> No
     """The file, if the cache of the hub's client has it: linked, or copied from another disk."""
     from huggingface_hub import try_to_load_from_cache
 
-    cached = try_to_load_from_cache(
-        item.name, file.path, revision=commit, repo_type=item.kind
-    )
+    cached = try_to_load_from_cache(item.name, file.path, revision=commit, repo_type=item.kind)
     if isinstance(cached, str) and file.matches(Path(cached)):
         place.unlink(missing_ok=True)
         try:
@@ -466,7 +464,7 @@ def _client_download(
 ) -> None:
     """One file by the hub's own client, in one go."""
     from huggingface_hub import hf_hub_download
-    from huggingface_hub.utils.tqdm import silent_tqdm
+    from huggingface_hub.utils import silent_tqdm
 
     hf_hub_download(
         item.name,

@@ -6,7 +6,7 @@ from typing import Literal, Self
 
 from pydantic import Field, PositiveInt, model_validator
 
-from keycut.config.section import Name, Section, SliceName
+from keycut.config.section import Name, Section, Sha256, SliceName
 from keycut.errors import nearest
 
 # The tasks that can be asked for, and what each reports. lm-eval would need eleven seconds to say
@@ -58,9 +58,20 @@ class Task(Section):
     metric: str = Field(description="metric of that task")
     version: int = Field(description="version of the task; another one is refused", ge=0)
     shots: int = Field(0, description="examples in the prompt", ge=0)
-    revision: str = Field("main", description="revision of its data; `download` pins it once")
+    revision: str = Field(
+        "main",
+        description="revision of its data; `download` pins it once, and another than main is said "
+        "beside its numbers",
+    )
     file: str | None = Field(
-        None, description="local file of the same form that stands in for its data"
+        None,
+        description="local file of the same form that stands in for its data, where the hub has "
+        "it no more",
+    )
+    sha256: Sha256 | None = Field(
+        None,
+        description="what that file must be; with it the protocol `paper` takes the file too, and "
+        "says so beside its numbers",
     )
     not_attempted: str | None = Field(
         None, description="why it is left out; its cells show a dash and this reason"
@@ -74,7 +85,17 @@ class Task(Section):
             )
         if self.task not in DATA_SETS and self.file is None:
             raise ValueError(f"{self.task} is on no hub: give the `file` that holds its data")
+        if self.sha256 and self.file is None:
+            raise ValueError("sha256 is that of a local `file`, and there is none")
         return self
+
+    @property
+    def note(self) -> str:
+        """What is said beside numbers whose data is not the hub's main branch, or nothing."""
+        if self.file is not None:
+            # Without a hash it is another protocol, and its name is what is said.
+            return f"{self.task}: from {self.file}, {self.sha256[:12]}" if self.sha256 else ""
+        return f"{self.task}: data at {self.revision}" if self.revision != "main" else ""
 
 
 class Suite(Section):

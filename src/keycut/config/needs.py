@@ -10,8 +10,10 @@ from keycut.config.evaluation import DATA_SETS
 from keycut.hub import DEFAULT_PATTERNS, HubItem
 
 if TYPE_CHECKING:
+    from keycut.config.evaluation import Task
     from keycut.config.models import Model
     from keycut.config.run import Config
+    from keycut.config.sources import Corpus, FromHub, Tokenizer
 
 # tokenizer*, special_tokens_map.json and added_tokens.json. One pattern, because a download
 # refuses a pattern that matches nothing, and newer tokenizers have only the first.
@@ -29,32 +31,46 @@ def wanted(config: Config) -> Iterator[tuple[str, HubItem]]:
     Of a model that only benchmarks name the shape counts, and its weights are random: its config is
     enough. A task that a local file stands in for, or that is not attempted, needs nothing.
     """
-    models = needed_models(config)
-    tokenizers = {m.tokenizer: config.tokenizers[m.tokenizer] for m in models.values()}
-    corpora = [corpus for corpus, _ in packed(config)]
-    corpora += [t.corpus for t in tokenizers.values() if t.kind == "train"]
-
-    timed = {m for b in config.benchmarks.values() if b.kind != "mixer" for m in b.models}
-    for name, model in config.models.items():
-        if (source := model.source).kind == "hub" and (name in models or name in timed):
-            patterns = DEFAULT_PATTERNS["model"] if name in models else CONFIG_FILE
-            item = HubItem("model", source.name, source.revision, patterns)
+    for name, model in needed_models(config).items():
+        if (source := model.source).kind == "hub":
+            item = HubItem("model", source.name, source.revision, DEFAULT_PATTERNS["model"])
             yield f"models.{name}.source", item
-    for name, tokenizer in tokenizers.items():
+    for name, hub in only_timed(config).items():
+        yield f"models.{name}.source", HubItem("model", hub.name, hub.revision, CONFIG_FILE)
+    for name, tokenizer in needed_tokenizers(config).items():
         if tokenizer.kind == "hub":
             item = HubItem("model", tokenizer.name, tokenizer.revision, TOKENIZER_FILES)
             yield f"tokenizers.{name}", item
-    for name in dict.fromkeys(corpora):
-        if (corpus := config.corpora[name]).kind == "hub":
+    for name, corpus in needed_corpora(config).items():
+        if corpus.kind == "hub":
             item = HubItem("dataset", corpus.name, corpus.revision, corpus.files)
             yield f"corpora.{name}", item
-    suites = config.evaluation.suites
+    for path, task in needed_tasks(config):
+        if task.file is None:
+            data_set, _, _ = DATA_SETS[task.task]
+            item = HubItem("dataset", data_set, task.revision, DEFAULT_PATTERNS["dataset"])
+            yield path, item
+
+
+def needed_tokenizers(config: Config) -> dict[str, Tokenizer]:
+    """Tokenizers of the models that the run needs."""
+    names = dict.fromkeys(model.tokenizer for model in needed_models(config).values())
+    return {name: config.tokenizers[name] for name in names}
+
+
+def needed_corpora(config: Config) -> dict[str, Corpus]:
+    """Corpora that are packed, or that a tokenizer is trained on."""
+    names = [corpus for corpus, _ in packed(config)]
+    names += [t.corpus for t in needed_tokenizers(config).values() if t.kind == "train"]
+    return {name: config.corpora[name] for name in names}
+
+
+def needed_tasks(config: Config) -> Iterator[tuple[str, Task]]:
+    """Tasks that models are evaluated on, by the path of their section."""
     for name in dict.fromkeys(suite for _, suite in config.evaluations()):
-        for column, task in suites[name].tasks.items():
-            if task.file is None and task.not_attempted is None:
-                data_set, _, _ = DATA_SETS[task.task]
-                item = HubItem("dataset", data_set, task.revision, DEFAULT_PATTERNS["dataset"])
-                yield f"evaluation.suites.{name}.tasks.{column}", item
+        for column, task in config.evaluation.suites[name].tasks.items():
+            if task.not_attempted is None:
+                yield f"evaluation.suites.{name}.tasks.{column}", task
 
 
 def needed_models(config: Config) -> dict[str, Model]:
@@ -62,6 +78,13 @@ def needed_models(config: Config) -> dict[str, Model]:
     shown = [figure.model for figure in config.figures.values() if figure.kind == "filters"]
     names = [*(variant.model for variant in config.variants()), *shown]
     return {name: config.models[name] for name in names}
+
+
+def only_timed(config: Config) -> dict[str, FromHub]:
+    """Hub models that benchmarks name and nothing else does: their shape counts."""
+    timed = {m for b in config.benchmarks.values() if b.kind != "mixer" for m in b.models}
+    sources = {name: config.models[name].source for name in sorted(timed - {*needed_models(config)})}
+    return {name: source for name, source in sources.items() if source.kind == "hub"}
 
 
 def without_trainer(config: Config) -> list[str]:

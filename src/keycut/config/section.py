@@ -52,16 +52,19 @@ _NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 # What keycut.hub takes.
 _HUB = r"^[A-Za-z0-9_][A-Za-z0-9_.-]*/[A-Za-z0-9_][A-Za-z0-9_.-]*$"
 _SLICE = r"^[\w.-]+/[\w.-]+$"
+_SHA256 = r"^[0-9a-f]{64}$"
 _TEXT = r"\.(jsonl|txt)(\.(xz|gz|zst))?$"
 Name = Annotated[str, StringConstraints(pattern=_NAME)]
 HubName = Annotated[str, StringConstraints(pattern=_HUB)]
 SliceName = Annotated[str, StringConstraints(pattern=_SLICE)]
+Sha256 = Annotated[str, StringConstraints(pattern=_SHA256)]
 TextFile = Annotated[str, StringConstraints(pattern=_TEXT)]
 # The same in words, for who did not keep to it.
 PATTERNS = {
     _NAME: "should be letters, digits and . _ -, with a letter or digit first",
     _HUB: "should be owner/name",
     _SLICE: "should be corpus/slice",
+    _SHA256: "should be 64 hexadecimal digits, as sha256sum prints them",
     _TEXT: "should end in .jsonl or .txt, or one of these and .xz, .gz or .zst",
 }
 Ratio = Annotated[

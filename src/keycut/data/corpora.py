@@ -11,7 +11,7 @@ from keycut.artefact import whole
 from keycut.config import Config, Corpus, HubCorpus, LocalCorpus
 from keycut.data.documentation import documentation, documentation_source
 from keycut.data.packing import Manifest, pack
-from keycut.data.sources import Source, describe, matching, read, write
+from keycut.data.sources import Source, describe, matching, read, survey, write
 from keycut.data.tokenizer import (
     Tokenizer,
     convert_sentencepiece,
@@ -47,6 +47,13 @@ def source(corpus: Corpus, *, downloads: Path, lock: Path) -> Source:
         # The folder of a download is named after its commit.
         return Source(corpus.name, _root(corpus, downloads, lock).name)
     return describe(*_files(corpus, downloads, lock))
+
+
+def survey_corpus(
+    corpus: HubCorpus | LocalCorpus, *, downloads: Path, lock: Path
+) -> tuple[int, int | None]:
+    """How many files and, where they say it themselves, rows a corpus has; each file is opened."""
+    return survey(*_files(corpus, downloads, lock), field=corpus.text_field)
 
 
 def _files(corpus: HubCorpus | LocalCorpus, downloads: Path, lock: Path) -> list[Path]:

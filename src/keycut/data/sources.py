@@ -22,7 +22,7 @@ import random
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import accumulate, islice
+from itertools import accumulate, chain, islice
 from pathlib import Path
 
 from keycut.artefact import canonical_json, digest, sha256, whole
@@ -112,6 +112,34 @@ def matching(pattern: str) -> list[Path]:
     return sorted(root.glob(str(Path(pattern).relative_to(root))))
 
 
+def survey(*paths: Path | str, field: str = "text") -> tuple[int, int | None]:
+    """How many files `read(*paths)` reads, and how many rows they have where each says it itself.
+
+    Each is opened, and its first document read.
+    """
+    files = [file for path in paths for file in _files(Path(path))]
+    rows: list[int | None] = []
+    for file in files:
+        if next(_reader(file, field), None) is None:
+            raise InputError(f"{file}: holds no text")
+        rows.append(_rows(file) if _kind(file) == ".parquet" else None)
+    return len(files), None if None in rows else sum(row or 0 for row in rows)
+
+
+def _rows(file: Path) -> int:
+    from pyarrow import parquet
+
+    return int(parquet.read_metadata(file).num_rows)
+
+
+def _reader(file: Path, field: str) -> Iterator[str]:
+    """The documents of one file, from its first on."""
+    if _kind(file) == ".parquet":
+        groups = _row_groups(file, field)
+        return chain.from_iterable(_row_group(group, field) for group in groups)
+    return (_jsonl if _kind(file) == ".jsonl" else _text)(file, field)
+
+
 def at_even_distances(count: int, seed: int) -> list[int]:
     """The numbers below `count`, ordered so that every stretch of the list is spread over them all.
 
@@ -123,7 +151,6 @@ def at_even_distances(count: int, seed: int) -> list[int]:
 
 
 def _documents(files: list[Path], groups: list[_RowGroup], field: str) -> Iterator[str]:
-    readers = {".jsonl": _jsonl, ".txt": _text}
     without_text = set(files)
 
     def texts(file: Path, stream: Iterator[str]) -> Iterator[str]:
@@ -134,8 +161,8 @@ def _documents(files: list[Path], groups: list[_RowGroup], field: str) -> Iterat
 
     yield from _side_by_side(texts(group.file, _row_group(group, field)) for group in groups)
     for file in files:
-        if _kind(file) in readers:
-            yield from texts(file, readers[_kind(file)](file, field))
+        if _kind(file) != ".parquet":
+            yield from texts(file, _reader(file, field))
         if file in without_text:
             raise InputError(f"{file}: holds no text")
 

@@ -50,14 +50,7 @@ def load_tokenizer(folder: Path | str) -> Tokenizer:
             f"{folder}: no tokenizer.json; a sentencepiece .model is made into such a folder by "
             f"keycut.data.tokenizer.convert_sentencepiece"
         )
-    try:
-        backend = tokenizers.Tokenizer.from_file(str(file))
-    except Exception as error:  # the library raises nothing narrower
-        raise InputError(f"{file}: not a tokenizer ({error})") from None
-    backend.no_truncation()
-    backend.no_padding()
-    # A document that spells "</s>" means those four characters, not the end of the document.
-    backend.encode_special_tokens = True
+    backend = load_backend(file)
     eos = _special(folder, backend, "eos_token")
     if eos is None:
         raise InputError(
@@ -72,6 +65,19 @@ def load_tokenizer(folder: Path | str) -> Tokenizer:
         bos=_special(folder, backend, "bos_token"),
         eos=eos,
     )
+
+
+def load_backend(file: Path) -> tokenizers.Tokenizer:
+    """A `tokenizer.json` that gives the tokens of a text and nothing around them."""
+    try:
+        backend = tokenizers.Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises nothing narrower
+        raise InputError(f"{file}: not a tokenizer ({error})") from None
+    backend.no_truncation()
+    backend.no_padding()
+    # A document that spells "</s>" means those four characters, not the end of the document.
+    backend.encode_special_tokens = True
+    return backend
 
 
 def _special(folder: Path, backend: tokenizers.Tokenizer, role: str) -> int | None:

@@ -80,6 +80,10 @@ def _local(task: Task) -> Path:
         raise InputError(f"{path}: expected .jsonl, one document a line, or WikiText's .raw")
     if path.suffix == ".raw" and task.task != "wikitext":
         raise InputError(f"{path}: a .raw file is WikiText's; {task.task} takes .jsonl")
+    if task.sha256 and (found := sha256(path)) != task.sha256:
+        raise InputError(
+            f"{path}: its sha256 is {found}, the configuration says {task.sha256} for {task.task}"
+        )
     return path
 
 

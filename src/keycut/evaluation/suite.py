@@ -329,6 +329,7 @@ def _columns(spec: Suite, records: Mapping[str, Record]) -> Record:
                 "task": task.task,
                 "metric": task.metric,
                 **record["metrics"][task.metric],
+                **({"note": task.note} if task.note else {}),
             }
     return columns
 

@@ -105,6 +105,15 @@ class Checkpoint:
     def shards(self) -> list[str]:
         return sorted(set(self.files.values()))
 
+    def headers(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Every tensor with its shape and without its numbers, which are not read."""
+        for shard in self.shards():
+            with opened(self.folder / shard) as file:
+                for name in file.keys():  # noqa: SIM118 (not a dict)
+                    if name in self.files:
+                        shape = file.get_slice(name).get_shape()
+                        yield name, torch.empty(shape, device="meta")
+
     @property
     def dtype(self) -> str:
         """What its config says its weights are in."""
@@ -199,6 +208,33 @@ def _auto_classes() -> tuple[Any, Any]:
     return AutoConfig, AutoModelForCausalLM
 
 
+def _unfilled(checkpoint: Checkpoint) -> tuple[Any, dict[str, torch.Tensor], set[str]]:
+    """The model of a folder's config without memory for its parameters, the tensors that it needs,
+    and the names of those that are others' copies."""
+    auto_config, auto_model = _auto_classes()
+    config = auto_config.from_pretrained(checkpoint.folder, trust_remote_code=False)
+    with torch.device("meta"):
+        model = auto_model.from_config(config, trust_remote_code=False)
+    expected = model.state_dict()
+    tied = set(model.all_tied_weights_keys) if config.tie_word_embeddings else set()
+    for name in tied:
+        del expected[name]
+    return model, expected, tied
+
+
+def check_parameters(checkpoint: Checkpoint) -> tuple[int, list[str]]:
+    """How many parameters a model has, and the tensors in its files that `load` ignores.
+
+    Names and shapes come from the headers of the files; what `load` would refuse is refused.
+    """
+    _, expected, tied = _unfilled(checkpoint)
+    stored = dict(checkpoint.headers())
+    tensors = {name: t for name, t in renamed(stored.items()).items() if name not in tied}
+    fitted(tensors, expected, checkpoint.folder)
+    ignored = [name for name in stored if (today := todays_name(name)) is None or today in tied]
+    return sum(tensor.numel() for tensor in tensors.values()), ignored
+
+
 def load(
     source: Path | str, *, dtype: torch.dtype | None = None, device: torch.device | str = "cpu"
 ) -> Any:
@@ -209,15 +245,8 @@ def load(
     """
     checkpoint = Checkpoint(model_folder(source))
     checkpoint.refuse_softmax()
-    auto_config, auto_model = _auto_classes()
-    config = auto_config.from_pretrained(checkpoint.folder, trust_remote_code=False)
-    with torch.device("meta"):
-        model = auto_model.from_config(config, trust_remote_code=False)
-    expected = model.state_dict()
-    tied = set(model.all_tied_weights_keys) if config.tie_word_embeddings else set()
-    for name in tied:
-        del expected[name]
-    dtype = dtype or config.dtype
+    model, expected, tied = _unfilled(checkpoint)
+    dtype = dtype or model.config.dtype
     tensors = {
         name: (tensor.to(dtype) if dtype and tensor.is_floating_point() else tensor).to(device)
         for name, tensor in renamed(checkpoint.tensors()).items()

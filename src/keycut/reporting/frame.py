@@ -82,8 +82,8 @@ class Draws(NamedTuple):
 
 
 class Result(NamedTuple):
-    """One number, or why there is none. `stderr` is its own uncertainty, where it is known, and
-    `draws` what tells that of a difference, as text."""
+    """One number, or why there is none. `stderr` is its own uncertainty, where it is known,
+    `draws` what tells that of a difference, as text, and `note` what is to be said beside it."""
 
     key: Key
     seed: int
@@ -93,6 +93,7 @@ class Result(NamedTuple):
     source: str
     reason: str
     draws: str = ""
+    note: str = ""
 
 
 def _text(*checks: pa.Check) -> pa.Column:
@@ -120,6 +121,7 @@ SCHEMA = pa.DataFrameSchema(
         "source": _text(),
         "reason": _text(),
         "draws": _text(),
+        "note": _text(),
     },
     checks=[
         pa.Check(lambda f: f["value"].isna() == (f["reason"] != ""), name="a value or a reason"),
@@ -254,7 +256,8 @@ def read_evaluation(config: Config, variant: Variant, path: Path | str) -> Itera
         stderr = None if found["stderr"] is None else found["stderr"] * scale
         value, protocol = found["value"] * scale, record["protocol"]
         draws = _draws(record["tasks"][column], found["draws"], scale)
-        yield Result(key, variant.seed, value, stderr, protocol, Path(path).as_posix(), "", draws)
+        source, note = Path(path).as_posix(), found.get("note", "")
+        yield Result(key, variant.seed, value, stderr, protocol, source, "", draws, note)
 
 
 def _draws(task: dict[str, Any], values: list[float] | None, scale: float) -> str:
@@ -345,6 +348,7 @@ def _evaluated(config: Config, variant: Variant, metric: str, there: There) -> R
     return parts[0]._replace(
         key=key,
         draws=draws.text() if draws else "",
+        note=_notes(parts),
         value=fmean(part.value for part in parts if part.value is not None),
         stderr=math.hypot(*errors) / len(parts) if len(errors) == len(parts) else None,
     )
@@ -406,6 +410,7 @@ class Cell:
     protocols: frozenset[str]
     reason: str  # why it, or some of its seeds, are missing
     draws: Draws | None = None  # the mean over seeds
+    note: str = ""  # what is said beside it
 
     @property
     def noise(self) -> float:
@@ -437,7 +442,12 @@ def _cell(results: list[Result]) -> Cell:
         seeds=len(values),
         protocols=frozenset(result.protocol for result in results if result.value is not None),
         reason="; ".join(dict.fromkeys(reasons)),
+        note=_notes(results),
     )
+
+
+def _notes(results: Iterable[Result]) -> str:
+    return "; ".join(dict.fromkeys(result.note for result in results if result.note))
 
 
 # --- the paper's numbers ---

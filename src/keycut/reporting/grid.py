@@ -7,7 +7,8 @@
 - Tables of kind by_ratio, by_model and summary mark every column; breakdowns only perplexities and
   means; others none. So does the paper.
 - More than one seed gives mean ± standard deviation. A missing cell is a dash, with the reason
-  below the table. Rows measured under another protocol than `paper` say so.
+  below the table. Rows measured under another protocol than `paper` say so, and cells whose task
+  has its data from elsewhere.
 """
 
 from __future__ import annotations
@@ -135,7 +136,7 @@ class Layout:
         cell = self.cells.get(key)
         if cell is None:
             raise InputError(f"table {self.name}: the frame has no row for {describe(key)}")
-        notes = (self.letter(cell.reason),) if cell.reason else ()
+        notes = tuple(self.letter(text) for text in (cell.reason, cell.note) if text)
         if cell.value is None:
             return Box(DASH, span, "", notes, key)
         text = form(cell.value)

@@ -228,6 +228,7 @@ class Line(NamedTuple):
     word: str
     why: str
     errata: str
+    note: str = ""  # where its task's data is not from the hub's main branch
 
 
 def lines(verdict: Verdict) -> list[Line]:
@@ -243,6 +244,7 @@ def lines(verdict: Verdict) -> list[Line]:
             one.word,
             one.why,
             "; ".join(f"{e.id}: {e.printed} -> {e.follows}" for e in one.errata),
+            one.ours.note if one.ours else "",
         )
         for one in verdict.cells
     ]
@@ -259,7 +261,7 @@ def _read_line(row: dict[str, str]) -> Line:
         float(row[name]) if row[name] else None for name in ("ours", "difference", "tolerance")
     )
     paper, seeds = float(row["paper"]), int(row["seeds"])
-    rest = (row[name] for name in ("word", "why", "errata"))
+    rest = (row[name] for name in ("word", "why", "errata", "note"))
     return Line(row["table"], read_key(row), ours, paper, difference, tolerance, seeds, *rest)
 
 
@@ -307,6 +309,8 @@ def to_text(verdict: Verdict) -> str:
     blunt = sum(one.why == BLUNT for one in verdict.cells)
     more = {"reproduced": f", of {blunt} {BLUNT}" if blunt else ""}
     said += [f"{counts[word]:>6} {word}{more.get(word, '')}" for word in get_args(Word)]
+    noted = Counter(one.ours.note for one in verdict.cells if one.ours and one.ours.note)
+    said += [f"{count:>6} with other data ({note})" for note, count in noted.items()]
     said += [_said(one) for one in lines(verdict) if one.word in OUTSIDE]
     return "\n".join([*said, ""])
 
@@ -322,8 +326,8 @@ def write_verdict(verdict: Verdict, folder: Path | str) -> None:
 
 def _said(one: Line) -> str:
     named = " ".join(str(part) for part in one.key if part)
-    errata = f" ({one.errata})" if one.errata else ""
+    beside = "".join(f" ({text})" for text in (one.errata, one.note) if text)
     return (
         f"{one.table}: {named}: {one.word}, off by {one.difference:+.4g}, "
-        f"tolerance {one.tolerance:.4g}{errata}"
+        f"tolerance {one.tolerance:.4g}{beside}"
     )

@@ -1,0 +1,234 @@
+"""Whether what was downloaded is what the run needs, before a job finds out that it is not.
+
+Hashes say that files are those of the hub. Here they are opened: models must have the run's sizes,
+the parameters of their class and the run's tokens, tasks their documents, and corpora their text.
+Of weights only the headers are read.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from keycut.artefact import read_json
+from keycut.config import Config, Model, Task
+from keycut.config.evaluation import DATA_SETS
+from keycut.config.needs import needed_corpora, needed_models, needed_tasks, needed_tokenizers
+from keycut.config.sources import HubCorpus, LocalCorpus
+from keycut.data.corpora import make_tokenizer, survey_corpus
+from keycut.data.tokenizer import Tokenizer, check_vocabulary, load_backend
+from keycut.errors import InputError
+from keycut.evaluation.data import documents
+from keycut.hub import DOWNLOADS, GO_ON, LOCK, HubItem, fetch, locked_commits, resolve, united
+
+# What tokenizers of one vocabulary may still differ in: spaces, line ends, digits, other scripts.
+PROBES = (
+    "The state of a linear model keeps what it reads.",
+    " two  spaces,\ttab\n\nand lines ",
+    "def f(x): return x**2 + 3.14159 * 1024",
+    "naïve façade – “quoted” … 東京 Москва 🙂",
+    "</s><s><|endoftext|>",
+)
+
+Key = tuple[str, str]  # kind and name of a repository on the hub
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What was found in one thing that the run needs, or what is wrong with it."""
+
+    item: str
+    commit: str
+    found: str
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class Report:
+    """What came of a download."""
+
+    findings: tuple[Finding, ...]
+    failures: Mapping[Key, str]  # what could not be fetched, and why
+
+    def table(self) -> str:
+        rows = [("item", "commit", "what was found")]
+        rows += [(one.item, one.commit[:8], one.found) for one in self.findings]
+        wide, short = (max(len(row[column]) for row in rows) for column in (0, 1))
+        return "\n".join(f"{a:<{wide}}  {b:<{short}}  {c}".rstrip() for a, b, c in rows)
+
+    def raise_problems(self) -> None:
+        """An error that names all that is wrong, if anything is."""
+        problems = [f"{one.item}: {one.problem}" for one in self.findings if one.problem]
+        said = []
+        if self.failures:
+            said.append("\n  ".join([f"not downloaded ({GO_ON}):", *self.failures.values()]))
+        if problems:
+            said.append("\n  ".join(["downloaded, but not what is needed:", *problems]))
+        if said:
+            raise InputError("\n".join(said))
+
+
+def download_and_check(
+    config: Config | None,
+    models: Sequence[str] = (),
+    *,
+    update: Sequence[str] = (),
+    downloads: Path = DOWNLOADS,
+    lock: Path = LOCK,
+) -> Report:
+    """Fetch all that a configuration needs, and models by their hub names, and look into it."""
+    items = united(
+        [*(HubItem("model", name) for name in models), *(config.hub_sources() if config else ())]
+    )
+    failures = fetch(items, downloads, lock, update=update) if items or update else {}
+    check = _Check(failures, downloads, lock)
+    findings = [*(check.run(config) if config else ()), *check.named(models)]
+    return Report(tuple(findings), failures)
+
+
+class _Check:
+    def __init__(self, failures: Mapping[Key, str], downloads: Path, lock: Path) -> None:
+        self.failures = failures
+        self.downloads, self.lock = downloads, lock
+        self.commits = locked_commits(lock)
+        self.tokenizers: dict[str, Tokenizer] = {}
+
+    def run(self, config: Config) -> Iterator[Finding]:
+        """All that the run reads and does not make."""
+        models = needed_models(config)
+        for name, spec in needed_tokenizers(config).items():
+            if spec.kind != "train":
+                key = ("model", spec.name) if spec.kind == "hub" else None
+                yield self._finding(f"tokenizer {name}", key, self._tokenizer, config, name)
+        for name, model in models.items():
+            if (source := model.source).kind != "pretrain":
+                key = ("model", source.name) if source.kind == "hub" else None
+                yield self._finding(f"model {name}", key, self._model, model)
+        for name, corpus in needed_corpora(config).items():
+            if corpus.kind != "documentation":
+                key = ("dataset", corpus.name) if corpus.kind == "hub" else None
+                yield self._finding(f"corpus {name}", key, self._corpus, corpus)
+        # Columns of one task share its documents; the demo's are made by the run.
+        tasks = {(task.task, task.file): task for _, task in needed_tasks(config)}
+        made = config.evaluation.made_from is not None
+        for task in tasks.values():
+            if task.task in DATA_SETS or not made:
+                key = None if task.file else ("dataset", DATA_SETS[task.task][0])
+                yield self._finding(f"task {task.task}", key, self._task, task)
+
+    def named(self, models: Sequence[str]) -> Iterator[Finding]:
+        """Models by their hub names: what can be said of them without a configuration."""
+        for name in models:
+            yield self._finding(f"model {name}", ("model", name), self._named, name)
+
+    def _finding(
+        self, item: str, key: Key | None, look: Callable[..., str], *arguments: Any
+    ) -> Finding:
+        if key in self.failures:
+            return Finding(item, "", "not downloaded")
+        commit = self.commits.get(key, "") if key else "local"
+        print(f"looking into {item}", file=sys.stderr, flush=True)
+        try:
+            return Finding(item, commit, look(*arguments))
+        except InputError as error:
+            return Finding(item, commit, "WRONG, see below", str(error))
+
+    def _tokenizer(self, config: Config, name: str) -> str:
+        with TemporaryDirectory() as scratch:
+            out = Path(scratch) / name
+            made = make_tokenizer(config, name, out, downloads=self.downloads, lock=self.lock)
+        for model in needed_models(config).values():
+            if model.tokenizer == name:
+                check_vocabulary(made, model.vocab_size)
+        self.tokenizers[name] = made
+        return f"{made.vocabulary_size:,} tokens"
+
+    def _model(self, model: Model) -> str:
+        from keycut.models.adoption import refuse_other_sizes
+
+        source = model.source
+        if source.kind == "hub":
+            places = (self.downloads, self.lock)
+            folder = resolve(source.name, "model", *places, revision=source.revision)
+        else:
+            assert source.kind == "local"
+            folder = Path(source.path)
+        refuse_other_sizes(model, folder)
+        return f"{_parameters(folder)}; {self._own_tokenizer(folder, model.tokenizer)}"
+
+    def _named(self, name: str) -> str:
+        from keycut.models.architectures import ARCHITECTURES
+
+        folder = resolve(name, "model", self.downloads, self.lock)
+        model_type = read_json(folder / "config.json").get("model_type")
+        if model_type not in ARCHITECTURES:
+            return f"model_type {model_type!r} is none that Keycut knows: its hashes only"
+        return _parameters(folder)
+
+    def _own_tokenizer(self, folder: Path, name: str) -> str:
+        """Whether the tokenizer that comes with a model gives the ids of the one it will get."""
+        own = _tokens_and_encoder(folder)
+        if own is None:
+            return "no tokenizer of its own"
+        if name not in self.tokenizers:
+            return f"its own tokenizer was not compared: {name} is not there"
+        (ids, encode), given = own, self.tokenizers[name]
+        new = given.backend.get_vocab(with_added_tokens=False)
+        differ = sorted(token for token in ids | new if ids.get(token) != new.get(token))
+        said = [f"{t!r} is {ids.get(t)} in its own and {new.get(t)} in {name}" for t in differ]
+        texts = [text for text in PROBES if encode(text) != given.encode(text).tolist()]
+        said += [f"{text!r} is cut into other tokens" for text in texts]
+        if said:
+            more = f"; and {len(said) - 3} more differences" if said[3:] else ""
+            raise InputError(
+                f"{folder}: its own tokenizer is not {name}, which the run gives it: "
+                f"{'; '.join(said[:3])}{more}: give it its own in `tokenizers`"
+            )
+        return f"its own tokenizer is {name}"
+
+    def _corpus(self, corpus: HubCorpus | LocalCorpus) -> str:
+        files, rows = survey_corpus(corpus, downloads=self.downloads, lock=self.lock)
+        return f"{files:,} files, " + (f"{rows:,} rows" if rows is not None else "each opened")
+
+    def _task(self, task: Task) -> str:
+        found = len(documents(task, downloads=self.downloads, lock=self.lock))
+        return f"{found:,} documents" + (f" ({task.note})" if task.note else "")
+
+
+def _parameters(folder: Path) -> str:
+    from keycut.models.checkpoint import Checkpoint, check_parameters
+
+    checkpoint = Checkpoint(folder)
+    shape = checkpoint.shape
+    widths = {shape.width, shape.value_width}
+    said = (
+        f"{checkpoint.config['num_hidden_layers']} layers, {shape.heads} heads of "
+        f"{' x '.join(map(str, (shape.width, shape.value_width)[: len(widths)]))}"
+    )
+    try:
+        count, ignored = check_parameters(checkpoint)
+    except ImportError as error:  # a hybrid's class needs flash-attn
+        return f"{said}; its class cannot be made here, so its parameters are not compared: {error}"
+    unused = f"; {len(ignored)} tensors are not used ({ignored[0]}, ...)" if ignored else ""
+    return f"{said}, {count:,} parameters{unused}"
+
+
+def _tokens_and_encoder(
+    folder: Path,
+) -> tuple[dict[str, int], Callable[[str], list[int]]] | None:
+    """The vocabulary of a folder's tokenizer, and the ids that it gives a text, if it has one."""
+    if (file := folder / "tokenizer.json").is_file():
+        backend = load_backend(file)
+        vocabulary = backend.get_vocab(with_added_tokens=False)
+        return vocabulary, lambda text: backend.encode(text, add_special_tokens=False).ids
+    if (file := folder / "tokenizer.model").is_file():
+        from sentencepiece import SentencePieceProcessor
+
+        processor = SentencePieceProcessor(model_file=str(file))
+        ids = range(processor.vocab_size())
+        return {processor.id_to_piece(i): i for i in ids}, processor.encode
+    return None
