@@ -13,6 +13,7 @@ import hashlib
 import json
 import re
 import threading
+import time
 from collections import Counter
 from collections.abc import Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -39,7 +40,7 @@ class Hub:
         self.spoiled: set[str] = set()  # one byte of the file is wrong
         self.rangeless: set[str] = set()  # always sent from the beginning
         self.gated: set[str] = set()  # repositories whose files need a login
-        self.tokens: set[str] = set()  # what requests came with
+        self.tokens: dict[str, str] = {}  # what the last request for a path came with
         self.slow = 0.0  # seconds before each 64 KiB of a file
 
     def __enter__(self) -> Hub:
@@ -87,7 +88,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         path = unquote(urlsplit(self.path).path)
         self.hub.requests.append(path if self.command == "GET" else f"HEAD {path}")
-        self.hub.tokens.add(self.headers.get("Authorization", ""))
+        self.hub.tokens[path] = self.headers.get("Authorization", "")
         if match := re.fullmatch(r"/api/(model|dataset)s/([^/]+/[^/]+)/revision/(.+)", path):
             self.info(*match.groups())
         elif match := re.fullmatch(r"/api/(model|dataset)s/([^/]+/[^/]+)/tree/([^/]+)", path):
@@ -167,9 +168,17 @@ class _Handler(BaseHTTPRequestHandler):
         headers = {"Content-Length": str(len(content) - first)}
         if asked:
             headers["Content-Range"] = f"bytes {first}-{len(content) - 1}/{len(content)}"
-        self.answer(206 if asked else 200, content[first:last], **headers)
-        self.hub.sent[path] += last - first
+        self.answer(206 if asked else 200, b"", **headers)
         self.close_connection = last < len(content)
+        for start in range(first, last, 1 << 16):
+            piece = content[start : min(start + (1 << 16), last)]
+            time.sleep(self.hub.slow)
+            try:
+                self.wfile.write(piece)
+            except ConnectionError:  # the client is gone
+                self.close_connection = True
+                return
+            self.hub.sent[path] += len(piece)
 
     def json(self, value: object) -> None:
         self.answer(200, json.dumps(value).encode(), **{"Content-Type": "application/json"})

@@ -11,7 +11,7 @@ import pytest
 
 from keycut.cli import LOCK, main
 from keycut.config import load_config
-from keycut.hub import HubItem
+from keycut.hub import DEFAULT_PATTERNS, HubItem
 
 CONFIG = Path(__file__).parents[1] / "config"
 PAPER = str(CONFIG / "paper.yaml")
@@ -95,11 +95,26 @@ def test_check_of_a_mistake_fails(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "rnu: unknown key; did you mean 'run'?" in capsys.readouterr().err
 
 
-def test_download_fetches_what_the_configuration_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_download_fetches_what_the_configuration_needs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     fetched: list[HubItem] = []
-    monkeypatch.setattr("keycut.hub.download", lambda items, *_, **__: fetched.extend(items))
-    assert main(["download", "--configfile", PAPER, "--model", "owner/mine"]) == 0
-    assert fetched == [HubItem("model", "owner/mine"), *load_config(PAPER).hub_sources()]
+
+    def fetch(items: list[HubItem], *_: Any, **__: Any) -> dict[tuple[str, str], str]:
+        fetched.extend(items)
+        return {(item.kind, item.name): f"{item}: offline" for item in items}
+
+    monkeypatch.setattr("keycut.content_check.fetch", fetch)
+    assert main(["download", "--configfile", PAPER, "--model", "owner/mine"]) == 2
+    mine = HubItem("model", "owner/mine", patterns=DEFAULT_PATTERNS["model"])
+    assert fetched == [mine, *load_config(PAPER).hub_sources()]
+    said = capsys.readouterr()
+    items = [line.split("  ")[0] for line in said.out.splitlines()[1:]]
+    assert {"tokenizer llama", "model delta_net_1.3B", "corpus fineweb_edu"} < set(items)
+    assert {"task piqa", "model owner/mine"} < set(items)
+    assert len(items) == len(set(items))  # columns of one task share a line
+    assert said.out.count("not downloaded") == len(items)
+    assert "dataset baber/piqa: offline" in said.err
 
 
 def test_download_for_a_run_without_the_hub_leaves_nothing_behind(

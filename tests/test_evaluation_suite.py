@@ -15,6 +15,7 @@ import yaml
 from evaluation_runs import TEXT, WORDS, column, make_model, run_config, write_lines
 from lm_eval.api.instance import Instance
 
+from keycut.artefact import sha256
 from keycut.config import Task, load_config, parse_config
 from keycut.config.evaluation import DATA_SETS, TASKS
 from keycut.data.packing import pack
@@ -250,7 +251,6 @@ DEVIATIONS = [
     ("suites/ppl/tasks/lambada_ppl/metric", "acc", "lambada_ppl.metric: acc"),
     ("suites/ppl/tasks/wikitext_word_ppl/version", 1, "wikitext_word_ppl.version: 1"),
     ("suites/ppl/tasks/lambada_ppl/shots", 5, "lambada_ppl.shots: 5, the paper's is 0"),
-    ("suites/ppl/tasks/lambada_ppl/revision", "v2", "lambada_ppl.revision: v2"),
     ("suites/ppl/tasks/lambada_ppl/file", "my.jsonl", "lambada_ppl.file: my.jsonl"),
     ("suites/ppl/tasks/lambada_ppl", column("demo_last_word", "perplexity", "x.jsonl"),
      "lambada_ppl.task: demo_last_word"),
@@ -268,6 +268,36 @@ def test_a_deviation_from_the_paper_is_named_before_anything_is_read(
         evaluate(tmp_path / "no model", "ppl", config, tmp_path / "out.json")
     assert message in str(caught.value)
     assert "give evaluation.protocol another name" in str(caught.value)
+
+
+def test_data_from_elsewhere_is_still_the_papers_protocol_if_it_is_pinned():
+    stated = {"label": "L", "task": "lambada_openai", "metric": "perplexity", "version": 1}
+    for more, note in [
+        ({"revision": "refs/pr/1"}, "lambada_openai: data at refs/pr/1"),
+        ({"file": "my.jsonl", "sha256": "ab" * 32}, "lambada_openai: from my.jsonl, abababababab"),
+        ({}, ""),
+    ]:
+        config = edited_paper("suites/ppl/tasks/lambada_ppl", stated | more)
+        refuse_deviations(config.evaluation, "ppl")
+        assert config.evaluation.suites["ppl"].tasks["lambada_ppl"].note == note
+    with pytest.raises(InputError, match="sha256 is that of a local `file`, and there is none"):
+        edited_paper("suites/ppl/tasks/lambada_ppl/sha256", "ab" * 32)
+    with pytest.raises(InputError, match=r"lambada_ppl\.sha256: 'ab': should be 64 hexadecimal"):
+        edited_paper("suites/ppl/tasks/lambada_ppl/sha256", "ab")
+
+
+def test_a_file_with_another_hash_is_refused_and_one_with_its_hash_is_said(model, files, tmp_path):
+    file = files / "demo_prose.jsonl"
+    digest = sha256(file)
+    for said, message in [(digest, ""), ("ab" * 32, f"its sha256 is {digest}, the configuration")]:
+        stated = column("demo_prose", "word_perplexity", file, sha256=said)
+        config = run_config({"window": 40, "tasks": {"it": stated}})
+        if message:
+            with pytest.raises(InputError, match=message):
+                evaluate(model, "suite", config, tmp_path / "o.json", cache=tmp_path / "c")
+        else:
+            result = evaluate(model, "suite", config, tmp_path / "o.json", cache=tmp_path / "c")
+            assert result["results"]["it"]["note"] == f"demo_prose: from {file}, {digest[:12]}"
 
 
 def test_a_column_that_the_paper_has_not_is_a_deviation():

@@ -12,6 +12,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -146,6 +147,53 @@ def test_a_broken_connection_is_taken_up_again_at_once(desk: Desk) -> None:
     desk.download(MODEL)
     assert desk.hub.sent["model.safetensors"] == len(WEIGHTS)
     desk.resolve(MODEL, verify=True)
+
+
+def test_what_a_killed_download_has_is_not_fetched_again(desk: Desk, tmp_path: Path) -> None:
+    script = (
+        "import keycut.hub; keycut.hub.LARGE = 1_000_000; "
+        "keycut.hub.download([keycut.hub.HubItem('model', 'owner/net')], "
+        f"{str(desk.folder)!r}, {str(desk.lock)!r})"
+    )
+    # What users have set up: an endpoint, a token and a cache.
+    environment = os.environ | {"HF_ENDPOINT": desk.hub.url, "HF_TOKEN": "hf_mine",
+                                "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "0",
+                                "PYTHONPATH": os.pathsep.join(sys.path)}  # fmt: skip
+    command = [sys.executable, "-c", script]
+    desk.hub.slow = 0.05
+    with subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL) as first:
+        deadline = time.monotonic() + 60
+        while desk.hub.sent["model.safetensors"] < 1_000_000 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        first.kill()
+    time.sleep(0.2)  # until the hub has noticed
+    assert 1_000_000 <= desk.hub.sent["model.safetensors"] < len(WEIGHTS)
+    desk.hub.slow = 0.0
+    subprocess.run(command, env=environment, check=True, timeout=60)
+    desk.resolve(MODEL, verify=True)
+    assert desk.hub.sent["config.json"] == len(NET["config.json"])
+    # No more than what was on its way.
+    assert desk.hub.sent["model.safetensors"] - len(WEIGHTS) <= 4 << 16
+    assert {t for path, t in desk.hub.tokens.items() if "owner/net" in path} == {"Bearer hf_mine"}
+
+
+def test_what_the_clients_cache_has_is_not_fetched(desk: Desk) -> None:
+    from huggingface_hub import hf_hub_download
+
+    commit = desk.hub.branches["model", "owner/net"]["main"]
+    for name in ("config.json", "model.safetensors"):
+        cached = hf_hub_download("owner/net", name, revision=commit, endpoint=desk.hub.url)
+    desk.hub.sent.clear()
+    desk.download(MODEL)
+    assert not desk.hub.sent
+    weights = desk.resolve(MODEL, verify=True) / "model.safetensors"
+    assert weights.samefile(cached)  # and takes no place of its own
+
+    # Another file under that name is not taken.
+    Path(cached).resolve().write_bytes(b"other")
+    desk.download(MODEL)
+    desk.resolve(MODEL, verify=True)
+    assert desk.hub.sent == {"model.safetensors": len(WEIGHTS)}
 
 
 def test_the_lock_wins_over_a_branch_that_moved_until_updated(desk: Desk) -> None:

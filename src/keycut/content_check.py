@@ -79,12 +79,15 @@ def download_and_check(
     update: Sequence[str] = (),
     downloads: Path = DOWNLOADS,
     lock: Path = LOCK,
+    endpoint: str | None = None,
 ) -> Report:
     """Fetch all that a configuration needs, and models by their hub names, and look into it."""
     items = united(
         [*(HubItem("model", name) for name in models), *(config.hub_sources() if config else ())]
     )
-    failures = fetch(items, downloads, lock, update=update) if items or update else {}
+    failures: Mapping[Key, str] = {}
+    if items or update:
+        failures = fetch(items, downloads, lock, update=update, endpoint=endpoint)
     check = _Check(failures, downloads, lock)
     findings = [*(check.run(config) if config else ()), *check.named(models)]
     return Report(tuple(findings), failures)

@@ -123,6 +123,7 @@ def _rows(task: Task, folder: Path) -> Iterator[tuple[str, Document]]:
     """A downloaded data set; its own card says which files its configurations and splits are."""
     import datasets
 
+    datasets.disable_progress_bars()  # of seconds
     _, configuration, split = DATA_SETS[task.task]
     with tempfile.TemporaryDirectory() as cache:
         try:

@@ -1,0 +1,338 @@
+"""What `download` says of what it fetched, with one thing wrong at a time."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from evaluation_runs import TEXT, WORDS, demo_data, make_model, write_lines
+from hub_server import Hub
+from safetensors.torch import load_file, save
+
+from keycut.config import parse_config
+from keycut.content_check import Report, download_and_check
+from keycut.data.tokenizer import train_tokenizer
+from keycut.errors import InputError
+
+ROWS = [
+    {"goal": f"to {word}", "sol1": "a key", "sol2": word, "label": i % 2}
+    for i, word in enumerate(WORDS[:6])
+]
+CARD = b"""---
+configs:
+- config_name: default
+  data_files:
+  - split: validation
+    path: validation.parquet
+---
+"""
+Files = dict[str, bytes]
+
+
+def parquet(rows: list[dict[str, Any]]) -> bytes:
+    file = io.BytesIO()
+    pq.write_table(pa.Table.from_pylist(rows), file)
+    return file.getvalue()
+
+
+def pickled(tensors: dict[str, torch.Tensor]) -> bytes:
+    file = io.BytesIO()
+    torch.save(tensors, file)
+    return file.getvalue()
+
+
+def settings() -> dict[str, Any]:
+    """A run of which everything but the methods is on the hub."""
+    data = demo_data()
+    data |= {"recipes": {}, "benchmarks": {}, "figures": {}, "recovery": None, "analysis": None}
+    data["tokenizers"] = {"words": {"kind": "hub", "name": "owner/words"}}
+    data["corpora"] = {
+        "web": {
+            "kind": "hub",
+            "name": "owner/web",
+            "files": ["data/*"],
+            "length": 64,
+            "seed": 0,
+            "slices": {"calibration": 8},
+        }
+    }
+    data["models"] = {
+        "net": {
+            "label": "Net",
+            "architecture": "delta_net",
+            "source": {"kind": "hub", "name": "owner/net"},
+            "tokenizer": "words",
+            "vocab_size": 300,
+            "hidden_size": 32,
+            "num_hidden_layers": 2,
+            "num_heads": 2,
+            "intermediate_size": 48,
+        }
+    }
+    data["calibration"] = {"data": "web/calibration", "sequences": 4, "rows": 64}
+    task = {"label": "PIQA", "task": "piqa", "metric": "acc_norm", "version": 1}
+    suite = {"label": "ZS", "window": 64, "tasks": {"piqa_acc_norm": task}}
+    data["evaluation"] = {"protocol": "test", "suites": {"zero_shot": suite}}
+    table = {"kind": "by_model", "models": ["net"], "methods": ["drrqr"], "ratios": [0.5]}
+    data["tables"] = {"one": {**table, "columns": {"pre": ["zero_shot"]}, "caption": "One."}}
+    return data
+
+
+PARAMETERS = f"{parse_config(settings(), '').models['net'].parameters:,} parameters"
+
+
+@dataclass
+class World:
+    """A hub, what is on it, and a place to download to."""
+
+    hub: Hub
+    folder: Path
+    net: Files
+    web: Files
+    piqa: Files
+    words: Files
+    settings: dict[str, Any] = field(default_factory=settings)
+
+    def download(self, *models: str, configured: bool = True) -> Report:
+        for kind, name, files in (
+            ("model", "owner/net", self.net),
+            ("model", "owner/words", self.words),
+            ("dataset", "owner/web", self.web),
+            ("dataset", "baber/piqa", self.piqa),
+        ):
+            self.hub.push(kind, name, files)
+        return download_and_check(
+            parse_config(self.settings, "test.yaml") if configured else None,
+            models,
+            downloads=self.folder / "hub",
+            lock=self.folder / "lock",
+            endpoint=self.hub.url,
+        )
+
+    def change_weights(self, change: Callable[[dict[str, torch.Tensor]], None]) -> None:
+        tensors = load_file(self.folder / "made" / "model" / "model.safetensors")
+        change(tensors)
+        self.net["model.safetensors"] = save(tensors)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("made")
+    make_model(folder)
+    return folder
+
+
+@pytest.fixture
+def world(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    (tmp_path / "made").symlink_to(made)
+    net = {path.name: path.read_bytes() for path in (made / "model").iterdir()}
+    words = {path.name: path.read_bytes() for path in (made / "tokenizer").iterdir()}
+    web = {f"data/{i}.parquet": parquet([{"text": TEXT}] * (i + 1)) for i in range(2)}
+    with Hub() as hub:
+        piqa = {"README.md": CARD, "validation.parquet": parquet(ROWS)}
+        yield World(hub, tmp_path, net, web, piqa, words)
+
+
+def problem(report: Report) -> str:
+    with pytest.raises(InputError) as caught:
+        report.raise_problems()
+    return str(caught.value)
+
+
+def test_what_is_there_is_said_in_a_table(world: World) -> None:
+    report = world.download()
+    report.raise_problems()
+    commits = {name: branch["main"][:8] for (_, name), branch in world.hub.branches.items()}
+    assert [line.split() for line in report.table().splitlines()] == [
+        line.split()
+        for line in (
+            "item commit what was found",
+            f"tokenizer words {commits['owner/words']} 300 tokens",
+            f"model net {commits['owner/net']} 2 layers, 2 heads of 16, {PARAMETERS}; "
+            "its own tokenizer is words",
+            f"corpus web {commits['owner/web']} 2 files, 3 rows",
+            f"task piqa {commits['baber/piqa']} 6 documents",
+        )
+    ]
+
+
+def test_a_model_of_other_sizes(world: World) -> None:
+    world.settings["models"]["net"]["num_heads"] = 4
+    said = problem(world.download())
+    assert re.search(r"model net: .* has head_k_dim 16, the configuration says 8 for Net", said)
+
+
+def test_a_parameter_of_another_shape(world: World) -> None:
+    world.change_weights(lambda t: t.update({"lm_head.weight": torch.zeros(300, 31)}))
+    report = world.download()
+    assert "lm_head.weight is [300, 31], expected [300, 32]" in problem(report)
+    assert [one.item for one in report.findings if one.problem] == ["model net"]
+
+
+def test_a_parameter_that_is_missing_from_a_shard(world: World) -> None:
+    tensors = load_file(world.folder / "made" / "model" / "model.safetensors")
+    names = sorted(tensors)
+    shards = [f"model-0000{i}-of-00002.safetensors" for i in (1, 2)]
+    index = {"weight_map": {name: shards[i % 2] for i, name in enumerate(names)}}
+    del world.net["model.safetensors"]
+    world.net["model.safetensors.index.json"] = json.dumps(index).encode()
+    for shard, some in zip(shards, (names[::2], names[1::2]), strict=True):
+        world.net[shard] = save({name: tensors[name] for name in some})
+    assert PARAMETERS in world.download().table()
+
+    world.net[shards[1]] = save({name: tensors[name] for name in names[3::2]})
+    world.hub.push("model", "owner/net", world.net)
+    (world.folder / "lock").unlink()
+    assert f"missing: {names[1]}" in problem(world.download())
+
+
+def test_tensors_that_no_model_uses_are_said_and_not_refused(world: World) -> None:
+    world.change_weights(lambda t: t.update({"model.layers.0.attn.D": torch.zeros(2)}))
+    report = world.download()
+    report.raise_problems()
+    assert "1 tensors are not used (model.layers.0.attn.D, ...)" in report.table()
+
+
+@pytest.mark.parametrize("sentencepiece", [False, True])
+def test_another_tokenizer(world: World, sentencepiece: bool) -> None:
+    if sentencepiece:
+        import sentencepiece as library
+
+        model = io.BytesIO()
+        library.SentencePieceTrainer.train(
+            sentence_iterator=iter(TEXT.split("\n")),
+            model_writer=model,
+            vocab_size=40,
+            model_type="bpe",
+            minloglevel=2,
+        )
+        del world.net["tokenizer.json"]
+        world.net["tokenizer.model"] = model.getvalue()
+    else:
+        other = world.folder / "other"
+        train_tokenizer([TEXT[::-1]], other, vocabulary_size=300)
+        world.net["tokenizer.json"] = (other / "tokenizer.json").read_bytes()
+    said = problem(world.download())
+    assert re.search(
+        r"model net: .*: its own tokenizer is not words, which the run gives it:", said
+    )
+    assert re.search(r"'\S+' is (None|\d+) in its own and (None|\d+) in words", said)
+
+
+def test_the_same_tokens_cut_otherwise(world: World) -> None:
+    own = json.loads(world.net["tokenizer.json"])
+    own["pre_tokenizer"]["add_prefix_space"] = True
+    world.net["tokenizer.json"] = json.dumps(own).encode()
+    assert "'The state of a linear model keeps what it reads.' is cut into" in problem(
+        world.download()
+    )
+
+
+def test_a_model_without_a_tokenizer_is_said_and_not_refused(world: World) -> None:
+    world.net = {name: content for name, content in world.net.items() if "token" not in name}
+    report = world.download()
+    report.raise_problems()
+    assert f"{PARAMETERS}; no tokenizer of its own" in report.table()
+
+
+def test_a_task_with_other_columns(world: World) -> None:
+    rows = [{name: value for name, value in row.items() if name != "sol2"} for row in ROWS]
+    world.piqa["validation.parquet"] = parquet(rows)
+    said = problem(world.download())
+    assert re.search(r"task piqa: .* row 1: piqa needs the field 'sol2'; it has goal, lab", said)
+
+
+@pytest.mark.parametrize("missing", [False, True])
+def test_a_split_that_cannot_be_read(world: World, missing: bool) -> None:
+    if missing:
+        world.piqa["README.md"] = CARD.replace(b"split: validation", b"split: test")
+    else:
+        world.piqa["validation.parquet"] = parquet(ROWS)[:-20]
+    said = problem(world.download())
+    assert re.search(
+        r"task piqa: .*: piqa needs its split 'validation', which cannot be read", said
+    )
+    assert ("Unknown split" if missing else "footer") in said
+
+
+def test_text_that_cannot_be_read(world: World) -> None:
+    whole = world.web["data/1.parquet"]
+    world.web["data/1.parquet"] = whole[:-20]
+    assert re.search(r"corpus web: .*1\.parquet.* footer", problem(world.download()))
+    world.settings["corpora"]["web"]["text_field"] = "content"
+    world.web["data/1.parquet"] = whole
+    (world.folder / "lock").unlink()
+    assert "0.parquet: no column 'content'; it has text" in problem(world.download())
+
+
+def test_a_file_that_breaks_off_leaves_the_rest_checked(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("keycut.hub.LARGE", 1000)
+    world.hub.cut["data/1.parquet"] = 1100
+    report = world.download()
+    assert re.search(r"corpus web +not downloaded", report.table())
+    said = problem(report)
+    assert "not downloaded (run the same command again" in said
+    assert "dataset owner/web: the hub answered 503" in said
+    assert "downloaded, but" not in said
+    assert "6 documents" in report.table()
+
+
+def test_a_pickle_is_converted_and_then_checked(world: World) -> None:
+    tensors = load_file(world.folder / "made" / "model" / "model.safetensors")
+    del world.net["model.safetensors"]
+    world.net["pytorch_model.bin"] = pickled(tensors)
+    report = world.download()
+    report.raise_problems()
+    assert PARAMETERS in report.table()
+
+    tensors["lm_head.weight"] = torch.zeros(300, 31)
+    world.net["pytorch_model.bin"] = pickled(tensors)
+    (world.folder / "lock").unlink()
+    assert "lm_head.weight is [300, 31], expected [300, 32]" in problem(world.download())
+
+    world.net["pytorch_model.bin"] = pickled({"a": Path("anything but a tensor")})
+    (world.folder / "lock").unlink()
+    said = problem(world.download())
+    assert "not downloaded" in said
+    assert "model owner/net: pytorch_model.bin is refused" in said
+
+
+def test_a_model_without_a_configuration(world: World) -> None:
+    report = world.download("owner/net", configured=False)
+    report.raise_problems()
+    assert report.table().endswith(f"2 layers, 2 heads of 16, {PARAMETERS}")
+    world.hub.push("model", "owner/other", world.net | {"config.json": b'{"model_type": "llama"}'})
+    report = world.download("owner/other", configured=False)
+    report.raise_problems()
+    assert report.table().endswith("model_type 'llama' is none that Keycut knows: its hashes only")
+
+
+def test_a_local_file_stands_in_for_a_dead_data_set(world: World) -> None:
+    file = write_lines(world.folder / "piqa.jsonl", ROWS[:5])
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    task = world.settings["evaluation"]["suites"]["zero_shot"]["tasks"]["piqa_acc_norm"]
+    task |= {"file": str(file), "sha256": digest}
+    report = world.download()
+    report.raise_problems()
+    line = report.table().splitlines()[-1]
+    assert re.fullmatch(
+        rf"task piqa +local +5 documents \(piqa: from {file}, {digest[:12]}\)", line
+    )
+    assert not [path for path in world.hub.requests if "piqa" in path]
+    write_lines(file, ROWS)
+    assert f"the configuration says {digest} for piqa" in problem(world.download())
