@@ -130,6 +130,14 @@ def test_a_missing_mean_is_that_of_its_tasks_with_its_error(demo: Config) -> Non
     found = cells(table_frame(demo, "zero_shot", parts))
     mean = found[variant_key(demo, variant, "zero_shot_avg")]
     assert (mean.value, mean.stderr) == (25.0, 2.5)
+    noted = [part._replace(note=f"{part.key.metric}: elsewhere") for part in parts]
+    for some, note in [
+        (parts, ""),
+        ([parts[0], noted[1]], "last_word_acc: elsewhere"),
+        (noted, "choice_acc_norm: elsewhere; last_word_acc: elsewhere"),
+    ]:
+        found = cells(table_frame(demo, "zero_shot", some))
+        assert found[variant_key(demo, variant, "zero_shot_avg")].note == note
     incomplete = cells(table_frame(demo, "zero_shot", parts[:1]))
     why = incomplete[variant_key(demo, variant, "zero_shot_avg")].reason
     assert why == "last_word_acc: not measured"
@@ -163,7 +171,7 @@ def test_an_evaluation_becomes_results_in_the_papers_units(demo: Config, tmp_pat
     path = tmp_path / "zero_shot.json"
     numbers = {
         "choice_acc_norm": {"value": 0.4, "stderr": 0.03, "draws": [0.4, 0.5]},
-        "last_word_acc": {"value": 0.1, "stderr": None, "draws": [0.1, 0.3]},
+        "last_word_acc": {"value": 0.1, "stderr": None, "draws": [0.1, 0.3], "note": "other data"},
         "zero_shot_avg": {"value": 0.25, "stderr": None},
     }
     write_json(path, recorded("zero_shot", numbers))
@@ -173,6 +181,7 @@ def test_an_evaluation_becomes_results_in_the_papers_units(demo: Config, tmp_pat
         ("last_word_acc", 10.0, None),
     ]
     assert {(one.protocol, one.source) for one in found} == {("demo", path.as_posix())}
+    assert [one.note for one in found] == ["", "other data"]
     frame = cells(table_frame(demo, "zero_shot", found))
     mean = frame[variant_key(demo, variant, "zero_shot_avg")]
     assert mean.value == 25.0

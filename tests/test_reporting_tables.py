@@ -274,6 +274,15 @@ def test_a_missing_cell_is_a_dash_with_its_reason(demo: Config) -> None:
     assert "<sup>a</sup> out of memory &amp; 100 % sure" in to_html(grid, TEMPLATES)
 
 
+def test_a_number_of_other_data_has_its_note_below_the_table(demo: Config) -> None:
+    results = invented(demo, "by_model")
+    noted = results[3]._replace(note="piqa: data at v2")
+    grid = lay_out(demo, "by_model", to_frame([*results[:3], noted, *results[4:]]))
+    assert [box.key for _, _, box in numbers(grid) if box.notes] == [noted.key]
+    assert grid.notes[-1] == ("a", "piqa: data at v2")
+    assert r"\textsuperscript{a}~piqa: data at v2" in to_tex(grid, TEMPLATES)
+
+
 def test_a_table_of_nothing_is_dashes(demo: Config) -> None:
     for name in demo.tables:
         grid = lay_out(demo, name, table_frame(demo, name, []))

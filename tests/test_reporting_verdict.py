@@ -286,6 +286,21 @@ def test_the_papers_numbers_reproduce_themselves(
     assert "2497 numbers of the paper" in (tmp_path / "verdict.txt").read_text()
 
 
+def test_numbers_of_other_data_are_judged_and_say_so(
+    paper: Config, published: list[Printed], tmp_path: Path
+) -> None:
+    note = "wikitext: from data/wiki.jsonl, 173c87a53759"
+    results = [one._replace(note=note) for one in measured(L1, 30.0)] + measured(BASE, 16.8)
+    verdict = Verdict("", tuple(judge(paper, {TABLE: to_frame(results)}, published)), ())
+    write_verdict(verdict, tmp_path)
+    written = {one.key: one for one in read_lines(tmp_path / "cells.csv") if one.table == TABLE}
+    assert (written[L1].word, written[L1].note) == ("direction only", note)
+    assert (written[BASE].word, written[BASE].note) == ("reproduced", "")
+    text = (tmp_path / "verdict.txt").read_text()
+    assert f"     1 with other data ({note})\n" in text
+    assert text.endswith(f"({note})\n")
+
+
 def test_verify_fails_when_a_decided_number_is_outside(
     paper: Config, published: list[Printed]
 ) -> None:
