@@ -397,6 +397,18 @@ def test_one_failing_item_leaves_the_others_complete(desk: Desk) -> None:
     desk.resolve(MODEL, verify=True)
 
 
+def test_a_failure_of_xet_names_the_file_and_the_way_around(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any, **__: Any) -> None:
+        raise RuntimeError("CAS error: no route to host\nCaused by: ...")
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", broken)
+    says = r"owner/net: config\.json: CAS error: no route to host \(HF_HUB_DISABLE_XET=1"
+    with pytest.raises(InputError, match=says):
+        desk.download(MODEL, DATA)
+
+
 def test_offline_and_disk_full_are_named(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")

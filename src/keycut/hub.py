@@ -423,10 +423,10 @@ def _fetch(
 
     def arrive(file: _File) -> None:
         arrived = arrivals / file.path
-        if _size(arrived) < file.size:
+        if (before := _size(arrived)) < file.size:
             if file.size < LARGE:
                 _client_download(item, commit, file, arrivals, endpoint)
-                bar.update(file.size)
+                bar.update(file.size - before)
             else:
                 _transfer(item, commit, file, arrived, endpoint, bar.update, stop)
         arrived.touch()  # an empty file needs no request
@@ -466,17 +466,22 @@ def _client_download(
     from huggingface_hub import hf_hub_download
     from huggingface_hub.utils import silent_tqdm
 
-    hf_hub_download(
-        item.name,
-        file.path,
-        repo_type=item.kind,
-        revision=commit,
-        endpoint=endpoint,
-        local_dir=arrivals,
-        # It would take a file from the user's cache without a look at its hash; that we have done.
-        cache_dir=arrivals / ".cache",
-        tqdm_class=silent_tqdm,  # our bar is of all files together
-    )
+    try:
+        hf_hub_download(
+            item.name,
+            file.path,
+            repo_type=item.kind,
+            revision=commit,
+            endpoint=endpoint,
+            local_dir=arrivals,
+            # Not the user's cache: that was looked into, and here no hash would be asked for.
+            cache_dir=arrivals / ".cache",
+            tqdm_class=silent_tqdm,  # our bar is of all files together
+        )
+    except RuntimeError as error:  # what xet's library raises
+        raise InputError(
+            f"{file.path}: {_first_line(error)} (HF_HUB_DISABLE_XET=1 does without xet)"
+        ) from None
 
 
 def _transfer(
