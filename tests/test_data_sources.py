@@ -17,7 +17,15 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from keycut.data import sources
-from keycut.data.sources import at_even_distances, describe, matching, read, shuffled, write
+from keycut.data.sources import (
+    at_even_distances,
+    describe,
+    matching,
+    read,
+    shuffled,
+    survey,
+    write,
+)
 from keycut.errors import InputError
 
 DOCUMENTS = ["One day.\n\nThe next.", "Ünïcode  and two spaces", "third 🤖"]
@@ -182,6 +190,23 @@ def test_a_pattern_may_be_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert matching("text/*.txt") == [Path("text/a.txt"), Path("text/b.txt")]
     assert matching(f"../{tmp_path.name}/text/c*") == [Path("..", tmp_path.name, "text/c.jsonl")]
     assert matching(f"{tmp_path}/**/*.txt") == [tmp_path / "text/a.txt", tmp_path / "text/b.txt"]
+
+
+def test_a_survey_opens_every_file_and_reads_little(tmp_path: Path) -> None:
+    for name, rows in (("a", 3), ("b", 4)):
+        parquet.write_table(pyarrow.table({"text": ["x"] * rows}), tmp_path / f"{name}.parquet")
+    assert survey(tmp_path) == (2, 7)
+    with pytest.raises(InputError, match=r"a\.parquet: no column 'body'; it has text"):
+        survey(tmp_path, field="body")
+    lines = tmp_path / "c.jsonl"
+    lines.write_bytes(jsonl(DOCUMENTS) + b"not read")
+    assert survey(lines) == (1, None)
+    lines.write_bytes(b"not read" + jsonl(DOCUMENTS))
+    with pytest.raises(InputError, match=r"c\.jsonl, line 1: not valid JSON"):
+        survey(lines)
+    lines.write_bytes(b"")
+    with pytest.raises(InputError, match=r"c\.jsonl: holds no text"):
+        survey(lines)
 
 
 def test_a_source_is_known_by_its_bytes(tmp_path: Path) -> None:
