@@ -182,7 +182,10 @@ class _Check:
         (ids, encode), given = own, self.tokenizers[name]
         new = given.backend.get_vocab(with_added_tokens=False)
         differ = sorted(token for token in ids | new if ids.get(token) != new.get(token))
-        said = [f"{t!r} is {ids.get(t)} in its own and {new.get(t)} in {name}" for t in differ]
+        said = [
+            f"{t!r} has id {ids.get(t, 'none')} in its own, {new.get(t, 'none')} in {name}"
+            for t in differ
+        ]
         texts = [text for text in PROBES if encode(text) != given.encode(text).tolist()]
         said += [f"{text!r} is cut into other tokens" for text in texts]
         if said:
