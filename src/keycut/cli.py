@@ -109,10 +109,14 @@ def _prune(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
 def _check(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     command = commands.add_parser(
         "check",
-        help="check a configuration",
-        description="Read a configuration, say every mistake in it, and what it still needs.",
+        help="check a configuration, and whether a Slurm cluster can run it",
+        description="Read a configuration, say every mistake in it, and what it still needs. With "
+        "a profile for Slurm, ask the cluster which requests it can never meet; exits 1 if there "
+        "is one.",
     )
-    command.add_argument("config", type=Path, metavar="FILE")
+    command.add_argument("config", type=Path, metavar="FILE", nargs="?",
+                         help="the profile's if not given")  # fmt: skip
+    command.add_argument("--profile", help="as snakemake's: where it will run")
 
     def run(options: argparse.Namespace) -> None:
         from keycut.config import load_config
@@ -121,7 +125,10 @@ def _check(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         from keycut.hub import resolve
         from keycut.inputs import Inputs
         from keycut.models.adoption import refuse_contradictions
+        from keycut.slurm_check import profile_config, unmet_requests
 
+        if options.config is None:
+            options.config = profile_config(options.profile)
         config = load_config(options.config)
         refuse_deviations(config.evaluation)
         refuse_contradictions(config, downloads=DOWNLOADS, lock=LOCK)
@@ -147,6 +154,13 @@ def _check(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
             print(f"{file} is not there")
         if names := without_trainer(config):
             print(f"flame is not installed here (`make flame`), and trains {', '.join(names)}")
+        if options.profile is not None:
+            print(f"{options.profile}: asking Slurm, and Snakemake for its jobs", flush=True)
+            rules, unmet = unmet_requests(options.profile, options.config)
+            if unmet:
+                print(*unmet, sep="\n")
+                raise SystemExit(1)
+            print(f"every request of {rules} rules can be met")
 
     command.set_defaults(run=run)
 

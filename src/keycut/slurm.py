@@ -1,5 +1,5 @@
 """What a job of the workflow has to know of the Slurm job that it runs in: when it ends, and how
-to go on after that.
+to go on after that; and what Snakemake is to say of jobs that Slurm will never run.
 
 A run that saves and leaves with GO_ON_LATER goes back into Slurm's queue as the same job, so that
 it takes as many stretches as it needs: Snakemake only sees a job that waits again. Its `retries`
@@ -9,14 +9,44 @@ are left for what really failed.
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 END = "SLURM_JOB_END_TIME"
 SHOWN, WIDTH = 40, 300  # lines of each log of a job that failed, and characters of each line
 GO_ON_LATER = os.EX_TEMPFAIL  # as training leaves; importing it from there would import torch
+RESUMED = ("pretrain", "recover")  # rules that leave so, and are queued again
+WATCH_EVERY = 30  # seconds
+COLUMNS = "%i|%T|%r|%P|%l|%k"  # of squeue: id, state, reason, partition, time limit, comment
+
+# Reasons to wait (`squeue`, %r) that no other job's end takes away.
+FOREVER = re.compile(
+    r"Partition(TimeLimit|NodeLimit|Config)|BadConstraints|Invalid(Account|QOS)|AccountingPolicy"
+    r"|(Account|QOS)NotAllowed|MaxMemPerLimit|DependencyNeverSatisfied"
+    r"|(QOS|Assoc)Max\w*Per(Job|Node)\w*|QOSMin\w+|(QOS|Assoc)Grp(?!\w*Run)\w*Minutes\w*"
+)
+HELD = re.compile(r"JobHeld\w+|JobHoldMaxRequeue|.*requeue.*held.*", re.IGNORECASE)
+# Limits on jobs together. They end with a job that runs, if one does.
+SHARED_LIMIT = re.compile(r"(QOS|Assoc)(Grp|Max)\w+")
+
+# What sbatch says of a request that it will not take later either.
+REFUSED = (
+    "Invalid partition name", "invalid partition specified", "Invalid account", "Invalid qos",
+    "Invalid feature", "Invalid generic resource", "Invalid Trackable RESource", "Invalid --",
+    "unrecognized option", "reservation is invalid", "Requested time limit is invalid",
+    "node configuration is not available", "Node count specification invalid",
+    "CPU count specification invalid", "CPU count per node can not be satisfied",
+    "More processors requested than permitted", "Memory required by task is not available",
+    "Memory specification can not be satisfied", "not permitted to use this partition",
+    "appears to be invalid",  # the plugin itself, of an account
+)  # fmt: skip
+ADVICE = "`keycut check --profile PROFILE` says which line of the profile to change. "
 
 
 def note_end() -> None:
@@ -70,6 +100,87 @@ def show_the_ends_of_logs() -> None:
             yield from (line[:WIDTH] for line in lines[-SHOWN:])
 
     logging.show_logs = ends  # type: ignore[attr-defined]
+
+
+def refused_for_good(message: str) -> bool:
+    """Whether sbatch would refuse this request again, however often it is asked."""
+    limits = re.findall(r"\w+", message)  # it names a limit of an account in a line of its own
+    return any(words in message for words in REFUSED) or any(map(FOREVER.fullmatch, limits))
+
+
+def fail_refused_jobs_at_once() -> None:
+    """Keep Snakemake from submitting a job again, for more memory and time, that Slurm refused."""
+    plugin = sys.modules.get("snakemake_executor_plugin_slurm")
+    if plugin is None:
+        return
+    report = plugin.Executor._report_job_error_threadsafe  # of submissions alone
+
+    def final_if_refused(executor: Any, info: Any, message: str) -> None:
+        # The words of sbatch and what it was asked, without the kilobytes that the job would run.
+        message = message.partition(" --wrap=")[0]
+        if refused_for_good(message):
+            # Not its `attempt`: that evaluates the resources anew, and the scheduler gets back
+            # what the job holds.
+            info.job._attempt = info.job.restart_times + 1
+            message += "\n    It is not tried again: Slurm would refuse it again. " + ADVICE
+        report(executor, info, f"{message}\n")
+
+    plugin.Executor._report_job_error_threadsafe = final_if_refused
+
+
+def warn_of_jobs_that_never_start(executor: Any, warn: Callable[[str], None]) -> None:
+    """Ask Slurm every half minute why jobs of this run wait, and say which of them always will."""
+    plugin = sys.modules.get("snakemake_executor_plugin_slurm")
+    if plugin is None or not isinstance(executor, plugin.Executor):
+        return
+
+    def watch() -> None:
+        known: set[tuple[str, str]] = set()
+        while True:
+            time.sleep(WATCH_EVERY)
+            queue = subprocess.run(
+                ["squeue", "--noheader", f"--name={executor.run_uuid}", f"--format={COLUMNS}"],
+                capture_output=True, text=True,
+            )  # fmt: skip
+            # No answer is the plugin's to handle: it asks the same.
+            for line in stuck(queue.stdout, known):
+                warn(line)
+
+    threading.Thread(target=watch, name="slurm_watch", daemon=True).start()
+
+
+def stuck(queue: str, known: set[tuple[str, str]]) -> Iterator[str]:
+    """A line for every rule and reason with jobs that will not start by themselves.
+
+    `queue`: squeue's lines of COLUMNS. `known`: the jobs and reasons that were said; those said now
+    are added.
+    """
+    jobs = [line.split("|", 5) for line in queue.splitlines()]
+    any_runs = any(state == "RUNNING" for _, state, *_ in jobs)
+    waiting: dict[tuple[str, ...], list[str]] = {}
+    for number, state, reason, partition, limit, comment in jobs:
+        final = FOREVER.fullmatch(reason) or HELD.fullmatch(reason)
+        if state != "PENDING" or (number, reason) in known:
+            continue
+        if final or (SHARED_LIMIT.fullmatch(reason) and not any_runs):
+            known.add((number, reason))
+            rule = comment.removeprefix("rule_").partition("_wildcards_")[0]
+            waiting.setdefault((rule, reason, partition, limit), []).append(number)
+    for (rule, reason, partition, limit), numbers in waiting.items():
+        more = f" and {len(numbers) - 1} more" if numbers[1:] else ""
+        asked = f"Slurm job {numbers[0]}{more} (rule {rule}; {limit} in partition {partition})"
+        if HELD.fullmatch(reason):
+            yield f"{asked}: held, {reason}. `scontrol release {','.join(numbers)}` lets it start."
+        elif FOREVER.fullmatch(reason):
+            yield (
+                f"{asked}: will never start, {reason}. {ADVICE}Then stop this run (Ctrl-C) and "
+                "start it again: what is done is kept."
+            )
+        else:
+            yield (
+                f"{asked}: waits, {reason}, while no job of this run runs. If none of your others "
+                "does, it asks for more than that limit and will never start."
+            )
 
 
 @contextmanager

@@ -1,0 +1,502 @@
+"""Whether a Slurm cluster can ever give what each rule of a profile asks for.
+
+What is asked is read from the sbatch commands that Snakemake's plugin would run, for every job and
+attempt; what there is, from scontrol. Slurm itself says little beforehand: `sbatch --test-only`
+takes a job that is longer than its partition allows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import os
+import re
+import shlex
+import subprocess
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import redirect_stderr
+from dataclasses import dataclass
+from functools import cache
+from logging import CRITICAL, Logger
+from math import ceil, inf
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from keycut.errors import InputError
+from keycut.slurm import RESUMED, refused_for_good
+
+SNAKEFILE = "workflow/Snakefile"
+# What a file of partitions calls the limit of a resource.
+LIMITS = {"runtime": "max_runtime", "mem_mb": "max_mem_mb", "threads": "max_threads",
+          "gpu": "max_gpu", "gpu_model": "available_gpu_models"}  # fmt: skip
+
+
+# ---- What there is --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Node:
+    cpus: int
+    memory_mb: int
+    gpus: Mapping[str, int]  # of each kind; the kind is "" where Slurm was not told
+    partitions: frozenset[str]
+
+    def gpus_of(self, kind: str) -> int:
+        return self.gpus.get(kind, 0) if kind else sum(self.gpus.values())
+
+
+@dataclass(frozen=True)
+class Partition:
+    name: str
+    default: bool
+    state: str
+    minutes: float
+    nodes: tuple[Node, ...]
+    cpus_per_node: float = inf
+    memory_per_node: float = inf
+
+    def most(self, kind: str = "") -> tuple[int, float, float]:
+        """The most GPUs, CPUs and memory (MB) that a node has; each of another one, perhaps."""
+        return (
+            max((node.gpus_of(kind) for node in self.nodes), default=0),
+            min(self.cpus_per_node, max((node.cpus for node in self.nodes), default=0)),
+            min(self.memory_per_node, max((node.memory_mb for node in self.nodes), default=0)),
+        )
+
+
+def read_cluster() -> dict[str, Partition]:
+    """The partitions of the cluster that this machine belongs to."""
+    asked = [_scontrol("show", kind, "--oneliner") for kind in ("partition", "node")]
+    return parse_cluster(*asked)
+
+
+def _scontrol(*command: str) -> str:
+    try:
+        done = subprocess.run(["scontrol", *command], capture_output=True, text=True)
+    except FileNotFoundError:
+        raise InputError(
+            "there is no scontrol here: check a profile for Slurm on the cluster's login node"
+        ) from None
+    if done.returncode:
+        raise InputError(f"scontrol {' '.join(command)}: {done.stderr.strip()}")
+    return done.stdout
+
+
+def parse_cluster(partitions: str, nodes: str) -> dict[str, Partition]:
+    """`scontrol show partition --oneliner` and `scontrol show node --oneliner`."""
+    machines = [_node(fields) for fields in map(_fields, nodes.splitlines()) if fields]
+    found = {}
+    for fields in filter(None, map(_fields, partitions.splitlines())):
+        name = fields["PartitionName"]
+        found[name] = Partition(
+            name=name,
+            default=fields["Default"] == "YES",
+            state=fields["State"],
+            minutes=to_minutes(fields["MaxTime"]),
+            nodes=tuple(node for node in machines if name in node.partitions),
+            cpus_per_node=_limit(fields.get("MaxCPUsPerNode", "")),
+            memory_per_node=_limit(fields.get("MaxMemPerNode", "")),
+        )
+    return found
+
+
+def _fields(line: str) -> dict[str, str]:
+    return dict(re.findall(r"(?:^|\s)(\w+)=(\S*)", line))
+
+
+def _node(fields: dict[str, str]) -> Node:
+    gpus: dict[str, int] = {}
+    for kind, count in re.findall(r"(?:^|,)gpu:(?:([^:,(]+):)?(\d+)", fields.get("Gres", "")):
+        gpus[kind] = gpus.get(kind, 0) + int(count)
+    return Node(
+        cpus=int(fields.get("CPUEfctv", fields["CPUTot"])),
+        memory_mb=int(fields["RealMemory"]) - int(fields.get("MemSpecLimit", 0)),
+        gpus=gpus,
+        partitions=frozenset(fields.get("Partitions", "").split(",")),
+    )
+
+
+def _limit(text: str) -> float:
+    return int(text) if text.isdecimal() and text != "0" else inf
+
+
+def to_minutes(time: str) -> float:
+    """Slurm's times: minutes[:seconds], hours:minutes:seconds, days-hours[:minutes[:seconds]]."""
+    if not re.fullmatch(r"(\d+-)?\d+(:\d+){0,2}", time):
+        return inf  # UNLIMITED, INFINITE, NONE
+    days, dash, rest = time.rpartition("-")
+    parts = [int(part) for part in rest.split(":")]
+    if not dash and len(parts) < 3:
+        parts = [0, *parts]
+    hours, minutes, seconds = [*parts, 0, 0][:3]
+    return 1440 * int(days or 0) + 60 * hours + minutes + seconds / 60
+
+
+# ---- What is asked --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Request:
+    """What one sbatch asks for."""
+
+    partitions: tuple[str, ...]  # any of them; none for the cluster's default
+    minutes: float  # 0 where it does not say
+    memory_mb: int
+    cpus: int  # on a node
+    gpus: int  # on a node
+    gpu_kind: str
+    cpus_by_gpu: bool = False
+
+
+def parse_sbatch(command: str) -> Request:
+    given, _ = _SBATCH.parse_known_args(shlex.split(command))
+    kind, _, count = given.gpus.rpartition(":")
+    # Slurm spreads a job that does not say how many nodes it takes.
+    gpus = ceil(int(count) / given.nodes) if given.nodes else min(1, int(count))
+    tasks = given.ntasks * given.cpus_per_task
+    cpus = max(gpus * given.cpus_per_gpu, tasks)
+    return Request(
+        partitions=tuple(filter(None, given.partition.split(","))),
+        minutes=to_minutes(given.time),
+        memory_mb=given.mem or cpus * given.mem_per_cpu,
+        cpus=cpus,
+        gpus=gpus,
+        gpu_kind=kind,
+        cpus_by_gpu=gpus * given.cpus_per_gpu > tasks,
+    )
+
+
+_SBATCH = argparse.ArgumentParser(allow_abbrev=False)
+_SBATCH.add_argument("-p", dest="partition", default="")
+_SBATCH.add_argument("-t", dest="time", default="0")
+_SBATCH.add_argument("--gpus", default="0")
+for _name, _default in {"nodes": 0, "ntasks": 1, "cpus-per-task": 1, "cpus-per-gpu": 0,
+                        "mem": 0, "mem-per-cpu": 0}.items():  # fmt: skip
+    _SBATCH.add_argument(f"--{_name}", type=int, default=_default)
+
+
+# ---- What cannot be met ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Why a partition can never run a request."""
+
+    key: str  # the resource that is to change
+    text: str
+    limit: str = ""  # what can be asked of it instead
+
+
+def judge(request: Request, cluster: Mapping[str, Partition]) -> list[Problem]:
+    """What keeps every partition that the request names from running it; [] if nothing does."""
+    names = request.partitions or tuple(one.name for one in cluster.values() if one.default)
+    if not names:
+        return [Problem("slurm_partition", "names no partition, and the cluster has no default")]
+    if unknown := [name for name in names if name not in cluster]:
+        known = ", ".join(sorted(cluster))
+        return [Problem("slurm_partition", f"partition {unknown[0]} is not there, {known} are")]
+    found = [list(problems(request, cluster[name])) for name in names]
+    return [] if [] in found else found[0]
+
+
+def problems(request: Request, partition: Partition) -> Iterator[Problem]:
+    where = f"partition {partition.name}"
+    if partition.state != "UP":
+        yield Problem("slurm_partition", f"{where} is {partition.state}")
+        return
+    gpus, cpus, memory = partition.most(request.gpu_kind)
+    count = f"{request.gpus} GPU{'s' * (request.gpus > 1)}"
+    if request.gpus and not partition.most()[0]:
+        yield Problem("slurm_partition", f"asks for {count}, {where} has none")
+        return
+    if request.minutes > partition.minutes:
+        yield Problem(
+            "runtime",
+            f"asks for {_time(request.minutes)}, {where} allows {_time(partition.minutes)}",
+            f"{partition.minutes:.0f}",
+        )
+    if request.gpus and not gpus:
+        kinds = sorted({kind for node in partition.nodes for kind in node.gpus})
+        yield Problem(
+            "gpu_model",
+            f"asks for a GPU of kind {request.gpu_kind}, {where} has {', '.join(kinds)}",
+            f'"{kinds[0]}"',
+        )
+        return
+    fits = [
+        node for node in partition.nodes
+        if node.gpus_of(request.gpu_kind) >= request.gpus and node.cpus >= request.cpus
+        and node.memory_mb >= request.memory_mb
+    ]  # fmt: skip
+    alone = []
+    if request.gpus > gpus:
+        alone.append(Problem("gpu", f"asks for {count}, a node of {where} has {gpus}", f"{gpus}"))
+    if request.cpus > cpus:
+        each = max(request.gpus, 1) if request.cpus_by_gpu else 1
+        alone.append(
+            Problem(
+                "cpus_per_gpu" if request.cpus_by_gpu else "threads",
+                f"asks for {request.cpus} cores, a node of {where} gives {cpus}",
+                f"{cpus // each:.0f}",
+            )
+        )
+    if request.memory_mb > memory:
+        alone.append(
+            Problem(
+                "mem_mb",
+                f"asks for {_gb(request.memory_mb)}, a node of {where} gives {_gb(memory)}",
+                f"{memory:.0f}",
+            )
+        )
+    yield from alone
+    if not fits and not alone:
+        yield Problem(
+            "mem_mb",
+            f"asks for {count}, {request.cpus} cores and {_gb(request.memory_mb)}, no node of "
+            f"{where} has all of it",
+        )
+
+
+def _time(minutes: float) -> str:
+    return f"{minutes / 60:.3g} h" if minutes >= 60 else f"{minutes:.0f} min"
+
+
+def _gb(mb: float) -> str:
+    return f"{mb / 1000:.4g} GB"
+
+
+# ---- Which line is to change ----------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Submission:
+    """What Snakemake would submit of a rule."""
+
+    rule: str
+    attempt: int
+    command: str
+    by_file: bool = False  # whether the profile's file of partitions chose where it goes
+
+
+class Profile:
+    """The files of a profile, to name the line that says what a rule asks for."""
+
+    def __init__(self, file: Path, partition_file: Path | None = None) -> None:
+        self.file, self.partition_file = file, partition_file
+        self.keys = _keys(file)
+        self.limits = _keys(partition_file) if partition_file else {}
+
+    def place(self, rule: str, key: str) -> tuple[str, str]:
+        """FILE:LINE of a resource, or where to add it, and what stands there."""
+        own = ("set-threads", rule) if key == "threads" else ("set-resources", rule, key)
+        for path in (own, ("default-resources", key), own[:2], own[:1]):
+            if path in self.keys:
+                line, value = self.keys[path]
+                return f"{self.file}:{line}", value
+        return str(self.file), ""
+
+    def place_of_limit(self, partition: str, key: str) -> str:
+        """FILE:LINE of what the file of partitions says of a resource, or of the partition."""
+        path = ("partitions", partition)
+        line, _ = self.limits.get((*path, LIMITS.get(key, "")), self.limits[path])
+        return f"{self.partition_file}:{line}"
+
+
+def _keys(file: Path) -> dict[tuple[str, ...], tuple[int, str]]:
+    """The line and the value of every key of a YAML file, by the keys around it and itself."""
+
+    def below(node: Any, path: tuple[str, ...]) -> Iterator[Any]:
+        for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
+            inner = (*path, key.value)
+            scalar = value.value if isinstance(value, yaml.ScalarNode) else ""
+            yield inner, (key.start_mark.line + 1, scalar)
+            yield from below(value, inner)
+
+    return dict(below(yaml.compose(file.read_text()), ()))
+
+
+def findings(
+    submissions: Iterable[Submission], cluster: Mapping[str, Partition], profile: Profile
+) -> list[str]:
+    """A line for every rule and resource that can never be had, for its first such attempt."""
+    lines: dict[tuple[str, str], str] = {}
+    for asked in sorted(submissions, key=lambda one: one.attempt):
+        request = parse_sbatch(asked.command)
+        for problem in judge(request, cluster) or _tested(asked.command):
+            place, write = _advice(asked, request, problem, cluster, profile)
+            which = f"attempt {asked.attempt} " if asked.attempt > 1 else ""
+            line = f"{place}: {asked.rule}: {which}{problem.text}{write}"
+            lines.setdefault((asked.rule, problem.key), line)
+    return [lines[key] for key in sorted(lines)]
+
+
+def _advice(
+    asked: Submission,
+    request: Request,
+    problem: Problem,
+    cluster: Mapping[str, Partition],
+    profile: Profile,
+) -> tuple[str, str]:
+    if asked.by_file:
+        place = profile.place_of_limit(request.partitions[0], problem.key)
+        limit = LIMITS.get(problem.key)
+        return place, f"; write {limit}: {problem.limit}" if limit and problem.limit else ""
+    place, value = profile.place(asked.rule, problem.key)
+    choices = []
+    if problem.limit:
+        # Snakemake evaluates what stands there as Python, for each attempt.
+        capped = value and asked.attempt > 1
+        limit = f'"min({value}, {problem.limit})"' if capped else problem.limit
+        choices.append(f"{problem.key}: {limit}")
+    others = {name: list(problems(request, one)) for name, one in cluster.items()}
+    if able := sorted(name for name, found in others.items() if not found):
+        choices.append(f"slurm_partition: {' or '.join(able)}")
+    elif problem.key == "slurm_partition":
+        name, found = min(
+            others.items(), key=lambda one: (one[1][0].key == problem.key, len(one[1]))
+        )
+        if found[0].key != problem.key:
+            # It would be the next thing to be said, once the partition is right.
+            texts = ", ".join(one.text for one in found)
+            choices = [f"slurm_partition: {name}", *(f"{one.key}: {one.limit}" for one in found)]
+            return place, f", and {texts}; write {', '.join(choices)}"
+    if problem.key == "runtime" and problem.limit:
+        enough = "it goes on in the queue" if asked.rule in RESUMED else "if that is enough"
+        choices[0] += f" ({enough})"
+    return place, f"; write {', or '.join(choices)}" if choices else ""
+
+
+@cache
+def _tested(command: str) -> list[Problem]:
+    """What Slurm itself refuses of a request that its nodes could meet: an account, a QOS, ..."""
+    test = subprocess.run(
+        [*shlex.split(command), "--test-only", "--wrap=true"], capture_output=True, text=True
+    )
+    said = " ".join(test.stderr.split())
+    # "not available" may be for now: nodes that are down or drained count here.
+    if not test.returncode or "not available" in said or not refused_for_good(said):
+        return []
+    known = {"account": "slurm_account", "qos": "qos", "feature": "constraint"}
+    key = next((known[word] for word in known if word in said.lower()), "slurm_partition")
+    return [Problem(key, f"sbatch refuses it: {said}")]
+
+
+# ---- What Snakemake would submit ------------------------------------------------------------
+
+
+def snakemake_arguments(profile: str, configfile: Path | None = None) -> Any:
+    """What `snakemake --profile PROFILE --configfile FILE` would be told."""
+    from snakemake.cli import get_profile_dir, parse_args
+
+    if get_profile_dir(profile) is None:
+        raise InputError(f"profile {profile!r}: there is no folder with a config.yaml")
+    given = ["--snakefile", SNAKEFILE, "--profile", profile]
+    given += ["--configfile", str(configfile)] if configfile else []
+    with redirect_stderr(io.StringIO()) as said:
+        try:
+            return parse_args(given)[1]
+        except SystemExit:
+            raise InputError(f"profile {profile!r}: {said.getvalue().strip()}") from None
+
+
+def _plugin() -> Any:
+    from snakemake_interface_executor_plugins.registry import ExecutorPluginRegistry
+
+    return ExecutorPluginRegistry().get_plugin("slurm")
+
+
+def read_submissions(arguments: Any, partition_file: Path | None) -> set[Submission]:
+    """The sbatch commands of all jobs of the run, finished ones too, at every attempt."""
+    from snakemake.api import SnakemakeApi
+    from snakemake.exceptions import RuleException, WorkflowError
+    from snakemake.settings.types import (
+        ConfigSettings,
+        OutputSettings,
+        Quietness,
+        ResourceSettings,
+    )
+
+    settings = _plugin().get_settings(arguments)
+    quiet = OutputSettings(quiet={Quietness.ALL}, enable_file_logging=False)
+    with SnakemakeApi(quiet) as api:
+        workflow_api = api.workflow(
+            snakefile=Path(SNAKEFILE),
+            config_settings=ConfigSettings(configfiles=arguments.configfile or ()),
+            resource_settings=ResourceSettings(
+                nodes=arguments.jobs,
+                max_threads=arguments.max_threads,
+                overwrite_threads=arguments.set_threads,
+                overwrite_resources=arguments.set_resources,
+                default_resources=arguments.default_resources,
+            ),
+        )
+        workflow_api.dag()
+        # Snakemake's API prints DAGs and gives none away; this is how it makes those it prints.
+        workflow = workflow_api._workflow
+        workflow._executor_plugin = _plugin()  # without one, every job would be a local one
+        try:
+            workflow._prepare_dag(forceall=False, ignore_incomplete=True, lock_warn_only=True)
+            workflow._build_dag()
+            return set(_submissions(workflow.dag.jobs, arguments.retries, settings, partition_file))
+        except (RuleException, WorkflowError) as error:
+            raise InputError(f"Snakemake: {error}") from None
+
+
+def _submissions(
+    jobs: Iterable[Any], retries: int, settings: Any, partition_file: Path | None
+) -> Iterator[Submission]:
+    from snakemake_executor_plugin_slurm.partitions import get_best_partition, read_partition_file
+    from snakemake_executor_plugin_slurm.submit_string import get_submit_command
+    from snakemake_executor_plugin_slurm.utils import set_gres_string
+
+    choices = read_partition_file(partition_file) if partition_file else None
+    silent = Logger("partitions", CRITICAL)
+
+    def submission(job: Any, attempt: int) -> Submission:
+        job.attempt = attempt
+        named = job.resources.get("slurm_partition")
+        chosen = None if named or not choices else get_best_partition(choices, job, silent)
+        partition = named or chosen
+        account = str(job.resources.get("slurm_account") or "").replace(",", " ").split()
+        given = {
+            "run_uuid": "check", "comment_str": "check", "slurm_logfile": "/dev/null",
+            "account": f"-A {shlex.quote(account[0])}" if account else "",
+            "partition": f"-p {shlex.quote(str(partition))}" if partition else "",
+            "workdir": None,
+        }  # fmt: skip
+        command = get_submit_command(job, given, settings=settings) + set_gres_string(job)
+        return Submission(job.rule.name, attempt, command, by_file=chosen is not None)
+
+    # Of jobs that ask for the same at first, one: there are hundreds, and each takes milliseconds.
+    different = {submission(job, 1): job for job in jobs if not job.is_local}
+    for job in different.values():
+        yield from (submission(job, attempt) for attempt in range(1, retries + 2))
+
+
+def profile_config(profile: str | None) -> Path:
+    """The configuration that a profile names."""
+    if profile is None:
+        raise InputError("nothing to check: give a configuration's FILE or --profile")
+    named = snakemake_arguments(profile).configfile
+    if not named:
+        raise InputError(f"profile {profile!r} names no configuration: give FILE")
+    return Path(named[-1])
+
+
+def unmet_requests(profile: str, configfile: Path) -> tuple[int, list[str]]:
+    """How many rules ask the cluster that this machine belongs to for something, and what of it
+    can never be had."""
+    from snakemake.cli import get_profile_dir
+
+    arguments = snakemake_arguments(profile, configfile)
+    if arguments.executor != "slurm":
+        raise InputError(f"profile {profile!r}: its executor is not slurm, there is none to ask")
+    cluster = read_cluster()
+    file = get_profile_dir(profile)[1]
+    named = _plugin().get_settings(arguments).partition_config
+    named = named or os.environ.get("SNAKEMAKE_SLURM_PARTITIONS")
+    files = Profile(file, Path(named) if named else None)
+    submissions = read_submissions(arguments, files.partition_file)
+    return len({one.rule for one in submissions}), findings(submissions, cluster, files)
