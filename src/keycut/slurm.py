@@ -22,7 +22,7 @@ END = "SLURM_JOB_END_TIME"
 SHOWN, WIDTH = 40, 300  # lines of each log of a job that failed, and characters of each line
 GO_ON_LATER = os.EX_TEMPFAIL  # as training leaves; importing it from there would import torch
 RESUMED = ("pretrain", "recover")  # rules that leave so, and are queued again
-WATCH_EVERY = 30  # seconds
+WATCH_EVERY = 20  # seconds
 COLUMNS = "%i|%T|%r|%P|%l|%k"  # of squeue: id, state, reason, partition, time limit, comment
 
 # Reasons to wait (`squeue`, %r) that no other job's end takes away.
@@ -129,7 +129,7 @@ def fail_refused_jobs_at_once() -> None:
 
 
 def warn_of_jobs_that_never_start(executor: Any, warn: Callable[[str], None]) -> None:
-    """Ask Slurm every half minute why jobs of this run wait, and say which of them always will."""
+    """Keep asking Slurm why jobs of this run wait, and say which of them always will."""
     plugin = sys.modules.get("snakemake_executor_plugin_slurm")
     if plugin is None or not isinstance(executor, plugin.Executor):
         return

@@ -187,24 +187,32 @@ class Problem:
     key: str  # the resource that is to change
     text: str
     limit: str = ""  # what can be asked of it instead
+    of_rule: bool = True  # or of every rule that goes there
 
 
 def judge(request: Request, cluster: Mapping[str, Partition]) -> list[Problem]:
-    """What keeps every partition that the request names from running it; [] if nothing does."""
+    """What keeps the partitions that a request names from running it; [] if one of them can."""
     names = request.partitions or tuple(one.name for one in cluster.values() if one.default)
     if not names:
-        return [Problem("slurm_partition", "names no partition, and the cluster has no default")]
+        text = "names no partition, and the cluster has no default"
+        return [Problem("slurm_partition", text, of_rule=False)]
     if unknown := [name for name in names if name not in cluster]:
         known = ", ".join(sorted(cluster))
-        return [Problem("slurm_partition", f"partition {unknown[0]} is not there, {known} are")]
+        text = f"partition {unknown[0]} is not there, {known} are"
+        return [Problem("slurm_partition", text, of_rule=False)]
     found = [list(problems(request, cluster[name])) for name in names]
-    return [] if [] in found else found[0]
+    return min(found, key=_distance)
+
+
+def _distance(found: list[Problem]) -> tuple[bool, int]:
+    """How far a partition is from what is asked; a wrong one is farther than one that is small."""
+    return any(one.key == "slurm_partition" for one in found), len(found)
 
 
 def problems(request: Request, partition: Partition) -> Iterator[Problem]:
     where = f"partition {partition.name}"
     if partition.state != "UP":
-        yield Problem("slurm_partition", f"{where} is {partition.state}")
+        yield Problem("slurm_partition", f"{where} is {partition.state}", of_rule=False)
         return
     gpus, cpus, memory = partition.most(request.gpu_kind)
     count = f"{request.gpus} GPU{'s' * (request.gpus > 1)}"
@@ -219,11 +227,9 @@ def problems(request: Request, partition: Partition) -> Iterator[Problem]:
         )
     if request.gpus and not gpus:
         kinds = sorted({kind for node in partition.nodes for kind in node.gpus})
-        yield Problem(
-            "gpu_model",
-            f"asks for a GPU of kind {request.gpu_kind}, {where} has {', '.join(kinds)}",
-            f'"{kinds[0]}"',
-        )
+        there = ", ".join(filter(None, kinds)) or "no kinds"
+        text = f"asks for a GPU of kind {request.gpu_kind}, {where} has {there}"
+        yield Problem("gpu_model", text, f'"{kinds[-1]}"')
         return
     fits = [
         node for node in partition.nodes
@@ -288,10 +294,14 @@ class Profile:
         self.keys = _keys(file)
         self.limits = _keys(partition_file) if partition_file else {}
 
-    def place(self, rule: str, key: str) -> tuple[str, str]:
+    def place(self, rule: str, problem: Problem) -> tuple[str, str]:
         """FILE:LINE of a resource, or where to add it, and what stands there."""
+        key = problem.key
         own = ("set-threads", rule) if key == "threads" else ("set-resources", rule, key)
-        for path in (own, ("default-resources", key), own[:2], own[:1]):
+        shared = ("default-resources", key)
+        # Another partition is right for this rule, and may be wrong for others.
+        moves = key == "slurm_partition" and problem.of_rule
+        for path in (own, own[:2], shared, own[:1]) if moves else (own, shared, own[:2], own[:1]):
             if path in self.keys:
                 line, value = self.keys[path]
                 return f"{self.file}:{line}", value
@@ -320,16 +330,23 @@ def _keys(file: Path) -> dict[tuple[str, ...], tuple[int, str]]:
 def findings(
     submissions: Iterable[Submission], cluster: Mapping[str, Partition], profile: Profile
 ) -> list[str]:
-    """A line for every rule and resource that can never be had, for its first such attempt."""
-    lines: dict[tuple[str, str], str] = {}
-    for asked in sorted(submissions, key=lambda one: one.attempt):
+    """What can never be had, each with its line and the rules that ask for it.
+
+    Of a rule and a resource the first attempt that asks for too much.
+    """
+    first: dict[tuple[str, str], tuple[str, str]] = {}
+    for asked in sorted(submissions, key=lambda one: (one.attempt, one.rule, one.command)):
         request = parse_sbatch(asked.command)
         for problem in judge(request, cluster) or _tested(asked.command):
             place, write = _advice(asked, request, problem, cluster, profile)
             which = f"attempt {asked.attempt} " if asked.attempt > 1 else ""
-            line = f"{place}: {asked.rule}: {which}{problem.text}{write}"
-            lines.setdefault((asked.rule, problem.key), line)
-    return [lines[key] for key in sorted(lines)]
+            found = (place, f"{which}{problem.text}{write}")
+            first.setdefault((asked.rule, problem.key), found)
+    rules: dict[tuple[str, str], list[str]] = {}
+    for (rule, _), found in first.items():
+        rules.setdefault(found, []).append(rule)
+    lines = [f"{place}: {', '.join(rules[place, text])}: {text}" for place, text in rules]
+    return sorted(lines, key=lambda line: [int(one) for one in re.findall(r":(\d+): ", line)[:1]])
 
 
 def _advice(
@@ -343,25 +360,28 @@ def _advice(
         place = profile.place_of_limit(request.partitions[0], problem.key)
         limit = LIMITS.get(problem.key)
         return place, f"; write {limit}: {problem.limit}" if limit and problem.limit else ""
-    place, value = profile.place(asked.rule, problem.key)
-    choices = []
-    if problem.limit:
-        # Snakemake evaluates what stands there as Python, for each attempt.
-        capped = value and asked.attempt > 1
-        limit = f'"min({value}, {problem.limit})"' if capped else problem.limit
-        choices.append(f"{problem.key}: {limit}")
+    place, value = profile.place(asked.rule, problem)
+    choices, most = [], problem.limit
     others = {name: list(problems(request, one)) for name, one in cluster.items()}
+    if profile.partition_file and problem.key == "runtime":
+        # It goes wherever it fits: where nothing else is wrong, the longest time.
+        alone = [
+            found[0].limit for found in others.values() if [one.key for one in found] == ["runtime"]
+        ]
+        most = max(alone, key=int, default=most)
+    if most:
+        # Snakemake evaluates what stands there as Python, for each attempt.
+        limit = f'"min({value}, {most})"' if value and asked.attempt > 1 else most
+        choices.append(f"{problem.key}: {limit}")
     if able := sorted(name for name, found in others.items() if not found):
         choices.append(f"slurm_partition: {' or '.join(able)}")
     elif problem.key == "slurm_partition":
-        name, found = min(
-            others.items(), key=lambda one: (one[1][0].key == problem.key, len(one[1]))
-        )
+        name, found = min(others.items(), key=lambda one: _distance(one[1]))
         if found[0].key != problem.key:
             # It would be the next thing to be said, once the partition is right.
             texts = ", ".join(one.text for one in found)
             choices = [f"slurm_partition: {name}", *(f"{one.key}: {one.limit}" for one in found)]
-            return place, f", and {texts}; write {', '.join(choices)}"
+            return place, f"; nor can {name}: {texts}; write {', '.join(choices)}"
     if problem.key == "runtime" and problem.limit:
         enough = "it goes on in the queue" if asked.rule in RESUMED else "if that is enough"
         choices[0] += f" ({enough})"
@@ -497,6 +517,7 @@ def unmet_requests(profile: str, configfile: Path) -> tuple[int, list[str]]:
     file = get_profile_dir(profile)[1]
     named = _plugin().get_settings(arguments).partition_config
     named = named or os.environ.get("SNAKEMAKE_SLURM_PARTITIONS")
-    files = Profile(file, Path(named) if named else None)
-    submissions = read_submissions(arguments, files.partition_file)
-    return len({one.rule for one in submissions}), findings(submissions, cluster, files)
+    partition_file = Path(named) if named else None
+    submissions = read_submissions(arguments, partition_file)
+    unmet = findings(submissions, cluster, Profile(file, partition_file))
+    return len({one.rule for one in submissions}), unmet
