@@ -1,18 +1,25 @@
 """What a job does with the Slurm job that it runs in, against stand-ins for Slurm's commands."""
 
 import os
+import threading
+from types import SimpleNamespace
 
 import pytest
 
+from keycut import slurm as keycut_slurm
 from keycut.slurm import (
     END,
     GO_ON_LATER,
     SHOWN,
     WIDTH,
+    fail_refused_jobs_at_once,
     goes_on_later,
     keep_asking_squeue,
     note_end,
+    refused_for_good,
     show_the_ends_of_logs,
+    stuck,
+    warn_of_jobs_that_never_start,
 )
 from keycut.training import loop
 
@@ -148,3 +155,113 @@ def test_every_log_of_a_failed_job_is_shown_to_its_end(tmp_path, monkeypatch):
     assert shown[-2] == "No space left on device"
     assert len(shown) == 3 + SHOWN
     assert max(map(len, shown)) <= WIDTH
+
+
+def waiting(number, reason, state="PENDING", comment="rule_tokens_wildcards_demo"):
+    return f"{number}|{state}|{reason}|cpu|12:00:00|{comment}\n"
+
+
+@pytest.mark.parametrize(
+    "reason",
+    ["PartitionTimeLimit", "PartitionNodeLimit", "PartitionConfig", "BadConstraints",
+     "InvalidAccount", "InvalidQOS", "QOSMaxWallDurationPerJobLimit", "QOSMaxGRESPerJob",
+     "AssocMaxCpuMinutesPerJobLimit", "QOSMinGRES", "AssocGrpCPUMinutesLimit"],
+)  # fmt: skip
+def test_a_job_that_never_starts_is_named_once(reason):
+    known = set()
+    (line,) = stuck(waiting(7, reason), known)
+    assert line.startswith(
+        f"Slurm job 7 (rule tokens; 12:00:00 in partition cpu): will never start, {reason}. "
+    )
+    assert list(stuck(waiting(7, reason), known)) == []
+    assert len(list(stuck(waiting(8, reason), known))) == 1
+
+
+@pytest.mark.parametrize(
+    "reason",
+    ["None", "Priority", "Resources", "BeginTime", "Licenses", "ReqNodeNotAvail", "PartitionDown",
+     "Dependency", "Reservation", "Nodes_required_for_job_are_DOWN,_DRAINED_or_reserved"],
+)  # fmt: skip
+def test_a_wait_that_can_end_is_not_named(reason):
+    assert list(stuck(waiting(7, reason), set())) == []
+
+
+@pytest.mark.parametrize(
+    "reason", ["QOSMaxGRESPerUser", "QOSGrpCpuLimit", "AssocGrpCPURunMinutesLimit"]
+)
+def test_a_limit_is_named_when_no_job_is_left_whose_end_would_help(reason):
+    known = set()
+    assert list(stuck(waiting(6, "None", "RUNNING") + waiting(7, reason), known)) == []
+    (line,) = stuck(waiting(7, reason), known)
+    assert f"waits, {reason}, while no job of this run runs" in line
+
+
+@pytest.mark.parametrize(
+    "reason", ["JobHeldUser", "JobHeldAdmin", "launch_failed_requeued_held", "JobHoldMaxRequeue"]
+)
+def test_a_held_job_is_named_with_what_lets_it_go(reason):
+    (line,) = stuck(waiting(7, reason) + waiting(8, reason), set())
+    assert "Slurm job 7 and 1 more (rule tokens;" in line
+    assert "`scontrol release 7,8`" in line
+
+
+def test_a_job_that_runs_is_not_named():
+    assert list(stuck(waiting(7, "PartitionTimeLimit", "RUNNING"), set())) == []
+
+
+@pytest.mark.parametrize(
+    ("said", "for_good"),
+    [
+        ("Requested time limit is invalid (missing or exceeds some limit)", True),
+        ("Requested node configuration is not available", True),
+        ("Invalid partition name specified", True),
+        ("Invalid account or account/partition combination specified", True),
+        (
+            "AssocMaxWallDurationPerJobLimit\nsbatch: error: Job violates accounting/QOS policy",
+            True,
+        ),
+        ("QOSMaxSubmitJobPerUserLimit\nsbatch: error: Job violates accounting/QOS policy", False),
+        ("Unable to contact slurm controller (connect failure)", False),
+        ("Socket timed out on send/recv operation", False),
+        ("Slurm temporarily unable to accept job, sleeping and retrying", False),
+        ("Required partition not available (inactive or drain)", False),
+    ],
+)
+def test_a_refused_job_is_tried_again_only_if_that_may_help(monkeypatch, said, for_good):
+    import snakemake_executor_plugin_slurm as plugin
+
+    reported = []
+    name = "_report_job_error_threadsafe"
+    monkeypatch.setattr(plugin.Executor, name, lambda *given: reported.append(given))
+    fail_refused_jobs_at_once()
+    job = SimpleNamespace(restart_times=2, _attempt=1)
+    told = f"The error message was 'sbatch: error: {said}'. sbatch call: sbatch -t 9 --wrap=python"
+    plugin.Executor._report_job_error_threadsafe(None, SimpleNamespace(job=job), told)
+
+    assert refused_for_good(said) == for_good
+    assert job._attempt == (3 if for_good else 1)  # Snakemake restarts up to restart_times
+    ((_, _, message),) = reported
+    assert said in message
+    assert "sbatch -t 9" in message
+    assert "python" not in message
+    assert ("It is not tried again" in message) == for_good
+
+
+def test_the_queue_of_this_run_is_watched(slurm, monkeypatch):
+    import snakemake_executor_plugin_slurm as plugin
+
+    monkeypatch.setattr(keycut_slurm, "WATCH_EVERY", 0.05)
+    slurm("squeue", waiting(7, "PartitionTimeLimit").strip())
+    executor = plugin.Executor.__new__(plugin.Executor)
+    executor.run_uuid = "the-run"
+    said, warned = [], threading.Event()
+
+    def warn(line):
+        said.append(line)
+        warned.set()
+
+    warn_of_jobs_that_never_start(object(), warn)  # of another kind: not asked about
+    warn_of_jobs_that_never_start(executor, warn)
+    assert warned.wait(60)
+    assert "Slurm job 7 (rule tokens;" in said[0]
+    assert "--name=the-run" in slurm.called()
