@@ -180,7 +180,7 @@ def test_a_later_attempt_alone_is_said_as_such(profile):
     asks = [asked("tokens", f"-t 60 --mem {16000 * n}", n) for n in (1, 2, 3, 4, 5)]
     assert findings(asks, CLUSTER, profile) == [
         "config.yaml:6: tokens: attempt 5 asks for 80 GB, a node of partition cpu gives 64 GB; "
-        'write mem_mb: "min(16000 * attempt, 64000)", or slurm_partition: gpu'
+        'write mem_mb: "min(16000 * attempt, 64000)" (if that is enough), or slurm_partition: gpu'
     ]
 
 
@@ -250,6 +250,16 @@ def test_slurm_is_asked_about_what_cannot_be_read(tmp_path, monkeypatch, said, c
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     slurm_check._tested.cache_clear()
     assert [one.key for one in slurm_check._tested("sbatch -t 1")] == ([key] if key else [])
+
+
+def test_what_slurm_refuses_is_said_in_its_words_with_the_line(profile, monkeypatch):
+    Path("config.yaml").write_text("default-resources:\n  slurm_account: foo\n")
+    problem = slurm_check.Problem("slurm_account", "sbatch refuses it: Invalid account")
+    monkeypatch.setattr(slurm_check, "_tested", lambda command: [problem])
+    asks = [asked(rule, "-A foo -t 5") for rule in ("score", "slice")]
+    assert findings(asks, CLUSTER, Profile(profile.file)) == [
+        "config.yaml:2: score, slice: sbatch refuses it: Invalid account"
+    ]
 
 
 def test_without_slurm_it_says_so(monkeypatch, tmp_path):

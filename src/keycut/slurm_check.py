@@ -361,6 +361,8 @@ def _advice(
         limit = LIMITS.get(problem.key)
         return place, f"; write {limit}: {problem.limit}" if limit and problem.limit else ""
     place, value = profile.place(asked.rule, problem)
+    if not judge(request, cluster):  # no partition is in the way, but Slurm's own word
+        return place, ""
     choices, most = [], problem.limit
     others = {name: list(problems(request, one)) for name, one in cluster.items()}
     if profile.partition_file and problem.key == "runtime":
@@ -382,9 +384,9 @@ def _advice(
             texts = ", ".join(one.text for one in found)
             choices = [f"slurm_partition: {name}", *(f"{one.key}: {one.limit}" for one in found)]
             return place, f"; nor can {name}: {texts}; write {', '.join(choices)}"
-    if problem.key == "runtime" and problem.limit:
-        enough = "it goes on in the queue" if asked.rule in RESUMED else "if that is enough"
-        choices[0] += f" ({enough})"
+    if problem.key in ("runtime", "mem_mb") and problem.limit:
+        resumed = problem.key == "runtime" and asked.rule in RESUMED
+        choices[0] += " (it goes on in the queue)" if resumed else " (if that is enough)"
     return place, f"; write {', or '.join(choices)}" if choices else ""
 
 
