@@ -159,7 +159,7 @@ def test_no_node_has_all_of_it():
     )  # fmt: skip
     assert two["gpu"].most() == (4, 64, 500000)
     (problem,) = judge(replace(SMALL, gpus=4, cpus=64), two)
-    assert "no node of partition gpu has all of it" in problem.text
+    assert "together, which no node of partition gpu has" in problem.text
 
 
 @pytest.mark.parametrize("state", ["DOWN", "DRAIN", "INACTIVE"])
@@ -179,7 +179,7 @@ def test_the_line_to_change_is_named(profile):
 def test_a_later_attempt_alone_is_said_as_such(profile):
     asks = [asked("tokens", f"-t 60 --mem {16000 * n}", n) for n in (1, 2, 3, 4, 5)]
     assert findings(asks, CLUSTER, profile) == [
-        "config.yaml:6: tokens: attempt 5 asks for 80 GB, a node of partition cpu gives 64 GB; "
+        "config.yaml:6: tokens: attempt 5 asks for 80 GB, a node of partition cpu has 64 GB; "
         'write mem_mb: "min(16000 * attempt, 64000)" (if that is enough), or slurm_partition: gpu'
     ]
 

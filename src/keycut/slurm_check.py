@@ -215,7 +215,7 @@ def problems(request: Request, partition: Partition) -> Iterator[Problem]:
         yield Problem("slurm_partition", f"{where} is {partition.state}", of_rule=False)
         return
     gpus, cpus, memory = partition.most(request.gpu_kind)
-    count = f"{request.gpus} GPU{'s' * (request.gpus > 1)}"
+    count = f"{request.gpus} GPU{'s' * (request.gpus != 1)}"
     if request.gpus and not partition.most()[0]:
         yield Problem("slurm_partition", f"asks for {count}, {where} has none")
         return
@@ -231,38 +231,26 @@ def problems(request: Request, partition: Partition) -> Iterator[Problem]:
         text = f"asks for a GPU of kind {request.gpu_kind}, {where} has {there}"
         yield Problem("gpu_model", text, f'"{kinds[-1]}"')
         return
-    fits = [
-        node for node in partition.nodes
-        if node.gpus_of(request.gpu_kind) >= request.gpus and node.cpus >= request.cpus
-        and node.memory_mb >= request.memory_mb
+    each = request.gpus if request.cpus_by_gpu else 1
+    wanted = [
+        ("gpu", request.gpus, gpus, count, gpus),
+        ("cpus_per_gpu" if request.cpus_by_gpu else "threads", request.cpus, cpus,
+         f"{request.cpus} cores", cpus // each),
+        ("mem_mb", request.memory_mb, memory, _gb(request.memory_mb), memory),
     ]  # fmt: skip
-    alone = []
-    if request.gpus > gpus:
-        alone.append(Problem("gpu", f"asks for {count}, a node of {where} has {gpus}", f"{gpus}"))
-    if request.cpus > cpus:
-        each = max(request.gpus, 1) if request.cpus_by_gpu else 1
-        alone.append(
-            Problem(
-                "cpus_per_gpu" if request.cpus_by_gpu else "threads",
-                f"asks for {request.cpus} cores, a node of {where} gives {cpus}",
-                f"{cpus // each:.0f}",
-            )
-        )
-    if request.memory_mb > memory:
-        alone.append(
-            Problem(
-                "mem_mb",
-                f"asks for {_gb(request.memory_mb)}, a node of {where} gives {_gb(memory)}",
-                f"{memory:.0f}",
-            )
-        )
-    yield from alone
-    if not fits and not alone:
-        yield Problem(
-            "mem_mb",
-            f"asks for {count}, {request.cpus} cores and {_gb(request.memory_mb)}, no node of "
-            f"{where} has all of it",
-        )
+    too_much = [one for one in wanted if one[1] > one[2]]
+    for key, _, most, text, limit in too_much:
+        node_has = _gb(most) if key == "mem_mb" else f"{most}"
+        yield Problem(key, f"asks for {text}, a node of {where} has {node_has}", f"{limit:.0f}")
+    fits = any(
+        node.gpus_of(request.gpu_kind) >= request.gpus
+        and node.cpus >= request.cpus
+        and node.memory_mb >= request.memory_mb
+        for node in partition.nodes
+    )
+    if not fits and not too_much:
+        together = ", ".join(text for *_, text, _ in wanted)
+        yield Problem("mem_mb", f"asks for {together} together, which no node of {where} has")
 
 
 def _time(minutes: float) -> str:
