@@ -133,6 +133,8 @@ def test_what_is_asked_is_read_from_the_command(command, request_):
         ({"cpus": 65}, "threads", "64"),
         ({"cpus": 72, "gpus": 4, "cpus_by_gpu": True}, "cpus_per_gpu", "16"),
         ({"gpus": 5}, "gpu", "4"),
+        # Four GPUs bring no more cores than there are.
+        ({"gpus": 8, "cpus": 128, "cpus_by_gpu": True}, "gpu", "4"),
         ({"gpu_kind": "a100"}, "gpu_model", '"h100"'),
         ({"partitions": ("cpu",)}, "slurm_partition", ""),
         ({"partitions": ()}, "slurm_partition", ""),  # the default

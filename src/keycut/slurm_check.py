@@ -231,11 +231,13 @@ def problems(request: Request, partition: Partition) -> Iterator[Problem]:
         text = f"asks for a GPU of kind {request.gpu_kind}, {where} has {there}"
         yield Problem("gpu_model", text, f'"{kinds[-1]}"')
         return
-    each = request.gpus if request.cpus_by_gpu else 1
+    cores_key, cores, each = "threads", request.cpus, 1
+    if request.cpus_by_gpu:  # fewer GPUs, fewer cores
+        each = min(request.gpus, gpus)
+        cores_key, cores = "cpus_per_gpu", request.cpus // request.gpus * each
     wanted = [
         ("gpu", request.gpus, gpus, count, gpus),
-        ("cpus_per_gpu" if request.cpus_by_gpu else "threads", request.cpus, cpus,
-         f"{request.cpus} cores", cpus // each),
+        (cores_key, cores, cpus, f"{cores} cores", cpus // each),
         ("mem_mb", request.memory_mb, memory, _gb(request.memory_mb), memory),
     ]  # fmt: skip
     too_much = [one for one in wanted if one[1] > one[2]]
@@ -244,7 +246,7 @@ def problems(request: Request, partition: Partition) -> Iterator[Problem]:
         yield Problem(key, f"asks for {text}, a node of {where} has {node_has}", f"{limit:.0f}")
     fits = any(
         node.gpus_of(request.gpu_kind) >= request.gpus
-        and node.cpus >= request.cpus
+        and node.cpus >= cores
         and node.memory_mb >= request.memory_mb
         for node in partition.nodes
     )
