@@ -236,8 +236,7 @@ def _plan(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         from keycut.plan.after import after_text, look_back, ran, write_figures
         from keycut.plan.costs import read_costs
         from keycut.plan.graph import read_graph
-        from keycut.plan.planning import afresh, make_plan, price
-        from keycut.plan.words import to_text
+        from keycut.plan.planning import make_plan, price, to_text
 
         if options.gpus is not None and options.gpus < 1:
             raise InputError(f"--gpus {options.gpus}: must be 1 or more")
@@ -248,15 +247,15 @@ def _plan(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         costs = read_costs(options.costs)
         print("asking Snakemake for its jobs", file=sys.stderr, flush=True)
         graph = read_graph(options.targets, configfile=options.configfile, profile=options.profile)
+        data: object
         if options.after:
-            found = ran(graph.config.run, price(afresh(graph), costs))
-            after = look_back(graph.config.run, found)
-            text, data = after_text(after), after.as_json()
+            found = ran(graph.config.run, price(graph, costs))
+            text, data = after_text(graph.config.run, found), look_back(found)
             if options.figures:
                 write_figures(options.figures, graph.config.run, found)
         else:
             plan = make_plan(graph, costs, targets=options.targets, gpus=options.gpus)
-            text, data = to_text(plan), plan.as_json()
+            text, data = to_text(plan), plan
         if options.json:
             write_json(options.json, data)
         print(text, end="")

@@ -11,30 +11,24 @@ from keycut.plan.graph import Job, read_graph
 def asked_table(jobs: Sequence[Job]) -> str:
     """A row per rule, in Markdown, those with most GPUs first."""
     rules: dict[str, list[Job]] = {}
-    for job in jobs:
-        if job.runs:
-            rules.setdefault(job.rule, []).append(job)
+    for job in (job for job in jobs if job.runs):
+        rules.setdefault(job.rule, []).append(job)
     lines = [
         "| rule | jobs | GPUs | cores | memory, GB | time, hours |",
         "|---|---|---|---|---|---|",
     ]
     for rule, some in sorted(rules.items(), key=lambda one: (-one[1][0].gpus, one[0])):
-        cells = [
-            rule,
-            len(some),
-            _range(job.gpus for job in some),
-            _range(job.cores for job in some),
-            _range((job.memory_mb or 0) / 1000 for job in some),
-            _range((job.limit_s or 0) / 3600 for job in some),
-        ]
-        lines.append(f"| {' | '.join(map(str, cells))} |")
+        asked = zip(
+            *((o.gpus, o.cores, (o.memory_mb or 0) / 1000, (o.limit_s or 0) / 3600) for o in some),
+            strict=True,
+        )
+        lines.append(f"| {rule} | {len(some)} | {' | '.join(map(_range, asked))} |")
     return "\n".join(lines) + "\n"
 
 
 def _range(values: Iterable[float]) -> str:
     found = sorted(set(values))
-    ends = found[:1] + found[1:][-1:]
-    return " to ".join(f"{value:.3g}" for value in ends)
+    return " to ".join(f"{value:.3g}" for value in found[:1] + found[1:][-1:])
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""The jobs of a run, as Snakemake itself plans them."""
+"""The jobs of a run, as Snakemake's own dry run has them."""
 
 from __future__ import annotations
 
 import io
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stderr
+from contextlib import redirect_stderr
 from dataclasses import dataclass
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -12,8 +12,8 @@ from typing import Any
 
 from keycut.config import Config, load_config, parse_config
 from keycut.errors import InputError, nearest
+from keycut.inputs import Inputs
 from keycut.layout import Layout
-from keycut.plan.schedule import Capacity
 
 SNAKEFILE = Path("workflow/Snakefile")
 
@@ -41,9 +41,10 @@ class Graph:
 
     config: Config
     jobs: tuple[Job, ...]
+    missing: tuple[str, ...]  # files that no rule makes and that are not there yet
     executor: str
-    capacity: Capacity
-    retries: int
+    gpus: float | None
+    cores: int | None
 
 
 def read_graph(
@@ -55,62 +56,61 @@ def read_graph(
     """Ask Snakemake for the jobs behind these targets (by default, all), without running any.
 
     The working directory is the checkout. Without a configuration it is the one that the profile
-    names, or else the workflow's own default.
+    names, or else the workflow's own default. Files that a user has still to bring (text, local
+    models) count as there: the jobs are the same.
     """
     if not SNAKEFILE.is_file():
         raise InputError(f"there is no {SNAKEFILE} here: run this in the folder of the checkout")
     given = _arguments(configfile, profile)
     for path in given.configfile or ():
         load_config(path)  # says more about a mistake than Snakemake would
-    from snakemake.api import SnakemakeApi
-    from snakemake.settings.types import (
-        ConfigSettings,
-        DAGSettings,
-        OutputSettings,
-        Quietness,
-        ResourceSettings,
-    )
+    from snakemake import api
+    from snakemake.exceptions import MissingRuleException, RuleException, WorkflowError
+    from snakemake.io import Mtime
+    from snakemake.settings import types
 
-    quiet = OutputSettings(quiet={Quietness.ALL}, enable_file_logging=False)
-    with SnakemakeApi(quiet) as api:
-        workflow_api = api.workflow(
-            snakefile=SNAKEFILE,
-            config_settings=ConfigSettings(configfiles=given.configfile or ()),
-            resource_settings=ResourceSettings(
-                cores=given.cores,
-                nodes=given.jobs,
-                max_threads=given.max_threads,
-                resources=given.resources,
-                overwrite_threads=given.set_threads,
-                overwrite_resources=given.set_resources,
-                overwrite_resource_scopes=given.set_resource_scopes,
-                default_resources=given.default_resources,
-            ),
-        )
-        workflow_api.dag(
-            DAGSettings(
-                targets=set(targets),
-                rerun_triggers=given.rerun_triggers,
-                force_incomplete=True,  # what a killed job left half done runs again
-            )
-        )
-        # Snakemake's API prints DAGs and gives none away; this is how it makes those it prints.
-        workflow = workflow_api._workflow
-        config = parse_config(workflow.globals["config"], "the configuration")
-        with _explained(targets, workflow, config):
-            workflow._prepare_dag(forceall=False, ignore_incomplete=False, lock_warn_only=True)
-            workflow._build_dag()
-            jobs = tuple(_jobs(workflow.dag))
-            shares = max(map(_shares, workflow.dag.jobs), default=1)
-    given_gpus = given.resources.get("gpu")
-    gpus = given_gpus.value if given_gpus else None
-    return Graph(
-        config=config,
-        jobs=jobs,
-        executor=given.executor or "local",
-        capacity=Capacity(gpus and gpus / shares, given.cores, given.jobs),
-        retries=given.retries,
+    quiet = types.OutputSettings(quiet={types.Quietness.ALL}, enable_file_logging=False)
+    resources = types.ResourceSettings(
+        cores=given.cores,
+        nodes=given.jobs,
+        max_threads=given.max_threads,
+        resources=given.resources,
+        overwrite_threads=given.set_threads,
+        overwrite_resources=given.set_resources,
+        overwrite_resource_scopes=given.set_resource_scopes,
+        default_resources=given.default_resources,
     )
+    with api.SnakemakeApi(quiet) as snakemake:
+        configured = types.ConfigSettings(configfiles=given.configfile or ())
+        made = snakemake.workflow(resources, config_settings=configured, snakefile=SNAKEFILE)
+        # What a killed job left half done runs again.
+        made.dag(types.DAGSettings(targets=set(targets), force_incomplete=True,
+                                   rerun_triggers=given.rerun_triggers))  # fmt: skip
+        # Snakemake's API prints DAGs and gives none away; this is how it makes those it prints.
+        workflow = made._workflow
+        config = parse_config(workflow.globals["config"], "the configuration")
+        missing = tuple(Inputs(config).missing())
+        try:
+            workflow._prepare_dag(forceall=False, ignore_incomplete=False, lock_warn_only=True)
+            workflow.iocache.exists_local.update(dict.fromkeys(missing, True))
+            workflow.iocache.mtime.update(dict.fromkeys(missing, Mtime(local=0, local_target=0)))
+            workflow._build_dag()
+        except MissingRuleException as error:
+            # What people ask for: target rules, tables and figures.
+            known = [rule.name for rule in workflow.rules if not rule.has_wildcards()]
+            at = Layout(config)
+            known += [*map(at.table, config.tables), *map(at.figure, config.figures)]
+            unknown = next((name for name in targets if f" {name} " in str(error)), "")
+            raise InputError(
+                f"target {unknown!r}: no rule makes it{nearest(unknown, known)}"
+            ) from None
+        except (RuleException, WorkflowError) as error:
+            raise InputError(f"Snakemake: {error}") from None
+        jobs = tuple(_jobs(workflow.dag))
+        shares = max(map(_shares, workflow.dag.jobs), default=1)
+    gpus = given.resources.get("gpu")
+    there = gpus.value / shares if gpus and gpus.value else None
+    return Graph(config, jobs, missing, given.executor or "local", there, given.cores)
 
 
 def _arguments(configfile: Path | str | None, profile: str | None) -> Any:
@@ -119,42 +119,15 @@ def _arguments(configfile: Path | str | None, profile: str | None) -> Any:
 
     if profile is not None and get_profile_dir(profile) is None:
         known = [str(path.parent) for path in Path("profiles").glob("*/config.yaml")]
-        raise InputError(
-            f"profile {profile!r}: no folder with a config.yaml{nearest(profile, known)}"
-        )
-    given = ["--snakefile", str(SNAKEFILE)]
-    given += ["--profile", profile] if profile is not None else []
-    given += ["--configfile", str(configfile)] if configfile is not None else []
-    said = io.StringIO()
+        said = nearest(profile, known)
+        raise InputError(f"profile {profile!r}: no folder with a config.yaml{said}")
+    asked = {"--snakefile": SNAKEFILE, "--profile": profile, "--configfile": configfile}
+    given = [str(one) for pair in asked.items() if pair[1] is not None for one in pair]
     try:
-        with redirect_stderr(said):
+        with redirect_stderr(io.StringIO()) as said_there:
             return parse_args(given)[1]
     except SystemExit:
-        raise InputError(f"profile {profile!r}: {said.getvalue().strip()}") from None
-
-
-@contextmanager
-def _explained(targets: Sequence[str], workflow: Any, config: Config) -> Iterator[None]:
-    """Snakemake's errors, as ours."""
-    from snakemake.exceptions import MissingRuleException, RuleException, WorkflowError
-
-    try:
-        yield
-    except MissingRuleException as error:
-        unknown = next((name for name in targets if f" {name} " in str(error)), None)
-        if unknown is None:
-            raise InputError(f"Snakemake: {error}") from None
-        known = _targets(workflow, config)
-        raise InputError(f"target {unknown!r}: no rule makes it{nearest(unknown, known)}") from None
-    except (RuleException, WorkflowError) as error:  # such as an input that nothing makes
-        raise InputError(f"Snakemake: {error}") from None
-
-
-def _targets(workflow: Any, config: Config) -> list[str]:
-    """What people ask for: target rules, tables and figures."""
-    at = Layout(config)
-    rules = [rule.name for rule in workflow.rules if not rule.has_wildcards()]
-    return [*rules, *map(at.table, config.tables), *map(at.figure, config.figures)]
+        raise InputError(f"profile {profile!r}: {said_there.getvalue().strip()}") from None
 
 
 def _jobs(dag: Any) -> Iterator[Job]:
@@ -162,35 +135,25 @@ def _jobs(dag: Any) -> Iterator[Job]:
     places: dict[Any, int] = {}
     for place, job in enumerate(order.static_order()):
         places[job] = place
-        resources = job.resources
-        runtime = resources.get("runtime")
+        gpus = int(job.resources.get("gpu", 0)) / _shares(job)
+        # The cores beside its GPUs, where the profile says how many those are.
+        beside = int(job.resources.get("cpus_per_gpu", 0))
+        runtime = job.resources.get("runtime")
         yield Job(
             rule=job.rule.name,
             wildcards=dict(job.wildcards.items()),
             outputs=tuple(map(str, job.output)),
             timing=str(job.benchmark) if job.benchmark else None,
             after=tuple(sorted(places[one] for one in dag.job_dependencies(job))),
-            gpus=_gpus(job),
-            cores=_cores(job),
-            memory_mb=resources.get("mem_mb"),
+            gpus=gpus,
+            cores=int(gpus * beside) or int(job.threads),
+            memory_mb=job.resources.get("mem_mb"),
             limit_s=60.0 * runtime if runtime is not None else None,
             runs=not job.rule.norun,
             wanted=dag.needrun(job),
         )
 
 
-def _gpus(job: Any) -> float:
-    asked, shares = int(job.resources.get("gpu", 0)), _shares(job)
-    return asked / shares if asked % shares else asked // shares
-
-
 def _shares(job: Any) -> int:
     """What the profile cuts a GPU into."""
     return int(job.resources.get("gpu_shares", 1))
-
-
-def _cores(job: Any) -> int:
-    """What the job takes: the cores beside its GPUs where the profile says how many those are."""
-    beside = job.resources.get("cpus_per_gpu")
-    gpus = _gpus(job)
-    return int(gpus * int(beside)) if gpus and beside else int(job.threads)

@@ -1,21 +1,21 @@
-"""The plan of a run: what every rule costs, and how long it all takes."""
+"""The plan of a run: what every rule costs, how long it all takes, and both as text."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from math import ceil
+from textwrap import wrap
 from typing import Any, TypeVar
 
 from keycut.config import Shape
-from keycut.plan.costs import Costs, Estimate, Measured, Missing, estimate
+from keycut.errors import InputError
+from keycut.plan.costs import RULES, SAME, SCALED, Estimate, Figure, estimate
 from keycut.plan.graph import Graph, Job
-from keycut.plan.schedule import Capacity, Task, critical_path, list_schedule
-from keycut.plan.work import RULES, Work, Works
+from keycut.plan.work import Work, Works
 
 T = TypeVar("T")
-
-DOUBLINGS = 5
+Span = list[float]  # an estimate in seconds, the least and the most that it may be
 
 
 @dataclass(frozen=True)
@@ -26,152 +26,23 @@ class Planned:
     work: Work
     cost: Estimate
 
-
-@dataclass(frozen=True)
-class RulePlan:
-    """All jobs of one rule. Times are of those that are still to run, and what is known of them."""
-
-    rule: str
-    jobs: int
-    to_run: int
-    gpus: float  # of one job, at most
-    seconds: float
-    longest: float
-    gpu_seconds: float
-    complete: bool  # whether all of it was measured
-    limit_s: float | None
-    attempts: int  # that the longest job needs, if each ends at the limit
-    disk: int  # bytes that stay
-    scratch: int  # bytes more while a job of it runs
+    def at(self, power: float) -> float:
+        """Seconds that it still takes: as estimated (0), at least (-1), at most (1)."""
+        return self.job.wanted * self.cost.seconds * self.cost.factor**power
 
 
-@dataclass(frozen=True)
-class Wall:
-    """Seconds from the first start to the last end."""
-
-    capacity: Capacity
-    seconds: float
-
-
-@dataclass(frozen=True)
-class Plan:
-    run: str
-    targets: tuple[str, ...]
-    executor: str
-    submitted: int  # jobs to run that are more than a target
-    retries: int
-    rules: tuple[RulePlan, ...]
-    walls: tuple[Wall, ...]
-    critical_path: float
-    missing: tuple[Missing, ...]
-    measured: tuple[Measured, ...]  # whose figures were used
-
-    @property
-    def jobs(self) -> int:
-        return sum(rule.jobs for rule in self.rules)
-
-    @property
-    def to_run(self) -> int:
-        return sum(rule.to_run for rule in self.rules)
-
-    @property
-    def gpu_seconds(self) -> float:
-        return sum(rule.gpu_seconds for rule in self.rules)
-
-    @property
-    def seconds(self) -> float:
-        return sum(rule.seconds for rule in self.rules)
-
-    @property
-    def disk(self) -> int:
-        return sum(rule.disk for rule in self.rules)
-
-    @property
-    def complete(self) -> bool:
-        return not self.missing
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            **asdict(replace(self, measured=())),
-            "measured": [measured.model_dump(mode="json") for measured in self.measured],
-            "jobs": self.jobs,
-            "to_run": self.to_run,
-            "seconds": self.seconds,
-            "gpu_seconds": self.gpu_seconds,
-            "disk": self.disk,
-            "complete": self.complete,
-        }
-
-
-def make_plan(
-    graph: Graph, costs: Costs, *, targets: Sequence[str] = (), gpus: int | None = None
-) -> Plan:
-    """From the jobs to what they cost; with a number of GPUs, or at several."""
-    planned = price(graph, costs)
-    to_run = [one for one in planned if one.job.wanted]
-    tasks = _tasks(planned)
-    return Plan(
-        run=graph.config.run,
-        targets=tuple(targets),
-        executor=graph.executor,
-        submitted=sum(one.job.runs for one in to_run),
-        retries=graph.retries,
-        rules=tuple(_rules(planned, limited=graph.executor != "local")),
-        walls=tuple(
-            Wall(capacity, list_schedule(tasks, capacity).makespan)
-            for capacity in capacities(graph.capacity, tasks, gpus)
-        ),
-        critical_path=critical_path(tasks),
-        missing=tuple(dict.fromkeys(m for one in to_run for m in one.cost.missing)),
-        measured=_used(to_run),
-    )
-
-
-def afresh(graph: Graph) -> Graph:
-    """As if nothing had run."""
-    return replace(graph, jobs=tuple(replace(job, wanted=True) for job in graph.jobs))
-
-
-def price(graph: Graph, costs: Costs) -> list[Planned]:
-    """Every job with its cost. The first to run a shape tunes its kernels for all, unless a job
-    that is done already has."""
-    works = Works(graph.config)
-    described = [(job, works.of(job.rule, job.wildcards)) for job in graph.jobs]
-    tuned: set[Shape | None] = {None, *(work.shape for job, work in described if not job.wanted)}
-    planned = []
-    for job, work in described:
-        if not job.runs:
-            planned.append(Planned(job, work, Estimate(0.0, 0)))
-            continue
-        tunes = work.shape not in tuned
-        tuned.add(work.shape)
-        planned.append(Planned(job, work, estimate(costs, job.rule, work, job.gpus, tunes=tunes)))
+def price(graph: Graph, costs: Sequence[Figure]) -> list[Planned]:
+    """Every job with its cost. The first on a GPU with a shape tunes its kernels for all."""
+    works, planned = Works(graph.config), []
+    tuned: set[Shape | None] = {None}
+    for job in graph.jobs:
+        work, cost = works.of(job.rule, job.wildcards), Estimate()
+        if job.runs:
+            tunes = job.gpus > 0 and work.shape not in tuned
+            tuned |= {work.shape} if tunes else set()
+            cost = estimate(costs, job.rule, work, gpus=job.gpus, cores=job.cores, tunes=tunes)
+        planned.append(Planned(job, work, cost))
     return planned
-
-
-def capacities(given: Capacity, tasks: Sequence[Task], gpus: int | None) -> list[Capacity]:
-    """What to plan for: the number of GPUs asked for, or the profile's, or a few to choose from.
-
-    Where no job needs a GPU, cores are what is scarce.
-    """
-    most = ceil(max((task.gpus for task in tasks), default=0))
-    if gpus is not None:
-        return [replace(given, gpus=gpus)]
-    if most and given.gpus is None:
-        return [replace(given, gpus=most << doubled) for doubled in range(DOUBLINGS)]
-    if not most and given.cores is None and given.jobs is None:
-        return [replace(given, cores=1 << doubled) for doubled in range(DOUBLINGS)]
-    return [given]
-
-
-def _tasks(planned: Sequence[Planned]) -> list[Task]:
-    """What is done already takes no time and holds nothing."""
-    return [
-        Task(one.cost.seconds, one.cost.gpus, one.job.cores, one.job.after)
-        if one.job.wanted and one.job.runs
-        else Task(0.0, cores=0, after=one.job.after)
-        for one in planned
-    ]
 
 
 def by_rule(things: Iterable[T], rule: Callable[[T], str]) -> dict[str, list[T]]:
@@ -182,31 +53,127 @@ def by_rule(things: Iterable[T], rule: Callable[[T], str]) -> dict[str, list[T]]
     return {name: members for name, members in found.items() if members}
 
 
-def _rules(planned: Iterable[Planned], *, limited: bool) -> Iterable[RulePlan]:
-    """`limited` where something ends jobs at their time limit."""
-    for rule, members in by_rule(planned, lambda one: one.job.rule).items():
-        wanted = [one for one in members if one.job.wanted]
-        longest = max((one.cost.seconds for one in wanted), default=0.0)
-        limit = max(one.job.limit_s or 0.0 for one in members) if limited else 0.0
-        yield RulePlan(
-            rule=rule,
-            jobs=len(members),
-            to_run=len(wanted),
-            gpus=max(one.cost.gpus for one in members),
-            seconds=sum(one.cost.seconds for one in wanted),
-            longest=longest,
-            gpu_seconds=sum(one.cost.seconds * one.cost.gpus for one in wanted),
-            complete=not any(one.cost.missing for one in wanted),
-            limit_s=limit or None,
-            attempts=max(1, ceil(longest / limit)) if limit else 1,
-            disk=sum(one.work.disk for one in members),
-            scratch=max(one.work.scratch for one in members),
-        )
+def make_plan(
+    graph: Graph, costs: Sequence[Figure], *, targets: Sequence[str] = (), gpus: int | None = None
+) -> dict[str, Any]:
+    """As it is written to a file; `to_text` is for people."""
+    planned = price(graph, costs)
+    rules = by_rule(planned, lambda one: one.job.rule)
+    most = ceil(max((one.cost.gpus for one in planned), default=0))
+    if gpus is not None and gpus < most:
+        raise InputError(f"--gpus {gpus}: one job alone asks for {most}; give at least so many")
+    # Where no job holds a GPU, cores are what is scarce.
+    given, unit = (gpus or graph.gpus, "GPU") if most else (graph.cores, "core")
+    walls = {
+        f"on {there:g} {unit}{'s' * (there > 1)}": _wall(planned, there, unit == "GPU")
+        for there in ([given] if given else [max(1, most) << doubled for doubled in range(3)])
+    }
+    return {
+        "run": graph.config.run,
+        "targets": [*targets],
+        "rules": [_rule(rule, members) for rule, members in rules.items()],
+        "total": _rule("total", planned),
+        "walls": {**walls, "however many": _wall(planned)},
+        "scaled": {rule: said for rule, members in rules.items() if (said := _scaled(members))},
+        "machines": sorted({name for one in planned for name in one.cost.machines}),
+        "missing": [*graph.missing],
+    }
 
 
-def _used(planned: Iterable[Planned]) -> tuple[Measured, ...]:
-    found: list[Measured] = []
-    for measured in (measured for one in planned for measured in one.cost.by):
-        if measured not in found:
-            found.append(measured)
-    return tuple(found)
+def span(value: Callable[[float], float]) -> Span:
+    return [value(0), value(-1), value(1)]
+
+
+def _rule(rule: str, members: list[Planned]) -> dict[str, Any]:
+    """All jobs of one rule; times are of those that are still to run, disk is of all."""
+    return {
+        "rule": rule,
+        "jobs": len(members),
+        "to_run": sum(one.job.wanted for one in members),
+        "gpus": max(one.cost.gpus for one in members),
+        "longest": max(one.at(0) for one in members),
+        "seconds": span(lambda power: sum(one.at(power) for one in members)),
+        "gpu_seconds": span(lambda power: sum(one.at(power) * one.cost.gpus for one in members)),
+        "disk": sum(one.work.disk for one in members),
+        "scratch": max(one.work.scratch for one in members),
+    }
+
+
+def _wall(planned: list[Planned], there: float | None = None, gpus: bool = False) -> Span:
+    """No run is shorter than its longest chain of jobs, nor than all work over all GPUs or cores;
+    and if those never wait, it is no longer."""
+
+    def wall(power: float) -> float:
+        ends, work = [0.0], 0.0
+        for one in planned:
+            ends.append(max(ends[place + 1] for place in [-1, *one.job.after]) + one.at(power))
+            work += one.at(power) * (one.cost.gpus if gpus else min(one.job.cores, there or 1))
+        return max(*ends, work / there if there else 0)
+
+    return span(wall)
+
+
+def _scaled(members: list[Planned]) -> str:
+    some = [one.cost for one in members if one.job.wanted and one.cost.scaled]
+    figures = ", ".join(sorted({figure for cost in some for figure in cost.scaled}))
+    factor = max((cost.factor for cost in some), default=0)
+    return f"{len(some)} of {len(members)} jobs (x/ {factor:g}) from {figures}" if some else ""
+
+
+def to_text(plan: dict[str, Any]) -> str:
+    total, targets = plan["total"], " ".join(plan["targets"]) or "everything"
+    rows = [["rule", "jobs", "to run", "GPUs", "longest", "all", "GPU hours", "range", "disk"]]
+    for rule in [*plan["rules"], total]:
+        hours, each = rule["gpu_seconds"][0] / 3600, rule["gpus"] if rule is not total else 0
+        rows.append([
+            rule["rule"], f"{rule['jobs']:,}", f"{rule['to_run']:,}", f"{each:.3g}" if each else "",
+            duration(rule["longest"]), duration(rule["seconds"][0]),
+            f"{digits(hours)} h" if hours else "",
+            ranged(rule["gpu_seconds"] if hours else rule["seconds"]), size(rule["disk"]),
+        ])  # fmt: skip
+    jobs = f"{total['jobs']:,} jobs, {total['to_run']:,} still to run"
+    lines = [f"{plan['run']}: {targets}, {jobs}", "", *table(rows), ""]
+    if total["to_run"]:
+        walls = plan["walls"].items()
+        lines += table([[f"wall time {on}", duration(one[0]), ranged(one)] for on, one in walls])
+    if total["scratch"]:
+        lines.append(f"while a model trains, its checkpoints take up to {size(total['scratch'])}")
+    if plan["missing"]:
+        lines += wrap(f"not there yet: {', '.join(plan['missing'])}", 99, subsequent_indent="  ")
+    lines.append(f"figures of {'; '.join(plan['machines'])}")
+    if plan["scaled"]:
+        lines += ["", f"ranges are x/ {SAME:g} by figures of the same work, kernel and size, "
+                  f"x/ {SCALED:g} by others, scaled:"]  # fmt: skip
+    for name, said in plan["scaled"].items():
+        lines += wrap(f"{name}: {said}", 99, initial_indent="  ", subsequent_indent="    ")
+    return "\n".join(lines) + "\n"
+
+
+def ranged(span: Span) -> str:
+    return f"{duration(span[1])} to {duration(span[2])}" if span[0] else ""
+
+
+def duration(seconds: float) -> str:
+    for most, unit, one in ((90, "s", 1), (90 * 60, "min", 60)):
+        if seconds < most:
+            return f"{digits(seconds / one)} {unit}" if seconds else ""
+    return f"{digits(seconds / 3600)} h"
+
+
+def size(count: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 999.5:
+            return f"{digits(count)} {unit}" if count else ""
+        count /= 1000
+    return f"{digits(count)} TB"
+
+
+def digits(value: float) -> str:
+    return f"{value:.1f}" if 0 < value < 9.95 else f"{value:,.0f}"
+
+
+def table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Aligned, the first column to the left and the others to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    cells = [[row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])] for row in rows]
+    return ["  ".join(row).rstrip() for row in cells]

@@ -1,39 +1,39 @@
-"""What the jobs of each rule have to do, as far as time and disk depend on it."""
+"""What a job has to do, as far as time and disk depend on it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
+from math import ceil
+from typing import Any
 
-from keycut.config import (
-    BASELINE,
-    Config,
-    Kernel,
-    MixerBenchmark,
-    Model,
-    Shape,
-    shape_of,
-    width,
-)
-from keycut.layout import Layout, cut
+from keycut.config import TASKS, Config, Kernel, MixerBenchmark, Model, Shape, Suite, shape_of
+from keycut.inputs import Inputs
 
-Wildcards = Mapping[str, str]
-
-WEIGHT = 4  # bytes: models are trained and kept in float32, and those of the hub are no wider
-TRAINED = 12  # bytes of a trained parameter in a checkpoint: itself and AdamW's two moments
+WEIGHT = 4  # bytes: models are kept in float32, and those of the hub are no wider
+TRAINED = 12  # bytes of a parameter in a checkpoint: itself and AdamW's two moments
 CHECKPOINTS = 3  # two are kept, and a third is being written
-DOUBLE = 8
+# Documents of a task, times their choices where it has some.
+REQUESTS = {
+    "wikitext": 62, "lambada_openai": 5153, "arc_easy": 9501, "arc_challenge": 4687,
+    "hellaswag": 40168, "piqa": 3676, "winogrande": 2534, "based_drop": 2090, "based_fda": 1102,
+    "based_nq": 3160, "based_squadv2": 2984, "based_swde": 1111, "based_triviaqa": 1690,
+    "demo_prose": 200, "demo_last_word": 200, "demo_choice": 800, "demo_recall": 200,
+}  # fmt: skip
+# Of an evaluation: tokens of a batch whose size is not given, of a choice with what stands before
+# it (few are longer), and of an answer, which comes one token at a time.
+BATCH, CHOICE, ANSWER = 1 << 17, 128, 48
 
 
 @dataclass(frozen=True)
 class Work:
     """One job's. What a rule does not depend on is absent."""
 
-    of: tuple[str, ...] = ()  # which of the rule's works; of an evaluation, all its tasks
+    of: str = ""  # which of the rule's works
     kernel: Kernel | None = None
     parameters: int | None = None
     tokens: int | None = None
+    steps: int = 0  # of an evaluation: calls of the model
     shape: Shape | None = None  # what kernels are tuned for, once
     disk: int = 0  # bytes that stay
     scratch: int = 0  # bytes while it runs
@@ -43,182 +43,82 @@ class Works:
     """The work of every job of a run."""
 
     def __init__(self, config: Config) -> None:
-        self.config = config
-        variants = config.variants()
-        self.ratios = {(v.model, cut(v)): v.ratio for v in variants if v.pruned}
-        at = Layout(config)
-        self.cells = {
-            (cell.benchmark, Path(at.measurement(cell)).stem): cell
-            for cell in config.measurements()
-        }
-        self.shapes = {shape.name: shape for shape in config.trained_shapes()}
-        self.lengths: dict[str, int] = {}  # tokens that are analysed, by subject
-        for name, figure in config.figures.items():
-            if figure.kind in ("spectrum", "utilization"):
-                for subject in map(at.subject, config.analyses(name)):
-                    self.lengths[subject] = max(self.lengths.get(subject, 0), figure.tokens)
+        self.config, self.reads = config, Inputs(config)
+        self.cut = {self.reads.at.subject(v): (v.model, v.ratio) for v in self.reads.variants}
 
-    def of(self, rule: str, wildcards: Wildcards) -> Work:
-        return RULES.get(rule, Works.small)(self, wildcards)
+    def of(self, rule: str, given: Mapping[str, str]) -> Work:
+        """By the wildcards of the job."""
+        config, reads = self.config, self.reads
+        name, ratio = given.get("model"), float(given.get("ratio", 0))
+        subject = given.get("subject")
+        if subject or rule == "recover":
+            name, ratio = self.cut[subject or f"recovered/{name}/{given['cut']}"]
+        if name is None:
+            return self._without_model(rule, given)
+        model = config.models[name]
+        work = Work("", model.kernel, model.parameters, shape=shape_of(model, ratio))
+        kept = WEIGHT * parameters_at(model, ratio)
+        match rule:
+            case "pretrain":
+                recipe, scratch = reads.recipe(name), CHECKPOINTS * TRAINED * model.parameters
+                work = replace(work, of=recipe.trainer, scratch=scratch)
+                return replace(work, tokens=self._tokens(recipe), disk=kept)
+            case "calibrate":  # Gram matrices, eight to a head, in float64
+                disk = model.num_hidden_layers * model.num_heads * 8 * model.head_k_dim**2 * 8
+                return replace(work, tokens=self._tokens(config.calibration), disk=disk)
+            case "score":
+                return replace(work, of=config.methods[given["method"]].algorithm)
+            case "slice":
+                return replace(work, disk=kept)
+            case "recover":
+                return replace(work, tokens=self._tokens(config.recovery), disk=kept)
+            case "evaluate":
+                return evaluation(work, config.evaluation.suites[given["suite"]])
+            case "analyze":
+                return replace(work, tokens=reads.length(given["subject"]))
+        return work  # adopt, whose weights are links
 
-    def tokenizer(self, wildcards: Wildcards) -> Work:
-        return Work(of=(self.config.tokenizers[wildcards["tokenizer"]].kind,))
-
-    def packed(self, wildcards: Wildcards) -> Work:
-        corpus = self.config.corpora[wildcards["corpus"]]
-        tokens = sum(corpus.slices.values()) * corpus.length
-        vocabulary = max(
-            model.vocab_size
-            for model in self.config.models.values()
-            if model.tokenizer == wildcards["tokenizer"]
-        )
-        return Work(
-            of=(corpus.kind,), tokens=tokens, disk=tokens * (2 if vocabulary <= 1 << 16 else 4)
-        )
-
-    def pretrained(self, wildcards: Wildcards) -> Work:
-        model = self.config.models[wildcards["model"]]
-        assert model.source.kind == "pretrain"
-        recipe = self.config.recipes[model.source.recipe]
-        return self._on(
-            wildcards["model"],
-            of=(recipe.trainer,),
-            tokens=recipe.sequences * self._length(recipe.data),
-            disk=WEIGHT * model.parameters,
-            scratch=CHECKPOINTS * TRAINED * model.parameters,
-        )
-
-    def adopted(self, wildcards: Wildcards) -> Work:
-        return Work(parameters=self.config.models[wildcards["model"]].parameters)  # links
-
-    def calibrated(self, wildcards: Wildcards) -> Work:
-        assert self.config.calibration is not None
-        model, settings = self.config.models[wildcards["model"]], self.config.calibration
-        heads = model.num_hidden_layers * model.num_heads
-        # Eight Gram matrices and two saliencies per head, a norm per input (keycut.calibration).
-        numbers = heads * (8 * model.head_k_dim**2 + 2 * model.head_k_dim)
-        numbers += model.num_hidden_layers * model.hidden_size
-        return self._on(
-            wildcards["model"],
-            tokens=settings.sequences * self._length(settings.data),
-            disk=DOUBLE * numbers,
-        )
-
-    def scored(self, wildcards: Wildcards) -> Work:
-        model = self.config.models[wildcards["model"]]
-        algorithm = self.config.methods[wildcards["method"]].algorithm
-        left, heads = self._width(wildcards), model.num_hidden_layers * model.num_heads
-        rotated = algorithm in ("pca_proper", "pca_adversarial")
-        numbers = left * model.head_k_dim if rotated else left + model.head_k_dim
-        return Work(of=(algorithm,), parameters=model.parameters, disk=DOUBLE * heads * numbers)
-
-    def sliced(self, wildcards: Wildcards) -> Work:
-        model = self.config.models[wildcards["model"]]
-        disk = WEIGHT * parameters_at(model, self._width(wildcards))
-        return Work(parameters=model.parameters, disk=disk)
-
-    def recovered(self, wildcards: Wildcards) -> Work:
-        assert self.config.recovery is not None
-        settings, model = self.config.recovery, self.config.models[wildcards["model"]]
-        left = self._width(wildcards)
-        return self._on(
-            wildcards["model"],
-            left,
-            tokens=settings.sequences * self._length(settings.data),
-            disk=WEIGHT * parameters_at(model, left),
-        )
-
-    def checked(self, wildcards: Wildcards) -> Work:
-        return Work(of=(wildcards["shape"],), kernel=self.shapes[wildcards["shape"]].kernel)
-
-    def evaluated(self, wildcards: Wildcards) -> Work:
-        tasks = self.config.evaluation.suites[wildcards["suite"]].tasks.values()
-        names = {task.task for task in tasks if not task.not_attempted}
-        return self._on(*self._subject(wildcards["subject"]), of=tuple(sorted(names)))
-
-    def analysed(self, wildcards: Wildcards) -> Work:
-        subject = wildcards["subject"]
-        return self._on(*self._subject(subject), tokens=self.lengths[subject])
-
-    def measured(self, wildcards: Wildcards) -> Work:
-        cell = self.cells[wildcards["benchmark"], wildcards["measured"]]
-        benchmark = self.config.benchmarks[cell.benchmark]
-        if isinstance(benchmark, MixerBenchmark):
-            heads, values = benchmark.num_heads, benchmark.head_v_dim
-            shape = Shape(cell.kernel, heads, cell.width, heads, values)
-            of = f"mixer-{benchmark.hidden_size}-{cell.does}"
-            return Work(of=(of,), kernel=cell.kernel, shape=shape)
-        of = cell.does if cell.does == benchmark.kind else f"{benchmark.kind}-{cell.does}"
-        return self._on(cell.subject, cell.width, of=(of,))
-
-    def small(self, wildcards: Wildcards) -> Work:
-        """Of rules whose jobs are all alike."""
+    def _without_model(self, rule: str, given: Mapping[str, str]) -> Work:
+        config, reads = self.config, self.reads
+        match rule:
+            case "tokenizer":
+                return Work(config.tokenizers[given["tokenizer"]].kind)
+            case "tokens":
+                corpus = config.corpora[given["corpus"]]
+                tokens = sum(corpus.slices.values()) * corpus.length
+                wide = any(model.vocab_size > 1 << 16 for model in config.models.values())
+                return Work(corpus.kind, tokens=tokens, disk=tokens * (4 if wide else 2))
+            case "preflight_shape":
+                return Work(given["shape"], reads.shapes[given["shape"]].kernel)
+            case "measure":
+                cell = reads.cell(given["benchmark"], given["measured"])
+                benchmark = config.benchmarks[cell.benchmark]
+                if isinstance(benchmark, MixerBenchmark):
+                    return Work(f"mixer-{benchmark.hidden_size}-{cell.does}", cell.kernel)
+                of = cell.does if cell.does == benchmark.kind else f"{benchmark.kind}-{cell.does}"
+                return Work(of, cell.kernel, config.models[cell.subject].parameters)
         return Work()
 
-    def _subject(self, subject: str) -> tuple[str, int]:
-        """The model, and key channels left, of models/M, sliced/M/CUT or recovered/M/CUT."""
-        _, model, *rest = subject.split("/")
-        return model, self._width({"model": model, "cut": rest[0] if rest else BASELINE})
-
-    def _on(
-        self,
-        name: str,
-        left: int | None = None,
-        *,
-        of: tuple[str, ...] = (),
-        tokens: int | None = None,
-        disk: int = 0,
-        scratch: int = 0,
-    ) -> Work:
-        """Something that a model runs for, whole or with `left` key channels in a head."""
-        model = self.config.models[name]
-        shape = replace(shape_of(model), width=left or model.head_k_dim)
-        return Work(of, model.kernel, model.parameters, tokens, shape, disk, scratch)
-
-    def _width(self, wildcards: Wildcards) -> int:
-        """Key channels that are left in a head."""
-        if "ratio" in wildcards:
-            ratio = float(wildcards["ratio"])
-        else:
-            ratio = self.ratios.get((wildcards["model"], wildcards["cut"]), 0.0)
-        return width(self.config.models[wildcards["model"]].head_k_dim, ratio)
-
-    def _length(self, data: str) -> int:
-        return self.config.corpora[data.split("/")[0]].length
+    def _tokens(self, settings: Any) -> int:
+        return settings.sequences * self.config.corpora[settings.data.split("/")[0]].length
 
 
-# In the order of the workflow.
-RULES: dict[str, Callable[[Works, Wildcards], Work]] = {
-    "download": Works.small,
-    "text": Works.small,
-    "tokenizer": Works.tokenizer,
-    "tokens": Works.packed,
-    "tasks": Works.small,
-    "preflight_shape": Works.checked,
-    "pretrain": Works.pretrained,
-    "adopt": Works.adopted,
-    "calibrate": Works.calibrated,
-    "score": Works.scored,
-    "slice": Works.sliced,
-    "recover": Works.recovered,
-    "evaluate": Works.evaluated,
-    "measure": Works.measured,
-    "analyze": Works.analysed,
-    "frame": Works.small,
-    "union": Works.small,
-    "table": Works.small,
-    "figure": Works.small,
-    "document": Works.small,
-    "pdf": Works.small,
-    "verdict": Works.small,
-    "page": Works.small,
-    "verify": Works.small,
-}
+def evaluation(work: Work, suite: Suite) -> Work:
+    """All tasks of a suite: tokens that are read, and calls of the model."""
+    tasks = sorted({task.task for task in suite.tasks.values() if not task.not_attempted})
+    tokens = steps = 0
+    for task in tasks:
+        answers = "contains" in TASKS[task]
+        length = suite.window if answers or "word_perplexity" in TASKS[task] else CHOICE
+        tokens += REQUESTS[task] * length
+        batches = ceil(REQUESTS[task] / (suite.batch or max(1, BATCH // length)))
+        steps += batches * (1 + ANSWER * answers)
+    return replace(work, of="+".join(tasks), tokens=tokens, steps=steps)
 
 
-def parameters_at(model: Model, left: int) -> int:
-    """Parameters of a model with `left` key channels in a head."""
-    lost = model.num_heads * (model.head_k_dim - left)
+def parameters_at(model: Model, ratio: float) -> int:
+    """Parameters of a model of whose key channels that share is cut."""
+    lost = model.num_heads * (model.head_k_dim - shape_of(model, ratio).width)
     # Each in q and in k: a row of the projection and, where they are not shared, a filter.
     taps = model.conv_size if model.conv_sharing == "none" else 0
     return model.parameters - model.num_hidden_layers * 2 * lost * (model.hidden_size + taps)
