@@ -46,11 +46,12 @@ class Figure(Section):
     tokens: PositiveInt | None = None
     seconds: PositiveFloat
 
-    def label(self, rule: str) -> str:
-        count = (self.parameters or 0) / 1e6
+    def besides(self, rule: str, work: Work) -> str:
+        """What of it is not the rule's or the work's own."""
+        count, far = (self.parameters or 0) / 1e6, abs(_times(self, work)) > CLOSE / 2
         size = f"{count:.2g}M" if count < 99.5 else f"{count / 1000:.2g}B"
-        name = self.work if self.work != rule else ""
-        return " ".join(filter(None, [name, self.of, self.kernel, size if count else ""]))
+        said = {self.work: rule, self.of: work.of, self.kernel: work.kernel, size: size * (not far)}
+        return " ".join(mine for mine, other in said.items() if mine and mine != other)
 
 
 @dataclass(frozen=True)
@@ -83,11 +84,13 @@ def estimate(
 ) -> Estimate:  # fmt: skip
     """What a job takes; `tunes` if it is the first of its shape. Work that two jobs share (a task
     in two suites of a model) is counted in both, though one finds it done."""
-    parts = {rule: work}
-    if rule == "evaluate" and not any(f.work == rule and distance(f, work) < CLOSE for f in costs):
+    own, found = find(costs, rule, work), {}
+    if rule == "evaluate" and not (own and distance(own, work) < CLOSE):
         # No evaluation like it was measured: so many calls, and so many tokens through the model.
         parts = {"step": replace(work, of="", tokens=work.steps), "forward": replace(work, of="")}
-    found = {part: figure for name, part in parts.items() if (figure := find(costs, name, part))}
+        found = {part: one for name, part in parts.items() if (one := find(costs, name, part))}
+    if own and not found:
+        found = {work: own}
     on_gpu = gpus if not found or any(figure.gpus for figure in found.values()) else 0
     seconds, factor, scaled = 0.0, SAME, []
     for part, figure in found.items():
@@ -96,10 +99,10 @@ def estimate(
         used, there = (figure.gpus, max(1, gpus)) if on_gpu else (figure.cores or cores, cores)
         seconds += scale(figure, part) * used / there
         if figure.work != rule or distance(figure, part) >= CLOSE:
-            scaled.append(figure.label(rule))
+            scaled.append(figure.besides(rule, part))
             factor = SCALED
         elif on_gpu > used:
-            scaled.append(f"{figure.label(rule)} on {used} GPU")
+            scaled.append(f"{used} GPU")
     if not found:
         factor, scaled = SCALED, ["start alone"]
     for extra in ("start", "tuning") if tunes and on_gpu else ("start",):
@@ -121,14 +124,19 @@ def find(costs: Sequence[Figure], name: str, work: Work) -> Figure | None:
 def distance(figure: Figure, work: Work) -> float:
     """e times the parameters count 1, the other kernel 1, another work 2 to 3."""
     far = 0.01 * (not figure.of) + 0.01 * (not figure.kernel)  # what says more is nearer
-    if figure.parameters and work.parameters:
-        far += abs(log(work.parameters / figure.parameters))
+    far += abs(_times(figure, work))
     if figure.kernel and work.kernel:
         far += figure.kernel != work.kernel
     if figure.of and figure.of != work.of:
         mine, other = {*work.of.split("-")}, {*figure.of.split("-")}
         far += 3 - len(mine & other) / len(mine | other)
     return far
+
+
+def _times(figure: Figure, work: Work) -> float:
+    """How many times larger the work's model is, as a logarithm."""
+    given = figure.parameters and work.parameters
+    return log(given / figure.parameters) if given and figure.parameters else 0.0
 
 
 def scale(figure: Figure, work: Work) -> float:

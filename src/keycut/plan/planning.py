@@ -122,22 +122,21 @@ def _scaled(members: list[Planned]) -> str:
 
 def to_text(plan: dict[str, Any]) -> str:
     total, targets = plan["total"], " ".join(plan["targets"]) or "everything"
-    rows = [["rule", "jobs", "to run", "GPUs", "longest", "all", "GPU hours", "range", "disk"]]
+    rows = [["rule", "jobs", "to run", "GPUs", "longest", "all", "GPU time", "range", "disk"]]
     for rule in [*plan["rules"], total]:
-        hours, each = rule["gpu_seconds"][0] / 3600, rule["gpus"] if rule is not total else 0
-        rows.append([
-            rule["rule"], f"{rule['jobs']:,}", f"{rule['to_run']:,}", f"{each:.3g}" if each else "",
-            duration(rule["longest"]), duration(rule["seconds"][0]),
-            f"{digits(hours)} h" if hours else "",
-            ranged(rule["gpu_seconds"] if hours else rule["seconds"]), size(rule["disk"]),
-        ])  # fmt: skip
+        counts = [rule["rule"], f"{rule['jobs']:,}", f"{rule['to_run']:,}", f"{rule['gpus']:.3g}"]
+        times = [rule["longest"], rule["seconds"][0], rule["gpu_seconds"][0]]
+        ranged = _range(rule["gpu_seconds"] if times[2] else rule["seconds"])
+        rows.append([*counts, *map(duration, times), ranged, gigabytes(rule["disk"])])
     jobs = f"{total['jobs']:,} jobs, {total['to_run']:,} still to run"
     lines = [f"{plan['run']}: {targets}, {jobs}", "", *table(rows), ""]
     if total["to_run"]:
         walls = plan["walls"].items()
-        lines += table([[f"wall time {on}", duration(one[0]), ranged(one)] for on, one in walls])
+        lines += table([[f"wall time {on}", duration(one[0]), _range(one)] for on, one in walls])
     if total["scratch"]:
-        lines.append(f"while a model trains, its checkpoints take up to {size(total['scratch'])}")
+        lines.append(
+            f"while a model trains, its checkpoints take up to {gigabytes(total['scratch'])}"
+        )
     if plan["missing"]:
         lines += wrap(f"not there yet: {', '.join(plan['missing'])}", 99, subsequent_indent="  ")
     lines.append(f"figures of {'; '.join(plan['machines'])}")
@@ -149,27 +148,18 @@ def to_text(plan: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def ranged(span: Span) -> str:
+def _range(span: Span) -> str:
     return f"{duration(span[1])} to {duration(span[2])}" if span[0] else ""
 
 
 def duration(seconds: float) -> str:
-    for most, unit, one in ((90, "s", 1), (90 * 60, "min", 60)):
-        if seconds < most:
-            return f"{digits(seconds / one)} {unit}" if seconds else ""
-    return f"{digits(seconds / 3600)} h"
+    unit, one = ("s", 1) if seconds < 90 else ("min", 60) if seconds < 5400 else ("h", 3600)
+    count = seconds / one
+    return f"{count:,.{int(count < 9.95)}f} {unit}" if seconds else ""
 
 
-def size(count: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 999.5:
-            return f"{digits(count)} {unit}" if count else ""
-        count /= 1000
-    return f"{digits(count)} TB"
-
-
-def digits(value: float) -> str:
-    return f"{value:.1f}" if 0 < value < 9.95 else f"{value:,.0f}"
+def gigabytes(count: float) -> str:
+    return f"{count / 1e9:,.3g} GB" if count else ""
 
 
 def table(rows: Sequence[Sequence[str]]) -> list[str]:
