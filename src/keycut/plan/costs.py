@@ -135,8 +135,8 @@ def distance(figure: Figure, work: Work) -> float:
 
 def _times(figure: Figure, work: Work) -> float:
     """How many times larger the work's model is, as a logarithm."""
-    given = figure.parameters and work.parameters
-    return log(given / figure.parameters) if given and figure.parameters else 0.0
+    mine, other = figure.parameters, work.parameters
+    return log(other / mine) if mine and other else 0.0
 
 
 def scale(figure: Figure, work: Work) -> float:

@@ -42,7 +42,6 @@ class Graph:
     config: Config
     jobs: tuple[Job, ...]
     missing: tuple[str, ...]  # files that no rule makes and that are not there yet
-    executor: str
     gpus: float | None
     cores: int | None
 
@@ -65,27 +64,23 @@ def read_graph(
     for path in given.configfile or ():
         load_config(path)  # says more about a mistake than Snakemake would
     from snakemake import api
-    from snakemake.exceptions import MissingRuleException, RuleException, WorkflowError
+    from snakemake.exceptions import RuleException, WorkflowError
     from snakemake.io import Mtime
     from snakemake.settings import types
 
-    quiet = types.OutputSettings(quiet={types.Quietness.ALL}, enable_file_logging=False)
     resources = types.ResourceSettings(
-        cores=given.cores,
-        nodes=given.jobs,
-        max_threads=given.max_threads,
-        resources=given.resources,
-        overwrite_threads=given.set_threads,
-        overwrite_resources=given.set_resources,
+        cores=given.cores, nodes=given.jobs, max_threads=given.max_threads,
+        resources=given.resources, overwrite_threads=given.set_threads,
+        overwrite_resources=given.set_resources, default_resources=given.default_resources,
         overwrite_resource_scopes=given.set_resource_scopes,
-        default_resources=given.default_resources,
-    )
+    )  # fmt: skip
+    quiet = types.OutputSettings(quiet={types.Quietness.ALL}, enable_file_logging=False)
+    configured = types.ConfigSettings(configfiles=given.configfile or ())
+    wanted = types.DAGSettings(targets=set(targets), rerun_triggers=given.rerun_triggers,
+                               force_incomplete=True)  # fmt: skip
     with api.SnakemakeApi(quiet) as snakemake:
-        configured = types.ConfigSettings(configfiles=given.configfile or ())
-        made = snakemake.workflow(resources, config_settings=configured, snakefile=SNAKEFILE)
-        # What a killed job left half done runs again.
-        made.dag(types.DAGSettings(targets=set(targets), force_incomplete=True,
-                                   rerun_triggers=given.rerun_triggers))  # fmt: skip
+        made = snakemake.workflow(resources, configured, snakefile=SNAKEFILE)
+        made.dag(wanted)
         # Snakemake's API prints DAGs and gives none away; this is how it makes those it prints.
         workflow = made._workflow
         config = parse_config(workflow.globals["config"], "the configuration")
@@ -95,22 +90,20 @@ def read_graph(
             workflow.iocache.exists_local.update(dict.fromkeys(missing, True))
             workflow.iocache.mtime.update(dict.fromkeys(missing, Mtime(local=0, local_target=0)))
             workflow._build_dag()
-        except MissingRuleException as error:
+        except (RuleException, WorkflowError) as error:
             # What people ask for: target rules, tables and figures.
             known = [rule.name for rule in workflow.rules if not rule.has_wildcards()]
-            at = Layout(config)
-            known += [*map(at.table, config.tables), *map(at.figure, config.figures)]
-            unknown = next((name for name in targets if f" {name} " in str(error)), "")
-            raise InputError(
-                f"target {unknown!r}: no rule makes it{nearest(unknown, known)}"
-            ) from None
-        except (RuleException, WorkflowError) as error:
+            known += [*map(Layout(config).table, config.tables)]
+            known += [*map(Layout(config).figure, config.figures)]
+            for name in (name for name in targets if f"No rule to produce {name} " in str(error)):
+                said = f"target {name!r}: no rule makes it{nearest(name, known)}"
+                raise InputError(said) from None
             raise InputError(f"Snakemake: {error}") from None
         jobs = tuple(_jobs(workflow.dag))
         shares = max(map(_shares, workflow.dag.jobs), default=1)
     gpus = given.resources.get("gpu")
     there = gpus.value / shares if gpus and gpus.value else None
-    return Graph(config, jobs, missing, given.executor or "local", there, given.cores)
+    return Graph(config, jobs, missing, there, given.cores)
 
 
 def _arguments(configfile: Path | str | None, profile: str | None) -> Any:

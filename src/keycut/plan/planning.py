@@ -10,12 +10,13 @@ from typing import Any, TypeVar
 
 from keycut.config import Shape
 from keycut.errors import InputError
-from keycut.plan.costs import RULES, SAME, SCALED, Estimate, Figure, estimate
+from keycut.plan.costs import RULES, SAME, Estimate, Figure, estimate
 from keycut.plan.graph import Graph, Job
 from keycut.plan.work import Work, Works
 
 T = TypeVar("T")
 Span = list[float]  # an estimate in seconds, the least and the most that it may be
+POWERS = (0, -1, 1)  # of a job's factor, for these three
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class Planned:
     cost: Estimate
 
     def at(self, power: float) -> float:
-        """Seconds that it still takes: as estimated (0), at least (-1), at most (1)."""
+        """Seconds that it still takes."""
         return self.job.wanted * self.cost.seconds * self.cost.factor**power
 
 
@@ -80,10 +81,6 @@ def make_plan(
     }
 
 
-def span(value: Callable[[float], float]) -> Span:
-    return [value(0), value(-1), value(1)]
-
-
 def _rule(rule: str, members: list[Planned]) -> dict[str, Any]:
     """All jobs of one rule; times are of those that are still to run, disk is of all."""
     return {
@@ -92,25 +89,23 @@ def _rule(rule: str, members: list[Planned]) -> dict[str, Any]:
         "to_run": sum(one.job.wanted for one in members),
         "gpus": max(one.cost.gpus for one in members),
         "longest": max(one.at(0) for one in members),
-        "seconds": span(lambda power: sum(one.at(power) for one in members)),
-        "gpu_seconds": span(lambda power: sum(one.at(power) * one.cost.gpus for one in members)),
+        "seconds": [sum(one.at(power) for one in members) for power in POWERS],
+        "gpu_seconds": [sum(one.at(p) * one.cost.gpus for one in members) for p in POWERS],
         "disk": sum(one.work.disk for one in members),
-        "scratch": max(one.work.scratch for one in members),
     }
 
 
 def _wall(planned: list[Planned], there: float | None = None, gpus: bool = False) -> Span:
     """No run is shorter than its longest chain of jobs, nor than all work over all GPUs or cores;
     and if those never wait, it is no longer."""
-
-    def wall(power: float) -> float:
+    walls = []
+    for power in POWERS:
         ends, work = [0.0], 0.0
         for one in planned:
             ends.append(max(ends[place + 1] for place in [-1, *one.job.after]) + one.at(power))
             work += one.at(power) * (one.cost.gpus if gpus else min(one.job.cores, there or 1))
-        return max(*ends, work / there if there else 0)
-
-    return span(wall)
+        walls.append(max(*ends, work / there if there else 0))
+    return walls
 
 
 def _scaled(members: list[Planned]) -> str:
@@ -133,16 +128,12 @@ def to_text(plan: dict[str, Any]) -> str:
     if total["to_run"]:
         walls = plan["walls"].items()
         lines += table([[f"wall time {on}", duration(one[0]), _range(one)] for on, one in walls])
-    if total["scratch"]:
-        lines.append(
-            f"while a model trains, its checkpoints take up to {gigabytes(total['scratch'])}"
-        )
     if plan["missing"]:
         lines += wrap(f"not there yet: {', '.join(plan['missing'])}", 99, subsequent_indent="  ")
     lines.append(f"figures of {'; '.join(plan['machines'])}")
     if plan["scaled"]:
-        lines += ["", f"ranges are x/ {SAME:g} by figures of the same work, kernel and size, "
-                  f"x/ {SCALED:g} by others, scaled:"]  # fmt: skip
+        lines += ["", f"ranges are half to twice (x/ {SAME:g}) by figures of the same work, kernel "
+                  "and size; scaled from others:"]  # fmt: skip
     for name, said in plan["scaled"].items():
         lines += wrap(f"{name}: {said}", 99, initial_indent="  ", subsequent_indent="    ")
     return "\n".join(lines) + "\n"
@@ -159,7 +150,7 @@ def duration(seconds: float) -> str:
 
 
 def gigabytes(count: float) -> str:
-    return f"{count / 1e9:,.3g} GB" if count else ""
+    return f"{count / 1e9:,.{int(count < 9.95e9)}f} GB" if count else ""
 
 
 def table(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -35,8 +35,7 @@ class Work:
     tokens: int | None = None
     steps: int = 0  # of an evaluation: calls of the model
     shape: Shape | None = None  # what kernels are tuned for, once
-    disk: int = 0  # bytes that stay
-    scratch: int = 0  # bytes while it runs
+    disk: int = 0  # bytes
 
 
 class Works:
@@ -60,9 +59,8 @@ class Works:
         kept = WEIGHT * parameters_at(model, ratio)
         match rule:
             case "pretrain":
-                recipe, scratch = reads.recipe(name), CHECKPOINTS * TRAINED * model.parameters
-                work = replace(work, of=recipe.trainer, scratch=scratch)
-                return replace(work, tokens=self._tokens(recipe), disk=kept)
+                recipe, disk = reads.recipe(name), CHECKPOINTS * TRAINED * model.parameters + kept
+                return replace(work, of=recipe.trainer, tokens=self._tokens(recipe), disk=disk)
             case "calibrate":  # Gram matrices, eight to a head, in float64
                 disk = model.num_hidden_layers * model.num_heads * 8 * model.head_k_dim**2 * 8
                 return replace(work, tokens=self._tokens(config.calibration), disk=disk)
