@@ -30,7 +30,7 @@ class Ran:
     gpus: tuple[str, ...]
     gpu_seconds: float
     disk: int  # bytes of its outputs; of a link, its own
-    started: float | None
+    started: float
 
 
 SUMS: dict[str, Callable[[Ran], float]] = {
@@ -44,21 +44,21 @@ SUMS: dict[str, Callable[[Ran], float]] = {
 
 
 def ran(run: str, planned: Iterable[Planned]) -> list[Ran]:
-    """The jobs that left a timing."""
+    """The jobs that left a timing and a provenance."""
     found = []
-    for one in planned:
+    for one in (one for one in planned if one.job.timing and one.job.outputs):
         timing, outputs = Path(one.job.timing or ""), [Path(path) for path in one.job.outputs]
-        if not timing.is_file():
+        beside = Path(f"{outputs[0]}{BESIDE}")
+        if not (timing.is_file() and beside.is_file()):
             continue
         with open(timing, newline="") as file:
             seconds = sum(float(row["s"]) for row in csv.DictReader(file, delimiter="\t"))
-        beside = Path(f"{outputs[0]}{BESIDE}")
-        record = read_json(beside) if beside.is_file() else {"gpus": [], "started": None}
+        record = read_json(beside)
         gpus = tuple(record["gpus"][: ceil(one.job.gpus)])  # it may see more than it asked for
         held = len(gpus) * record.get("gpu_share", 1.0)
         inside = (file for path in outputs for file in (path, *path.rglob("*")))
         disk = sum(f.lstat().st_size for f in inside if f.is_symlink() or f.is_file())
-        started = record["started"] and datetime.fromisoformat(record["started"]).timestamp()
+        started = datetime.fromisoformat(record["started"]).timestamp()
         found.append(Ran(one, seconds, gpus, seconds * held, disk, started))
     if not found:
         raise InputError(f"no job of {run} has left a timing: there is nothing to look back on")
@@ -81,11 +81,9 @@ def after_text(run: str, found: Sequence[Ran]) -> str:
         times = [duration(planned), duration(took), f"{took / planned:.2f}", *map(duration, gpu)]
         disk = [gigabytes(row["planned_disk"]), gigabytes(row["disk"])]
         rows.append([row["rule"], f"{row['jobs']:,}", *times, *disk])
-    lines = [f"{run}: planned, and what it took", "", *table(rows)]
-    if dated := [(one.started, one.started + one.seconds) for one in found if one.started]:
-        wall = max(end for _, end in dated) - min(start for start, _ in dated)
-        lines += ["", f"from the first start to the last end: {duration(wall)}"]
-    return "\n".join(lines) + "\n"
+    wall = max(one.started + one.seconds for one in found) - min(one.started for one in found)
+    lines = [f"{run}: planned, and what it took", "", *table(rows), ""]
+    return "\n".join([*lines, f"from the first start to the last end: {duration(wall)}"]) + "\n"
 
 
 def write_figures(path: Path | str, run: str, found: Sequence[Ran]) -> None:

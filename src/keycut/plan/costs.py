@@ -26,9 +26,8 @@ PARTS = ("start", "tuning", "forward", "step")
 CLOSE = log(2)
 SAME, SCALED = 2.0, 4.0
 """A job may take so many times more or less than estimated: by a figure of the same work, kernel
-and, up to a factor of two, size; and by another. Of the five rules that the lab's plans had such
-figures of, four came within 2.1 (docs/lab.md); the lab, estimated from figures of other models,
-comes within 4 (tests/test_plan.py)."""
+and, up to a factor of two, size; and by another. docs/lab.md, "What it took", has what they are
+from."""
 
 
 class Figure(Section):
