@@ -13,7 +13,7 @@ from keycut.inputs import Inputs
 WEIGHT = 4  # bytes: models are kept in float32, and those of the hub are no wider
 TRAINED = 12  # bytes of a parameter in a checkpoint: itself and AdamW's two moments
 CHECKPOINTS = 3  # two are kept, and a third is being written
-# Documents of a task, times their choices where it has some.
+# Documents of a task, times their choices where it has some; near enough for a plan, not counted.
 REQUESTS = {
     "wikitext": 62, "lambada_openai": 5153, "arc_easy": 9501, "arc_challenge": 4687,
     "hellaswag": 40168, "piqa": 3676, "winogrande": 2534, "based_drop": 2090, "based_fda": 1102,
