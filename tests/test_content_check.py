@@ -336,3 +336,22 @@ def test_a_local_file_stands_in_for_a_dead_data_set(world: World) -> None:
     assert not [path for path in world.hub.requests if "piqa" in path]
     write_lines(file, ROWS)
     assert f"the configuration says {digest} for piqa" in problem(world.download())
+
+
+def test_of_a_model_that_is_only_timed_the_config_is_fetched_and_compared(world: World) -> None:
+    source = {"kind": "hub", "name": "owner/big"}
+    big = {**world.settings["models"]["net"], "label": "Big", "source": source}
+    world.settings["models"]["big"] = big
+    world.settings["benchmarks"] = {
+        "model": {"kind": "model", "models": ["big"], "ratios": [0.5], "passes": ["forward"],
+                  "batch": 1, "length": 64}
+    }  # fmt: skip
+    files = {"config.json": world.net["config.json"], "model.safetensors": b"never asked for"}
+    world.hub.push("model", "owner/big", files)
+    report = world.download()
+    report.raise_problems()
+    assert "2 layers, 2 heads of 16; only timed, without its weights" in report.table()
+    assert not list((world.folder / "hub" / "models" / "owner--big").rglob("*.safetensors"))
+    big["num_heads"] = 4
+    assert "model big: " in (said := problem(world.download()))
+    assert "head_k_dim 16, the configuration says 8 for Big" in said

@@ -17,7 +17,13 @@ from typing import Any
 from keycut.artefact import read_json
 from keycut.config import Config, Model, Task
 from keycut.config.evaluation import DATA_SETS
-from keycut.config.needs import needed_corpora, needed_models, needed_tasks, needed_tokenizers
+from keycut.config.needs import (
+    needed_corpora,
+    needed_models,
+    needed_tasks,
+    needed_tokenizers,
+    only_timed,
+)
 from keycut.config.sources import HubCorpus, LocalCorpus
 from keycut.data.corpora import make_tokenizer, survey_corpus
 from keycut.data.tokenizer import Tokenizer, check_vocabulary, load_backend
@@ -111,6 +117,9 @@ class _Check:
             if (source := model.source).kind != "pretrain":
                 key = ("model", source.name) if source.kind == "hub" else None
                 yield self._finding(f"model {name}", key, self._model, model)
+        for name, source in only_timed(config).items():
+            key = ("model", source.name)
+            yield self._finding(f"model {name}", key, self._shape, config.models[name])
         for name, corpus in needed_corpora(config).items():
             if corpus.kind != "documentation":
                 key = ("dataset", corpus.name) if corpus.kind == "hub" else None
@@ -162,6 +171,17 @@ class _Check:
             folder = Path(source.path)
         refuse_other_sizes(model, folder)
         return f"{_parameters(folder)}; {self._own_tokenizer(folder, model.tokenizer)}"
+
+    def _shape(self, model: Model) -> str:
+        """Of a model that is only timed its config is all that was fetched."""
+        from keycut.models.adoption import refuse_other_sizes
+
+        assert model.source.kind == "hub"
+        refuse_other_sizes(model, resolve(model.source.name, "model", self.downloads, self.lock))
+        return (
+            f"{model.num_hidden_layers} layers, {model.num_heads} heads of {model.head_k_dim}; "
+            "only timed, without its weights"
+        )
 
     def _named(self, name: str) -> str:
         from keycut.models.architectures import ARCHITECTURES

@@ -83,7 +83,8 @@ def needed_models(config: Config) -> dict[str, Model]:
 def only_timed(config: Config) -> dict[str, FromHub]:
     """Hub models that benchmarks name and nothing else does: their shape counts."""
     timed = {m for b in config.benchmarks.values() if b.kind != "mixer" for m in b.models}
-    sources = {name: config.models[name].source for name in sorted(timed - {*needed_models(config)})}
+    names = sorted(timed - {*needed_models(config)})
+    sources = {name: config.models[name].source for name in names}
     return {name: source for name, source in sources.items() if source.kind == "hub"}
 
 
