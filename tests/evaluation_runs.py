@@ -75,7 +75,13 @@ def run_config(suite: dict, *, protocol: str = "test"):
 
 
 def column(task: str, metric: str, file: Path | None = None, version: int = 1, **more) -> dict:
-    stated = {"label": "L", "task": task, "metric": metric, "version": version, **more}
+    stated = {
+        "label": f"{task} {metric}",
+        "task": task,
+        "metric": metric,
+        "version": version,
+        **more,
+    }
     return stated if file is None else {**stated, "file": str(file)}
 
 

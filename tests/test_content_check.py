@@ -355,3 +355,21 @@ def test_of_a_model_that_is_only_timed_the_config_is_fetched_and_compared(world:
     big["num_heads"] = 4
     assert "model big: " in (said := problem(world.download()))
     assert "head_k_dim 16, the configuration says 8 for Big" in said
+
+
+def test_what_a_library_says_of_one_thing_does_not_keep_the_others_from_being_told(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any, **__: Any) -> int:
+        raise RuntimeError("no such thing\nand more")
+
+    monkeypatch.setattr("keycut.content_check.check_documents", broken)
+    report = world.download()
+    assert "task piqa: RuntimeError: no such thing" in problem(report)
+    assert PARAMETERS in report.table()
+
+
+def test_under_the_papers_protocol_a_data_set_has_its_number_of_documents(world: World) -> None:
+    world.settings["evaluation"]["protocol"] = "paper"
+    said = problem(world.download())
+    assert "task piqa: 6 documents, and the paper's protocol has 1,838" in said

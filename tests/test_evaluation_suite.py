@@ -641,3 +641,14 @@ def test_demo_tasks_refuse_another_tokenizer(model, tokens, tmp_path):
     (other / "tokenizer.json").write_text(text + "\n")
     with pytest.raises(InputError, match="packed with another tokenizer"):
         make_demo_tasks(tokens, other, tmp_path / "a")
+
+
+def test_without_a_card_a_configuration_is_a_folder(tmp_path, monkeypatch):
+    """The hub's branch of converted files has one for each, and no card: never all of them."""
+    for name, count in (("default", 3), ("de", 5)):
+        (tmp_path / name / "test").mkdir(parents=True)
+        table = pyarrow.table({"text": [f"{name} {n}" for n in range(count)]})
+        pyarrow.parquet.write_table(table, tmp_path / name / "test" / "0000.parquet")
+    monkeypatch.setattr(data, "resolve", lambda *_, **__: tmp_path)
+    task = parse_task("lambada_openai")
+    assert data.check_documents(task, downloads=tmp_path, lock=tmp_path) == 3

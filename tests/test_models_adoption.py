@@ -129,3 +129,16 @@ def test_what_contradicts_a_model_that_is_here_stops_preflight_check_and_timings
 def test_a_model_that_the_run_trains_is_not_adopted(described: Model, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="is trained by this run"):
         adopt(described, tmp_path, tmp_path / "out")
+
+
+def test_a_folder_that_is_no_model_and_a_config_without_sizes_are_said(
+    there: Model, tmp_path: Path
+) -> None:
+    config = tmp_path / "mine" / "config.json"
+    found = read_json(config)
+    write_json(config, {key: value for key, value in found.items() if key != "vocab_size"})
+    with pytest.raises(InputError, match="'vocab_size' is missing"):
+        adopt(there, tmp_path / "tokenizer", tmp_path / "out")
+    config.unlink()
+    with pytest.raises(InputError, match=r"mine is no model folder: it has no config\.json"):
+        adopt(there, tmp_path / "tokenizer", tmp_path / "out")

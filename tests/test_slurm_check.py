@@ -225,6 +225,26 @@ def test_the_file_of_partitions_is_named_where_it_promised_too_much(profile):
     ]
 
 
+def test_a_partition_is_offered_only_if_it_meets_every_attempt(profile):
+    short = replace(CLUSTER["gpu"], name="short", minutes=480)
+    hidden = replace(CLUSTER["gpu"], name="hidden", hidden=True)
+    asks = [asked("evaluate", f"-p cpu --gpus=1 -t {240 * n}", n) for n in (1, 2, 3)]
+    (line,) = findings(asks, {**CLUSTER, "short": short, "hidden": hidden}, profile)
+    assert line.endswith("write slurm_partition: gpu")
+
+
+def test_cores_are_set_where_snakemake_takes_them_from(profile):
+    (line,) = findings([asked("tokens", "-p gpu -t 5 --cpus-per-task=80")], CLUSTER, profile)
+    assert "asks for 80 cores, a node of partition gpu has 64" in line
+    assert line.endswith("write set-threads: {tokens: 64}")
+
+
+def test_a_partition_without_nodes_is_named():
+    empty = replace(CLUSTER["gpu"], nodes=())
+    (problem,) = judge(SMALL, {"gpu": empty})
+    assert problem.text == "partition gpu has no nodes"
+
+
 def test_where_a_job_goes_wherever_it_fits_the_longest_partition_counts(profile):
     Path("mine.yaml").write_text("partitions:\n  cpu: {}\n")
     (line,) = findings(
@@ -240,6 +260,9 @@ def test_where_a_job_goes_wherever_it_fits_the_longest_partition_counts(profile)
         ("allocation failure: Invalid account or account/partition combination specified", 1,
          "slurm_account"),
         ("allocation failure: Invalid qos specification", 1, "qos"),
+        ("allocation failure: QOSMaxWallDurationPerJobLimit: Job violates accounting/QOS policy", 1,
+         "runtime"),
+        ("allocation failure: QOSMaxCpuPerJobLimit: Job violates accounting/QOS policy", 1, "qos"),
         ("allocation failure: Invalid feature specification", 1, "constraint"),
         # As Slurm says while nodes are drained, which may pass.
         ("allocation failure: Requested node configuration is not available", 1, None),

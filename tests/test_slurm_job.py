@@ -163,8 +163,8 @@ def waiting(number, reason, state="PENDING", comment="rule_tokens_wildcards_demo
 
 @pytest.mark.parametrize(
     "reason",
-    ["PartitionTimeLimit", "PartitionNodeLimit", "PartitionConfig", "BadConstraints",
-     "InvalidAccount", "InvalidQOS", "QOSMaxWallDurationPerJobLimit", "QOSMaxGRESPerJob",
+    ["PartitionTimeLimit", "PartitionConfig", "BadConstraints", "InvalidAccount", "InvalidQOS",
+     "QOSMaxWallDurationPerJobLimit", "QOSMaxGRESPerJob",
      "AssocMaxCpuMinutesPerJobLimit", "QOSMinGRES", "AssocGrpCPUMinutesLimit"],
 )  # fmt: skip
 def test_a_job_that_never_starts_is_named_once(reason):
@@ -187,11 +187,15 @@ def test_a_wait_that_can_end_is_not_named(reason):
 
 
 @pytest.mark.parametrize(
-    "reason", ["QOSMaxGRESPerUser", "QOSGrpCpuLimit", "AssocGrpCPURunMinutesLimit"]
-)
+    "reason",
+    ["QOSMaxGRESPerUser", "QOSGrpCpuLimit", "AssocGrpCPURunMinutesLimit", "MaxGRESPerAccount",
+     "PartitionNodeLimit", "AccountingPolicy"],
+)  # fmt: skip
 def test_a_limit_is_named_when_no_job_is_left_whose_end_would_help(reason):
     known = set()
-    assert list(stuck(waiting(6, "None", "RUNNING") + waiting(7, reason), known)) == []
+    for state in ("RUNNING", "CONFIGURING", "COMPLETING"):
+        assert list(stuck(waiting(6, "None", state) + waiting(7, reason), known)) == []
+    assert list(stuck("slurm_load_jobs error\n", known)) == []
     (line,) = stuck(waiting(7, reason), known)
     assert f"waits, {reason}, while no job of this run runs" in line
 

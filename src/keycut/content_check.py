@@ -28,13 +28,14 @@ from keycut.config.sources import HubCorpus, LocalCorpus
 from keycut.data.corpora import make_tokenizer, survey_corpus
 from keycut.data.tokenizer import Tokenizer, check_vocabulary, load_backend
 from keycut.errors import InputError
-from keycut.evaluation.data import documents
+from keycut.evaluation.data import check_documents
+from keycut.evaluation.protocol import DOCUMENTS
 from keycut.hub import DOWNLOADS, GO_ON, LOCK, HubItem, fetch, locked_commits, resolve, united
 
 # What tokenizers of one vocabulary may still differ in: spaces, line ends, digits, other scripts.
 PROBES = (
     "The state of a linear model keeps what it reads.",
-    " two  spaces,\ttab\n\nand lines ",
+    "two  spaces,\ttab\n\nand lines ",  # none before the first: versions of one tokenizer differ
     "def f(x): return x**2 + 3.14159 * 1024",
     "naïve façade – “quoted” … 東京 Москва 🙂",
     "</s><s><|endoftext|>",
@@ -130,7 +131,8 @@ class _Check:
         for task in tasks.values():
             if task.task in DATA_SETS or not made:
                 key = None if task.file else ("dataset", DATA_SETS[task.task][0])
-                yield self._finding(f"task {task.task}", key, self._task, task)
+                promised = config.evaluation.protocol == "paper"
+                yield self._finding(f"task {task.task}", key, self._task, task, promised)
 
     def named(self, models: Sequence[str]) -> Iterator[Finding]:
         """Models by their hub names: what can be said of them without a configuration."""
@@ -148,6 +150,9 @@ class _Check:
             return Finding(item, commit, look(*arguments))
         except InputError as error:
             return Finding(item, commit, "WRONG, see below", str(error))
+        except Exception as error:  # of a library; what else was found is still to be said
+            said = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+            return Finding(item, commit, "WRONG, see below", said)
 
     def _tokenizer(self, config: Config, name: str) -> str:
         with TemporaryDirectory() as scratch:
@@ -220,8 +225,10 @@ class _Check:
         files, rows = survey_corpus(corpus, downloads=self.downloads, lock=self.lock)
         return f"{files:,} files, " + (f"{rows:,} rows" if rows is not None else "each opened")
 
-    def _task(self, task: Task) -> str:
-        found = len(documents(task, downloads=self.downloads, lock=self.lock))
+    def _task(self, task: Task, promised: bool) -> str:
+        found = check_documents(task, downloads=self.downloads, lock=self.lock)
+        if promised and (expected := DOCUMENTS.get(task.task, found)) != found:
+            raise InputError(f"{found:,} documents, and the paper's protocol has {expected:,}")
         return f"{found:,} documents" + (f" ({task.note})" if task.note else "")
 
 

@@ -238,10 +238,15 @@ def resolve(
     return home
 
 
-def downloaded(name: str, kind: Kind, folder: Path | str, lock_path: Path | str) -> Path | None:
-    """The folder of a locked item, without a look at its files; None if it was never downloaded."""
+def downloaded(
+    name: str, kind: Kind, folder: Path | str, lock_path: Path | str, *, revision: str
+) -> Path | None:
+    """The folder of an item that is locked at this revision, without a look at its files; None if
+    that was never downloaded."""
     pin = _read_lock(Path(lock_path)).get((kind, name))
-    return _home(Path(folder), HubItem(kind, name), pin.commit) if pin else None
+    if pin is None or revision not in (pin.revision, pin.commit):
+        return None
+    return _home(Path(folder), HubItem(kind, name), pin.commit)
 
 
 def model_folder(source: Path | str) -> Path:
@@ -250,7 +255,8 @@ def model_folder(source: Path | str) -> Path:
         return Path(source)
     parts = str(source).split("/")
     if len(parts) == 2 and all(parts) and not parts[0].startswith("."):
-        return resolve(str(source), "model", DOWNLOADS, LOCK)
+        # Of a model that a run only times, the config alone may be here.
+        return resolve(str(source), "model", DOWNLOADS, LOCK, patterns=DEFAULT_PATTERNS["model"])
     raise InputError(f"{source}: no such folder, and no hub name (owner/name) either")
 
 
@@ -407,7 +413,7 @@ def _fetch(
         (arrivals / path).parent.mkdir(parents=True, exist_ok=True)
         if _size(arrivals / path) > file.size:
             (arrivals / path).unlink()
-        if not file.matches(arrivals / path):
+        if _size(arrivals / path) < file.size:
             _take_from_cache(item, commit, file, arrivals / path)
     have = sum(_size(arrivals / path) for path in wanted)
     total = sum(file.size for file in wanted.values())

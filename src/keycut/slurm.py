@@ -27,13 +27,15 @@ COLUMNS = "%i|%T|%r|%P|%l|%k"  # of squeue: id, state, reason, partition, time l
 
 # Reasons to wait (`squeue`, %r) that no other job's end takes away.
 FOREVER = re.compile(
-    r"Partition(TimeLimit|NodeLimit|Config)|BadConstraints|Invalid(Account|QOS)|AccountingPolicy"
-    r"|(Account|QOS)NotAllowed|MaxMemPerLimit|DependencyNeverSatisfied"
+    r"Partition(TimeLimit|Config)|BadConstraints|Invalid(Account|QOS)|(Account|QOS)NotAllowed"
+    r"|MaxMemPerLimit|DependencyNeverSatisfied"
     r"|(QOS|Assoc)Max\w*Per(Job|Node)\w*|QOSMin\w+|(QOS|Assoc)Grp(?!\w*Run)\w*Minutes\w*"
 )
 HELD = re.compile(r"JobHeld\w+|JobHoldMaxRequeue|.*requeue.*held.*", re.IGNORECASE)
-# Limits on jobs together. They end with a job that runs, if one does.
-SHARED_LIMIT = re.compile(r"(QOS|Assoc)(Grp|Max)\w+")
+# Those that end with a job that runs, if one does, or with nodes that are down for now.
+MAY_END = re.compile(
+    r"(QOS|Assoc)(Grp|Max)\w+|Max\w+PerAccount|PartitionNodeLimit|AccountingPolicy"
+)
 
 # What sbatch says of a request that it will not take later either.
 REFUSED = (
@@ -138,10 +140,11 @@ def warn_of_jobs_that_never_start(executor: Any, warn: Callable[[str], None]) ->
         known: set[tuple[str, str]] = set()
         while True:
             time.sleep(WATCH_EVERY)
-            queue = subprocess.run(
-                ["squeue", "--noheader", f"--name={executor.run_uuid}", f"--format={COLUMNS}"],
-                capture_output=True, text=True,
-            )  # fmt: skip
+            command = f"squeue --noheader --name={executor.run_uuid} --format={COLUMNS}"
+            try:
+                queue = subprocess.run(command.split(), capture_output=True, text=True)
+            except OSError:
+                continue  # no process to be had, or no squeue for now
             # No answer is the plugin's to handle: it asks the same.
             for line in stuck(queue.stdout, known):
                 warn(line)
@@ -155,14 +158,14 @@ def stuck(queue: str, known: set[tuple[str, str]]) -> Iterator[str]:
     `queue`: squeue's lines of COLUMNS. `known`: the jobs and reasons that were said; those said now
     are added.
     """
-    jobs = [line.split("|", 5) for line in queue.splitlines()]
-    any_runs = any(state == "RUNNING" for _, state, *_ in jobs)
+    jobs = [line.split("|", 5) for line in queue.splitlines() if line.count("|") >= 5]
+    any_runs = any(state != "PENDING" for _, state, *_ in jobs)
     waiting: dict[tuple[str, ...], list[str]] = {}
     for number, state, reason, partition, limit, comment in jobs:
         final = FOREVER.fullmatch(reason) or HELD.fullmatch(reason)
         if state != "PENDING" or (number, reason) in known:
             continue
-        if final or (SHARED_LIMIT.fullmatch(reason) and not any_runs):
+        if final or (MAY_END.fullmatch(reason) and not any_runs):
             known.add((number, reason))
             rule = comment.removeprefix("rule_").partition("_wildcards_")[0]
             waiting.setdefault((rule, reason, partition, limit), []).append(number)
@@ -179,7 +182,7 @@ def stuck(queue: str, known: set[tuple[str, str]]) -> Iterator[str]:
         else:
             yield (
                 f"{asked}: waits, {reason}, while no job of this run runs. If none of your others "
-                "does, it asks for more than that limit and will never start."
+                f"does, and no node is down, it asks for too much and will never start. {ADVICE}"
             )
 
 

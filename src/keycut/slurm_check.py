@@ -24,7 +24,9 @@ from typing import Any
 
 import yaml
 
+from keycut.config import parse_config
 from keycut.errors import InputError
+from keycut.plan.graph import take_for_granted
 from keycut.slurm import RESUMED, refused_for_good
 
 SNAKEFILE = "workflow/Snakefile"
@@ -56,6 +58,7 @@ class Partition:
     nodes: tuple[Node, ...]
     cpus_per_node: float = inf
     memory_per_node: float = inf
+    hidden: bool = False
 
     def most(self, kind: str = "") -> tuple[int, float, float]:
         """The most GPUs, CPUs and memory (MB) that a node has; each of another one, perhaps."""
@@ -68,7 +71,7 @@ class Partition:
 
 def read_cluster() -> dict[str, Partition]:
     """The partitions of the cluster that this machine belongs to."""
-    asked = [_scontrol("show", kind, "--oneliner") for kind in ("partition", "node")]
+    asked = [_scontrol("show", kind, "--oneliner", "--all") for kind in ("partition", "node")]
     return parse_cluster(*asked)
 
 
@@ -98,6 +101,7 @@ def parse_cluster(partitions: str, nodes: str) -> dict[str, Partition]:
             nodes=tuple(node for node in machines if name in node.partitions),
             cpus_per_node=_limit(fields.get("MaxCPUsPerNode", "")),
             memory_per_node=_limit(fields.get("MaxMemPerNode", "")),
+            hidden=fields.get("Hidden") == "YES",
         )
     return found
 
@@ -214,6 +218,9 @@ def problems(request: Request, partition: Partition) -> Iterator[Problem]:
     if partition.state != "UP":
         yield Problem("slurm_partition", f"{where} is {partition.state}", of_rule=False)
         return
+    if not partition.nodes:
+        yield Problem("slurm_partition", f"{where} has no nodes", of_rule=False)
+        return
     gpus, cpus, memory = partition.most(request.gpu_kind)
     count = f"{request.gpus} GPU{'s' * (request.gpus != 1)}"
     if request.gpus and not partition.most()[0]:
@@ -325,10 +332,19 @@ def findings(
     Of a rule and a resource the first attempt that asks for too much.
     """
     first: dict[tuple[str, str], tuple[str, str]] = {}
-    for asked in sorted(submissions, key=lambda one: (one.attempt, one.rule, one.command)):
+    ordered = sorted(submissions, key=lambda one: (one.attempt, one.rule, one.command))
+    requests: dict[str, list[Request]] = {}
+    for asked in ordered:
+        requests.setdefault(asked.rule, []).append(parse_sbatch(asked.command))
+    for asked in ordered:
         request = parse_sbatch(asked.command)
+        able = sorted(
+            name
+            for name, one in cluster.items()
+            if not one.hidden and not any(list(problems(r, one)) for r in requests[asked.rule])
+        )
         for problem in judge(request, cluster) or _tested(asked.command):
-            place, write = _advice(asked, request, problem, cluster, profile)
+            place, write = _advice(asked, request, problem, cluster, profile, able)
             which = f"attempt {asked.attempt} " if asked.attempt > 1 else ""
             found = (place, f"{which}{problem.text}{write}")
             first.setdefault((asked.rule, problem.key), found)
@@ -345,7 +361,9 @@ def _advice(
     problem: Problem,
     cluster: Mapping[str, Partition],
     profile: Profile,
+    able: list[str],
 ) -> tuple[str, str]:
+    """The line to change, and what to write there. `able`: partitions that meet every attempt."""
     if asked.by_file:
         place = profile.place_of_limit(request.partitions[0], problem.key)
         limit = LIMITS.get(problem.key)
@@ -364,8 +382,12 @@ def _advice(
     if most:
         # Snakemake evaluates what stands there as Python, for each attempt.
         limit = f'"min({value}, {most})"' if value and asked.attempt > 1 else most
-        choices.append(f"{problem.key}: {limit}")
-    if able := sorted(name for name, found in others.items() if not found):
+        line = f"{problem.key}: {limit}"
+        # Cores are no resource to Snakemake.
+        choices.append(
+            f"set-threads: {{{asked.rule}: {most}}}" if problem.key == "threads" else line
+        )
+    if able:
         choices.append(f"slurm_partition: {' or '.join(able)}")
     elif problem.key == "slurm_partition":
         name, found = min(others.items(), key=lambda one: _distance(one[1]))
@@ -390,7 +412,8 @@ def _tested(command: str) -> list[Problem]:
     # "not available" may be for now: nodes that are down or drained count here.
     if not test.returncode or "not available" in said or not refused_for_good(said):
         return []
-    known = {"account": "slurm_account", "qos": "qos", "feature": "constraint"}
+    known = {"invalid account": "slurm_account", "wall": "runtime", "qos": "qos",
+             "feature": "constraint"}  # fmt: skip
     key = next((known[word] for word in known if word in said.lower()), "slurm_partition")
     return [Problem(key, f"sbatch refuses it: {said}")]
 
@@ -448,8 +471,10 @@ def read_submissions(arguments: Any, partition_file: Path | None) -> set[Submiss
         # Snakemake's API prints DAGs and gives none away; this is how it makes those it prints.
         workflow = workflow_api._workflow
         workflow._executor_plugin = _plugin()  # without one, every job would be a local one
+        config = parse_config(workflow.globals["config"], "the configuration")
         try:
             workflow._prepare_dag(forceall=False, ignore_incomplete=True, lock_warn_only=True)
+            take_for_granted(workflow, config)
             workflow._build_dag()
             return set(_submissions(workflow.dag.jobs, arguments.retries, settings, partition_file))
         except (RuleException, WorkflowError) as error:

@@ -73,7 +73,7 @@ class Config(Section):
     device: Literal["cuda", "cpu"] = Field(
         "cuda",
         description="what models run on: cuda is a GPU, and a job that can use none fails; cpu, "
-        "for toy sizes, leaves GPUs alone",
+        "for toy sizes, uses no GPU",
     )
     seeds: Some[Seed] = Field(
         description="seeds of whatever is drawn: random channels, calibration text, sampled rows"

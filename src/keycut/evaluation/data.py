@@ -36,8 +36,9 @@ FIELDS: dict[str, dict[str, type]] = {
     "demo_choice": {"query": str, "choices": list, "gold": int},
     "demo_recall": {"context": str, "question": str, "answers": list},
 }
-# What a retrieval task reads where it is there: other names of the answer, and its token.
+# What tasks whose text is cut around the answer read where it is there: its other names, its token.
 OPTIONAL: dict[str, type] = {"alt_answers": list, "tok_pos": int}
+CUT_AROUND_THE_ANSWER = ("based_fda", "based_nq", "based_squadv2", "based_swde")
 
 Document = dict[str, Any]
 
@@ -127,9 +128,12 @@ def _rows(task: Task, folder: Path) -> Iterator[tuple[str, Document]]:
     _, configuration, split = DATA_SETS[task.task]
     with tempfile.TemporaryDirectory() as cache:
         try:
-            rows = datasets.load_dataset(
-                str(folder), name=configuration, split=split, cache_dir=cache
-            )
+            # Without a card, as on the hub's branch of converted files, a configuration is a
+            # folder; all of them would come as one.
+            given: dict[str, Any] = {"name": configuration}
+            if (folder / str(configuration)).is_dir() and not (folder / "README.md").is_file():
+                given = {"data_dir": configuration}
+            rows = datasets.load_dataset(str(folder), split=split, cache_dir=cache, **given)
         except (datasets.exceptions.DatasetsError, ValueError, OSError) as error:
             raise InputError(
                 f"{folder}: {task.task} needs its split {split!r}"
@@ -145,7 +149,7 @@ def _checked(task: str, document: Any, place: str) -> Document:
     if not isinstance(document, dict):
         raise InputError(f"{place}: a JSON object was expected")
     fields = dict(FIELDS[task])
-    if task.startswith("based_"):
+    if task in CUT_AROUND_THE_ANSWER:
         fields |= {f: kind for f, kind in OPTIONAL.items() if document.get(f) is not None}
     for field, kind in fields.items():
         if field not in document:

@@ -49,6 +49,18 @@ PAPER: dict[str, tuple[int, str | None, dict[str, tuple[str, str, int]]]] = {
     ),
 }
 
+# How many documents the splits have that lm-eval scores. Those of the retrieval sets we have not
+# counted.
+DOCUMENTS = {
+    "wikitext": 62,
+    "lambada_openai": 5_153,
+    "arc_easy": 2_376,
+    "arc_challenge": 1_172,
+    "hellaswag": 10_042,
+    "winogrande": 1_267,
+    "piqa": 1_838,
+}
+
 
 def refuse_deviations(evaluation: Evaluation, *names: str) -> None:
     """An error that names everything in which suites, these or all, are not what their protocol

@@ -9,7 +9,7 @@ from keycut.artefact import read_json, whole
 from keycut.config import Config, Model
 from keycut.errors import InputError
 from keycut.hub import downloaded, resolve
-from keycut.models.architectures import architecture
+from keycut.models.architectures import architecture, need
 
 
 def adopt(
@@ -47,7 +47,8 @@ def refuse_contradictions(config: Config, *, downloads: Path, lock: Path) -> Non
     for model in config.models.values():
         folder = None
         if model.source.kind == "hub":
-            folder = downloaded(model.source.name, "model", downloads, lock)
+            place = (downloads, lock)
+            folder = downloaded(model.source.name, "model", *place, revision=model.source.revision)
         elif model.source.kind == "local":
             folder = Path(model.source.path)
         if folder and (folder / "config.json").is_file():
@@ -56,6 +57,8 @@ def refuse_contradictions(config: Config, *, downloads: Path, lock: Path) -> Non
 
 def refuse_other_sizes(model: Model, folder: Path) -> None:
     """An error unless the model in a folder is the one that the configuration describes."""
+    if not (folder / "config.json").is_file():
+        raise InputError(f"{folder} is no model folder: it has no config.json")
     found = read_json(folder / "config.json")
     shape = architecture(found).shape(found)
     compared = {
@@ -63,9 +66,9 @@ def refuse_other_sizes(model: Model, folder: Path) -> None:
         "head_v_dim": (shape.value_width, model.head_v_dim),
         "num_heads": (shape.heads, model.num_heads),
         "num_v_heads": (shape.value_heads, model.value_heads),
-        "num_hidden_layers": (found["num_hidden_layers"], model.num_hidden_layers),
-        "hidden_size": (found["hidden_size"], model.hidden_size),
-        "vocab_size": (found["vocab_size"], model.vocab_size),
+        "num_hidden_layers": (need(found, "num_hidden_layers"), model.num_hidden_layers),
+        "hidden_size": (need(found, "hidden_size"), model.hidden_size),
+        "vocab_size": (need(found, "vocab_size"), model.vocab_size),
     }
     # What neither states is fla's default for both. Timings are of the configuration's shape.
     stated = model.fla_config()

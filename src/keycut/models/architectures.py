@@ -77,7 +77,7 @@ class Architecture:
         return self.mixer.format(layer=layer) + tensor.name
 
 
-def _need(config: Config, key: str) -> Any:
+def need(config: Config, key: str) -> Any:
     if key not in config:
         raise InputError(f"config.json of a {config['model_type']} model: {key!r} is missing")
     return config[key]
@@ -87,7 +87,7 @@ def _mixer_layers(config: Config) -> tuple[int, ...]:
     attention = config.get("attn") or []  # one kind of softmax layers, or a list of kinds
     kinds = attention if isinstance(attention, list) else [attention]
     softmax = {layer for kind in kinds for layer in kind.get("layers", ())}
-    return tuple(i for i in range(_need(config, "num_hidden_layers")) if i not in softmax)
+    return tuple(i for i in range(need(config, "num_hidden_layers")) if i not in softmax)
 
 
 def _whole(value: float, what: str) -> int:
@@ -97,7 +97,7 @@ def _whole(value: float, what: str) -> int:
 
 
 def _delta_net_shape(config: Config) -> KeyShape:
-    hidden, heads = _need(config, "hidden_size"), _need(config, "num_heads")
+    hidden, heads = need(config, "hidden_size"), need(config, "num_heads")
     key_dim = hidden * config.get("expand_k", 1.0)
     value_dim = hidden * config.get("expand_v", 1.0)
     said = f"with hidden_size {hidden} and num_heads {heads}"
@@ -124,7 +124,7 @@ def _delta_net_resized(config: Config, width: int) -> Config:
 
 
 def _gated_shape(config: Config) -> KeyShape:
-    heads, width = _need(config, "num_heads"), _need(config, "head_dim")
+    heads, width = need(config, "num_heads"), need(config, "head_dim")
     value_heads = config.get("num_v_heads") or heads
     if value_heads % heads:
         raise InputError(f"num_v_heads {value_heads}: must be a multiple of num_heads {heads}")

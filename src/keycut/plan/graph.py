@@ -65,7 +65,6 @@ def read_graph(
         load_config(path)  # says more about a mistake than Snakemake would
     from snakemake import api
     from snakemake.exceptions import RuleException, WorkflowError
-    from snakemake.io import Mtime
     from snakemake.settings import types
 
     resources = types.ResourceSettings(
@@ -84,11 +83,9 @@ def read_graph(
         # Snakemake's API prints DAGs and gives none away; this is how it makes those it prints.
         workflow = made._workflow
         config = parse_config(workflow.globals["config"], "the configuration")
-        missing = tuple(Inputs(config).missing())
         try:
             workflow._prepare_dag(forceall=False, ignore_incomplete=False, lock_warn_only=True)
-            workflow.iocache.exists_local.update(dict.fromkeys(missing, True))
-            workflow.iocache.mtime.update(dict.fromkeys(missing, Mtime(local=0, local_target=0)))
+            missing = take_for_granted(workflow, config)
             workflow._build_dag()
         except (RuleException, WorkflowError) as error:
             # What people ask for: target rules, tables and figures.
@@ -104,6 +101,16 @@ def read_graph(
     gpus = given.resources.get("gpu")
     there = gpus.value / shares if gpus and gpus.value else None
     return Graph(config, jobs, missing, there, given.cores)
+
+
+def take_for_granted(workflow: Any, config: Config) -> tuple[str, ...]:
+    """The files that a user has still to bring: Snakemake is told that they are there."""
+    from snakemake.io import Mtime
+
+    missing = tuple(Inputs(config).missing())
+    workflow.iocache.exists_local.update(dict.fromkeys(missing, True))
+    workflow.iocache.mtime.update(dict.fromkeys(missing, Mtime(local=0, local_target=0)))
+    return missing
 
 
 def _arguments(configfile: Path | str | None, profile: str | None) -> Any:
