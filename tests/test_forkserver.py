@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -22,24 +25,75 @@ forkserver.hand_over()
 """
 
 
+# What training does when it is told to stop: it takes a moment to save.
+SAVES = """
+import signal
+def save(*_):
+    time.sleep(0.5)
+    open('saved', 'w').close()
+    os._exit(75)
+signal.signal(signal.SIGTERM, save)
+open('started', 'w').close()
+time.sleep(60)
+"""
+
+LOADED = "print('colorsys' in sys.modules)"
+
+
 @pytest.fixture
 def served(tmp_path):
     """Run commands beside a server that has less to import."""
-    small = tmp_path / "small.py"
-    small.write_text(
-        "import sys\nfrom keycut import forkserver\n"
-        "forkserver.LIBRARIES = ('colorsys', 'torch')\nforkserver.main(sys.argv[1:])\n"
-    )
-
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
     environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
 
-    def start(*command: str) -> subprocess.Popen[str]:
+    def start(*command: str, libraries: tuple[str, ...] = ("colorsys",)) -> subprocess.Popen[str]:
+        small = tmp_path / "small.py"
+        small.write_text(
+            "import sys\nfrom keycut import forkserver\n"
+            f"forkserver.LIBRARIES = {libraries}\nforkserver.main(sys.argv[1:])\n"
+        )
         return subprocess.Popen(
-            [sys.executable, str(small), *command], env=environment,
-            text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path,
+            [sys.executable, str(small), *command], cwd=tmp_path,
+            env={**environment, "TMPDIR": str(temporary)},
+            text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
 
-    return start
+    yield start
+    assert not list(temporary.iterdir())
+
+
+@pytest.fixture
+def name(served):
+    """The name of a server whose command goes on until the test ends, and the server with it."""
+    running = served("sh", "-c", "echo $KEYCUT_FORK_SERVER; exec sleep 60")
+    yield running.stdout.readline().strip()
+    (server,) = children(running.pid)
+    with ends_soon(server):
+        running.kill()
+    assert running.communicate() == ("", "")
+
+
+def children(process: int) -> list[int]:
+    """The processes that a process has forked, first the server where it is the command."""
+    return [int(n) for n in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+
+
+@contextmanager
+def ends_soon(*processes: int):
+    watched = [forkserver.pidfd(process) for process in processes]
+    yield
+    for file in watched:
+        assert select.select([file], [], [], 30)[0] == [file]
+        os.close(file)
+
+
+def handed_over(folder: Path, name: str, body: str = LOADED) -> subprocess.CompletedProcess[str]:
+    """A job that finds the server of this name."""
+    return subprocess.run(
+        job(folder, body), env={**os.environ, "KEYCUT_FORK_SERVER": name}, cwd=folder,
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
 
 
 def job(folder: Path, body: str) -> list[str]:
@@ -70,8 +124,8 @@ def test_a_job_has_one_thread(served, tmp_path):
         "import torch\n(torch.randn(600, 600) @ torch.randn(600, 600)).exp().sum()\n"
         "print(len(os.listdir('/proc/self/task')), file=sys.stderr)"
     )
-    _, err = served(*job(tmp_path, body)).communicate(timeout=60)
-    assert err.split() == ["1"]
+    running = served(*job(tmp_path, body), libraries=("torch",))
+    assert running.communicate(timeout=60)[1].split() == ["1"]
 
 
 def test_a_command_that_ends_at_once_leaves_no_trace(served, tmp_path):
@@ -84,22 +138,14 @@ def test_without_a_server_the_job_runs_as_it_is(tmp_path):
     assert done.stdout.split() == [b"False"]
 
 
-@pytest.mark.parametrize(
-    ("work", "limit", "found"),
-    [
-        ("map, eval, [\"'colorsys' in __import__('sys').modules\"]", 60, "[True] ''"),
-        ("map, time.sleep, [0, 1000]", 10, "[None] 'no result within 10 s'"),
-        ("map, os._exit, [3]", 60, "[] 'the process died (exit code 3): it said nothing'"),
-        ("map, __import__('signal').raise_signal, [11]", 60, "[] 'the process died (signal 11)"),
-    ],
-)
-def test_what_is_timed_apart_is_a_fork_too(served, tmp_path, work, limit, found):
+def test_what_is_timed_apart_is_a_fresh_process(served, tmp_path):
     body = (
         "from keycut.benchmarking.process import apart\n"
-        f"outcome = apart({work}, limit_s={limit})\nprint(outcome.found, repr(outcome.reason))"
+        "loaded = \"'colorsys' in __import__('sys').modules\"\n"
+        f"{LOADED}\nprint(apart(map, eval, [loaded], limit_s=60).found)"
     )
     out, err = served(*job(tmp_path, body)).communicate(timeout=60)
-    assert out.startswith(found), err
+    assert out.split() == ["True", "[False]"], err
 
 
 def test_what_is_timed_apart_ends_with_its_job(served, tmp_path):
@@ -129,17 +175,105 @@ def test_the_exit_code_is_the_jobs(served, tmp_path, body, code):
     assert running.returncode == code
 
 
-def test_a_job_whose_client_is_killed_is_told_to_end(served, tmp_path):
-    body = (
-        "import signal\n"
-        "signal.signal(signal.SIGTERM, lambda *_: (open('saved', 'w'), os._exit(75)))\n"
-        "open('started', 'w')\ntime.sleep(60)"
-    )
-    running = served(*job(tmp_path, body))
+def test_a_job_whose_client_is_killed_saves_and_ends(served, tmp_path):
+    running = served("sh", "-c", f"{' '.join(job(tmp_path, SAVES))} & echo $!; exec sleep 60")
+    client = int(running.stdout.readline())
     wait_for(tmp_path / "started")
-    running.send_signal(signal.SIGKILL)
-    running.communicate(timeout=60)
+    os.kill(client, signal.SIGKILL)
     wait_for(tmp_path / "saved")
+    with ends_soon(*children(running.pid)):
+        running.kill()
+    running.communicate()
+
+
+def test_a_job_whose_command_is_killed_saves_and_ends_and_so_do_its_client_and_the_server(
+    served, tmp_path
+):
+    running = served("sh", "-c", f"{' '.join(job(tmp_path, SAVES))} & exec sleep 60")
+    wait_for(tmp_path / "started")
+    with ends_soon(*children(running.pid)):
+        running.kill()
+    running.communicate(timeout=60)  # until the last of them has closed its output
+    assert (tmp_path / "saved").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_client_that_is_told_to_end_waits_until_its_job_has_saved(served, tmp_path, number):
+    client = served(*job(tmp_path, SAVES))
+    wait_for(tmp_path / "started")
+    client.send_signal(number)
+    assert client.wait(60) == 75
+    assert (tmp_path / "saved").exists()
+    assert client.communicate() == ("", "")
+
+
+def test_a_client_waits_for_its_job_also_if_nobody_can_tell_it_of_the_end(served, tmp_path):
+    client = served(*job(tmp_path, SAVES))
+    wait_for(tmp_path / "started")
+    (server,) = children(client.pid)
+    (supervisor,) = children(server)
+    os.kill(supervisor, signal.SIGKILL)
+    assert client.wait(60) == 1
+    assert (tmp_path / "saved").exists()
+    assert "the supervisor of this job was killed" in client.communicate()[1]
+
+
+def test_a_job_goes_on_to_its_end_when_the_server_is_killed(served, tmp_path):
+    body = (
+        "open('started', 'w').close()\nwhile not os.path.exists('go'): time.sleep(0.01)\n"
+        "sys.exit(7)"
+    )
+    client = served(*job(tmp_path, body))
+    wait_for(tmp_path / "started")
+    (server,) = children(client.pid)
+    os.kill(server, signal.SIGKILL)
+    time.sleep(0.2)
+    assert client.poll() is None
+    (tmp_path / "go").touch()
+    assert client.wait(60) == 7
+    assert client.communicate() == ("", "")
+
+
+def test_a_job_that_finds_no_server_any_more_runs_as_it_is_and_says_so(served, tmp_path):
+    running = served("sh", "-c", "echo $KEYCUT_FORK_SERVER; exec sleep 60")
+    name = running.stdout.readline().strip()
+    (server,) = children(running.pid)
+    os.kill(server, signal.SIGKILL)
+    done = handed_over(tmp_path, name)
+    assert (done.returncode, done.stdout) == (0, "False\n")
+    assert "no fork server" in done.stderr
+    running.kill()
+    running.communicate()
+
+
+REQUEST = {"script": "/no/such/file", "arguments": [], "folder": "/", "environment": {}}
+
+
+@pytest.mark.parametrize(
+    "message",
+    [None, b"", b"+", b'+{"script":', b"+no JSON\n", b"+" + json.dumps(REQUEST).encode() + b"\n"],
+    ids=["silent", "nothing", "one byte", "half a message", "no message", "whole"],
+)
+def test_a_client_that_goes_early_or_stays_silent_harms_nobody(tmp_path, name, message):
+    with socket.socket(socket.AF_UNIX) as silent, Path(os.devnull).open("r+") as null:
+        for _ in range(5):
+            with socket.socket(socket.AF_UNIX) as client:
+                client.connect(f"\0{name}")
+                if message:
+                    socket.send_fds(client, [message], [null.fileno()] * 3)
+        if message is None:
+            silent.connect(f"\0{name}")
+        done = handed_over(tmp_path, name)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", "")
+
+
+def test_other_users_are_refused_on_both_sides(tmp_path, monkeypatch):
+    here, there = socket.socketpair()
+    with here, there:
+        forkserver.check_user(here)
+        monkeypatch.setattr(os, "getuid", lambda: 12345)
+        with pytest.raises(PermissionError, match="this one to 12345"):
+            forkserver.check_user(there)
 
 
 def test_a_process_that_is_watched_is_seen_to_end():
@@ -162,15 +296,13 @@ def test_jobs_run_side_by_side(served, tmp_path):
     assert running.returncode == 0
 
 
-def test_the_server_ends_with_its_command_and_leaves_nothing(served, tmp_path):
-    running = served(sys.executable, "-c", "import os; print(os.environ['KEYCUT_FORK_SERVER'])")
-    out, _ = running.communicate(timeout=60)
-    address = Path(out.strip())
-    for _ in range(500):
-        if not address.parent.exists():
-            return
-        time.sleep(0.02)
-    raise AssertionError(f"{address.parent} is still there")
+def test_the_server_ends_with_its_command(served):
+    running = served("sh", "-c", "echo started; exec sleep 60")
+    assert running.stdout.readline() == "started\n"
+    (server,) = children(running.pid)
+    with ends_soon(server):
+        running.terminate()
+    assert running.communicate(timeout=60) == ("", "")
 
 
 def wait_for(path: Path) -> None:

@@ -8,28 +8,39 @@ loaded already, which takes longer than most of the demo's work. Without a serve
 run as they are, and so do jobs of several threads, since a fork has one. Keycut's own modules are
 never loaded before the fork, so a change to them counts at once, and no torch operation runs
 before it, since its threads would not survive.
+
+    command (snakemake) ── client (the job's script: waits for the exit code)
+    server ── supervisor ── job (the same script)
+
+The server only accepts and forks. The supervisor, one for each client, reads the request, forks the
+job, and tells the client how it ended, so a job outlives the server. A job is told to end (SIGTERM:
+training saves and leaves) when its client, its supervisor or the command has ended, and the client
+stays until the job has. The socket has a name but no file, so nothing is left behind.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib
 import json
 import os
 import runpy
-import selectors
-import shutil
+import secrets
+import select
 import signal
 import socket
+import struct
 import sys
-import tempfile
 import traceback
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-SOCKET = "KEYCUT_FORK_SERVER"
-FORKED = "KEYCUT_FORKED"
+SERVER = "KEYCUT_FORK_SERVER"  # the variable with the name of the socket
+TIMEOUT = 10  # seconds in which a client has to send its request
+PR_SET_PDEATHSIG = 1
 
 LIBRARIES = (
     "torch", "transformers", "transformers.modeling_utils", "transformers.models.auto",
@@ -41,27 +52,45 @@ GPU = Path("/dev/nvidiactl")
 
 def hand_over() -> None:
     """Let the server run this script, and leave with its exit code; go on if there is none."""
-    address = os.environ.get(SOCKET)
-    if address is None or FORKED in os.environ:
+    name = os.environ.get(SERVER)
+    if name is None:
         return
+    request = {
+        "script": str(Path(sys.argv[0]).resolve()),
+        "arguments": sys.argv[1:],
+        "folder": os.getcwd(),
+        "environment": {key: value for key, value in os.environ.items() if key != SERVER},
+    }
     with socket.socket(socket.AF_UNIX) as connection:
         try:
-            connection.connect(address)
+            connection.connect(f"\0{name}")
+            check_user(connection)
+            socket.send_fds(connection, [b"+"], [0, 1, 2])
+            connection.sendall(json.dumps(request).encode() + b"\n")
+            if not connection.recv(1):
+                raise ConnectionError("it has ended")
         except OSError as error:
-            sys.exit(f"keycut: the fork server at {address} does not answer: {error.strerror}")
-        request = {
-            "script": str(Path(sys.argv[0]).resolve()),
-            "arguments": sys.argv[1:],
-            "folder": os.getcwd(),
-            "environment": dict(os.environ),
-        }
-        message = json.dumps(request).encode()
-        socket.send_fds(connection, [len(message).to_bytes(4, "big")], [0, 1, 2])
-        connection.sendall(message)
-        answer = connection.recv(4)
-    if not answer:
-        sys.exit("keycut: the fork server ended before the job did")
-    sys.exit(int.from_bytes(answer, "big"))
+            print(f"keycut: no fork server ({error}): this job loads the libraries itself",
+                  file=sys.stderr, flush=True)  # fmt: skip
+            return
+        # The supervisor takes the end of our side for our end. We stay until the job has ended:
+        # Snakemake deletes the outputs of a job that has failed.
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: connection.shutdown(socket.SHUT_WR))
+        code = connection.recv(1)
+    if not code:
+        sys.exit("keycut: the supervisor of this job was killed, and the job has ended with it")
+    sys.exit(code[0])
+
+
+def check_user(connection: socket.socket) -> None:
+    """A socket without a file can be reached by all users of the machine."""
+    size = struct.calcsize("3i")
+    _, user, _ = struct.unpack(
+        "3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+    )
+    if user != os.getuid():
+        raise PermissionError(f"the other side belongs to user {user}, this one to {os.getuid()}")
 
 
 def pidfd(process: int) -> int:
@@ -75,85 +104,24 @@ def pidfd(process: int) -> int:
     return int(found)
 
 
-class Server:
-    """Takes jobs one after the other and lets each run in a fork of its own."""
-
-    def __init__(self, listener: socket.socket, command: int) -> None:
-        self.listener = listener
-        self.events = selectors.DefaultSelector()
-        self.events.register(listener, selectors.EVENT_READ, self.accept)
-        # When the command has ended, so has the reason to stay.
-        self.events.register(command, selectors.EVENT_READ, self.leave)
-        self.running: dict[int, socket.socket] = {}
-
-    def serve(self) -> None:
-        while True:
-            for key, _ in self.events.select():
-                key.data(key.fileobj)
-
-    def leave(self, _: Any) -> None:
-        for process in self.running:
-            os.killpg(process, signal.SIGTERM)
-        sys.exit(0)
-
-    def accept(self, _: Any) -> None:
-        connection, _ = self.listener.accept()
-        header, files, _, _ = socket.recv_fds(connection, 4, 3)
-        size, message = int.from_bytes(header, "big"), b""
-        while len(message) < size:
-            message += connection.recv(size - len(message))
-        process = os.fork()
-        if process == 0:
-            self._become(json.loads(message), files)
-        for file in files:
-            os.close(file)
-        self.running[process] = connection
-        ended = pidfd(process)
-        self.events.register(ended, selectors.EVENT_READ, lambda fd: self.report(fd, process))
-        # A client has nothing more to say: whatever comes from it is its end.
-        self.events.register(connection, selectors.EVENT_READ, lambda c: self.stop(c, process))
-
-    def report(self, ended: Any, process: int) -> None:
-        """A job has ended: tell its client how."""
-        self.events.unregister(ended)
-        os.close(ended)
-        _, status = os.waitpid(process, 0)
-        code = os.waitstatus_to_exitcode(status)
-        connection = self.running.pop(process)
-        if connection in self.events.get_map():
-            self.events.unregister(connection)
-            connection.sendall((code if code >= 0 else 128 - code).to_bytes(4, "big"))
-        connection.close()
-
-    def stop(self, connection: Any, process: int) -> None:
-        """A client has been killed: its job is told to save and end."""
-        self.events.unregister(connection)
-        os.killpg(process, signal.SIGTERM)
-
-    def _become(self, request: dict[str, Any], files: list[int]) -> None:
-        """In the fork: be the process that the client would have been."""
-        code = 1
+def fork(work: Callable[..., None], *arguments: Any) -> int:
+    """A child that does the work and ends, whatever happens: it never returns from here."""
+    child = os.fork()
+    if child:
+        return child
+    code = 1
+    try:
         try:
-            os.setsid()
-            self.events.close()
-            self.listener.close()
-            for number, file in enumerate(files):
-                os.dup2(file, number)
-                os.close(file)
-            os.chdir(request["folder"])
-            os.environ.clear()
-            os.environ.update({**request["environment"], FORKED: "1"})
-            sys.argv = [request["script"], *request["arguments"]]
-            runpy.run_path(request["script"], run_name="__main__")
+            work(*arguments)
             code = 0
         except SystemExit as stopped:
             code = _exit_code(stopped)
         except BaseException:
             traceback.print_exc()
-        finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(code)
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(code)
 
 
 def _exit_code(stopped: SystemExit) -> int:
@@ -169,21 +137,17 @@ def main(command: list[str]) -> None:
     """Become the command, with a server as its child."""
     if not command:
         sys.exit("usage: python -m keycut.forkserver COMMAND [ARGUMENT ...]")
-    folder = Path(tempfile.mkdtemp(prefix="keycut-"))
+    name = f"keycut-{secrets.token_hex(8)}"
     with socket.socket(socket.AF_UNIX) as listener:
         # Jobs that come while the server still imports wait here.
-        listener.bind(str(folder / "jobs"))
+        listener.bind(f"\0{name}")
         listener.listen(64)
-        command_itself = pidfd(os.getpid())
-        if os.fork() == 0:
-            try:
-                _serve(listener, command_itself)
-            finally:
-                shutil.rmtree(folder)
-    os.execvpe(command[0], command, {**os.environ, SOCKET: str(folder / "jobs")})
+        fork(serve, listener, pidfd(os.getpid()))
+    os.execvpe(command[0], command, {**os.environ, SERVER: name})
 
 
-def _serve(listener: socket.socket, command: int) -> None:
+def serve(listener: socket.socket, command: int) -> None:
+    """The server: a supervisor for every client, until the command has ended."""
     # Ctrl-C is for the command alone: it ends its jobs, and the server ends with it.
     os.setsid()
     # flash-linear-attention warns that there is no GPU, which a CPU's user knows.
@@ -198,13 +162,59 @@ def _serve(listener: socket.socket, command: int) -> None:
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     for library in before_the_fork():
         importlib.import_module(library)
-    Server(listener, command).serve()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for supervisors
+    while command not in select.select([listener.fileno(), command], [], [])[0]:
+        with listener.accept()[0] as connection:
+            fork(supervise, connection, listener, command)
 
 
 def before_the_fork() -> list[str]:
     """What is loaded once for all jobs. fla looks at the GPU as it is imported, where there is one,
     and no fork of that process could use it: each job imports fla itself then."""
     return [name for name in LIBRARIES if not (GPU.exists() and name.split(".")[0] == "fla")]
+
+
+def supervise(connection: socket.socket, listener: socket.socket, command: int) -> None:
+    """The supervisor: run the job of one client, and tell it the exit code."""
+    listener.close()  # once the server has ended, nobody shall wait there
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    os.setsid()
+    connection.settimeout(TIMEOUT)
+    try:
+        check_user(connection)
+        _, files, _, _ = socket.recv_fds(connection, 1, 3)
+        request = json.loads(connection.makefile("rb").readline())
+        connection.sendall(b"+")
+    except (OSError, ValueError):
+        return  # the client has gone, or is none of ours
+    connection.settimeout(None)
+    for number, file in enumerate(files):
+        os.dup2(file, number)
+        os.close(file)
+    job = fork(run, request, os.getpid())
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    ended = pidfd(job)
+    # The client has nothing more to say: whatever comes from it is its end.
+    if ended not in select.select([ended, connection.fileno(), command], [], [])[0]:
+        os.killpg(0, signal.SIGTERM)
+    code = os.waitstatus_to_exitcode(os.waitpid(job, 0)[1])
+    with contextlib.suppress(OSError):  # the client may have gone
+        connection.sendall(bytes([code if code >= 0 else 128 - code]))
+
+
+def run(request: dict[str, Any], supervisor: int) -> None:
+    """The job: be the process that the client would have been.
+
+    It inherits the connection and never closes it: as long as it lives, so does its client.
+    """
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGTERM))
+    if os.getppid() != supervisor:
+        sys.exit("keycut: the supervisor of this job was killed before it began")
+    os.chdir(request["folder"])
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    sys.argv = [request["script"], *request["arguments"]]
+    runpy.run_path(request["script"], run_name="__main__")
 
 
 if __name__ == "__main__":

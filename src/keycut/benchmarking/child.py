@@ -1,7 +1,4 @@
-"""The other side of `process.Worker`: import, wait for work, do it, say what was found.
-
-Where a fork server runs, it is a fork of that, with most imports done.
-"""
+"""The other side of `process.Worker`: import, wait for work, do it, say what was found."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ import sys
 import threading
 
 from keycut.benchmarking.process import READY, said
-from keycut.forkserver import hand_over, pidfd
+from keycut.forkserver import pidfd
 
 
 def serve(preload: list[str]) -> None:
@@ -55,5 +52,4 @@ def end_with_parent() -> None:
 
 if __name__ == "__main__":
     end_with_parent()
-    hand_over()
     serve(sys.argv[1:])

@@ -17,8 +17,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from keycut.forkserver import FORKED
-
 # Which kernels run is part of a timing. fla hands calls to other backends where they are installed
 # or switched on; these keep all of them to Triton. Tuning results are kept on disk.
 FIXED = {
@@ -69,14 +67,12 @@ class Worker:
     """A process that imports what it will need and waits for its work. It does one thing."""
 
     def __init__(self, preload: tuple[str, ...] = HEAVY):
-        # A job that was forked has a server to fork this one too.
-        inherited = {name: value for name, value in os.environ.items() if name != FORKED}
         self.process = subprocess.Popen(
             [sys.executable, "-m", "keycut.benchmarking.child", *preload],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env={**inherited, **FIXED},
+            env={**os.environ, **FIXED},
             start_new_session=True,  # so that the limit ends its compilers too
         )
         self.ready = b""
@@ -144,8 +140,6 @@ def _read(out: bytes) -> tuple[list[Any], str | None]:
 
 
 def _death(code: int, err: bytes) -> str:
-    if code > 128:  # as shells and the fork server tell of signals
-        code = 128 - code
     if code == -signal.SIGKILL:
         return "killed from outside, as the system does when memory runs out"
     last = (err.decode(errors="replace").strip().splitlines() or ["it said nothing"])[-1]
