@@ -6,6 +6,7 @@ import os
 import platform
 import re
 import runpy
+import subprocess
 import sys
 from contextlib import contextmanager
 from pathlib import Path
@@ -37,7 +38,7 @@ def planned(tmp_path, monkeypatch):
         monkeypatch.delenv(name, raising=False)
     # What the job sets for itself is put back.
     for name in ("OMP_NUM_THREADS", "HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE",
-                 "TOKENIZERS_PARALLELISM", "TRITON_CACHE_DIR"):  # fmt: skip
+                 "ONEDNN_JIT_PROFILE", "TOKENIZERS_PARALLELISM", "TRITON_CACHE_DIR"):  # fmt: skip
         monkeypatch.setenv(name, os.environ.get(name, ""))
     script = tmp_path / "work.py"
     script.write_text("from keycut.artefact import digest\n")
@@ -68,6 +69,16 @@ def around(capfd):
             yield config
 
     return enter
+
+
+def test_torch_leaves_nothing_in_the_temporary_folder(planned, around):
+    code = (
+        "import os, torch\ntorch.randn(1, 3, 16, 16).to_mkldnn().to_dense()\n"
+        "print(os.path.exists(f'/tmp/perf-{os.getpid()}.map'))"
+    )
+    with around(planned()):
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout == "False\n", done.stderr
 
 
 def test_what_is_said_goes_to_the_log_even_from_other_processes(planned, around):

@@ -48,6 +48,8 @@ def job(snakemake: Any, *, online: bool = False) -> Iterator[Config]:
     if snakemake.threads == 1:
         forkserver.hand_over()
     os.environ["TOKENIZERS_PARALLELISM"] = "0"
+    # On Arm, torch's oneDNN would leave a /tmp/perf-PID.map of its kernels behind.
+    os.environ["ONEDNN_JIT_PROFILE"] = "0"
     if not online:
         os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
     os.environ["OMP_NUM_THREADS"] = str(snakemake.threads)
