@@ -76,7 +76,8 @@ def hand_over() -> None:
         # The supervisor takes the end of our side for our end. We stay until the job has ended:
         # Snakemake deletes the outputs of a job that has failed.
         for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda *_: connection.shutdown(socket.SHUT_WR))
+            if signal.getsignal(number) != signal.SIG_IGN:  # as shells set it in the background
+                signal.signal(number, lambda *_: connection.shutdown(socket.SHUT_WR))
         code = connection.recv(1)
     if not code:
         sys.exit("keycut: the supervisor of this job was killed, and the job has ended with it")
