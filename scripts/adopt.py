@@ -1,11 +1,11 @@
 from keycut.job import job
 
-with job(snakemake) as config:
+with job(snakemake) as run:
     from keycut.hub import DOWNLOADS, LOCK
     from keycut.models.adoption import adopt
 
     adopt(
-        config.models[snakemake.wildcards.model],
+        run.models[snakemake.wildcards.model],
         snakemake.input.tokenizer,
         snakemake.output.model,
         downloads=DOWNLOADS,

@@ -1,6 +1,6 @@
 from keycut.job import job
 
-with job(snakemake) as config:
+with job(snakemake) as run:
     import torch
 
     from keycut.analysis.rank import analyse_rank
@@ -8,13 +8,13 @@ with job(snakemake) as config:
     from keycut.models.checkpoint import Checkpoint, load
 
     # DeltaNet's kernel takes nothing wider.
-    dtype = torch.bfloat16 if config.device == "cuda" else None
-    text = PackedTokens(snakemake.input.tokens, slice_name=config.analysis.data.split("/")[1])
+    dtype = torch.bfloat16 if run.device == "cuda" else None
+    text = PackedTokens(snakemake.input.tokens, slice_name=run.analysis.data.split("/")[1])
     found = analyse_rank(
-        load(snakemake.input.model, device=config.device, dtype=dtype),
+        load(snakemake.input.model, device=run.device, dtype=dtype),
         torch.from_numpy(text[0][: snakemake.params.length]),
         model_digest=Checkpoint(snakemake.input.model).digest(),
         heads=[tuple(head) for head in snakemake.params.heads],
-        skip=config.analysis.skip,
+        skip=run.analysis.skip,
     )
     found.save(snakemake.output.result, force=True)

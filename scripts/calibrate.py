@@ -1,14 +1,14 @@
 from keycut.job import job
 
-with job(snakemake) as config:
+with job(snakemake) as run:
     from keycut.calibration import calibrate_folder
     from keycut.data.packing import PackedTokens
 
     found = calibrate_folder(
         snakemake.input.model,
-        PackedTokens(snakemake.input.tokens, slice_name=config.calibration.data.split("/")[1]),
-        config.calibration,
+        PackedTokens(snakemake.input.tokens, slice_name=run.calibration.data.split("/")[1]),
+        run.calibration,
         seed=int(snakemake.wildcards.seed),
-        device=config.device,
+        device=run.device,
     )
     found.save(snakemake.output.folder, force=True)

@@ -1,11 +1,10 @@
 from keycut.job import job
 
-with job(snakemake) as config:
-    from keycut.inputs import Inputs
+with job(snakemake) as run:
     from keycut.reporting.steps import make_document
 
     make_document(
-        Inputs(config).shown(),
+        run,
         snakemake.input.tables,
         snakemake.input.figures,
         snakemake.output.tex,

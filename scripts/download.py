@@ -1,8 +1,8 @@
 from keycut.job import job
 
-with job(snakemake, online=True) as config:
+with job(snakemake, online=True) as run:
     from keycut.content_check import download_and_check
 
-    report = download_and_check(config)
+    report = download_and_check(run)
     print(report.table())
     report.raise_problems()

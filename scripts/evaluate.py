@@ -2,14 +2,14 @@ from pathlib import Path
 
 from keycut.job import job
 
-with job(snakemake) as config:
+with job(snakemake) as run:
     from keycut.evaluation import evaluate
 
     evaluate(
         snakemake.input.model,
         snakemake.wildcards.suite,
-        config,
+        run,
         snakemake.output.result,
         cache=Path(snakemake.params.checkpoints) / "evaluation",
-        device=config.device,
+        device=run.device,
     )

@@ -1,11 +1,8 @@
-from pathlib import Path
-
 from keycut.job import job
 
-with job(snakemake) as config:
+with job(snakemake) as run:
     from keycut.benchmarking import measure
-    from keycut.layout import Layout
+    from keycut.config import Measurement
 
-    out = snakemake.output.result
-    (cell,) = [c for c in config.measurements() if Layout(config).measurement(c) == out]
-    measure(config, cell, Path(out), device=config.device)
+    cell = Measurement(**snakemake.params.cell)
+    measure(run, cell, snakemake.output.result, device=run.device)

@@ -2,29 +2,30 @@ from pathlib import Path
 
 from keycut.job import commit, job
 
-with job(snakemake) as config:
-    from keycut.inputs import Inputs
-    from keycut.layout import BESIDE, Layout
+with job(snakemake) as run:
+    from keycut.layout import BESIDE
     from keycut.reporting.report import write_report
 
-    at = Layout(config)
-    timings = Path(at.root) / "timings"
+    results, variants = Path(snakemake.params.results), run.variants()
+    curves = {v: Path(p) for v, p in zip(variants, snakemake.params.curves, strict=True)}
+    steps = {v: map(Path, p) for v, p in zip(variants, snakemake.params.steps, strict=True)}
     meanwhile = ("document", "pdf")  # typeset beside this job: what is told of them comes and goes
     write_report(
-        Inputs(config).shown(),
+        run,
         frames=snakemake.input.frames,
         verdict=snakemake.input.verdict,
         figures=snakemake.input.figures,
-        curves=at.curves(),
+        curves={variant: path for variant, path in curves.items() if path.is_file()},
         jobs={
             rule.name: sorted(rule.rglob("*.tsv"))
-            for rule in sorted(timings.iterdir())
+            for rule in sorted((results / "timings").iterdir())
             if rule.name not in meanwhile
         },
-        made=at.made(),
+        made={v: [path for path in paths if path.is_file()] for v, paths in steps.items()},
         records=sorted(
-            path for path in Path(at.root).rglob(f"*{BESIDE}") if not path.match("document.*")
+            path for path in results.rglob(f"*{BESIDE}") if not path.match("document.*")
         ),
+        now=snakemake.params.now,
         out=snakemake.output.html,
         templates=snakemake.params.templates,
         commit=commit() or "",

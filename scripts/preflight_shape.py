@@ -2,9 +2,9 @@ from pathlib import Path
 
 from keycut.job import job
 
-with job(snakemake) as config:
+with job(snakemake) as run:
     from keycut.benchmarking.preflight import check_shape
-    from keycut.inputs import Inputs
+    from keycut.config import Shape
 
-    shape = Inputs(config).shapes[snakemake.wildcards.shape]
-    check_shape(shape, config.preflight, Path(snakemake.output.verdict), device=config.device)
+    shape = Shape(**snakemake.params.shape)
+    check_shape(shape, run.preflight, Path(snakemake.output.verdict), device=run.device)

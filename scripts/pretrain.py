@@ -1,6 +1,6 @@
 from keycut.job import job
 
-with job(snakemake) as config:
+with job(snakemake) as run:
     import torch
 
     from keycut.benchmarking.preflight import padding
@@ -10,22 +10,24 @@ with job(snakemake) as config:
 
     padding(snakemake.input.preflight, may_pad=False)
     name = snakemake.wildcards.model
-    recipe = recipe_of(config, name)
+    fitting = {"activation_checkpoint": snakemake.resources.activation_checkpoint}
+    recipe = recipe_of(run, name).model_copy(update=fitting)
+    run = run.model_copy(update={"recipes": {run.models[name].source.recipe: recipe}})
     length = PackedTokens(snakemake.input.tokens).manifest.sequence_length
     pretrain_model(
-        config,
+        run,
         name,
         snakemake.input.tokens,
         snakemake.output.model,
         checkpoints=snakemake.params.checkpoints,
         tokenizer=snakemake.input.tokenizer,
-        gpus=torch.cuda.device_count() if config.device == "cuda" else 0,
+        gpus=torch.cuda.device_count() if run.device == "cuda" else 0,
         card=card(
             name,
-            f"{config.models[name].label}, trained from scratch by Keycut.",
+            f"{name}, trained from scratch by Keycut.",
             pretrained_facts(recipe, length),
             command=f"snakemake {snakemake.output.model}",
-            config=config.models[name].fla_config(),
+            config=run.models[name].fla_config(),
         ),
         force=True,
     )

@@ -1,6 +1,6 @@
 from keycut.job import job
 
-with job(snakemake) as config:
+with job(snakemake) as run:
     from keycut.benchmarking.preflight import padding
     from keycut.card import card, recovered_facts
     from keycut.data.packing import PackedTokens
@@ -9,18 +9,19 @@ with job(snakemake) as config:
 
     out, name, cut = snakemake.output.model, snakemake.wildcards.model, snakemake.wildcards.cut
     student, teacher = Checkpoint(snakemake.input.student), Checkpoint(snakemake.input.teacher)
-    data = PackedTokens(snakemake.input.tokens, slice_name=config.recovery.data.split("/")[1])
+    data = PackedTokens(snakemake.input.tokens, slice_name=run.recovery.data.split("/")[1])
+    settings = run.recovery.model_copy(update={"parts": snakemake.resources.parts})
     facts = recovered_facts(
-        config.recovery, data.manifest.sequence_length, student.digest(), teacher.digest()
+        settings, data.manifest.sequence_length, student.digest(), teacher.digest()
     )
     recover(
         student.folder,
         teacher.folder,
         data,
-        config.recovery,
+        settings,
         out,
         checkpoints=snakemake.params.checkpoints,
-        device=config.device,
+        device=run.device,
         padded_to=padding(snakemake.input.preflight),
         card=card(
             f"{name}-{cut}",

@@ -1,6 +1,6 @@
 from keycut.job import job
 
-with job(snakemake) as config:
+with job(snakemake):
     from keycut.calibration import Calibration
     from keycut.models.checkpoint import Checkpoint
     from keycut.selection.evidence import Evidence

@@ -2,11 +2,11 @@ from pathlib import Path
 
 from keycut.job import job
 
-with job(snakemake) as config:
+with job(snakemake) as run:
     from keycut.reporting.steps import make_table
 
     make_table(
-        config,
+        run,
         snakemake.wildcards.table,
         snakemake.input.frame,
         Path(snakemake.output.tex).parent,

@@ -2,12 +2,12 @@ from pathlib import Path
 
 from keycut.job import job
 
-with job(snakemake) as config:
+with job(snakemake) as run:
     from keycut.data.corpora import make_tokenizer
     from keycut.hub import DOWNLOADS, LOCK
 
     make_tokenizer(
-        config,
+        run,
         snakemake.wildcards.tokenizer,
         Path(snakemake.output.folder),
         downloads=DOWNLOADS,

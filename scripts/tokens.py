@@ -2,13 +2,13 @@ from pathlib import Path
 
 from keycut.job import job
 
-with job(snakemake) as config:
+with job(snakemake) as run:
     from keycut.data.corpora import pack_corpus
     from keycut.data.tokenizer import load_tokenizer
     from keycut.hub import DOWNLOADS, LOCK
 
     pack_corpus(
-        config,
+        run,
         snakemake.wildcards.corpus,
         load_tokenizer(snakemake.input.tokenizer),
         Path(snakemake.output.folder),

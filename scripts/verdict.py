@@ -2,11 +2,11 @@ from pathlib import Path
 
 from keycut.job import job
 
-with job(snakemake) as config:
+with job(snakemake) as run:
     from keycut.reporting.steps import make_verdict
 
     make_verdict(
-        config,
+        run,
         snakemake.input.frames,
         snakemake.output.folder,
         Path(snakemake.input.published[0]).parent,

@@ -5,7 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from keycut.code import _read_once, code_of
+from keycut.artefact import read_json, write_json
+from keycut.code import VERSIONS, _read_once, code_of, decide, known_code, same_code, undecided
+
+ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture
@@ -87,6 +90,48 @@ def test_what_another_python_knows_of_and_is_not_used_does_not_count(library, mo
     assert code_of(path, source=library) == before
 
 
+def test_the_script_itself_counts(library):
+    before = code_of(script(library, "from keycut.common import one\n"), source=library)
+    after = code_of(script(library, "from keycut.common import one\none += 1\n"), source=library)
+    assert after.modules == before.modules
+    assert after.digest != before.digest
+
+
+def test_what_stands_in_for_kernels_does_not_count_on_a_gpu():
+    scripts = ROOT / "scripts"
+    for stage in ("calibrate", "evaluate", "analyze", "measure", "pretrain", "recover"):
+        assert "models.cpu" in code_of(scripts / f"{stage}.py", device="cpu").modules
+        assert "models.cpu" not in code_of(scripts / f"{stage}.py", device="cuda").modules
+
+
+def test_of_every_version_it_is_decided_whether_results_changed():
+    left = [f"{stage} on {device}" for stage, device, _ in undecided(ROOT / "scripts")]
+    assert not left, (
+        f"the code of {', '.join(left)} changed. If their results are the same, "
+        "`python -m keycut.code same`; if not, `python -m keycut.code raise`"
+    )
+
+
+def test_what_has_a_version_is_known_by_it_and_not_by_its_code(tmp_path):
+    path = script(tmp_path / "keycut", "from keycut.artefact import digest\n")
+    version = {"version": 3, "code": "the code that it was given for"}
+    write_json(tmp_path / VERSIONS, {"script": {"cpu": version, "cuda": version}})
+    known = known_code(path, device="cuda")
+    assert known["version"] == 3
+    path.write_text("from keycut import artefact\n")
+    assert same_code(known)
+    assert decide(tmp_path, raised=False) == [
+        "script on cpu: version 3",
+        "script on cuda: version 3",
+    ]
+    assert same_code(known)
+    assert undecided(tmp_path) == []
+    path.write_text("from keycut import errors\n")
+    decide(tmp_path, raised=True)
+    assert read_json(tmp_path / VERSIONS)["script"]["cuda"]["version"] == 4
+    assert not same_code(known)
+
+
 def test_words_do_not_count(library):
     path = script(library, "from keycut.common import one\n")
     before = code_of(path, source=library)
@@ -109,7 +154,7 @@ def test_a_module_that_is_not_there_is_an_error(library):
 def test_no_method_is_part_of_anothers_code():
     from keycut.selection import FILES, module
 
-    scripts = Path(__file__).parents[1] / "scripts"
+    scripts = ROOT / "scripts"
     for method in FILES:
         found = code_of(scripts / "score.py", module(method)).modules
         others = {f"selection.{file}" for file in FILES.values()} - {f"selection.{FILES[method]}"}
@@ -126,5 +171,5 @@ def test_no_method_is_part_of_anothers_code():
     ],
 )
 def test_no_stage_depends_on_the_code_of_a_later_one(script, apart):
-    found = code_of(Path(__file__).parents[1] / "scripts" / f"{script}.py").modules
+    found = code_of(ROOT / "scripts" / f"{script}.py").modules
     assert not [name for name in found if name.split(".")[0] in apart]

@@ -13,10 +13,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import yaml
 
+from keycut.code import known_code
 from keycut.errors import InputError
-from keycut.job import job, refuse_stale, script_code
+from keycut.job import job, refuse_stale
 
 ROOT = Path(__file__).parents[1]
 
@@ -27,7 +27,7 @@ class Named(list):
     def __init__(self, **named):
         super().__init__(named.values())
         self.__dict__.update(named)
-        self.items = named.items
+        self.items, self.get = named.items, named.get
 
 
 @pytest.fixture
@@ -43,17 +43,16 @@ def planned(tmp_path, monkeypatch):
     script = tmp_path / "work.py"
     script.write_text("from keycut.artefact import digest\n")
 
-    def make(**inputs):
+    def make(uses={"run": "demo", "device": "cpu"}, **inputs):  # noqa: B006
         return SimpleNamespace(
             rule="work",
             input=Named(**inputs),
             output=Named(result="out.json"),
-            params=Named(code=script_code("work.py")),
+            params=Named(code=known_code("work.py", device="cpu"), uses=uses),
             wildcards=Named(model="a"),
             log=["work.log"],
             threads=1,
             resources={},
-            config=yaml.safe_load((ROOT / "config/demo.yaml").read_text()),
         )
 
     return make
@@ -65,8 +64,8 @@ def around(capfd):
 
     @contextmanager
     def enter(snakemake, **options):
-        with capfd.disabled(), job(snakemake, **options) as config:
-            yield config
+        with capfd.disabled(), job(snakemake, **options) as run:
+            yield run
 
     return enter
 
@@ -82,11 +81,11 @@ def test_torch_leaves_nothing_in_the_temporary_folder(planned, around):
 
 
 def test_what_is_said_goes_to_the_log_even_from_other_processes(planned, around):
-    with around(planned()) as config:
+    with around(planned()) as run:
         print("said")
         print("warned", file=sys.stderr)
         os.system("echo from outside")
-    assert config.run == "demo"
+    assert run.run == "demo"
     assert {*Path("work.log").read_text().split("\n")} == {"said", "warned", "from outside", ""}
 
 
@@ -122,8 +121,7 @@ def test_a_job_on_a_part_of_a_gpu_is_kept_to_that_part_of_its_memory(
     monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     for asked in (0, 1, 4):
-        part = planned()
-        part.config["device"] = "cuda"
+        part = planned({"device": "cuda"})
         part.resources = {"gpu": asked, "gpu_shares": 4}
         with around(part):
             pass
@@ -169,8 +167,7 @@ def test_a_job_that_asks_for_a_gpu_ends_at_once_where_torch_can_use_none(
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     else:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    snakemake = planned()
-    del snakemake.config["device"]
+    snakemake = planned({"device": "cuda"})
     snakemake.rule, snakemake.resources = rule, {"gpu": 1}
     with pytest.raises(SystemExit) as ended, capfd.disabled():
         runpy.run_path(str(ROOT / f"scripts/{rule}.py"), {"snakemake": snakemake})
@@ -194,8 +191,8 @@ def test_a_run_that_says_cpu_leaves_gpus_alone(planned, around, tmp_path, monkey
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     snakemake = planned()
     snakemake.resources = {"gpu": 1}
-    with around(snakemake) as config:
-        assert config.device == "cpu"
+    with around(snakemake) as run:
+        assert run.device == "cpu"
         assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
         assert not (tmp_path / "locks").exists()
     assert json.loads(Path("out.json.provenance.json").read_text())["gpus"] == []
@@ -253,9 +250,7 @@ def test_what_another_job_made_meanwhile_is_not_made_again(planned, around, monk
     with around(planned()):
         Path("out.json").write_text("theirs")
     waits_for_another(monkeypatch)
-    job = planned()
-    job.config["recovery"]["parts"] = 2  # counts for no rule: it is among no parameters
-    with pytest.raises(SystemExit) as left, around(job):
+    with pytest.raises(SystemExit) as left, around(planned()):
         Path("out.json").write_text("ours")
     assert left.value.code == 0
     assert Path("out.json").read_text() == "theirs"

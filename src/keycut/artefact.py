@@ -22,6 +22,20 @@ def sha256(path: Path | str) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def sha256_once(path: Path, notes: Path) -> str:
+    """The same, read only where its size and time are not those of when it was read last.
+
+    A touched or copied file is read once more, and has the same digest.
+    """
+    known = read_json(notes) if notes.is_file() else {}
+    status = path.stat()
+    seen = [status.st_size, status.st_mtime_ns]
+    if known.get(str(path), {}).get("seen") != seen:
+        known[str(path)] = {"seen": seen, "sha256": sha256(path)}
+        write_json(notes, known)
+    return str(known[str(path)]["sha256"])
+
+
 def canonical_json(value: Any) -> str:
     """Sorted keys and no free choice of spaces, so that equal values give equal bytes."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)

@@ -1,21 +1,34 @@
-"""Which code a result depends on, as a digest.
+"""Which code a result depends on.
 
 A script counts with the modules of Keycut that it imports, wherever the import stands, and with
-those that they import. Comments and docstrings do not count: rewording one reruns nothing.
+those that they import. Comments, docstrings and formatting do not count: rewording reruns nothing.
+
+Most stages are known by the digest of that code: change it, and their results are made again. What
+costs GPU days, and what those days stand on, is known by a version (scripts/versions.json) that its
+authors raise when results change. The file has the digest that they decided on last, and a test
+fails when the code is another one, until they have said which it is:
+
+    python -m keycut.code same     # the code of these stages changed, and their results did not
+    python -m keycut.code raise    # results change: they are made again
 """
 
 from __future__ import annotations
 
 import ast
 import hashlib
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
-from keycut.artefact import digest, sha256
+from keycut.artefact import digest, read_json, sha256, write_json
 
 SOURCE = Path(__file__).parent
+VERSIONS = "versions.json"
+"""Beside the scripts: of each stage that has a version, on which device, for what code."""
+DEVICES = ("cpu", "cuda")
 
 # Nothing of these reaches a number but through what a rule passes on: the values of the
 # configuration are parameters, and whatever was fetched is known by its hash.
@@ -23,24 +36,30 @@ APART = (
     "alone", "card", "cli", "code", "config", "data.progress", "errors", "forkserver", "gpus",
     "hub", "inputs", "job", "layout", "slurm",
 )  # fmt: skip
+# What stands in for kernels where there is no GPU.
+ON_CPU = "models.cpu"
+# Settings of stages with a version leave out what is as by default, so that a new option reruns
+# nothing; what the defaults are is then part of their code.
+DEFAULTS = ("keycut.config.training", "keycut.config.models", "keycut.config.sources")
 
 
 @dataclass(frozen=True)
 class Code:
-    """The digest of some modules and of all that they import."""
+    """The digest of a script, some modules and all that they import."""
 
     digest: str
     modules: tuple[str, ...]
 
 
-def code_of(script: Path | str, *modules: str, source: Path = SOURCE) -> Code:
-    """The code behind a script: what it imports, and these modules."""
-    found: dict[str, str] = {}
-    waiting = [*_read(Path(script), source).imports]
-    waiting += [module.removeprefix("keycut.") for module in modules]
+def code_of(script: Path | str, *modules: str, device: str = "cpu", source: Path = SOURCE) -> Code:
+    """The code behind a script: itself, what it imports on a device, and these modules."""
+    this = _read(Path(script), source)
+    found: dict[str, str] = {"": this.meaning}
+    named = {module.removeprefix("keycut.") for module in modules}
+    waiting = [*this.imports, *named]
     while waiting:
         module = waiting.pop()
-        if module in found or _apart(module):
+        if module in found or (module not in named and _apart(module, device)):
             continue
         file = _file(module, source)
         if file is None:
@@ -50,7 +69,59 @@ def code_of(script: Path | str, *modules: str, source: Path = SOURCE) -> Code:
         if file.name == "__init__.py":
             found |= {f"{module}/{name}": hash for name, hash in _data(file.parent)}
         waiting += [*read.imports, *_parents(module)]
-    return Code(digest(found), tuple(sorted(found)))
+    return Code(digest(found), tuple(sorted(found.keys() - {""})))
+
+
+def known_code(script: Path | str, *modules: str, device: str) -> dict[str, Any]:
+    """What a rule has among its parameters, so that its code decides what is made again."""
+    about = {"script": str(script), "extra": list(modules), "device": device}
+    if (version := _versions(Path(script).parent).get(Path(script).stem)) is not None:
+        return {**about, "version": version[device]["version"]}
+    return {**about, "digest": code_of(script, *modules, device=device).digest}
+
+
+def code_now(known: dict[str, Any]) -> Code:
+    """The code behind what `known_code` said at another time."""
+    return code_of(known["script"], *known["extra"], device=known.get("device", "cpu"))
+
+
+def same_code(known: dict[str, Any]) -> bool:
+    """Whether the code is still what `known_code` said, as far as a rerun depends on it."""
+    now = known_code(known["script"], *known["extra"], device=known.get("device", "cpu"))
+    return all(known.get(key) == now[key] for key in ("version", "digest") if key in now)
+
+
+def digests_now(scripts: Path, *, device: str) -> dict[str, str]:
+    """The code of every stage that has a version: what was made before may be of another."""
+    stages = _versions(scripts)
+    return {stage: code_of(scripts / f"{stage}.py", device=device).digest for stage in stages}
+
+
+def undecided(scripts: Path) -> list[tuple[str, str, str]]:
+    """Stage, device and code of every version whose code is not the one that it was given for."""
+    return [
+        (stage, device, code)
+        for stage, versions in _versions(scripts).items()
+        for device in DEVICES
+        if (code := code_of(scripts / f"{stage}.py", *DEFAULTS, device=device).digest)
+        != versions[device]["code"]
+    ]
+
+
+def decide(scripts: Path, *, raised: bool) -> list[str]:
+    """Write down the code of all versions, raised where it changed, and say what was done."""
+    versions, done = _versions(scripts), []
+    for stage, device, code in undecided(scripts):
+        version = versions[stage][device]["version"] + raised
+        versions[stage][device] = {"version": version, "code": code}
+        done.append(f"{stage} on {device}: version {version}")
+    write_json(scripts / VERSIONS, versions)
+    return done
+
+
+def _versions(scripts: Path) -> dict[str, Any]:
+    file = scripts / VERSIONS
+    return read_json(file) if file.is_file() else {}
 
 
 @dataclass(frozen=True)
@@ -72,8 +143,9 @@ def _read_once(file: Path, source: Path, changed: int) -> _Module:
     return _Module(_meaning(tree), tuple(_imports(tree, source)))
 
 
-def _apart(module: str) -> bool:
-    return any(module == name or module.startswith(f"{name}.") for name in APART)
+def _apart(module: str, device: str = "cpu") -> bool:
+    apart = (*APART, ON_CPU) if device == "cuda" else APART
+    return any(module == name or module.startswith(f"{name}.") for name in apart)
 
 
 def _parents(module: str) -> Iterator[str]:
@@ -143,3 +215,10 @@ def _is_text(line: ast.AST) -> bool:
         and isinstance(line.value, ast.Constant)
         and isinstance(line.value.value, str)
     )
+
+
+if __name__ == "__main__":
+    words = {"same": False, "raise": True}
+    if sys.argv[1:] not in [[word] for word in words]:
+        sys.exit("usage: python -m keycut.code same|raise")
+    print("\n".join(decide(Path("scripts"), raised=words[sys.argv[1]]) or ["nothing changed"]))

@@ -1,7 +1,9 @@
 """What the rules of the workflow read, by their wildcards: files, and parts of the configuration.
 
 Rule files stay free of functions this way, and what a rule depends on can be tested without one.
-Labels are left out of everything that computes: a changed label is printed again, no more.
+A script knows of the configuration what its rule passes on (`uses`), and that decides whether a
+result is made again: so it holds what the result depends on, and no more. Labels and captions are
+left out of everything but what prints them.
 """
 
 from __future__ import annotations
@@ -12,11 +14,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from pydantic_core import to_jsonable_python
+
+from keycut.artefact import sha256_once
 from keycut.config import (
     BASELINE,
     Config,
     Figure,
     Measurement,
+    MixerBenchmark,
     QualityTable,
     RankFigure,
     Recipe,
@@ -29,6 +35,11 @@ from keycut.hub import locked_commits
 from keycut.layout import Layout, cut
 
 Section = dict[str, Any]
+
+DIGESTS = Path(".snakemake/keycut/digests.json")
+"""Of files that users bring: they may be large, and every start of Snakemake asks for them."""
+# What of a model counts where only its shape does.
+NO_WEIGHTS = {"source": {"kind": "local", "path": ""}, "tokenizer": "none", "published_as": None}
 
 
 class Inputs:
@@ -64,24 +75,121 @@ class Inputs:
             "figure": one_of(self.drawable()),
         }
 
+    # ----- the part of a run that a job uses -----
+
+    def uses(self, *names: str, **sections: Any) -> Section:
+        """Sections of the configuration, these as they are and others as given (`config.Part`)."""
+        whole = {name: getattr(self.config, name) for name in names}
+        return dict(to_jsonable_python({"run": self.config.run, **whole, **sections}))
+
+    def uses_tokenizer(self, tokenizer: str) -> Section:
+        spec, corpora = self.config.tokenizers[tokenizer], {}
+        if spec.kind == "train":  # on its text, however that is packed
+            text = _changed(self.config.corpora[spec.corpus])
+            corpora[spec.corpus] = {**text, "length": 1, "slices": {}, "boundary": "eos"}
+        return self.uses(tokenizers={tokenizer: _changed(spec)}, corpora=corpora)
+
+    def uses_corpus(self, corpus: str) -> Section:
+        return self.uses(corpora={corpus: _changed(self.config.corpora[corpus])})
+
+    def uses_pretraining(self, model: str) -> Section:
+        spec, recipe = self.config.models[model], self.recipe(model)
+        return self.uses(
+            "device",
+            models={model: {**_changed(spec), "label": model, "published_as": None}},
+            recipes={spec.source.recipe: recipe.defining(exclude_defaults=True)},  # type: ignore[union-attr]
+        )
+
+    def uses_recovery(self) -> Section:
+        assert self.config.recovery
+        return self.uses("device", recovery=self.config.recovery.defining(exclude_defaults=True))
+
+    def uses_suite(self, suite: str) -> Section:
+        spec = self.config.evaluation
+        some = {"protocol": spec.protocol, "suites": {suite: spec.suites[suite]}}
+        return unlabelled(self.uses("device", evaluation=some))
+
+    def uses_cell(self, benchmark: str, measured: str) -> Section:
+        """Of a benchmark what one cell is timed with, whatever other cells there are."""
+        cell, spec = self.cell(benchmark, measured), self.config.benchmarks[benchmark]
+        if isinstance(spec, MixerBenchmark):
+            models, mixers = {}, {cell.subject: spec.mixers[cell.subject]}
+            alone = {"mixers": mixers, "widths": [cell.width], "passes": [cell.does]}
+        else:
+            models = {cell.subject: self.config.models[cell.subject].model_dump() | NO_WEIGHTS}
+            # A benchmark has one ratio at least; that of a model left whole may be any.
+            alone = {"models": [cell.subject], "ratios": [cell.ratio or 0.5]}
+            alone |= {"passes": [cell.does]} if spec.kind == "model" else {}
+        benchmarks = {benchmark: {**spec.model_dump(), **alone}}
+        return unlabelled(self.uses("device", benchmarks=benchmarks, models=models))
+
+    def uses_tables(self, *tables: str, figures: Iterable[str] = ()) -> Section:
+        """What tables and figures show: themselves, and what they name."""
+        config, drawn = self.config, {name: self.config.figures[name] for name in figures}
+        of_figures = {t for f in drawn.values() if f.kind == "quality" for t in f.tables}
+        shown = {name: config.tables[name] for name in (*tables, *sorted(of_figures - {*tables}))}
+        every = [*shown.values(), *drawn.values()]
+        timed = {getattr(part, "benchmark", None) for part in every}
+        benchmarks = {name: spec for name, spec in config.benchmarks.items() if name in timed}
+        models = {getattr(part, "model", None) for part in every}
+        models |= {
+            m for part in (*every, *benchmarks.values()) for m in getattr(part, "models", ())
+        }
+        methods = {name for part in every for name in getattr(part, "methods", ())}
+        quality = [name for name, table in shown.items() if isinstance(table, QualityTable)]
+        suites = {config.suite_of(column) for name in quality for _, column in config.cells(name)}
+        spec, recovery = config.evaluation, config.recovery
+        return self.uses(
+            "partial",
+            "seeds",
+            tables=shown,
+            figures=drawn,
+            benchmarks=benchmarks,
+            models={name: model for name, model in config.models.items() if name in models},
+            methods={name: method for name, method in config.methods.items() if name in methods},
+            evaluation={
+                "protocol": spec.protocol,
+                "suites": {name: suite for name, suite in spec.suites.items() if name in suites},
+            },
+            # How many parts a batch is taken in is no part of what is shown.
+            recovery=recovery and recovery.model_copy(update={"parts": 1}),
+        )
+
     # ----- text and models -----
 
-    def text(self, corpus: str) -> list[str]:
-        """Files whose change makes another corpus; what is on the hub is known by its revision."""
+    def made_text(self, corpus: str) -> list[str]:
+        """The text of a corpus where a rule makes it."""
+        made = self.config.corpora[corpus].kind == "documentation"
+        return [f"{self.at.root}/text/documentation.jsonl"] if made else []
+
+    def given_text(self, corpus: str) -> list[str]:
+        """Files that users bring; what is on the hub is known by its revision."""
         spec = self.config.corpora[corpus]
-        if spec.kind == "documentation":
-            return [f"{self.at.root}/text/documentation.jsonl"]
         # A pattern that matches nothing stands for itself: a file that is not there.
         patterns = spec.files if spec.kind == "local" else ()
         found = ([str(path) for path in matching(pattern)] or [pattern] for pattern in patterns)
         return sorted(file for files in found for file in files)
 
-    def tokenizer_text(self, tokenizer: str) -> list[str]:
-        """What it is trained on, or made from."""
+    def made_for(self, tokenizer: str) -> list[str]:
+        spec = self.config.tokenizers[tokenizer]
+        return self.made_text(spec.corpus) if spec.kind == "train" else []
+
+    def given_for(self, tokenizer: str) -> list[str]:
+        """Files that a tokenizer is trained on, or made from."""
         spec = self.config.tokenizers[tokenizer]
         if spec.kind == "local":
             return [spec.path]
-        return self.text(spec.corpus) if spec.kind == "train" else []
+        return self.given_text(spec.corpus) if spec.kind == "train" else []
+
+    def given_model(self, model: str) -> list[str]:
+        source = self.config.models[model].source
+        return [source.path] if source.kind == "local" else []
+
+    def digests(self, given: Iterable[str]) -> dict[str, str]:
+        """What is in these files and folders, as far as they are there."""
+        paths = [Path(name) for name in given]
+        files = [file for path in paths for file in (path, *path.rglob("*")) if file.is_file()]
+        return {str(file): sha256_once(file, DIGESTS) for file in sorted(files)}
 
     @cached_property
     def locked(self) -> dict[tuple[str, str], str]:
@@ -93,16 +201,15 @@ class Inputs:
 
     def missing(self) -> list[str]:
         """What rules read, no rule makes, and is not there."""
-        models = needed_models(self.config).values()
-        files = [model.source.path for model in models if model.source.kind == "local"]
-        for tokenizer in {model.tokenizer for model in models}:
-            files += self.tokenizer_text(tokenizer)
+        models = needed_models(self.config)
+        files = [file for name in models for file in self.given_model(name)]
+        for tokenizer in {model.tokenizer for model in models.values()}:
+            files += self.given_for(tokenizer)
         for corpus, _ in self.config.packed():
-            files += self.text(corpus)
+            files += self.given_text(corpus)
         for suite in self.config.evaluation.suites:
-            files += self.task_files(suite)
-        given = {file for file in files if not file.startswith(f"{self.at.root}/")}
-        return sorted(file for file in given if not Path(file).exists())
+            files += self.given_tasks(suite)
+        return sorted(file for file in {*files} if not Path(file).exists())
 
     def trained(self) -> list[str]:
         """Models that the run pretrains."""
@@ -116,10 +223,9 @@ class Inputs:
     def tokenizer(self, model: str) -> str:
         return f"{self.at.root}/tokenizers/{self.config.models[model].tokenizer}"
 
-    def sizes(self, model: str) -> Section:
-        """What is given of a model, and what follows from it."""
-        spec = self.config.models[model]
-        return {**spec.model_dump(exclude={"label", "published_as"}), "made": spec.fla_config()}
+    def uses_adopted(self, model: str) -> Section:
+        spec = self.config.models[model].model_dump()
+        return self.uses(models={model: {**spec, "label": model, "published_as": None}})
 
     def recipe(self, model: str) -> Recipe:
         source = self.config.models[model].source
@@ -160,7 +266,16 @@ class Inputs:
             return []
         return sorted({t.file for t in tasks if t.file and t.task.startswith("demo_")})
 
-    def task_files(self, suite: str) -> list[str]:
+    def given_tasks(self, suite: str) -> list[str]:
+        """Files that stand in for the data of tasks, and no rule makes."""
+        return [file for file in self._task_files(suite) if file not in self.made_tasks()]
+
+    def tasks_made(self, suite: str) -> list[str]:
+        """Files of tasks that a rule makes: all if a suite has one, as they are made together."""
+        made = self.made_tasks()
+        return made if {*made} & {*self._task_files(suite)} else []
+
+    def _task_files(self, suite: str) -> list[str]:
         tasks = self.config.evaluation.suites[suite].tasks.values()
         return [task.file for task in tasks if task.file and not task.not_attempted]
 
@@ -172,12 +287,6 @@ class Inputs:
             for column, task in tasks
             if task.file is None and not task.not_attempted
         }
-
-    def suite(self, suite: str) -> Section:
-        spec = self.config.evaluation.suites[suite].model_dump(exclude={"label"})
-        for task in spec["tasks"].values():
-            del task["label"]
-        return spec
 
     def cell(self, benchmark: str, measured: str) -> Measurement:
         return self.cells[f"{self.at.root}/measurements/{benchmark}/{measured}.json"]
@@ -266,16 +375,34 @@ class Inputs:
             return [self.at.frame(table) for table in spec.tables]
         return [self.at.analysis(variant) for variant in self.config.analyses(figure)]
 
+    def sources_of_table(self, table: str) -> list[str | None]:
+        """The results that a table is made of, in order, and None for what a partial run lacks."""
+        there = {*self.of_table(table)}
+        return [path if path in there else None for path in self.all_of_table(table)]
+
+    def sources_of_figure(self, figure: str) -> list[str | None]:
+        there = {*self.of_figure(figure)}
+        return [path if path in there else None for path in self.all_of_figure(figure)]
+
     def _there(self, paths: list[str]) -> list[str]:
         if self.config.partial is None:
             return paths
         return [path for path in paths if _is_there(path)]
 
-    def printed(self, table: str) -> Section:
-        """What of the configuration a table prints."""
-        labels = {name: model.label for name, model in self.config.models.items()}
-        labels |= {name: method.label for name, method in self.config.methods.items()}
-        return {"table": self.config.tables[table].model_dump(), "labels": labels}
+
+def unlabelled(part: Any, *, of: tuple[str, ...] = ("label", "caption")) -> Any:
+    """A part of a run with nothing in labels and captions, for what does not show them."""
+    if isinstance(part, dict):
+        return {
+            key: "" if key in of and isinstance(value, str) else unlabelled(value, of=of)
+            for key, value in part.items()
+        }
+    return [unlabelled(value, of=of) for value in part] if isinstance(part, list) else part
+
+
+def _changed(section: Any) -> Section:
+    """A section without what is as by default: see `keycut.code.DEFAULTS`."""
+    return dict(section.model_dump(mode="json", exclude_defaults=True))
 
 
 def _is_there(path: str) -> bool:

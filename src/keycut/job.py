@@ -1,13 +1,14 @@
 """What every job of the workflow does around its work.
 
-    with job(snakemake) as config:
+    with job(snakemake) as run:
         from keycut.something import work
-        work(...)
+        work(run.section, snakemake.input.thing, snakemake.output.thing)
 
-What is said goes to the job's log; the hub is switched off; GPUs are shared out, and a job ends at
-once if torch cannot use the one it asked for; no other job works on the same outputs; what was read
-is checked to be what its own rule would make now; a Slurm job whose time is up is queued again; and
-beside the first output stands where it came from.
+`run` is the part of the run that the rule names among its parameters (`uses`), and nothing else of
+the configuration is known here. What is said goes to the job's log; the hub is switched off; GPUs
+are shared out, and a job ends at once if torch cannot use the one it asked for; no other job works
+on the same outputs; what was read is checked to be what its own rule would make now; a Slurm job
+whose time is up is queued again; and beside the first output stands where it came from.
 Imports stand inside the block, so that a fork server can take the job over before them.
 """
 
@@ -29,8 +30,8 @@ from typing import Any
 from keycut import forkserver
 from keycut.alone import alone
 from keycut.artefact import digest, is_full_disk, read_json, write_json
-from keycut.code import SOURCE, Code, code_of
-from keycut.config import Config, parse_config
+from keycut.code import SOURCE, Code, code_now, same_code
+from keycut.config import Part
 from keycut.errors import InputError
 from keycut.gpus import gpus_taken, limit_memory, require_gpus
 from keycut.layout import BESIDE
@@ -43,7 +44,7 @@ VERSIONED = (
 
 
 @contextmanager
-def job(snakemake: Any, *, online: bool = False) -> Iterator[Config]:
+def job(snakemake: Any, *, online: bool = False) -> Iterator[Part]:
     """Around the work of a rule's script."""
     if snakemake.threads == 1:
         forkserver.hand_over()
@@ -65,19 +66,19 @@ def job(snakemake: Any, *, online: bool = False) -> Iterator[Config]:
         code = refuse_other_code(snakemake)
         if waited:
             leave_if_made(snakemake, code)
-        config = parse_config(snakemake.config, "the configuration")
+        run = Part.model_validate(snakemake.params.get("uses", {}))
         for path in snakemake.input:
-            refuse_stale(path, partial=config.partial is not None)
+            refuse_stale(path, partial=run.partial is not None)
         started = time.time()
         asked, shares = gpu_shares(snakemake.resources)
-        if config.device == "cpu":
+        if run.device == "cpu":
             asked = 0
         with gpus_taken(asked, shares=shares) as gpus:
             if asked:
                 require_gpus(snakemake.rule, asked, shares=shares)
             if 0 < asked < shares:
                 limit_memory(asked / shares)
-            yield config
+            yield run
         if snakemake.output:
             beside = Path(f"{snakemake.output[0]}{BESIDE}")
             write_json(beside, provenance(snakemake, code, gpus, started))
@@ -121,22 +122,14 @@ def params_digest(snakemake: Any) -> str:
     return digest(repr(sorted(snakemake.params.items())))
 
 
-def script_code(script: Path | str, *modules: str) -> dict[str, Any]:
-    """What a rule has among its parameters, so that a change of code reruns what it made."""
-    code = code_of(script, *modules)
-    return {"script": str(script), "extra": list(modules), "digest": code.digest}
-
-
 def refuse_other_code(snakemake: Any) -> Code:
     """The code of this job, or an error if it is not what the workflow was started with."""
-    declared = snakemake.params.code
-    code = code_of(declared["script"], *declared["extra"])
-    if code.digest != declared["digest"]:
+    if not same_code(snakemake.params.code):
         raise InputError(
             f"the code of rule {snakemake.rule} was changed after this job was planned: "
             "start snakemake again"
         )
-    return code
+    return code_now(snakemake.params.code)
 
 
 def refuse_stale(path: Path | str, *, partial: bool = False) -> None:
@@ -150,8 +143,7 @@ def refuse_stale(path: Path | str, *, partial: bool = False) -> None:
     if not beside.is_file():
         return
     found = read_json(beside)
-    now = code_of(found["code"]["script"], *found["code"]["extra"]).digest
-    if found["code"]["digest"] == now:
+    if same_code(found["code"]):
         return
     said = f"{path} was made by other code of rule {found['rule']} than there is now"
     if not partial:
@@ -166,9 +158,8 @@ def provenance(snakemake: Any, code: Code, gpus: list[str], started: float) -> d
     return {
         "rule": snakemake.rule,
         "wildcards": dict(snakemake.wildcards.items()),
-        "config": digest(snakemake.config),
         "params": params_digest(snakemake),
-        "inputs": sorted(set(snakemake.input)),
+        "inputs": sorted({path for path in snakemake.input if not path.endswith(BESIDE)}),
         "code": {**snakemake.params.code, "digest": code.digest, "modules": list(code.modules)},
         "commit": commit(),
         "versions": versions(),

@@ -77,17 +77,13 @@ class Layout:
     def figure(self, figure: str, ending: str = "pdf") -> str:
         return f"{self.root}/figures/{figure}.{ending}"
 
-    def curves(self) -> dict[Variant, Path]:
-        """The loss curves of models that were trained or recovered."""
-        found = {v: Path(self.model(v)) / "loss.csv" for v in self.config.variants()}
-        return {v: path for v, path in found.items() if path.is_file()}
+    def curve(self, variant: Variant) -> str:
+        """The loss curve of a model that was trained or recovered."""
+        return f"{self.model(variant)}/loss.csv"
 
-    def made(self) -> dict[Variant, list[Path]]:
-        """How each variant was made, step by step: its base, calibration, selection, itself."""
-        steps = {v: map(Path, self._steps(v)) for v in self.config.variants()}
-        return {v: [path for path in paths if path.is_file()] for v, paths in steps.items()}
-
-    def _steps(self, variant: Variant) -> list[str]:
+    def steps(self, variant: Variant) -> list[str]:
+        """What says how a variant was made, step by step: its base, calibration, selection,
+        itself."""
         steps = [f"{self.base(variant.model)}{BESIDE}"]
         if variant.pruned:
             calibration = self.calibration(variant.model, variant.seed)

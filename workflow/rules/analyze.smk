@@ -3,8 +3,12 @@
 
 rule analyze:
     input:
-        model=f"{OUT}/{{subject}}",
-        tokens=lambda w: AT.tokens(RUN.analysis.data, w.subject.split("/")[1]),
+        unpack(
+            lambda w: made(
+                model=f"{OUT}/{w.subject}",
+                tokens=AT.tokens(RUN.analysis.data, w.subject.split("/")[1]),
+            )
+        ),
     output:
         result=f"{OUT}/analyses/{{subject}}.npz",
         provenance=f"{OUT}/analyses/{{subject}}.npz.provenance.json",
@@ -20,8 +24,7 @@ rule analyze:
         runtime=60,
     params:
         code=code("analyze"),
-        device=RUN.device,
-        settings=RUN.analysis and RUN.analysis.model_dump(),
+        uses=READS.uses("device", "analysis"),
         heads=lambda w: READS.heads(w.subject),
         length=lambda w: READS.length(w.subject),
     message:

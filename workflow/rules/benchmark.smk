@@ -17,8 +17,8 @@ rule measure:
         runtime=60,
     params:
         code=code("measure"),
-        device=RUN.device,
-        settings=lambda w: RUN.benchmarks[w.benchmark].model_dump(),
+        uses=lambda w: READS.uses_cell(w.benchmark, w.measured),
+        cell=lambda w: asdict(READS.cell(w.benchmark, w.measured)),
         shape=lambda w: READS.shape_of_cell(w.benchmark, w.measured),
     message:
         "measuring {wildcards.benchmark}: {wildcards.measured}"

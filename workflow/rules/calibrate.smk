@@ -3,8 +3,11 @@
 
 rule calibrate:
     input:
-        model=f"{OUT}/models/{{model}}",
-        tokens=lambda w: AT.tokens(RUN.calibration.data, w.model),
+        unpack(
+            lambda w: made(
+                model=AT.base(w.model), tokens=AT.tokens(RUN.calibration.data, w.model)
+            )
+        ),
     output:
         folder=directory(f"{OUT}/calibrations/{{model}}/{{seed}}"),
         provenance=f"{OUT}/calibrations/{{model}}/{{seed}}.provenance.json",
@@ -20,8 +23,7 @@ rule calibrate:
         runtime=60,
     params:
         code=code("calibrate"),
-        device=RUN.device,
-        settings=RUN.calibration and RUN.calibration.model_dump(),
+        uses=READS.uses("device", "calibration"),
     message:
         "calibrating {wildcards.model}, seed {wildcards.seed}"
     script:

@@ -24,7 +24,8 @@ rule text:
 
 rule tokenizer:
     input:
-        text=lambda w: READS.tokenizer_text(w.tokenizer),
+        unpack(lambda w: made(text=READS.made_for(w.tokenizer))),
+        given=lambda w: ancient(READS.given_for(w.tokenizer)),
     output:
         folder=directory(f"{OUT}/tokenizers/{{tokenizer}}"),
         provenance=f"{OUT}/tokenizers/{{tokenizer}}.provenance.json",
@@ -39,7 +40,8 @@ rule tokenizer:
         runtime=60,
     params:
         code=code("tokenizer"),
-        spec=lambda w: RUN.tokenizers[w.tokenizer].model_dump(),
+        uses=lambda w: READS.uses_tokenizer(w.tokenizer),
+        given=lambda w: READS.digests(READS.given_for(w.tokenizer)),
         commit=lambda w: READS.commit("model", RUN.tokenizers[w.tokenizer]),
     message:
         "making tokenizer {wildcards.tokenizer}"
@@ -49,8 +51,13 @@ rule tokenizer:
 
 rule tokens:
     input:
-        tokenizer=f"{OUT}/tokenizers/{{tokenizer}}",
-        text=lambda w: READS.text(w.corpus),
+        unpack(
+            lambda w: made(
+                tokenizer=f"{OUT}/tokenizers/{w.tokenizer}",
+                text=READS.made_text(w.corpus),
+            )
+        ),
+        given=lambda w: ancient(READS.given_text(w.corpus)),
     output:
         folder=directory(f"{OUT}/tokens/{{corpus}}/{{tokenizer}}"),
         provenance=f"{OUT}/tokens/{{corpus}}/{{tokenizer}}.provenance.json",
@@ -66,7 +73,8 @@ rule tokens:
         runtime=720,
     params:
         code=code("tokens"),
-        spec=lambda w: RUN.corpora[w.corpus].model_dump(),
+        uses=lambda w: READS.uses_corpus(w.corpus),
+        given=lambda w: READS.digests(READS.given_text(w.corpus)),
         commit=lambda w: READS.commit("dataset", RUN.corpora[w.corpus]),
     message:
         "packing {wildcards.corpus} for {wildcards.tokenizer}"

@@ -7,8 +7,10 @@ if MADE:
 
     rule tasks:
         input:
-            tokens=AT.tokens(RUN.evaluation.made_from, next(iter(RUN.models))),
-            tokenizer=READS.tokenizer(next(iter(RUN.models))),
+            **made(
+                tokens=AT.tokens(RUN.evaluation.made_from, next(iter(RUN.models))),
+                tokenizer=READS.tokenizer(next(iter(RUN.models))),
+            ),
         output:
             MADE,
             provenance=f"{MADE[0]}.provenance.json",
@@ -32,8 +34,10 @@ if MADE:
 
 rule evaluate:
     input:
-        model=f"{OUT}/{{subject}}",
-        files=lambda w: READS.task_files(w.suite),
+        **made(model=f"{OUT}/{{subject}}"),
+        tasks=lambda w: ancient(READS.tasks_made(w.suite)),
+        made=lambda w: [f"{file}{BESIDE}" for file in READS.tasks_made(w.suite)[:1]],
+        given=lambda w: ancient(READS.given_tasks(w.suite)),
     output:
         result=f"{OUT}/evaluations/{{subject}}/{{suite}}.json",
         provenance=f"{OUT}/evaluations/{{subject}}/{{suite}}.json.provenance.json",
@@ -49,9 +53,8 @@ rule evaluate:
         runtime=240,
     params:
         code=code("evaluate"),
-        device=RUN.device,
-        protocol=RUN.evaluation.protocol,
-        suite=lambda w: READS.suite(w.suite),
+        uses=lambda w: READS.uses_suite(w.suite),
+        given=lambda w: READS.digests(READS.given_tasks(w.suite)),
         data=lambda w: READS.task_data(w.suite),
         checkpoints=AT.checkpoints,
     message:

@@ -17,8 +17,8 @@ rule preflight_shape:
         runtime=60,
     params:
         code=code("preflight_shape"),
-        device=RUN.device,
-        settings=RUN.preflight.model_dump(),
+        uses=READS.uses("device", "preflight"),
+        shape=lambda w: asdict(READS.shapes[w.shape]),
     message:
         "checking {wildcards.shape}"
     script:

@@ -3,9 +3,13 @@
 
 rule pretrain:
     input:
-        tokens=lambda w: AT.tokens(READS.recipe(w.model).data, w.model),
-        tokenizer=lambda w: READS.tokenizer(w.model),
-        preflight=lambda w: READS.preflight(w.model),
+        unpack(
+            lambda w: made(
+                tokens=AT.tokens(READS.recipe(w.model).data, w.model),
+                tokenizer=READS.tokenizer(w.model),
+                preflight=READS.preflight(w.model),
+            )
+        ),
     output:
         model=directory(f"{OUT}/models/{{model}}"),
         provenance=f"{OUT}/models/{{model}}.provenance.json",
@@ -21,11 +25,10 @@ rule pretrain:
         gpu=lambda w: READS.recipe(w.model).gpus,
         mem_mb=32000,
         runtime=1440,
+        activation_checkpoint=lambda w: READS.recipe(w.model).activation_checkpoint,
     params:
         code=code("pretrain"),
-        device=RUN.device,
-        model=lambda w: READS.sizes(w.model),
-        recipe=lambda w: READS.recipe(w.model).defining(),
+        uses=lambda w: READS.uses_pretraining(w.model),
         checkpoints=AT.checkpoints,
     message:
         "training {wildcards.model}"
@@ -35,7 +38,8 @@ rule pretrain:
 
 rule adopt:
     input:
-        tokenizer=lambda w: READS.tokenizer(w.model),
+        unpack(lambda w: made(tokenizer=READS.tokenizer(w.model))),
+        given=lambda w: ancient(READS.given_model(w.model)),
     output:
         model=directory(f"{OUT}/models/{{model}}"),
         provenance=f"{OUT}/models/{{model}}.provenance.json",
@@ -52,7 +56,8 @@ rule adopt:
         runtime=30,
     params:
         code=code("adopt"),
-        model=lambda w: READS.sizes(w.model),
+        uses=lambda w: READS.uses_adopted(w.model),
+        given=lambda w: READS.digests(READS.given_model(w.model)),
         commit=lambda w: READS.commit("model", RUN.models[w.model].source),
     message:
         "taking in {wildcards.model}"

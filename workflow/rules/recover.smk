@@ -3,10 +3,14 @@
 
 rule recover:
     input:
-        student=lambda w: READS.student(w.model, w.cut),
-        teacher=f"{OUT}/models/{{model}}",
-        tokens=lambda w: AT.tokens(RUN.recovery.data, w.model),
-        preflight=lambda w: READS.preflight_of_student(w.model, w.cut),
+        unpack(
+            lambda w: made(
+                student=READS.student(w.model, w.cut),
+                teacher=AT.base(w.model),
+                tokens=AT.tokens(RUN.recovery.data, w.model),
+                preflight=READS.preflight_of_student(w.model, w.cut),
+            )
+        ),
     output:
         model=directory(f"{OUT}/recovered/{{model}}/{{cut}}"),
         provenance=f"{OUT}/recovered/{{model}}/{{cut}}.provenance.json",
@@ -20,10 +24,10 @@ rule recover:
         gpu=1,
         mem_mb=48000,
         runtime=480,
+        parts=lambda w: RUN.recovery.parts,
     params:
         code=code("recover"),
-        device=RUN.device,
-        settings=RUN.recovery and RUN.recovery.defining(),
+        uses=lambda w: READS.uses_recovery(),
         checkpoints=AT.checkpoints,
     message:
         "recovering {wildcards.model}, {wildcards.cut}"

@@ -5,7 +5,7 @@ TEMPLATES = os.path.relpath(Path(workflow.basedir) / "templates")
 
 rule frame:
     input:
-        sources=lambda w: READS.of_table(w.table),
+        unpack(lambda w: made(sources=READS.of_table(w.table))),
     output:
         frame=f"{OUT}/frames/{{table}}.parquet",
         provenance=f"{OUT}/frames/{{table}}.parquet.provenance.json",
@@ -20,8 +20,8 @@ rule frame:
         runtime=10,
     params:
         code=code("frame"),
-        table=lambda w: READS.printed(w.table),
-        partial=RUN.partial,
+        uses=lambda w: unlabelled(READS.uses_tables(w.table)),
+        sources=lambda w: READS.sources_of_table(w.table),
     message:
         "collecting the numbers of {wildcards.table}"
     script:
@@ -30,7 +30,7 @@ rule frame:
 
 rule union:
     input:
-        frames=[AT.frame(table) for table in RUN.tables],
+        **made(frames=[AT.frame(table) for table in RUN.tables]),
     output:
         frame=f"{OUT}/results.parquet",
         provenance=f"{OUT}/results.parquet.provenance.json",
@@ -53,7 +53,7 @@ rule union:
 
 rule table:
     input:
-        frame=f"{OUT}/frames/{{table}}.parquet",
+        **made(frame=f"{OUT}/frames/{{table}}.parquet"),
         templates=lambda w: [
             f"{TEMPLATES}/{name}"
             for name in (
@@ -83,6 +83,7 @@ rule table:
         runtime=10,
     params:
         code=code("table"),
+        uses=lambda w: READS.uses_tables(w.table),
         templates=lambda w, input: str(Path(input.templates[0]).parent),
     message:
         "printing {wildcards.table}"
@@ -92,7 +93,7 @@ rule table:
 
 rule figure:
     input:
-        sources=lambda w: READS.of_figure(w.figure),
+        unpack(lambda w: made(sources=READS.of_figure(w.figure))),
     output:
         pdf=f"{OUT}/figures/{{figure}}.pdf",
         svg=report(
@@ -113,7 +114,10 @@ rule figure:
         runtime=10,
     params:
         code=code("figure"),
-        figure=lambda w: RUN.figures[w.figure].model_dump(),
+        uses=lambda w: unlabelled(
+            READS.uses_tables(figures=[w.figure]), of=("caption",)
+        ),
+        sources=lambda w: READS.sources_of_figure(w.figure),
     message:
         "drawing {wildcards.figure}"
     script:
@@ -122,8 +126,10 @@ rule figure:
 
 rule document:
     input:
-        tables=[AT.table(table) for table in RUN.tables],
-        figures=[AT.figure(figure) for figure in READS.figures()],
+        **made(
+            tables=[AT.table(table) for table in RUN.tables],
+            figures=[AT.figure(figure) for figure in READS.figures()],
+        ),
         templates=[f"{TEMPLATES}/document.tex.j2"],
     output:
         tex=f"{OUT}/document.tex",
@@ -139,6 +145,7 @@ rule document:
         runtime=10,
     params:
         code=code("document"),
+        uses=lambda w: READS.uses(figures=READS.figures()),
         templates=lambda w, input: str(Path(input.templates[0]).parent),
     message:
         "joining tables and figures in one document"
@@ -148,9 +155,11 @@ rule document:
 
 rule pdf:
     input:
-        tex=f"{OUT}/document.tex",
-        tables=[AT.table(table) for table in RUN.tables],
-        figures=[AT.figure(figure) for figure in READS.figures()],
+        **made(
+            tex=f"{OUT}/document.tex",
+            tables=[AT.table(table) for table in RUN.tables],
+            figures=[AT.figure(figure) for figure in READS.figures()],
+        ),
     output:
         pdf=f"{OUT}/document.pdf",
         provenance=f"{OUT}/document.pdf.provenance.json",
@@ -174,7 +183,7 @@ rule pdf:
 
 rule verdict:
     input:
-        frames=[AT.frame(table) for table in RUN.tables],
+        **made(frames=[AT.frame(table) for table in RUN.tables]),
         published=["config/published/values.csv", "config/published/errata.csv"],
         claims="config/claims.yaml",
     output:
@@ -191,6 +200,7 @@ rule verdict:
         runtime=10,
     params:
         code=code("verdict"),
+        uses=lambda w: unlabelled(READS.uses_tables(*RUN.tables)),
     message:
         "comparing with the paper"
     script:
@@ -199,10 +209,13 @@ rule verdict:
 
 rule page:
     input:
-        frames=[AT.frame(table) for table in RUN.tables],
-        verdict=f"{OUT}/verdict",
-        figures=[AT.figure(figure, "svg") for figure in READS.figures()],
-        results=READS.of_tables(),
+        **made(
+            frames=[AT.frame(table) for table in RUN.tables],
+            verdict=f"{OUT}/verdict",
+            results=READS.of_tables(),
+            drawn=[AT.figure(figure) for figure in READS.figures()],
+        ),
+        figures=ancient([AT.figure(figure, "svg") for figure in READS.figures()]),
         templates=[
             f"{TEMPLATES}/{name}"
             for name in ("report.html.j2", "report.css", "report.js", "table.html.j2")
@@ -223,6 +236,11 @@ rule page:
         runtime=10,
     params:
         code=code("page"),
+        uses=lambda w: READS.uses_tables(*RUN.tables, figures=READS.figures()),
+        results=lambda w, output: str(Path(output.html).parent),
+        curves=lambda w: [AT.curve(v) for v in READS.shown().variants()],
+        steps=lambda w: [AT.steps(v) for v in READS.shown().variants()],
+        now=lambda w: code_with_versions(),
         templates=lambda w, input: str(Path(input.templates[0]).parent),
     message:
         "writing the report"
@@ -251,7 +269,7 @@ rule report:
 
 rule verify:
     input:
-        verdict=f"{OUT}/verdict",
+        **made(verdict=f"{OUT}/verdict"),
     log:
         f"{OUT}/logs/verify.log",
     localrule: True
@@ -274,6 +292,7 @@ rule download:
         "../../envs/model.yaml"
     params:
         code=code("download"),
+        uses=lambda w: RUN.model_dump(mode="json"),
     message:
         "fetching what the run needs"
     script:

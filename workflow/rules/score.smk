@@ -3,8 +3,12 @@
 
 rule score:
     input:
-        model=f"{OUT}/models/{{model}}",
-        calibration=lambda w: READS.calibration(w.model, w.method, w.seed),
+        unpack(
+            lambda w: made(
+                model=AT.base(w.model),
+                calibration=READS.calibration(w.model, w.method, w.seed),
+            )
+        ),
     output:
         selection=f"{OUT}/selections/{{model}}/{{method}}-{{target}}-{{ratio}}-{{seed}}.safetensors",
         provenance=f"{OUT}/selections/{{model}}/{{method}}-{{target}}-{{ratio}}-{{seed}}.safetensors.provenance.json",

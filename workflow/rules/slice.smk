@@ -3,8 +3,10 @@
 
 rule slice:
     input:
-        model=f"{OUT}/models/{{model}}",
-        selection=f"{OUT}/selections/{{model}}/{{method}}-{{target}}-{{ratio}}-{{seed}}.safetensors",
+        **made(
+            model=f"{OUT}/models/{{model}}",
+            selection=f"{OUT}/selections/{{model}}/{{method}}-{{target}}-{{ratio}}-{{seed}}.safetensors",
+        ),
     output:
         model=directory(
             f"{OUT}/sliced/{{model}}/{{method}}-{{target}}-{{ratio}}-{{seed}}"

@@ -1,4 +1,18 @@
-# What wildcards may be, and the code behind a rule.
+# What wildcards may be, what counts of the files that rules read, and the code behind a rule.
+
+
+def made(**artefacts):
+    # What rules made, by name: that it is there counts, and what stands beside it. Snakemake reruns
+    # whatever is older than a file of more than 1 MB or than a folder, also where one was only
+    # touched or copied; a small file it compares. Of a partial run, what is there may be alone.
+    if RUN.partial is not None:
+        return artefacts
+    paths = [[some] if isinstance(some, str) else some for some in artefacts.values()]
+    known = {name: ancient(some) for name, some in artefacts.items()}
+    return {
+        **known,
+        "provenance": [f"{path}{BESIDE}" for some in paths for path in some],
+    }
 
 
 def code(script, *modules):
@@ -11,7 +25,13 @@ def code(script, *modules):
 def code_now(script, *modules):
     # The path is relative, so that a checkout may move.
     scripts = os.path.relpath(Path(workflow.basedir).parent / "scripts")
-    return script_code(f"{scripts}/{script}.py", *modules)
+    return known_code(f"{scripts}/{script}.py", *modules, device=RUN.device)
+
+
+@cache
+def code_with_versions():
+    scripts = Path(workflow.basedir).parent / "scripts"
+    return digests_now(scripts, device=RUN.device)
 
 
 wildcard_constraints:

@@ -31,8 +31,7 @@ from keycut.calibration import refuse_non_finite
 from keycut.data.progress import Progress
 from keycut.errors import InputError
 from keycut.models.architectures import KeyShape
-from keycut.models.cpu import log_decay
-from keycut.models.delta_rule import l2_normalised
+from keycut.models.delta_rule import l2_normalised, log_decay
 from keycut.models.watching import mixers, watched
 
 BLOCK_BYTES = 2**28  # of states; what is computed from them takes about three times as much

@@ -48,7 +48,7 @@ from keycut.config.pruning import (
     width,
 )
 from keycut.config.reading import load_config, parse_config
-from keycut.config.run import Config, Measurement, Variant
+from keycut.config.run import Config, Measurement, Part, Variant
 from keycut.config.section import Kernel, Pass, Section, Stage, Target
 from keycut.config.sources import (
     Corpus,
@@ -93,6 +93,7 @@ __all__ = [
     "MixerBenchmark",
     "Model",
     "ModelBenchmark",
+    "Part",
     "Pass",
     "Pivoted",
     "Preflight",

@@ -15,7 +15,7 @@ from keycut.config.figures import Analysis, Figure, QualityFigure, RankFigure
 from keycut.config.models import Model, Shape, shape_of
 from keycut.config.needs import packed, wanted
 from keycut.config.pruning import BASELINE, Calibration, Method, width
-from keycut.config.section import Kernel, Name, Section, Seed, Some, Stage, Target
+from keycut.config.section import Kernel, Many, Name, Section, Seed, Some, Stage, Target
 from keycut.config.sources import Corpus, Tokenizer
 from keycut.config.tables import DecodingTable, QualityTable, Table
 from keycut.config.training import Recipe, Recovery
@@ -272,6 +272,27 @@ class Config(Section):
                 d_k = width(model.head_k_dim, ratio)
                 for action in passes:
                     yield Measurement(name, subject, model.kernel, ratio, d_k, action)
+
+
+class Part(Config):
+    """What one job uses of a run: the sections that its rule names, and nothing else.
+
+    It comes from a run that fits together, and so it is not checked again.
+    """
+
+    run: Name = ""
+    seeds: Many[Seed] = ()
+    tokenizers: dict[Name, Tokenizer] = Field({})
+    corpora: dict[Name, Corpus] = Field({})
+    models: dict[Name, Model] = Field({})
+    evaluation: Evaluation = Field(
+        default_factory=lambda: Evaluation(protocol="none", made_from=None, suites={})
+    )
+    preflight: Preflight | None = None  # type: ignore[assignment]
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        return self
 
 
 def _unique(values: Iterable[T]) -> tuple[T, ...]:

@@ -74,9 +74,9 @@ class Recipe(Training):
         """How many GPUs the trainer uses."""
         return self.world_size if self.trainer == "flame" else 1
 
-    def defining(self) -> dict[str, Any]:
+    def defining(self, **options: Any) -> dict[str, Any]:
         """The settings that define the trained model, without those that only make it fit."""
-        return self.model_dump(mode="json", exclude={"activation_checkpoint"})
+        return self.model_dump(mode="json", exclude={"activation_checkpoint"}, **options)
 
 
 class Lora(Section):
@@ -123,7 +123,7 @@ class Recovery(Training):
             raise ValueError(f"parts {self.parts} must divide batch {self.batch}")
         return self
 
-    def defining(self) -> dict[str, Any]:
+    def defining(self, **options: Any) -> dict[str, Any]:
         """The settings that define a recovered model: neither which models are recovered, nor in
         how many parts a batch is taken."""
-        return self.model_dump(mode="json", exclude={"control", "seeds", "parts"})
+        return self.model_dump(mode="json", exclude={"control", "seeds", "parts"}, **options)

@@ -17,12 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from keycut.models.delta_rule import chunked_delta_rule, l2_normalised
-
-
-def _wide(x: Tensor) -> Tensor:
-    return x if x.dtype == torch.float64 else x.float()
-
+from keycut.models.delta_rule import chunked_delta_rule, l2_normalised, log_decay, wide
 
 # Sequences of several lengths packed into one row: spread out to a batch, and back.
 
@@ -63,7 +58,7 @@ def _delta_rule(
 ) -> tuple[Tensor, Tensor | None]:
     """Shapes as fla's kernels have them: (B, T, H, ...); the state (N, H, d_k, d_v)."""
     given = v.dtype
-    q, k, v, beta = _wide(q), _wide(k), _wide(v), _wide(beta)
+    q, k, v, beta = wide(q), wide(k), wide(v), wide(beta)
     g = torch.zeros_like(beta) if g is None else g
     if use_qk_l2norm_in_kernel:
         q, k = l2_normalised(q), l2_normalised(k)
@@ -101,11 +96,6 @@ def delta_rule(
     )  # fmt: skip
 
 
-def log_decay(g: Tensor, A_log: Tensor, dt_bias: Tensor) -> Tensor:
-    """Gated DeltaNet's gate: g = -e^A softplus(x + bias), the logarithm of the decay a_t."""
-    return -_wide(A_log).exp() * F.softplus(_wide(g) + _wide(dt_bias))
-
-
 def gated_delta_rule(
     q: Tensor,
     k: Tensor,
@@ -126,7 +116,7 @@ def gated_delta_rule(
 ) -> tuple[Tensor, Tensor | None]:
     """For fla's chunk_gated_delta_rule and fused_recurrent_gated_delta_rule."""
     if use_beta_sigmoid_in_kernel:
-        beta = _wide(beta).sigmoid() * (2 if allow_neg_eigval else 1)
+        beta = wide(beta).sigmoid() * (2 if allow_neg_eigval else 1)
     if use_gate_in_kernel:
         assert A_log is not None
         assert dt_bias is not None
@@ -134,7 +124,7 @@ def gated_delta_rule(
     if state_v_first and initial_state is not None:
         initial_state = initial_state.mT
     o, state = _delta_rule(
-        q, k, v, beta, _wide(g), scale, initial_state, output_final_state, cu_seqlens,
+        q, k, v, beta, wide(g), scale, initial_state, output_final_state, cu_seqlens,
         use_qk_l2norm_in_kernel,
     )  # fmt: skip
     return o, state.mT.contiguous() if state is not None and state_v_first else state
@@ -161,12 +151,12 @@ def causal_conv1d(
     N, T, D = rows.shape
     W = weight.shape[1]
     past = rows.new_zeros(N, W, D) if initial_state is None else initial_state.mT.to(rows.dtype)
-    whole = _wide(torch.cat([past, rows], 1))  # (N, W + T, D)
-    y = whole[:, 1 : 1 + T] * _wide(weight[:, 0])
+    whole = wide(torch.cat([past, rows], 1))  # (N, W + T, D)
+    y = whole[:, 1 : 1 + T] * wide(weight[:, 0])
     for i in range(1, W):
-        y = torch.addcmul(y, whole[:, i + 1 : i + 1 + T], _wide(weight[:, i]))
+        y = torch.addcmul(y, whole[:, i + 1 : i + 1 + T], wide(weight[:, i]))
     if bias is not None:
-        y = y + _wide(bias)
+        y = y + wide(bias)
     if activation is not None:
         y = F.silu(y)
     if packed is not None:
@@ -212,7 +202,7 @@ def rms_norm(
     prenorm: bool = False,
     residual_in_fp32: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    total = _wide(x) if residual is None else _wide(x) + _wide(residual)
+    total = wide(x) if residual is None else wide(x) + wide(residual)
     y = total * (total.square().mean(-1, keepdim=True) + eps).rsqrt()
     if weight is not None:
         y = y * weight
@@ -238,14 +228,14 @@ def rms_norm_gated(
     residual_in_fp32: bool = False,
     eps: float = 1e-6,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    normed = rms_norm(_wide(x), weight, bias, residual, eps, prenorm, residual_in_fp32)
+    normed = rms_norm(wide(x), weight, bias, residual, eps, prenorm, residual_in_fp32)
     y = normed[0] if isinstance(normed, tuple) else normed
-    y = (y * (torch.sigmoid if activation == "sigmoid" else F.silu)(_wide(g))).to(x.dtype)
+    y = (y * (torch.sigmoid if activation == "sigmoid" else F.silu)(wide(g))).to(x.dtype)
     return (y, normed[1].to(x.dtype)) if isinstance(normed, tuple) else y
 
 
 def swiglu(x: Tensor, y: Tensor) -> Tensor:
-    return (F.silu(_wide(x)) * y).to(x.dtype)
+    return (F.silu(wide(x)) * y).to(x.dtype)
 
 
 def swiglu_linear(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -259,7 +249,7 @@ class CrossEntropyLoss(nn.CrossEntropyLoss):
         super().__init__(reduction=reduction)
 
     def forward(self, logits: Tensor, target: Tensor) -> Tensor:
-        return super().forward(_wide(logits), target)
+        return super().forward(wide(logits), target)
 
 
 class LinearCrossEntropyLoss(nn.Module):
@@ -290,7 +280,7 @@ class LinearCrossEntropyLoss(nn.Module):
 
     @staticmethod
     def _loss(hidden: Tensor, target: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return F.cross_entropy(_wide(F.linear(hidden, weight, bias)), target, reduction="sum")
+        return F.cross_entropy(wide(F.linear(hidden, weight, bias)), target, reduction="sum")
 
 
 # Where fla looks each of them up: module, name, what stands there on a CPU.

@@ -11,6 +11,7 @@ uses them, already normalised.
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 CHUNK = 64
@@ -20,6 +21,16 @@ L2_EPS = 1e-6  # as in fla's kernels
 def l2_normalised(x: Tensor) -> Tensor:
     """Keys or queries (..., d_k) at length one, as the kernels make them."""
     return x * (x.square().sum(-1, keepdim=True) + L2_EPS).rsqrt()
+
+
+def wide(x: Tensor) -> Tensor:
+    """In float32, or as wide as it is."""
+    return x if x.dtype == torch.float64 else x.float()
+
+
+def log_decay(g: Tensor, A_log: Tensor, dt_bias: Tensor) -> Tensor:
+    """Gated DeltaNet's gate: g = -e^A softplus(x + bias), the logarithm of the decay a_t."""
+    return -wide(A_log).exp() * F.softplus(wide(g) + wide(dt_bias))
 
 
 def recurrent_delta_rule(

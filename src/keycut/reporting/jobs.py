@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from keycut.artefact import read_json
+from keycut.reporting.origins import other_code
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,7 @@ class RuleTime:
     machines: tuple[str, ...]
     gpus: tuple[str, ...]
     gpu_seconds: float
+    other: int  # jobs of other code than there is now
 
 
 @dataclass(frozen=True)
@@ -50,17 +52,21 @@ class Work:
         return sum(rule.gpu_seconds for rule in self.rules)
 
 
-def read_work(timings: Mapping[str, Sequence[Path | str]], records: Iterable[Path | str]) -> Work:
+def read_work(
+    timings: Mapping[str, Sequence[Path | str]],
+    records: Iterable[Path | str],
+    now: Mapping[str, str] = {},
+) -> Work:
     """From the benchmark files (.tsv) of every rule, and what jobs left beside their outputs.
 
-    Rules stand in the order in which they first ran.
+    Rules stand in the order in which they first ran; `now` is the code of those with a version.
     """
     jobs = sorted((read_json(path) for path in records), key=lambda job: job["started"])
     by_rule: dict[str, list[dict[str, Any]]] = {}
     for job in jobs:
         by_rule.setdefault(job["rule"], []).append(job)
     names = list(dict.fromkeys([*by_rule, *timings]))
-    rules = (_rule(name, timings.get(name, ()), by_rule.get(name, [])) for name in names)
+    rules = (_rule(name, timings.get(name, ()), by_rule.get(name, []), now) for name in names)
     ends = [_end(job) for job in jobs]
     return Work(
         rules=tuple(rule for rule in rules if rule.jobs),
@@ -71,7 +77,12 @@ def read_work(timings: Mapping[str, Sequence[Path | str]], records: Iterable[Pat
     )
 
 
-def _rule(name: str, timings: Sequence[Path | str], jobs: Sequence[Mapping[str, Any]]) -> RuleTime:
+def _rule(
+    name: str,
+    timings: Sequence[Path | str],
+    jobs: Sequence[Mapping[str, Any]],
+    now: Mapping[str, str],
+) -> RuleTime:
     rows = [row for path in timings for row in _rows(path)]
     seconds = [float(row["s"]) for row in rows]
     if len(rows) < len(jobs):  # results of a partial run may come without Snakemake's timings
@@ -86,6 +97,7 @@ def _rule(name: str, timings: Sequence[Path | str], jobs: Sequence[Mapping[str, 
         peak_mib=max(peaks, default=None),
         machines=tuple(sorted({job["machine"] for job in jobs})),
         gpus=tuple(sorted({gpu for job in jobs for gpu in job["gpus"]})),
+        other=sum(other_code(job, now) for job in jobs),
         gpu_seconds=sum(
             job["seconds"] * len(job["gpus"]) * job.get("gpu_share", 1) for job in jobs
         ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +13,15 @@ from keycut.artefact import canonical_json, read_json
 from keycut.errors import InputError
 
 LENGTH = 40  # of a value as JSON from which on it is worth to be stored once
+OTHER = {"note": "made by other code of this version than there is now"}
 ROW = 50  # numbers; a longer one is counted and not shown
 
 
 class Origins:
     """What files say of themselves, each read once; a number refers to its file by its place."""
 
-    def __init__(self) -> None:
+    def __init__(self, now: Mapping[str, str] = {}) -> None:
+        self.now = now  # the code of rules, as `other_code` takes it
         self.paths: dict[str, int] = {}
         self.told: list[Any] = []
 
@@ -27,7 +29,8 @@ class Origins:
         name = Path(path).as_posix()
         if name not in self.paths:
             self.paths[name] = len(self.told)
-            self.told.append(told_by(path))
+            told = told_by(path)
+            self.told.append({**OTHER, **told} if other_code(told, self.now) else told)
         return self.paths[name]
 
     def packed(self) -> dict[str, Any]:
@@ -43,6 +46,18 @@ class Origins:
             "files": [_referring(told, places) for told in self.told],
             "shared": [json.loads(text) for text in often],
         }
+
+
+def other_code(record: Any, now: Mapping[str, str]) -> bool:
+    """Whether a job was of other code of its rule than there is now, of rules whose code is given.
+
+    Those have a version: their authors say that the code gives the same (`keycut.code`).
+    """
+    return (
+        isinstance(record, dict)
+        and record.get("rule") in now
+        and record["code"]["digest"] != now[record["rule"]]
+    )
 
 
 def told_by(path: Path | str) -> Any:

@@ -80,6 +80,7 @@ def write_report(
     out: Path | str,
     templates: Path | str,
     records: Iterable[Path | str] = (),
+    now: Mapping[str, str] = {},
     commit: str = "",
 ) -> None:
     """One HTML page of a run.
@@ -91,6 +92,7 @@ def write_report(
     jobs:     Snakemake's benchmark files (.tsv), by rule
     made:     files that say how a variant was made, in order (.json, .safetensors)
     records:  what jobs left beside their outputs (.provenance.json)
+    now:      the code of rules that have a version: what other code made is marked
     commit:   of the checkout that writes the page
 
     The files that frames name as their sources are read too, and what stands beside them.
@@ -99,7 +101,7 @@ def write_report(
     refuse_count(f"the report of {config.run}", "figures", len(config.figures), len(figures))
     tables = dict(zip(config.tables, map(read_frame, frames), strict=True))
     judged = read_lines(Path(verdict) / "cells.csv")
-    numbers = Numbers(config, tables.values(), made)
+    numbers = Numbers(config, tables.values(), made, now)
     maps = [_heat_map(config, name, tables[name], judged, numbers, templates) for name in tables]
     pictures = [
         Shown(
@@ -129,7 +131,7 @@ def write_report(
                 tables=maps,
                 figures=pictures,
                 training=training,
-                work=read_work(jobs, records),
+                work=read_work(jobs, records, now),
                 data=Markup(_script(numbers.packed(judged))),
                 commit=commit,
                 version=__version__,
@@ -146,8 +148,14 @@ CURVES = {
 class Numbers:
     """Every number of a run, once, with the files that it came from."""
 
-    def __init__(self, config: Config, tables: Iterable[pd.DataFrame], made: Files) -> None:
-        self.config, self.origins = config, Origins()
+    def __init__(
+        self,
+        config: Config,
+        tables: Iterable[pd.DataFrame],
+        made: Files,
+        now: Mapping[str, str],
+    ) -> None:
+        self.config, self.origins = config, Origins(now)
         self.made = [[self.origins.add(path) for path in paths] for paths in made.values()]
         self.makings = {
             (variant_key(config, variant, ""), variant.seed): i for i, variant in enumerate(made)
