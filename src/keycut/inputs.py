@@ -39,7 +39,7 @@ Section = dict[str, Any]
 DIGESTS = Path(".snakemake/keycut/digests.json")
 """Of files that users bring: they may be large, and every start of Snakemake asks for them."""
 # What of a model counts where only its shape does.
-NO_WEIGHTS = {"source": {"kind": "local", "path": ""}, "tokenizer": "none", "published_as": None}
+NO_WEIGHTS = {"source": {"kind": "local", "path": ""}, "tokenizer": "none"}
 
 
 class Inputs:
@@ -85,8 +85,8 @@ class Inputs:
     def uses_tokenizer(self, tokenizer: str) -> Section:
         spec, corpora = self.config.tokenizers[tokenizer], {}
         if spec.kind == "train":  # on its text, however that is packed
-            text = _changed(self.config.corpora[spec.corpus])
-            corpora[spec.corpus] = {**text, "length": 1, "slices": {}, "boundary": "eos"}
+            text = _changed(self.config.corpora[spec.corpus], "length", "slices", "boundary")
+            corpora[spec.corpus] = {**text, "length": 1, "slices": {}}
         return self.uses(tokenizers={tokenizer: _changed(spec)}, corpora=corpora)
 
     def uses_corpus(self, corpus: str) -> Section:
@@ -96,7 +96,7 @@ class Inputs:
         spec, recipe = self.config.models[model], self.recipe(model)
         return self.uses(
             "device",
-            models={model: {**_changed(spec), "label": model, "published_as": None}},
+            models={model: {**_changed(spec, "label", "published_as"), "label": model}},
             recipes={spec.source.recipe: recipe.defining(exclude_defaults=True)},  # type: ignore[union-attr]
         )
 
@@ -116,7 +116,8 @@ class Inputs:
             models, mixers = {}, {cell.subject: spec.mixers[cell.subject]}
             alone = {"mixers": mixers, "widths": [cell.width], "passes": [cell.does]}
         else:
-            models = {cell.subject: self.config.models[cell.subject].model_dump() | NO_WEIGHTS}
+            model = self.config.models[cell.subject].model_dump(exclude={"published_as"})
+            models = {cell.subject: model | NO_WEIGHTS}
             # A benchmark has one ratio at least; that of a model left whole may be any.
             alone = {"models": [cell.subject], "ratios": [cell.ratio or 0.5]}
             alone |= {"passes": [cell.does]} if spec.kind == "model" else {}
@@ -224,8 +225,8 @@ class Inputs:
         return f"{self.at.root}/tokenizers/{self.config.models[model].tokenizer}"
 
     def uses_adopted(self, model: str) -> Section:
-        spec = self.config.models[model].model_dump()
-        return self.uses(models={model: {**spec, "label": model, "published_as": None}})
+        spec = self.config.models[model].model_dump(exclude={"published_as"})
+        return self.uses(models={model: {**spec, "label": model}})
 
     def recipe(self, model: str) -> Recipe:
         source = self.config.models[model].source
@@ -400,9 +401,9 @@ def unlabelled(part: Any, *, of: tuple[str, ...] = ("label", "caption")) -> Any:
     return [unlabelled(value, of=of) for value in part] if isinstance(part, list) else part
 
 
-def _changed(section: Any) -> Section:
+def _changed(section: Any, *left_out: str) -> Section:
     """A section without what is as by default: see `keycut.code.DEFAULTS`."""
-    return dict(section.model_dump(mode="json", exclude_defaults=True))
+    return dict(section.model_dump(mode="json", exclude_defaults=True, exclude={*left_out}))
 
 
 def _is_there(path: str) -> bool:

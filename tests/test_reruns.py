@@ -1,0 +1,251 @@
+"""What Snakemake would make again, and what it leaves alone: the contract with who has results.
+
+A small run on a GPU is finished in pretence: its files are there, and Snakemake has noted them as
+made. Each test looks at a copy of it (`cp -r`), with something changed.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from keycut.artefact import sha256_once
+
+ROOT = Path(__file__).parents[1]
+FOLDERS = {"models", "sliced", "recovered", "tokenizers", "tokens", "calibrations", "verdict"}
+PARTS = ("workflow", "scripts", "config", "profiles", "envs", "src")
+METHODS = ["l1", "grad"]
+# What follows when a table or figure is made again, and a frame.
+PRINTED = {"page": 1, "document": 1, "pdf": 1}
+REPORTED = {"frame", "union", "verdict", "table", "figure", *PRINTED}
+
+
+def configuration():
+    """Two models, trained on a file of the user's; something for every rule but `adopt`."""
+    text = (ROOT / "config/demo.yaml").read_text().replace("results/demo/", "results/small/")
+    config = yaml.safe_load(text)
+    del config["device"]
+    config["run"] = "small"
+    config["corpora"]["documentation"] |= {"kind": "local", "files": ["text.jsonl"]}
+    for section, names in {
+        "models": ["delta_net", "delta_net_head"],
+        "methods": METHODS,
+        "tables": ["by_ratio", "sharing", "mixer_speed", "model_speed"],
+        "figures": ["utilization", "sweep", "filters"],
+        "benchmarks": ["mixer", "model"],
+    }.items():
+        config[section] = {name: config[section][name] for name in names}
+    config["tables"]["by_ratio"] |= {"methods": METHODS, "ratios": [0.5]}
+    config["tables"]["sharing"]["models"] = ["delta_net", "delta_net_head"]
+    config["benchmarks"]["model"]["models"] = ["delta_net"]
+    config["figures"]["utilization"] |= {"methods": METHODS, "ratio": 0.5}
+    return config
+
+
+def snakemake(folder, *arguments):
+    done = subprocess.run(
+        [sys.executable, "-m", "snakemake", "--cores", "1", "--configfile", "small.yaml",
+         *arguments],
+        cwd=folder, capture_output=True, text=True,
+        env={**os.environ, "PYTHONPATH": str(folder / "src")},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def planned(folder, *arguments):
+    """Jobs that would run, by rule."""
+    said = snakemake(folder, "-n", *arguments)
+    if "Nothing to be done" in said:
+        return {}
+    table = said.split("Job stats:")[1].split("total")[0]
+    counts = {rule: int(count) for rule, count in re.findall(r"^(\w+) +(\d+)$", table, re.M)}
+    return {rule: count for rule, count in counts.items() if rule != "all"}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("finished")
+    for name in PARTS:
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    (folder / "text.jsonl").write_text('{"text": "some"}\n')
+    (folder / "small.yaml").write_text(yaml.safe_dump(configuration(), sort_keys=False))
+    for line in snakemake(folder, "--summary").splitlines():
+        if not line.startswith("results/"):
+            continue
+        path = folder / line.split("\t")[0]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.relative_to(folder).parts[2] in FOLDERS and path.suffix != ".json":
+            path.mkdir()
+            (path / "model.safetensors").touch()
+        else:
+            # Larger than what Snakemake compares.
+            path.write_bytes(b"0" * (1_100_000 if path.suffix in (".safetensors", ".npz") else 9))
+    snakemake(folder, "--touch", "--forceall")
+    return folder
+
+
+@pytest.fixture
+def copy(finished, tmp_path):
+    """Elsewhere, with other times."""
+    for name in (*PARTS, "results", ".snakemake", "text.jsonl", "small.yaml"):
+        subprocess.run(["cp", "-r", finished / name, tmp_path / name], check=True)
+    return tmp_path
+
+
+def edit(path, old, new):
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
+
+
+def configure(folder, change):
+    config = configuration()
+    change(config)
+    (folder / "small.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
+
+
+def git(folder, *arguments):
+    subprocess.run(["git", "-c", "user.name=x", "-c", "user.email=x@y", *arguments], cwd=folder,
+                   check=True, capture_output=True)  # fmt: skip
+
+
+def test_a_copy_of_a_finished_run_is_finished(copy):
+    assert planned(copy) == {}
+
+
+def test_touched_files_rerun_nothing(copy):
+    for path in copy.rglob("*"):
+        if path.is_file() and ".snakemake/" not in str(path):
+            path.touch()
+    assert planned(copy) == {}
+
+
+def test_another_commit_and_back_reruns_nothing(copy):
+    (copy / ".gitignore").write_text("results\n.snakemake\n__pycache__\n")
+    git(copy, "init", "-b", "main")
+    git(copy, "add", ".")
+    git(copy, "commit", "-m", "one")
+    git(copy, "checkout", "-b", "other")
+    for path in [*copy.glob("scripts/*.py"), *copy.glob("workflow/templates/*"),
+                 *copy.glob("src/keycut/**/*.py"), copy / "text.jsonl"]:  # fmt: skip
+        path.write_text(path.read_text() + "\nx = 1\n")
+    git(copy, "commit", "-am", "two")
+    git(copy, "checkout", "main")
+    assert planned(copy) == {}
+
+
+def test_comments_planning_and_what_stands_in_for_kernels_rerun_nothing(copy):
+    for path in (*copy.glob("scripts/*.py"), *copy.glob("src/keycut/**/*.py")):
+        path.write_text("# A comment.\n" + path.read_text())
+    for name in ("plan/costs.py", "models/cpu.py", "cli.py", "prune.py"):
+        path = copy / "src/keycut" / name
+        path.write_text(path.read_text() + "\n\nCHANGED = True\n")
+    assert planned(copy) == {}
+
+
+@pytest.mark.parametrize(
+    ("module", "expected"),
+    [("curves", {"page": 1}), ("figures/sweep", {"figure": 3, **PRINTED}), ("frame", REPORTED)],
+)
+def test_a_change_of_reporting_reports_again(copy, module, expected):
+    path = copy / f"src/keycut/reporting/{module}.py"
+    path.write_text(path.read_text() + "\n\nCHANGED = True\n")
+    jobs = planned(copy)
+    assert jobs == expected if isinstance(expected, dict) else {*jobs} == expected
+
+
+def label(*path):
+    def change(config):
+        for part in path[:-1]:
+            config = config[part]
+        config[path[-1]] = "other"
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (label("methods", "grad", "label"), {"table": 1, "figure": 1, **PRINTED}),
+        (label("models", "delta_net_head", "label"), {"table": 1, **PRINTED}),
+        (
+            label("evaluation", "suites", "ppl", "tasks", "prose_word_ppl", "label"),
+            {"table": 2, **PRINTED},
+        ),
+        (
+            label("benchmarks", "mixer", "mixers", "delta_net_mixer", "label"),
+            {"table": 1, "figure": 1, **PRINTED},
+        ),
+        (label("tables", "sharing", "caption"), {"table": 1, **PRINTED}),
+        (label("figures", "filters", "caption"), PRINTED),
+        (
+            label("models", "delta_net_head", "published_as"),
+            {"frame": 1, "union": 1, "verdict": 1, "table": 1, **PRINTED},
+        ),
+    ],
+)
+def test_what_is_only_shown_is_shown_again_and_nothing_is_computed(copy, change, expected):
+    configure(copy, change)
+    assert planned(copy) == expected
+
+
+def test_how_a_batch_fits_into_a_gpu_reruns_nothing(copy):
+    configure(copy, lambda config: config["recovery"].update(parts=2))
+    assert planned(copy) == {}
+
+
+def test_a_width_more_is_timed_alone(copy):
+    configure(copy, lambda config: config["benchmarks"]["mixer"]["widths"].append(8))
+    assert planned(copy)["measure"] == 2  # of both mixers
+
+
+def test_code_that_computes_a_result_reruns_it(copy):
+    edit(copy / "scripts/evaluate.py", "    evaluate(\n", "    print()\n    evaluate(\n")
+    evaluated = planned(copy)
+    assert {*evaluated} == {"evaluate", *REPORTED} - {"figure"}
+    edit(copy / "src/keycut/selection/grad.py", "def scores", "CHANGED = True\n\n\ndef scores")
+    jobs = planned(copy)
+    assert {rule: jobs[rule] for rule in ("score", "slice", "recover")} == {
+        "score": 1, "slice": 1, "recover": 1,
+    }  # fmt: skip
+    assert not {"pretrain", "calibrate", "measure", "tokens"} & {*jobs}
+
+
+def test_training_reruns_when_its_authors_say_so_and_until_then_the_report_marks_it(copy):
+    path = copy / "src/keycut/training/loop.py"
+    path.write_text(path.read_text() + "\n\nCHANGED = True\n")
+    assert planned(copy) == {"page": 1}
+    command = [sys.executable, "-m", "keycut.code", "raise"]
+    environment = {**os.environ, "PYTHONPATH": str(copy / "src")}
+    done = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True)
+    assert "pretrain on cuda: version 2\nrecover on cpu: version 2" in done.stdout
+    jobs = planned(copy)
+    assert jobs["pretrain"] == 2
+    assert not {"tokens", "tokenizer", "preflight_shape"} & {*jobs}
+
+
+def test_other_text_counts_whatever_its_time(copy):
+    text = copy / "text.jsonl"
+    text.write_text('{"text": "none"}\n')
+    os.utime(text, (0, 0))
+    jobs = planned(copy)
+    assert {"tokenizer", "tokens", "pretrain"} <= {*jobs}
+    assert not {"measure", "preflight_shape"} & {*jobs}
+
+
+def test_a_file_is_read_again_only_when_size_or_time_changed(tmp_path):
+    path, notes = tmp_path / "text", tmp_path / "notes.json"
+    path.write_text("one")
+    os.utime(path, (1, 1))
+    first = sha256_once(path, notes)
+    path.write_text("two")
+    os.utime(path, (1, 1))
+    assert sha256_once(path, notes) == first
+    path.touch()
+    assert sha256_once(path, notes) != first
