@@ -17,12 +17,13 @@ def library(tmp_path):
     files = {
         "__init__.py": "",
         "door.py": "from importlib import import_module\nfrom keycut.common import one\n",
-        "common.py": '"""Said."""\n\none = 1\n',
-        "first.py": "from keycut import common\n",
+        "common.py": '"""Said."""\n\none = 1\n\n\ndef two():\n    return one + 1\n',
+        "first.py": "from keycut import common\n\ny = common.two\n",
         "second.py": "def late():\n    from keycut.common import one\n    return one\n",
         "config.py": "x = 1\n",
-        "package/__init__.py": "from keycut.config import x\n",
-        "package/inner.py": "import keycut.second\n",
+        "noted.py": "@note\ndef method():\n    pass\n\n\ntable[1] = method\n",
+        "package/__init__.py": "from keycut.config import x\nfrom keycut.package.inner import z\n",
+        "package/inner.py": "from keycut import second\n\nz = second.late()\n",
         "package/tasks/task.yaml": "version: 1\n",
     }
     for name, text in files.items():
@@ -42,11 +43,30 @@ def change(library: Path, name: str, text: str) -> None:
     (library / name).write_text((library / name).read_text() + text)
 
 
-def test_it_holds_what_is_imported_anywhere_and_what_that_imports(library):
-    path = script(library, "with job():\n    from keycut.package.inner import x\n")
+def test_it_holds_what_is_used_anywhere_and_what_that_uses(library):
+    path = script(library, "with job():\n    from keycut.package import z\n    z()\n")
     found = code_of(path, source=library)
-    assert found.modules == ("common", "package", "package.inner", "package/tasks/task.yaml",
-                             "second")  # fmt: skip
+    assert found.parts == ("common:one", "package.inner:z", "package/tasks/task.yaml",
+                           "second:late")  # fmt: skip
+    assert found.modules == ("common", "package.inner", "package/tasks/task.yaml", "second")
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("from keycut.common import one\n", ()),  # imported, and not used
+        ("from keycut.common import one\none\n", ("common:one",)),
+        ("from keycut import common\ncommon.one\n", ("common:one",)),
+        ("from keycut import common as c\nc.two()\n", ("common:one", "common:two")),
+        ("from keycut import common\ngetattr(common, x)\n", ("common:one", "common:two")),
+        ("from keycut import common\ncommon.__dict__\n", ("common:one", "common:two")),
+        ("import keycut.common\n", ("common:one", "common:two")),
+        ("from keycut.first import y\ny\n", ("common:one", "common:two", "first:y")),
+        ("from keycut import noted\n", ("noted:0", "noted:1")),  # they run when it is loaded
+    ],
+)
+def test_what_is_not_used_does_not_count(library, text, parts):
+    assert code_of(script(library, text), source=library).parts == parts
 
 
 def test_a_module_that_is_named_rather_than_imported_can_be_given(library):
@@ -58,11 +78,21 @@ def test_a_module_that_is_named_rather_than_imported_can_be_given(library):
     assert code_of(path, "keycut.second", source=library) == second
 
 
-@pytest.mark.parametrize("name", ["common.py", "second.py", "package/inner.py"])
-def test_a_change_of_what_it_does_is_another_digest(library, name):
-    path = script(library, "from keycut.package import inner\n")
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("common.py", "one = 2\n"),
+        ("second.py", "\n\ndef late():\n    return 2\n"),
+        ("package/inner.py", "z = 2\n"),
+        ("package/inner.py", "print()\n"),
+    ],
+)
+def test_a_change_of_what_it_does_is_another_digest(library, name, text):
+    path = script(library, "from keycut.package import z\nz()\n")
     before = code_of(path, source=library).digest
     change(library, name, "y = 2\n")
+    assert code_of(path, source=library).digest == before
+    change(library, name, text)
     assert code_of(path, source=library).digest != before
 
 
@@ -74,7 +104,7 @@ def test_a_data_file_counts_like_code(library):
 
 
 def test_what_another_python_knows_of_and_is_not_used_does_not_count(library, monkeypatch):
-    path = script(library, "from keycut.common import one\n")
+    path = script(library, "from keycut.common import one\none()\n")
     (library / "common.py").write_text("def one():\n    return 1\n")
     before = code_of(path, source=library)
 
@@ -91,10 +121,8 @@ def test_what_another_python_knows_of_and_is_not_used_does_not_count(library, mo
 
 
 def test_the_script_itself_counts(library):
-    before = code_of(script(library, "from keycut.common import one\n"), source=library)
-    after = code_of(script(library, "from keycut.common import one\none += 1\n"), source=library)
-    assert after.modules == before.modules
-    assert after.digest != before.digest
+    before = code_of(script(library, "print(1)\n"), source=library)
+    assert code_of(script(library, "print(2)\n"), source=library).digest != before.digest
 
 
 def test_what_stands_in_for_kernels_does_not_count_on_a_gpu():
@@ -133,7 +161,7 @@ def test_what_has_a_version_is_known_by_it_and_not_by_its_code(tmp_path):
 
 
 def test_words_do_not_count(library):
-    path = script(library, "from keycut.common import one\n")
+    path = script(library, "from keycut.common import one\none\n")
     before = code_of(path, source=library)
     (library / "common.py").write_text('"""Said otherwise."""\n\n# Why.\none   =   1\n')
     assert code_of(path, source=library) == before

@@ -145,7 +145,7 @@ def test_comments_planning_and_what_stands_in_for_kernels_rerun_nothing(copy):
         path.write_text("# A comment.\n" + path.read_text())
     for name in ("plan/costs.py", "models/cpu.py", "cli.py", "prune.py"):
         path = copy / "src/keycut" / name
-        path.write_text(path.read_text() + "\n\nCHANGED = True\n")
+        path.write_text(path.read_text() + "\nprint()\n")
     assert planned(copy) == {}
 
 
@@ -155,7 +155,7 @@ def test_comments_planning_and_what_stands_in_for_kernels_rerun_nothing(copy):
 )
 def test_a_change_of_reporting_reports_again(copy, module, expected):
     path = copy / f"src/keycut/reporting/{module}.py"
-    path.write_text(path.read_text() + "\n\nCHANGED = True\n")
+    path.write_text(path.read_text() + "\nprint()\n")
     jobs = planned(copy)
     assert jobs == expected if isinstance(expected, dict) else {*jobs} == expected
 
@@ -219,7 +219,7 @@ def test_code_that_computes_a_result_reruns_it(copy):
 
 def test_training_reruns_when_its_authors_say_so_and_until_then_the_report_marks_it(copy):
     path = copy / "src/keycut/training/loop.py"
-    path.write_text(path.read_text() + "\n\nCHANGED = True\n")
+    path.write_text(path.read_text() + "\nprint()\n")
     assert planned(copy) == {"page": 1}
     command = [sys.executable, "-m", "keycut.code", "raise"]
     environment = {**os.environ, "PYTHONPATH": str(copy / "src")}
