@@ -32,7 +32,7 @@ from keycut.config.evaluation import DATA_SETS
 from keycut.config.needs import needed_models
 from keycut.data.sources import matching
 from keycut.hub import locked_commits
-from keycut.layout import Layout, cut
+from keycut.layout import BESIDE, Layout, cut
 
 Section = dict[str, Any]
 
@@ -158,39 +158,42 @@ class Inputs:
 
     # ----- text and models -----
 
-    def made_text(self, corpus: str) -> list[str]:
-        """The text of a corpus where a rule makes it."""
-        made = self.config.corpora[corpus].kind == "documentation"
-        return [f"{self.at.root}/text/documentation.jsonl"] if made else []
-
-    def given_text(self, corpus: str) -> list[str]:
-        """Files that users bring; what is on the hub is known by its revision."""
+    def text(self, corpus: str) -> list[str]:
+        """Files that a corpus is read from; what is on the hub is known by its revision."""
         spec = self.config.corpora[corpus]
+        if spec.kind == "documentation":
+            return [f"{self.at.root}/text/documentation.jsonl"]
         # A pattern that matches nothing stands for itself: a file that is not there.
         patterns = spec.files if spec.kind == "local" else ()
         found = ([str(path) for path in matching(pattern)] or [pattern] for pattern in patterns)
         return sorted(file for files in found for file in files)
 
-    def made_for(self, tokenizer: str) -> list[str]:
-        spec = self.config.tokenizers[tokenizer]
-        return self.made_text(spec.corpus) if spec.kind == "train" else []
-
-    def given_for(self, tokenizer: str) -> list[str]:
-        """Files that a tokenizer is trained on, or made from."""
+    def tokenizer_text(self, tokenizer: str) -> list[str]:
+        """What it is trained on, or made from."""
         spec = self.config.tokenizers[tokenizer]
         if spec.kind == "local":
             return [spec.path]
-        return self.given_text(spec.corpus) if spec.kind == "train" else []
+        return self.text(spec.corpus) if spec.kind == "train" else []
 
     def given_model(self, model: str) -> list[str]:
         source = self.config.models[model].source
         return [source.path] if source.kind == "local" else []
 
-    def digests(self, given: Iterable[str]) -> dict[str, str]:
-        """What is in these files and folders, as far as they are there."""
-        paths = [Path(name) for name in given]
-        files = [file for path in paths for file in (path, *path.rglob("*")) if file.is_file()]
+    def given(self, paths: Iterable[str]) -> list[str]:
+        """Those that users bring, and no rule makes."""
+        return [path for path in paths if not path.startswith(f"{self.at.root}/")]
+
+    def digests(self, paths: Iterable[str]) -> dict[str, str]:
+        """What is in the files and folders that users bring, as far as they are there."""
+        given = [Path(path) for path in self.given(paths)]
+        files = [file for path in given for file in (path, *path.rglob("*")) if file.is_file()]
         return {str(file): sha256_once(file, DIGESTS) for file in sorted(files)}
+
+    def provenance(self, paths: Iterable[str]) -> list[str]:
+        """What stands beside those that rules make."""
+        tasks = {file: self.made_tasks()[0] for file in self.made_tasks()}  # made together
+        made = [path for path in paths if not self.given([path])]
+        return sorted({f"{tasks.get(path, path)}{BESIDE}" for path in made})
 
     @cached_property
     def locked(self) -> dict[tuple[str, str], str]:
@@ -205,12 +208,12 @@ class Inputs:
         models = needed_models(self.config)
         files = [file for name in models for file in self.given_model(name)]
         for tokenizer in {model.tokenizer for model in models.values()}:
-            files += self.given_for(tokenizer)
+            files += self.tokenizer_text(tokenizer)
         for corpus, _ in self.config.packed():
-            files += self.given_text(corpus)
+            files += self.text(corpus)
         for suite in self.config.evaluation.suites:
-            files += self.given_tasks(suite)
-        return sorted(file for file in {*files} if not Path(file).exists())
+            files += self.task_files(suite)
+        return sorted(file for file in {*self.given(files)} if not Path(file).exists())
 
     def trained(self) -> list[str]:
         """Models that the run pretrains."""
@@ -267,16 +270,7 @@ class Inputs:
             return []
         return sorted({t.file for t in tasks if t.file and t.task.startswith("demo_")})
 
-    def given_tasks(self, suite: str) -> list[str]:
-        """Files that stand in for the data of tasks, and no rule makes."""
-        return [file for file in self._task_files(suite) if file not in self.made_tasks()]
-
-    def tasks_made(self, suite: str) -> list[str]:
-        """Files of tasks that a rule makes: all if a suite has one, as they are made together."""
-        made = self.made_tasks()
-        return made if {*made} & {*self._task_files(suite)} else []
-
-    def _task_files(self, suite: str) -> list[str]:
+    def task_files(self, suite: str) -> list[str]:
         tasks = self.config.evaluation.suites[suite].tasks.values()
         return [task.file for task in tasks if task.file and not task.not_attempted]
 

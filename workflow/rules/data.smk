@@ -24,8 +24,7 @@ rule text:
 
 rule tokenizer:
     input:
-        unpack(lambda w: made(text=READS.made_for(w.tokenizer))),
-        given=lambda w: ancient(READS.given_for(w.tokenizer)),
+        unpack(lambda w: made(text=READS.tokenizer_text(w.tokenizer))),
     output:
         folder=directory(f"{OUT}/tokenizers/{{tokenizer}}"),
         provenance=f"{OUT}/tokenizers/{{tokenizer}}.provenance.json",
@@ -41,7 +40,7 @@ rule tokenizer:
     params:
         code=code("tokenizer"),
         uses=lambda w: READS.uses_tokenizer(w.tokenizer),
-        given=lambda w: READS.digests(READS.given_for(w.tokenizer)),
+        given=lambda w: READS.digests(READS.tokenizer_text(w.tokenizer)),
         commit=lambda w: READS.commit("model", RUN.tokenizers[w.tokenizer]),
     message:
         "making tokenizer {wildcards.tokenizer}"
@@ -54,10 +53,9 @@ rule tokens:
         unpack(
             lambda w: made(
                 tokenizer=f"{OUT}/tokenizers/{w.tokenizer}",
-                text=READS.made_text(w.corpus),
+                text=READS.text(w.corpus),
             )
         ),
-        given=lambda w: ancient(READS.given_text(w.corpus)),
     output:
         folder=directory(f"{OUT}/tokens/{{corpus}}/{{tokenizer}}"),
         provenance=f"{OUT}/tokens/{{corpus}}/{{tokenizer}}.provenance.json",
@@ -74,7 +72,7 @@ rule tokens:
     params:
         code=code("tokens"),
         uses=lambda w: READS.uses_corpus(w.corpus),
-        given=lambda w: READS.digests(READS.given_text(w.corpus)),
+        given=lambda w: READS.digests(READS.text(w.corpus)),
         commit=lambda w: READS.commit("dataset", RUN.corpora[w.corpus]),
     message:
         "packing {wildcards.corpus} for {wildcards.tokenizer}"

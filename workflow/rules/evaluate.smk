@@ -34,10 +34,9 @@ if MADE:
 
 rule evaluate:
     input:
-        **made(model=f"{OUT}/{{subject}}"),
-        tasks=lambda w: ancient(READS.tasks_made(w.suite)),
-        made=lambda w: [f"{file}{BESIDE}" for file in READS.tasks_made(w.suite)[:1]],
-        given=lambda w: ancient(READS.given_tasks(w.suite)),
+        unpack(
+            lambda w: made(model=f"{OUT}/{w.subject}", files=READS.task_files(w.suite))
+        ),
     output:
         result=f"{OUT}/evaluations/{{subject}}/{{suite}}.json",
         provenance=f"{OUT}/evaluations/{{subject}}/{{suite}}.json.provenance.json",
@@ -54,7 +53,7 @@ rule evaluate:
     params:
         code=code("evaluate"),
         uses=lambda w: READS.uses_suite(w.suite),
-        given=lambda w: READS.digests(READS.given_tasks(w.suite)),
+        given=lambda w: READS.digests(READS.task_files(w.suite)),
         data=lambda w: READS.task_data(w.suite),
         checkpoints=AT.checkpoints,
     message:

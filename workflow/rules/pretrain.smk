@@ -38,8 +38,11 @@ rule pretrain:
 
 rule adopt:
     input:
-        unpack(lambda w: made(tokenizer=READS.tokenizer(w.model))),
-        given=lambda w: ancient(READS.given_model(w.model)),
+        unpack(
+            lambda w: made(
+                tokenizer=READS.tokenizer(w.model), given=READS.given_model(w.model)
+            )
+        ),
     output:
         model=directory(f"{OUT}/models/{{model}}"),
         provenance=f"{OUT}/models/{{model}}.provenance.json",

@@ -2,17 +2,17 @@
 
 
 def made(**artefacts):
-    # What rules made, by name: that it is there counts, and what stands beside it. Snakemake reruns
-    # whatever is older than a file of more than 1 MB or than a folder, also where one was only
-    # touched or copied; a small file it compares. Of a partial run, what is there may be alone.
+    # What rules made, by name: that it is there counts, and what stands beside it; of files that
+    # users bring, digests are parameters. Snakemake reruns whatever is older than a folder or than a
+    # file of more than 1 MB, also where one was only touched or copied; a small file it compares.
+    # Of a partial run, what is there may be alone.
     if RUN.partial is not None:
         return artefacts
-    paths = [[some] if isinstance(some, str) else some for some in artefacts.values()]
-    known = {name: ancient(some) for name, some in artefacts.items()}
-    return {
-        **known,
-        "provenance": [f"{path}{BESIDE}" for some in paths for path in some],
-    }
+    some = [
+        [paths] if isinstance(paths, str) else paths for paths in artefacts.values()
+    ]
+    known = {name: ancient(paths) for name, paths in artefacts.items()}
+    return {**known, "provenance": READS.provenance(chain(*some))}
 
 
 def code(script, *modules):
