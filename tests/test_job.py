@@ -220,6 +220,16 @@ def test_code_that_changed_after_the_plan_is_refused(planned, around):
     assert "was changed after this job was planned" in Path("work.log").read_text()
 
 
+def test_a_file_of_the_users_that_changed_after_the_plan_is_refused(planned, around):
+    Path("text.jsonl").write_text("other\n")
+    snakemake = planned()
+    snakemake.params = Named(**dict(snakemake.params.items()), given={"text.jsonl": "0" * 64})
+    with pytest.raises(SystemExit), around(snakemake):
+        raise AssertionError("the work must not begin")
+    said = "keycut: text.jsonl was changed after this job was planned: start snakemake again\n"
+    assert Path("work.log").read_text() == said
+
+
 def test_an_input_made_by_other_code_is_refused_but_in_a_partial_run(planned, around, capfd):
     with around(planned()):
         Path("out.json").write_text("{}")

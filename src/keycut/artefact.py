@@ -15,6 +15,9 @@ from typing import Any
 
 from keycut.errors import InputError
 
+NOTES = Path(".snakemake/keycut/digests.json")
+"""Digests of files that users bring: they may be large, and every start of Snakemake asks."""
+
 
 def sha256(path: Path | str) -> str:
     """The hex digest of a file's bytes."""
@@ -22,13 +25,13 @@ def sha256(path: Path | str) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def sha256_once(path: Path, notes: Path) -> str:
+def sha256_once(path: Path | str, notes: Path = NOTES) -> str:
     """The same, read only where its size and time are not those of when it was read last.
 
     A touched or copied file is read once more, and has the same digest.
     """
     known = read_json(notes) if notes.is_file() else {}
-    status = path.stat()
+    status = os.stat(path)
     seen = [status.st_size, status.st_mtime_ns]
     if known.get(str(path), {}).get("seen") != seen:
         known[str(path)] = {"seen": seen, "sha256": sha256(path)}

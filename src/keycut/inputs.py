@@ -36,8 +36,6 @@ from keycut.layout import BESIDE, Layout, cut
 
 Section = dict[str, Any]
 
-DIGESTS = Path(".snakemake/keycut/digests.json")
-"""Of files that users bring: they may be large, and every start of Snakemake asks for them."""
 # What of a model counts where only its shape does.
 NO_WEIGHTS = {"source": {"kind": "local", "path": ""}, "tokenizer": "none"}
 
@@ -187,7 +185,7 @@ class Inputs:
         """What is in the files and folders that users bring, as far as they are there."""
         given = [Path(path) for path in self.given(paths)]
         files = [file for path in given for file in (path, *path.rglob("*")) if file.is_file()]
-        return {str(file): sha256_once(file, DIGESTS) for file in sorted(files)}
+        return {str(file): sha256_once(file) for file in sorted(files)}
 
     def provenance(self, paths: Iterable[str]) -> list[str]:
         """What stands beside those that rules make."""

@@ -29,7 +29,7 @@ from typing import Any
 
 from keycut import forkserver
 from keycut.alone import alone
-from keycut.artefact import digest, is_full_disk, read_json, write_json
+from keycut.artefact import digest, is_full_disk, read_json, sha256_once, write_json
 from keycut.code import SOURCE, Code, code_now, same_code
 from keycut.config import Part
 from keycut.errors import InputError
@@ -67,6 +67,7 @@ def job(snakemake: Any, *, online: bool = False) -> Iterator[Part]:
         if waited:
             leave_if_made(snakemake, code)
         run = Part.model_validate(snakemake.params.get("uses", {}))
+        refuse_other_files(snakemake.params.get("given", {}))
         for path in snakemake.input:
             refuse_stale(path, partial=run.partial is not None)
         started = time.time()
@@ -130,6 +131,14 @@ def refuse_other_code(snakemake: Any) -> Code:
             "start snakemake again"
         )
     return code_now(snakemake.params.code)
+
+
+def refuse_other_files(given: dict[str, str]) -> None:
+    """An error if files that users bring are not what they were when the job was planned."""
+    if other := [path for path, known in given.items() if sha256_once(path) != known]:
+        raise InputError(
+            f"{other[0]} was changed after this job was planned: start snakemake again"
+        )
 
 
 def refuse_stale(path: Path | str, *, partial: bool = False) -> None:
