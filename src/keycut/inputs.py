@@ -77,8 +77,10 @@ class Inputs:
 
     def uses(self, *names: str, **sections: Any) -> Section:
         """Sections of the configuration, these as they are and others as given (`config.Part`)."""
-        whole = {name: getattr(self.config, name) for name in names}
-        return dict(to_jsonable_python({"run": self.config.run, **whole, **sections}))
+        if self.config.partial is not None:
+            names = ("partial", *names)
+        whole = {name: getattr(self.config, name) for name in ("run", *names)}
+        return dict(to_jsonable_python({**whole, **sections}))
 
     def uses_tokenizer(self, tokenizer: str) -> Section:
         spec, corpora = self.config.tokenizers[tokenizer], {}
@@ -139,7 +141,6 @@ class Inputs:
         suites = {config.suite_of(column) for name in quality for _, column in config.cells(name)}
         spec, recovery = config.evaluation, config.recovery
         return self.uses(
-            "partial",
             "seeds",
             tables=shown,
             figures=drawn,

@@ -45,6 +45,7 @@ rule union:
         runtime=10,
     params:
         code=code("union"),
+        uses=READS.uses(),
     message:
         "joining all numbers"
     script:
@@ -175,6 +176,7 @@ rule pdf:
         runtime=10,
     params:
         code=code("pdf"),
+        uses=READS.uses(),
     message:
         "typesetting the document"
     script:
@@ -277,6 +279,7 @@ rule verify:
         "../../envs/report.yaml"
     params:
         code=code("verify"),
+        uses=READS.uses(),
     message:
         "looking for numbers outside their tolerance"
     script:

@@ -13,7 +13,7 @@ from keycut.artefact import canonical_json, read_json
 from keycut.errors import InputError
 
 LENGTH = 40  # of a value as JSON from which on it is worth to be stored once
-OTHER = {"note": "made by other code of this version than there is now"}
+OTHER = {"note": "made by other code of this stage than there is now"}
 ROW = 50  # numbers; a longer one is counted and not shown
 
 
