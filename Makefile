@@ -46,7 +46,7 @@ flame: setup  ## install flame and torchtitan from git, for pretraining as the p
 
 profiles: setup  ## let `snakemake --profile slurm` find the profiles of this checkout
 	@folder=$$($(BIN)/python -c 'from snakemake.common import get_appdirs; print(get_appdirs().user_config_dir)') \
-	  && mkdir -p "$$folder" && for profile in profiles/*; do link="$$folder/$${profile##*/}"; \
+	  && mkdir -p "$$folder" && for profile in $(filter-out %/default,$(wildcard profiles/*)); do link="$$folder/$${profile##*/}"; \
 	    if [ -e "$$link" ] || [ -L "$$link" ]; then echo "$$link is there already: left as it is"; \
 	    else ln -s "$(CURDIR)/$$profile" "$$link" && echo "$$link -> $(CURDIR)/$$profile"; fi; done
 

@@ -288,6 +288,20 @@ def test_jobs_count_also_where_snakemakes_timings_are_not_there(tmp_path: Path) 
     assert evaluate.peak_mib == 900
 
 
+def test_what_other_code_made_is_marked(
+    demo: Config, inputs: dict[str, Any], tmp_path: Path
+) -> None:
+    made = {**record("pretrain", 9.0, ("H200",)), "code": {"digest": "this"}}
+    path = tmp_path / "model.provenance.json"
+    write_json(path, made)
+    given = {**inputs, "records": [path], "made": {next(iter(inputs["made"])): [path]}}
+    marks = ("1 of the jobs of pretrain ran other code", "made by other code of this stage")
+    for now, marked in (("this", False), ("other", True)):
+        write_report(demo, **given, now={"pretrain": now}, out=tmp_path / "r.html")
+        page = (tmp_path / "r.html").read_text()
+        assert [mark in page for mark in marks] == [marked, marked]
+
+
 def test_a_curve_is_drawn_by_means_and_without_skipped_steps(tmp_path: Path) -> None:
     rows = [f"{i},{i * 10},,{'nan' if i == 7 else i % 2},,," for i in range(1000)]
     (tmp_path / "loss.csv").write_text("\n".join(["step,tokens,loss,ce,kd,lr,grad_norm", *rows]))

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from keycut.artefact import write_json
-from keycut.config import load_config
+from keycut.config import Part, load_config
 from keycut.inputs import Inputs
 
 ROOT = Path(__file__).parents[1]
@@ -232,6 +232,34 @@ def test_the_figures_of_a_partial_run_are_those_with_sources_or_drawn_before(tmp
         "filters_shared",
     }  # the other one is a file, and no job's
     assert Inputs(config).figures() == config.figures
+
+
+@pytest.mark.parametrize("name", ["demo", "lab", "paper"])
+def test_the_part_of_a_run_that_a_job_uses_is_enough_for_it(name):
+    config = load_config(ROOT / "config" / f"{name}.yaml")
+    reads = Inputs(config)
+    for table, spec in config.tables.items():
+        part = Part.model_validate(reads.uses_tables(table))
+        shows = "cells" if hasattr(spec, "columns") else "timings"
+        assert getattr(part, shows)(table) == getattr(config, shows)(table)
+    for figure in config.figures:
+        part = Part.model_validate(reads.uses_tables(figures=[figure]))
+        assert part.variants(figure) == config.variants(figure)
+    for cell in config.measurements():
+        uses = reads.uses_cell(cell.benchmark, Path(reads.at.measurement(cell)).stem)
+        assert cell in Part.model_validate(uses).measurements()
+    for model in reads.trained():
+        part = Part.model_validate(reads.uses_pretraining(model))
+        assert part.models[model].fla_config() == config.models[model].fla_config()
+        (recipe,) = part.recipes.values()
+        assert recipe.defining() == reads.recipe(model).defining()
+    for tokenizer in config.tokenizers:
+        uses = Part.model_validate(reads.uses_tokenizer(tokenizer))
+        assert uses.tokenizers[tokenizer] == config.tokenizers[tokenizer]
+    for corpus, spec in config.corpora.items():
+        assert Part.model_validate(reads.uses_corpus(corpus)).corpora[corpus] == spec
+    recovery = Part.model_validate(reads.uses_recovery()).recovery
+    assert recovery.defining() == config.recovery.defining()
 
 
 def test_another_commit_of_what_was_downloaded_is_another_input(tmp_path, monkeypatch):
