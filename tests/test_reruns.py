@@ -217,14 +217,26 @@ def test_code_that_computes_a_result_reruns_it(copy):
     assert not {"pretrain", "calibrate", "measure", "tokens"} & {*jobs}
 
 
+def test_code_that_all_stages_share_evaluates_again_and_trains_nothing(copy):
+    path = copy / "src/keycut/models/kernels.py"
+    path.write_text(path.read_text() + "\nprint()\n")
+    jobs = planned(copy)
+    assert {"evaluate", "measure", "analyze"} <= {*jobs}
+    assert not {"pretrain", "recover", "calibrate", "score", "slice"} & {*jobs}
+
+
 def test_training_reruns_when_its_authors_say_so_and_until_then_the_report_marks_it(copy):
     path = copy / "src/keycut/training/loop.py"
     path.write_text(path.read_text() + "\nprint()\n")
+    for name in ("models/kernels.py", "slicing.py", "calibration.py", "benchmarking/preflight.py"):
+        path = copy / "src/keycut" / name
+        path.write_text(path.read_text() + "\nunused = True\n")
     assert planned(copy) == {"page": 1}
     command = [sys.executable, "-m", "keycut.code", "raise"]
     environment = {**os.environ, "PYTHONPATH": str(copy / "src")}
     done = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True)
     assert "pretrain on cuda: version 2\nrecover on cpu: version 2" in done.stdout
+    assert "slice" not in done.stdout
     jobs = planned(copy)
     assert jobs["pretrain"] == 2
     assert not {"tokens", "tokenizer", "preflight_shape"} & {*jobs}

@@ -5,9 +5,9 @@ uses in turn: functions, classes and values, one by one, and the statements that
 module is loaded. Comments, docstrings and formatting do not count, nor does what is not used.
 
 Most stages are known by the digest of that code: change it, and their results are made again. What
-costs GPU days, and what those days stand on, is known by a version (scripts/versions.json) that its
-authors raise when results change. The file has the digest that they decided on last, and a test
-fails when the code is another one, until they have said which it is:
+costs GPU days (pretraining, recovery), and what those stand on, is known by a version
+(scripts/versions.json) that its authors raise when results change. The file has the digest that
+they decided on last, and a test fails when the code is another one, until they have said which:
 
     python -m keycut.code same     # the code of these stages changed, and their results did not
     python -m keycut.code raise    # results change: they are made again

@@ -227,7 +227,7 @@ class Inputs:
         return f"{self.at.root}/tokenizers/{self.config.models[model].tokenizer}"
 
     def uses_adopted(self, model: str) -> Section:
-        spec = self.config.models[model].model_dump(exclude={"published_as"})
+        spec = _changed(self.config.models[model], "label", "published_as")
         return self.uses(models={model: {**spec, "label": model}})
 
     def recipe(self, model: str) -> Recipe:
