@@ -367,7 +367,7 @@ def unstoppable(lm: Any) -> None:
 
 
 def throughput(settings: Settings) -> dict[str, Any]:
-    from keycut.evaluation.suite import measure
+    from keycut.evaluation.suite import make_requests, measure
 
     found = language_model(settings)
     # On a GPU the first run compiles kernels. A busy machine takes nothing from CPU seconds.
@@ -388,7 +388,7 @@ def throughput(settings: Settings) -> dict[str, Any]:
         times = []
         for _ in range(runs):
             started = clock()
-            record = measure(lm, task, documents)
+            record = measure(lm, task, make_requests(task, documents))
             times.append(clock() - started)
         seconds[name] = min(times)
         values[name] = {key: one["value"] for key, one in record["metrics"].items()}

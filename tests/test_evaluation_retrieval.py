@@ -9,7 +9,7 @@ from lm_eval.api.model import LM
 
 from keycut.data.tokenizer import load_tokenizer, train_tokenizer
 from keycut.evaluation.retrieval import ANSWER_TOKENS, EXAMPLES, contains, cut
-from keycut.evaluation.suite import make_task, measure
+from keycut.evaluation.suite import make_requests, make_task, measure
 
 QA = {
     "context": "Paris is the capital. It is old.",
@@ -76,7 +76,7 @@ class Scripted(LM):
 def test_what_the_model_is_asked(task):
     """The prompt and nothing around it, greedily, to the end of the line, 48 tokens at most."""
     lm = Scripted(lambda prompt: "nothing")
-    measure(lm, task, [DOCUMENTS[task]])
+    measure(lm, task, make_requests(task, [DOCUMENTS[task]]))
     ((prompt, settings),) = lm.asked
     assert prompt == PROMPTS[task]
     assert (settings["until"], settings["max_gen_toks"], settings["do_sample"]) == (
@@ -289,8 +289,9 @@ def test_recall_tells_a_model_that_knows_from_one_that_does_not():
     knows = Scripted(lambda prompt: f" {prompt.split('The dog is ')[1].split('.')[0]}.")
     guesses = Scripted(lambda prompt: " red.")
     silent = Scripted(lambda prompt: "")
+    requests = make_requests("demo_recall", documents)
     scores = [
-        measure(lm, "demo_recall", documents)["metrics"]["contains"]["value"]
+        measure(lm, "demo_recall", requests)["metrics"]["contains"]["value"]
         for lm in (knows, guesses, silent)
     ]
     assert scores == [1.0, 0.0, 0.0]

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from keycut.data.progress import Progress
-from keycut.data.tokenizer import check_vocabulary, load_tokenizer
+from keycut.data.tokenizer import Tokenizer, check_vocabulary, load_tokenizer
 from keycut.errors import InputError
 from keycut.models import load
 
@@ -38,31 +38,14 @@ LOGITS_AT_ONCE = 1 << 11
 GRAIN = {"cpu": 1, "cuda": 64}
 
 
-class LanguageModel(TemplateLM):
-    """A model folder, scored and continued at most `window` tokens at a time.
+class Encoder(TemplateLM):
+    """A tokenizer in the place of a model: it answers a request with the request's own arguments,
+    tokens instead of texts. A model takes these as it takes texts, which lm-eval would encode
+    again for every model."""
 
-    `batch` is the number of requests in a batch, by default as many as fit.
-    """
-
-    def __init__(
-        self,
-        folder: Path | str,
-        *,
-        window: int,
-        batch: int | None = None,
-        device: torch.device | str = "cpu",
-        dtype: torch.dtype | None = None,
-    ) -> None:
+    def __init__(self, words: Tokenizer) -> None:
         super().__init__()
-        self._device = torch.device(device)
-        self.words = load_tokenizer(folder)
-        self.model = load(folder, dtype=dtype, device=self._device)
-        check_vocabulary(self.words, self.model.config.vocab_size)
-        self.window = window
-        self.batch = batch
-        self.tokens_at_once = TOKENS_AT_ONCE[self._device.type]
-        self.grain = GRAIN[self._device.type]
-        self.broken = False  # whether a logit was ever no number
+        self.words = words
 
     @property
     def eot_token_id(self) -> int:
@@ -74,14 +57,58 @@ class LanguageModel(TemplateLM):
         return self.words.eos if self.words.bos is None else self.words.bos
 
     def tok_encode(
-        self, string: str, add_special_tokens: bool | None = None, **kwargs: Any
+        self, string: str | list[int], add_special_tokens: bool | None = None, **kwargs: Any
     ) -> list[int]:
-        return list(self.words.encode(string))
+        return self.words.encode(string).tolist() if isinstance(string, str) else string
 
-    def loglikelihood(
-        self, requests: list[Instance], disable_tqdm: bool = True
-    ) -> list[tuple[float, bool]]:
+    def _encode_pair(self, context: Any, continuation: Any) -> tuple[list[int], list[int]]:
+        if isinstance(context, str):
+            context, continuation = super()._encode_pair(context, continuation)
+        return context, continuation
+
+    def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = True) -> list[Any]:
         return super().loglikelihood(requests, disable_tqdm=disable_tqdm)
+
+    def _loglikelihood_tokens(
+        self, requests: list[tuple[Any, list[int], list[int]]], **kwargs: Any
+    ) -> list[Any]:
+        return [(context, continuation) for _, context, continuation in requests]
+
+    def loglikelihood_rolling(
+        self, requests: list[Instance], disable_tqdm: bool = True
+    ) -> list[Any]:
+        return [(self.tok_encode(request.args[0]),) for request in requests]
+
+    def generate_until(self, requests: list[Instance], disable_tqdm: bool = True) -> list[Any]:
+        return [(self.tok_encode(text), rest) for text, rest in (r.args for r in requests)]
+
+
+class LanguageModel(Encoder):
+    """A model folder, scored and continued at most `window` tokens at a time.
+
+    `batch` is the number of requests in a batch, by default as many as fit. `words` is the folder's
+    tokenizer, if it is loaded already.
+    """
+
+    def __init__(
+        self,
+        folder: Path | str,
+        *,
+        window: int,
+        batch: int | None = None,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype | None = None,
+        words: Tokenizer | None = None,
+    ) -> None:
+        super().__init__(words or load_tokenizer(folder))
+        self._device = torch.device(device)
+        self.model = load(folder, dtype=dtype, device=self._device)
+        check_vocabulary(self.words, self.model.config.vocab_size)
+        self.window = window
+        self.batch = batch
+        self.tokens_at_once = TOKENS_AT_ONCE[self._device.type]
+        self.grain = GRAIN[self._device.type]
+        self.broken = False  # whether a logit was ever no number
 
     def loglikelihood_rolling(
         self, requests: list[Instance], disable_tqdm: bool = True
@@ -103,11 +130,11 @@ class LanguageModel(TemplateLM):
         self, requests: list[tuple[Any, list[int], list[int]]], **kwargs: Any
     ) -> list[tuple[float, bool]]:
         """(key, context, continuation) to (log-likelihood, whether greedy decoding gives it)."""
-        for key, _, continuation in requests:
+        for _, _, continuation in requests:
             if not 0 < len(continuation) <= self.window:
                 raise InputError(
                     f"a text of {len(continuation)} tokens cannot be scored in a window of "
-                    f"{self.window}: {str(key)[-80:]}"
+                    f"{self.window}: {self.words.backend.decode(continuation)[-80:]!r}"
                 )
         rows = [
             ((context + continuation)[-self.window - 1 :], len(continuation))

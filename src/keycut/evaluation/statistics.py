@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -46,11 +47,15 @@ def resampled(metric: str, items: Sequence[Any], resamples: int = RESAMPLES) -> 
     draw to draw, without what both owe to easy and hard documents.
     """
     pairs = np.array([i if np.size(i) == 2 else (i, 1) for i in items], dtype=np.float64)
-    draw = np.random.default_rng(SEED)
-    # How often each document is drawn, (resamples, documents).
-    times = draw.multinomial(len(items), [1 / len(items)] * len(items), size=resamples)
-    total, length = (times @ pairs).T
+    total, length = (_times_drawn(len(items), resamples) @ pairs).T
     if metric not in PERPLEXITIES:
         return np.asarray(total / length)
     nats = -total / length
     return np.asarray(nats / math.log(2) if metric == "bits_per_byte" else np.exp(nats))
+
+
+@lru_cache(maxsize=2)  # those of one task: its metrics share them
+def _times_drawn(documents: int, resamples: int) -> NDArray[np.int64]:
+    """How often each document is drawn, (resamples, documents)."""
+    draw = np.random.default_rng(SEED)
+    return draw.multinomial(documents, [1 / documents] * documents, size=resamples)

@@ -16,18 +16,26 @@ import datasets
 import lm_eval.api.task
 import lm_eval.utils
 import torch
+from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
 from lm_eval.api.task import ConfigurableTask
-from lm_eval.evaluator import evaluate as run_lm_eval
 from lm_eval.tasks._yaml_loader import load_yaml
 
 import keycut
-from keycut.artefact import digest, read_json, refuse_unwritable, sha256, write_json
+from keycut.artefact import (
+    canonical_json,
+    digest,
+    read_json,
+    refuse_unwritable,
+    sha256,
+    whole,
+    write_json,
+)
 from keycut.config import Config, Suite, Task
 from keycut.data.tokenizer import Tokenizer, check_vocabulary, load_tokenizer
 from keycut.errors import InputError, nearest
 from keycut.evaluation import data, retrieval
-from keycut.evaluation.language_model import LanguageModel
+from keycut.evaluation.language_model import Encoder, LanguageModel
 from keycut.evaluation.protocol import refuse_deviations, refuse_drift
 from keycut.evaluation.statistics import RESAMPLES, SEED, kept_draws, standard_error
 from keycut.hub import DOWNLOADS, LOCK
@@ -59,13 +67,26 @@ VERSIONED = (
 CODE = ("evaluation/*.py", "evaluation/tasks/*.yaml", "models/*.py", "data/tokenizer.py")
 
 
+# What the requests of a task depend on, of what its numbers do.
+ASKED_BY = ("window", "tokenizer", "versions", "code", "task", "sha256", "data")
+
+
+@dataclass(frozen=True)
+class Requests:
+    """What a task asks of a model, whichever model it is."""
+
+    kind: str  # as lm-eval calls the method that answers it
+    documents: list[data.Document]  # as lm-eval scores them
+    arguments: list[list[Any]]  # those of every request about a document, for each document
+
+
 @dataclass(frozen=True)
 class Job:
     """One task on one model, and all that its numbers depend on."""
 
     task: str
     identity: dict[str, Any]
-    documents: list[data.Document] | None  # None: its record is in the cache
+    requests: Requests | None  # None: its record is in the cache
 
     @property
     def record(self) -> str:
@@ -103,13 +124,14 @@ def evaluate(
     for column, task in spec.tasks.items():
         if not task.not_attempted:
             refuse_drift(column, task, task_file(task.task))
-            jobs[column] = _job(task, common, spec, tokenizer, cache, downloads, lock)
+            jobs[column] = _job(task, common, tokenizer, cache, downloads, lock)
     if not jobs:
         raise InputError(f"suite {suite!r}: none of its tasks is attempted")
 
     load = partial(
-        LanguageModel, model, window=spec.window, batch=spec.batch, device=device, dtype=dtype
-    )
+        LanguageModel, model, window=spec.window, batch=spec.batch, device=device, dtype=dtype,
+        words=tokenizer,
+    )  # fmt: skip
     _run(jobs.values(), cache, load)
     records = {column: read_json(cache / job.record) for column, job in jobs.items()}
     result = {
@@ -126,58 +148,87 @@ def evaluate(
     return result
 
 
-def measure(lm: LM, name: str, documents: list[data.Document]) -> Record:
+def measure(lm: LM, name: str, requests: Requests) -> Record:
     """What a task says of a model: every metric with its value, its standard error, and its value
     on some draws of the documents.
 
-    The numbers of a model whose logits are no numbers are none either.
+    The numbers are those of lm-eval's evaluator, which does more with every document than these
+    tasks have use for. The numbers of a model whose logits are no numbers are none either.
     """
-    task = make_task(name, documents)
+    task = _task(name, requests.documents[:1])  # one shows the form of all
     lm.broken = False
-    found = run_lm_eval(
-        lm=lm,
-        task_dict={"tasks": {name: task}, "groups": {}, "group_map": {}},
-        bootstrap_iters=0,
-        log_samples=True,
-    )
-    samples = found["samples"][name]
+    asked = zip(requests.documents, requests.arguments, strict=True)
+    instances = [
+        Instance(requests.kind, document, tuple(arguments), index, (name, number, 1))
+        for number, (document, several) in enumerate(asked)
+        for index, arguments in enumerate(several)
+    ]
+    answers = iter(getattr(lm, requests.kind)(instances))
+    samples = [
+        task.process_results(document, [next(answers) for _ in several])
+        for document, several in zip(requests.documents, requests.arguments, strict=True)
+    ]
     return {
         "task": name,
         "version": task.VERSION,
         "sha256": task_digest(name),
-        "shots": found["n-shot"][name],
+        "shots": task.config.num_fewshot,
         "documents": len(samples),
         "metrics": {
-            metric: _measured(lm, metric, float(found["results"][name][f"{metric},none"]), samples)
-            for metric in samples[0]["metrics"]
-            if f"{metric},none" in found["results"][name]
+            metric: _measured(lm, metric, task.aggregation()[metric], samples)
+            for metric in samples[0]
         },
     }
 
 
-def _measured(lm: LM, metric: str, value: float, samples: list[Record]) -> Record:
+def _measured(
+    lm: LM, metric: str, aggregate: Callable[[list[Any]], Any], samples: list[Record]
+) -> Record:
     if lm.broken:
         return {"value": math.nan, "stderr": None, "draws": None}
     items = [sample[metric] for sample in samples]
     return {
-        "value": value,
+        "value": float(aggregate(items)),
         "stderr": standard_error(metric, items),
         "draws": kept_draws(metric, items),
     }
 
 
+def make_requests(
+    name: str, documents: list[data.Document], encoder: Encoder | None = None
+) -> Requests:
+    """What lm-eval's task asks about these documents, in tokens if there is an encoder."""
+    task = make_task(name, documents)
+    task.build_all_requests()
+    instances = task.instances
+    kind = instances[0].request_type
+    encoded = getattr(encoder, kind)(instances) if encoder else [one.args for one in instances]
+    given = list(task.eval_docs)
+    arguments: list[list[Any]] = [[] for _ in given]
+    for instance, tokens in zip(instances, encoded, strict=True):
+        arguments[instance.doc_id].append(tokens)
+    return Requests(kind, given, arguments)
+
+
 def make_task(name: str, documents: list[data.Document]) -> ConfigurableTask:
     """lm-eval's task on these documents, whatever split they came from."""
+    process = task_file(name).get("process_docs")
+    return _task(name, process(datasets.Dataset.from_list(documents)) if process else documents)
+
+
+def _task(name: str, documents: Iterable[data.Document]) -> ConfigurableTask:
+    """The same on documents that are processed already: lm-eval would do it again whenever it asks
+    for them."""
     _quiet_and_quick()
     config = task_file(name)
-    given = datasets.Dataset.from_list(documents)
-    # lm-eval would do this again whenever it asks for the documents.
-    if process := config.pop("process_docs", None):
-        given = process(given)
     return ConfigurableTask(
         config={
-            **{key: value for key, value in config.items() if key not in ("tag", "group")},
-            "custom_dataset": partial(_given, given),
+            **{
+                key: value
+                for key, value in config.items()
+                if key not in ("tag", "group", "process_docs")
+            },
+            "custom_dataset": partial(_given, datasets.Dataset.from_list(list(documents))),
             "training_split": None,
             "validation_split": None,
             "test_split": "test",
@@ -280,7 +331,6 @@ def _common(
 def _job(
     task: Task,
     common: Mapping[str, Any],
-    spec: Suite,
     tokenizer: Tokenizer,
     cache: Path,
     downloads: Path,
@@ -296,12 +346,34 @@ def _job(
     job = Job(task.task, identity, None)
     if (cache / job.record).is_file():
         return job
+    return Job(task.task, identity, _requests(task, identity, tokenizer, cache, downloads, lock))
+
+
+def _requests(
+    task: Task,
+    identity: Mapping[str, Any],
+    tokenizer: Tokenizer,
+    cache: Path,
+    downloads: Path,
+    lock: Path,
+) -> Requests:
+    """What a task asks, kept for all models: to make it takes longer than a small model takes to
+    answer it."""
+    name = f"{task.task}-{digest({key: identity[key] for key in ASKED_BY})[:24]}.json"
+    kept = cache / "requests" / name
+    if kept.is_file():
+        return Requests(**read_json(kept))
     documents = data.documents(task, downloads=downloads, lock=lock)
     if task.task in retrieval.TEXTS:
-        documents = retrieval.cut(documents, task.task, tokenizer, spec.window)
+        documents = retrieval.cut(documents, task.task, tokenizer, identity["window"])
         if not documents:
-            raise InputError(f"{where.name}: no document of {task.task} has an answer to look for")
-    return Job(task.task, identity, documents)
+            raise InputError(
+                f"{identity['data']['name']}: no document of {task.task} has an answer to look for"
+            )
+    requests = make_requests(task.task, documents, Encoder(tokenizer))
+    with whole(kept, force=True) as aside:
+        aside.write_text(canonical_json(vars(requests)))
+    return requests
 
 
 def _run(jobs: Iterable[Job], cache: Path, load: Callable[[], LanguageModel]) -> None:
@@ -310,9 +382,9 @@ def _run(jobs: Iterable[Job], cache: Path, load: Callable[[], LanguageModel]) ->
     for job in jobs:
         # Asked again for each: two columns may be of one task.
         if not (cache / job.record).is_file():
-            assert job.documents is not None
+            assert job.requests is not None
             lm = lm or load()
-            record = measure(lm, job.task, job.documents)
+            record = measure(lm, job.task, job.requests)
             write_json(cache / job.record, {**record, "data": job.identity["data"]})
 
 
