@@ -35,6 +35,7 @@ from typing import Any
 from arguments import existing
 
 from keycut.artefact import read_json, write_json
+from keycut.code import SOURCE
 from keycut.forkserver import GPU, before_the_fork, fork
 
 LAB = {"model_type": "delta_net", "hidden_size": 512, "num_hidden_layers": 7, "num_heads": 4,
@@ -117,6 +118,10 @@ def job(model: Path, folder: Path, options: argparse.Namespace, started: float) 
         from evaluation import quickly_tuned
 
         quickly_tuned()
+    if options.gpu:
+        from keycut.gpus import limit_memory
+
+        limit_memory(1 / options.jobs)
     suite.evaluate(
         model, "suite", one_suite(COLUMNS, test_sets(options), WINDOW, None),
         folder / f"{model.name}.json", cache=folder / "cache",
@@ -131,7 +136,8 @@ def together(models: list[Path], folder: Path, options: argparse.Namespace) -> l
     """A job for each model, all at once."""
     started = time.monotonic()
     children = [fork(job, model, folder, options, started) for model in models]
-    if any([os.waitpid(child, 0)[1] for child in children]):
+    ended = [os.waitpid(child, 0)[1] for child in children]
+    if any(ended):
         sys.exit("a job failed: see above")
     return [read_json(folder / f"{model.name}.seconds") for model in models]
 
@@ -215,6 +221,7 @@ def main() -> None:
     os.environ.setdefault("TRITON_CACHE_DIR", str(options.work.resolve() / "triton"))
     for library in before_the_fork():
         importlib.import_module(library)
+    print(f"{SOURCE}, {len(os.sched_getaffinity(0))} cores", flush=True)
     folder = options.work / "jobs"
     shutil.rmtree(folder, ignore_errors=True)
     models = copies(options.model or options.work / "model", folder, options.jobs + 1)

@@ -14,8 +14,9 @@ import torch
 import yaml
 from evaluation_runs import TEXT, WORDS, column, make_model, run_config, write_lines
 from lm_eval.api.instance import Instance
+from lm_eval.evaluator import evaluate as run_lm_eval
 
-from keycut.artefact import sha256
+from keycut.artefact import canonical_json, sha256
 from keycut.config import Task, load_config, parse_config
 from keycut.config.evaluation import DATA_SETS, TASKS
 from keycut.data.packing import pack
@@ -23,9 +24,10 @@ from keycut.data.sources import Source
 from keycut.data.tokenizer import load_tokenizer
 from keycut.errors import InputError
 from keycut.evaluation import data, demo, evaluate, make_demo_tasks, suite
-from keycut.evaluation.language_model import LanguageModel
+from keycut.evaluation.language_model import Encoder, LanguageModel
 from keycut.evaluation.protocol import PAPER, refuse_deviations, refuse_drift
-from keycut.evaluation.suite import SHIPPED, task_file
+from keycut.evaluation.statistics import standard_error
+from keycut.evaluation.suite import SHIPPED, Requests, make_requests, make_task, measure, task_file
 
 TASK_FIELDS = {
     "demo_prose": [{"page": line} for line in TEXT.split("\n")[:4]],
@@ -511,6 +513,64 @@ def test_a_wrong_document_is_one_line_with_its_place(task, right, change, messag
 
 def parse_task(task, **more):
     return Task(label="L", task=task, metric=TASKS[task][0], version=1, **more)
+
+
+DOCUMENTS = {
+    **TASK_FIELDS,
+    "wikitext": TASK_FIELDS["demo_prose"],
+    "lambada_openai": [*TASK_FIELDS["demo_last_word"], {"text": "faster"}],  # an empty context
+    "arc_easy": [ARC, {**ARC, "answerKey": "A"}],
+    "arc_challenge": [ARC, {**ARC, "question": "what is a key"}],
+    "hellaswag": [HELLASWAG, {**HELLASWAG, "ctx_b": " it [title] runs"}],
+    "piqa": [PIQA, {**PIQA, "goal": "a wide key "}],
+    "winogrande": [WINOGRANDE, {**WINOGRANDE, "option1": "state of"}],
+    **{f"based_{name}": [QA, {**QA, "answers": ["b"]}] for name in ("drop", "nq", "triviaqa")},
+    **{f"based_{name}": [FDA, {**FDA, "value": "a"}] for name in ("fda", "swde", "squadv2")},
+}
+
+
+@pytest.fixture(scope="module")
+def lm(model):
+    return LanguageModel(model, window=200)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_the_numbers_are_those_of_lm_evals_evaluator(lm, task):
+    """Which makes texts of the documents, and tokens of the texts, for each model anew."""
+    documents = DOCUMENTS[task]
+    plain = run_lm_eval(
+        lm=lm,
+        task_dict={"tasks": {task: make_task(task, documents)}, "groups": {}, "group_map": {}},
+        bootstrap_iters=0,
+    )
+    samples = plain["samples"][task]
+    requests = make_requests(task, documents, Encoder(lm.words))
+    kept = Requests(**json.loads(canonical_json(vars(requests))))
+    found = measure(lm, task, kept)
+    assert found == measure(lm, task, requests)
+    assert (found["documents"], found["shots"]) == (len(samples), plain["n-shot"][task])
+    assert list(found["metrics"]) == samples[0]["metrics"]
+    for metric, measured in found["metrics"].items():
+        assert measured["value"] == plain["results"][task][f"{metric},none"]
+        assert measured["stderr"] == standard_error(metric, [one[metric] for one in samples])
+
+
+def test_what_a_task_asks_is_read_and_tokenised_for_the_first_model_alone(
+    model, files, tmp_path, monkeypatch
+):
+    def again(*_, **__):
+        raise AssertionError("it was made again")
+
+    def results(out, **more):
+        made = evaluate(model, "suite", all_four(files, **more), tmp_path / out, cache=tmp_path)
+        return made["results"]["avg"]["value"]
+
+    first = results("first.json")
+    monkeypatch.setattr(data, "documents", again)
+    monkeypatch.setattr(type(load_tokenizer(model)), "encode", again)
+    assert results("second.json", batch=64) == pytest.approx(first)
+    with pytest.raises(AssertionError, match="made again"):
+        results("third.json", window=50)
 
 
 def test_fields_that_no_task_reads_do_not_reach_lm_eval(model, tmp_path):

@@ -65,8 +65,6 @@ VERSIONED = (
 )
 # What the code of a result is, as far as it is ours.
 CODE = ("evaluation/*.py", "evaluation/tasks/*.yaml", "models/*.py", "data/tokenizer.py")
-
-
 # What the requests of a task depend on, of what its numbers do.
 ASKED_BY = ("window", "tokenizer", "versions", "code", "task", "sha256", "data")
 
@@ -109,8 +107,8 @@ def evaluate(
 
     Whatever can be wrong with configuration and data is found before the model is loaded. Tasks
     that are finished stay in `cache`, so that a killed evaluation, or another suite with the same
-    task, goes on from them. `dtype` is by default bfloat16 on a GPU, as in the paper, and the
-    model's own on a CPU.
+    task, goes on from them; what a task asks stays there, too, for other models. `dtype` is by
+    default bfloat16 on a GPU, as in the paper, and the model's own on a CPU.
     """
     out = refuse_unwritable(out)
     spec = _named(config, suite)
@@ -155,9 +153,9 @@ def measure(lm: LM, name: str, requests: Requests) -> Record:
     The numbers are those of lm-eval's evaluator, which does more with every document than these
     tasks have use for. The numbers of a model whose logits are no numbers are none either.
     """
-    task = _task(name, requests.documents[:1])  # one shows the form of all
+    task = make_task(name, requests.documents[:1], processed=True)  # one has the form of all
     lm.broken = False
-    asked = zip(requests.documents, requests.arguments, strict=True)
+    asked = list(zip(requests.documents, requests.arguments, strict=True))
     instances = [
         Instance(requests.kind, document, tuple(arguments), index, (name, number, 1))
         for number, (document, several) in enumerate(asked)
@@ -166,7 +164,7 @@ def measure(lm: LM, name: str, requests: Requests) -> Record:
     answers = iter(getattr(lm, requests.kind)(instances))
     samples = [
         task.process_results(document, [next(answers) for _ in several])
-        for document, several in zip(requests.documents, requests.arguments, strict=True)
+        for document, several in asked
     ]
     return {
         "task": name,
@@ -203,32 +201,28 @@ def make_requests(
     instances = task.instances
     kind = instances[0].request_type
     encoded = getattr(encoder, kind)(instances) if encoder else [one.args for one in instances]
-    given = list(task.eval_docs)
-    arguments: list[list[Any]] = [[] for _ in given]
-    for instance, tokens in zip(instances, encoded, strict=True):
-        arguments[instance.doc_id].append(tokens)
-    return Requests(kind, given, arguments)
+    processed = list(task.eval_docs)
+    arguments: list[list[Any]] = [[] for _ in processed]
+    for instance, values in zip(instances, encoded, strict=True):
+        arguments[instance.doc_id].append(values)
+    return Requests(kind, processed, arguments)
 
 
-def make_task(name: str, documents: list[data.Document]) -> ConfigurableTask:
+def make_task(
+    name: str, documents: list[data.Document], *, processed: bool = False
+) -> ConfigurableTask:
     """lm-eval's task on these documents, whatever split they came from."""
-    process = task_file(name).get("process_docs")
-    return _task(name, process(datasets.Dataset.from_list(documents)) if process else documents)
-
-
-def _task(name: str, documents: Iterable[data.Document]) -> ConfigurableTask:
-    """The same on documents that are processed already: lm-eval would do it again whenever it asks
-    for them."""
     _quiet_and_quick()
     config = task_file(name)
+    given = datasets.Dataset.from_list(documents)
+    # lm-eval would do this again whenever it asks for the documents.
+    process = config.pop("process_docs", None)
+    if process and not processed:
+        given = process(given)
     return ConfigurableTask(
         config={
-            **{
-                key: value
-                for key, value in config.items()
-                if key not in ("tag", "group", "process_docs")
-            },
-            "custom_dataset": partial(_given, datasets.Dataset.from_list(list(documents))),
+            **{key: value for key, value in config.items() if key not in ("tag", "group")},
+            "custom_dataset": partial(_given, given),
             "training_split": None,
             "validation_split": None,
             "test_split": "test",
@@ -359,8 +353,10 @@ def _requests(
 ) -> Requests:
     """What a task asks, kept for all models: to make it takes longer than a small model takes to
     answer it."""
-    name = f"{task.task}-{digest({key: identity[key] for key in ASKED_BY})[:24]}.json"
-    kept = cache / "requests" / name
+    encoder = Encoder(tokenizer)
+    # Not in tokenizer.json: what stands before a text.
+    asked_by = {key: identity[key] for key in ASKED_BY} | {"prefix": encoder.prefix_token_id}
+    kept = cache / "requests" / f"{task.task}-{digest(asked_by)[:24]}.json"
     if kept.is_file():
         return Requests(**read_json(kept))
     documents = data.documents(task, downloads=downloads, lock=lock)
@@ -370,7 +366,7 @@ def _requests(
             raise InputError(
                 f"{identity['data']['name']}: no document of {task.task} has an answer to look for"
             )
-    requests = make_requests(task.task, documents, Encoder(tokenizer))
+    requests = make_requests(task.task, documents, encoder)
     with whole(kept, force=True) as aside:
         aside.write_text(canonical_json(vars(requests)))
     return requests
