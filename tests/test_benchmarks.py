@@ -16,6 +16,7 @@ FOLDER = Path(__file__).parents[1] / "benchmarks"
     [
         (["findings.py", "."], "selections: holds no model's selections"),
         (["findings.py", "absent"], "absent: no such file or folder"),
+        (["evaluation_jobs.py", "--work", "w", "--data", "absent"], "absent: no such file or fold"),
         (["rank.py", "--gpu"], "--gpu: torch .* finds no GPU here"),
     ],
 )
