@@ -341,18 +341,15 @@ def recomputing() -> Any:
     class Recomputing(LanguageModel):
         """Without a recurrent state: the whole prefix is read again for every token."""
 
-        def _read(self, ids: Any, mask: Any, cache: Any = None) -> Any:
-            if cache is not None:
-                before, mask = cache
+        def _tokens(self, ids: Any, mask: Any) -> Iterator[list[int]]:
+            ids, mask = (None if x is None else x.to(self._device) for x in (ids, mask))
+            while True:
+                hidden = self.model.model(ids, attention_mask=mask, use_cache=False)[0]
+                best = self._logits(hidden[:, -1])[1]
+                yield best.tolist()
+                ids = torch.cat([ids, best[:, None]], 1)
                 if mask is not None:
-                    mask = torch.cat([mask, torch.ones_like(ids)], 1)
-                ids = torch.cat([before, ids], 1)
-            hidden = self.model.model(
-                ids.to(self._device),
-                attention_mask=None if mask is None else mask.to(self._device),
-                use_cache=False,
-            ).last_hidden_state
-            return hidden[:, -1], (ids, mask)
+                    mask = torch.cat([mask, torch.ones_like(best)[:, None]], 1)
 
     return Recomputing
 

@@ -19,6 +19,7 @@ from keycut.benchmarking.record import Found
 from keycut.benchmarking.timing import out_of_memory, timed
 from keycut.benchmarking.tuning import Tuning
 from keycut.config import DecodingBenchmark, Measurement, Model
+from keycut.models.generation import GenerationGraph, GreedyGeneration, put, state_tensors
 
 WORDS = (
     "a run generates the given number of tokens for each sequence, greedily, one forward pass of "
@@ -105,67 +106,34 @@ def _or_reason(measured: Callable[[], Found], batch: int) -> Found:
                              else said(error))  # fmt: skip
 
 
-class Generation:
-    """Sequences that go on, greedily, from a random prompt."""
+class Generation(GreedyGeneration):
+    """Sequences that go on from a random prompt."""
 
     @torch.inference_mode()
     def __init__(self, model: Any, batch: int, prompt: int, device: str):
-        self.model = model
         ids = random_tokens(model.config.vocab_size, batch, prompt, device=device)
         out = model(input_ids=ids, use_cache=True, logits_to_keep=1)
-        self.state, self.last = out.past_key_values, out.logits.argmax(-1)  # last: (batch, 1)
-
-    @torch.inference_mode()
-    def run(self, tokens: int) -> Tensor:
-        """So many more tokens (batch, tokens)."""
-        found = []
-        for _ in range(tokens):
-            out = self.model(input_ids=self.last, past_key_values=self.state, use_cache=True)
-            self.state, self.last = out.past_key_values, out.logits.argmax(-1)
-            found.append(self.last)
-        return torch.cat(found, 1)
-
-    def tensors(self) -> list[Tensor]:
-        """All that the next token depends on."""
-        kept = [_tensors(state) for layer in self.state.layers for state in layer.state.values()]
-        return [self.last, *(tensor for tensors in kept for tensor in tensors)]
+        super().__init__(model, out.past_key_values, out.logits.argmax(-1))
 
 
 @torch.inference_mode()
-def graphed(generation: Generation, tokens: int) -> Callable[[], Tensor]:
-    """The run as one graph of kernels; each replay goes on from where the last one ended."""
+def graphed(generation: Generation, tokens: int) -> Callable[[], object]:
+    """So many tokens as one graph of kernels; each replay goes on from where the last one ended."""
     start = [tensor.clone() for tensor in generation.tensors()]
     generation.run(tokens)
-    held = generation.tensors()
-    expected = [tensor.clone() for tensor in held]
-    _put(start, held)
-    graph = torch.cuda.CUDAGraph()
-    torch.cuda.synchronize()
-    with torch.cuda.graph(graph):
-        generation.run(tokens)
-        _put(generation.tensors(), held)
-    _put(start, held)
+    expected = [tensor.clone() for tensor in generation.tensors()]
+    put(start, generation.tensors())
+    graph = GenerationGraph(generation, tokens)
     graph.replay()
     torch.cuda.synchronize()
-    apart = max(_relative(a, b) for a, b in zip(held[1:], expected[1:], strict=True))
+    apart = max(_relative(a, b) for a, b in zip(graph.held[1:], expected[1:], strict=True))
     if not apart < 0.1:  # the same kernels: nothing but rounding may differ
         raise RuntimeError(f"the graph ends in another state, {apart:.2g} from the right one")
-
-    def replay() -> Tensor:
-        graph.replay()
-        return held[0]  # and so hold on to what the graph reads and writes
-
-    return replay
+    return graph.replay
 
 
 def _relative(found: Tensor, expected: Tensor) -> float:
     return float((found.float() - expected.float()).norm() / expected.float().norm())
-
-
-def _put(values: list[Tensor], places: list[Tensor]) -> None:
-    for value, place in zip(values, places, strict=True):
-        if value is not place:  # the convolutions' inputs are kept in place
-            place.copy_(value)
 
 
 def state_size(model: Any, device: str) -> Found:
@@ -176,21 +144,13 @@ def state_size(model: Any, device: str) -> Found:
     sizes: dict[str, float] = {}
     for layer in cache.layers:
         for name, state in layer.state.items():
-            sizes[name] = sizes.get(name, 0.0) + sum(map(_bytes, _tensors(state))) / MIB
+            sizes[name] = sizes.get(name, 0.0) + sum(map(_bytes, state_tensors(state))) / MIB
     parts = (f"{name} {size:.2f} MiB" for name, size in sizes.items() if size)
     return Found(sum(sizes.values()), note=", ".join(parts))
 
 
 def _bytes(tensor: Tensor) -> int:
     return tensor.numel() * tensor.element_size()
-
-
-def _tensors(state: Any) -> Iterator[Tensor]:
-    if isinstance(state, Tensor):
-        yield state
-    elif isinstance(state, (tuple, list)):
-        for part in state:
-            yield from _tensors(part)
 
 
 def _largest_batch(model: Any, start: int, device: str) -> Found:

@@ -8,7 +8,7 @@ text.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,6 +24,7 @@ from keycut.data.progress import Progress
 from keycut.data.tokenizer import Tokenizer, check_vocabulary, load_tokenizer
 from keycut.errors import InputError
 from keycut.models import load
+from keycut.models.generation import generate
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -205,18 +206,30 @@ class LanguageModel(Encoder):
         for row, ids in enumerate(rows):
             inputs[row, width - len(ids) :] = torch.tensor(ids)
             mask[row, width - len(ids) :] = 1
-        states, cache = self._read(inputs, None if mask.all() else mask)
         texts: list[str | None] = [None] * len(prompts)
         written: list[list[int]] = [[] for _ in prompts]
-        while True:
-            tokens = self._logits(states)[1].tolist()
+        for tokens in self._tokens(inputs, None if mask.all() else mask):
             for row, (_, until, limit) in enumerate(prompts):
                 if texts[row] is None:
                     written[row].append(tokens[row])
                     texts[row] = self._finished(written[row], until, limit)
             if all(text is not None for text in texts):
-                return [text for text in texts if text is not None]
-            states, cache = self._read(torch.tensor(tokens)[:, None], None, cache)
+                break
+        return [text for text in texts if text is not None]
+
+    def _tokens(self, ids: Tensor, mask: Tensor | None) -> Iterator[list[int]]:
+        """The tokens that follow rows of ids (B, T): the first of each, then the second, ..."""
+        out = self.model.model(
+            ids.to(self._device),
+            attention_mask=None if mask is None else mask.to(self._device),
+            use_cache=True,
+        )
+        best, state = self._logits(out.last_hidden_state[:, -1])[1], out.past_key_values
+        del out  # and with it the hidden states of all prompts
+        yield best.tolist()
+        for tokens, logits in generate(self.model, state, best[:, None]):
+            self._check_finite(logits)
+            yield tokens[:, 0].tolist()
 
     def _width(self, longest: int) -> int:
         return -(-longest // self.grain) * self.grain
@@ -225,20 +238,13 @@ class LanguageModel(Encoder):
         """(B, hidden) to the logits (B, vocabulary) and the best token of each (B,)."""
         logits = self.model.lm_head(states).float()
         best = logits.max(-1)  # its index is argmax's, three times as fast on a CPU
-        # Of no numbers, maxima and comparisons make answers that look like chance. A maximum over
-        # anything that is no number is none either.
-        self.broken |= not bool(best.values.isfinite().all())
+        self._check_finite(best.values)
         return logits, best.indices
 
-    def _read(self, ids: Tensor, mask: Tensor | None, cache: Any = None) -> tuple[Tensor, Any]:
-        """The hidden state (B, hidden) after the last of ids (B, T), and the recurrent state."""
-        out = self.model.model(
-            ids.to(self._device),
-            attention_mask=None if mask is None else mask.to(self._device),
-            past_key_values=cache,
-            use_cache=True,
-        )
-        return out.last_hidden_state[:, -1], out.past_key_values
+    def _check_finite(self, best: Tensor) -> None:
+        # Of no numbers, maxima and comparisons make answers that look like chance. A maximum over
+        # anything that is no number is none either.
+        self.broken |= not bool(best.isfinite().all())
 
     def _finished(self, ids: list[int], until: tuple[str, ...], limit: int) -> str | None:
         """The text, once it has come to its end, without the string that ended it."""

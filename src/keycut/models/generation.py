@@ -1,0 +1,83 @@
+"""Greedy generation from the recurrent state, one token at a time.
+
+Python takes longer to launch the kernels of a step than a GPU to run them, so there a step is
+captured once as a CUDA graph and replayed for every further token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class GreedyGeneration:
+    """Sequences that go on, greedily, from a recurrent state and a last token (batch, 1)."""
+
+    def __init__(self, model: Any, state: Any, last: Tensor):
+        self.model, self.state, self.last = model, state, last
+
+    @torch.inference_mode()
+    def run(self, tokens: int) -> tuple[Tensor, Tensor]:
+        """So many more tokens (batch, tokens), and the logit of each."""
+        found, logits = [], []
+        for _ in range(tokens):
+            out = self.model.model(self.last, past_key_values=self.state, use_cache=True)
+            best = self.model.lm_head(out.last_hidden_state[:, -1]).max(-1)
+            self.state, self.last = out.past_key_values, best.indices[:, None]
+            found.append(self.last)
+            logits.append(best.values[:, None])
+        return torch.cat(found, 1), torch.cat(logits, 1)
+
+    def tensors(self) -> list[Tensor]:
+        """All that the next token depends on."""
+        states = [state for layer in self.state.layers for state in layer.state.values()]
+        return [self.last, *(tensor for state in states for tensor in state_tensors(state))]
+
+
+class GenerationGraph:
+    """`run(tokens)` of a generation as one CUDA graph. It goes on from there by replays alone.
+
+    The same run must have been made before: what compiles or tunes a kernel cannot be captured.
+    """
+
+    @torch.inference_mode()
+    def __init__(self, generation: GreedyGeneration, tokens: int):
+        self.held = generation.tensors()  # what a replay starts from and leaves to the next
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            self.found = generation.run(tokens)
+            put(generation.tensors(), self.held)
+
+    def replay(self) -> tuple[Tensor, Tensor]:
+        """What `run` gives, in tensors that the next replay writes over."""
+        self.graph.replay()
+        return self.found
+
+
+def put(values: list[Tensor], places: list[Tensor]) -> None:
+    for value, place in zip(values, places, strict=True):
+        if value is not place:  # fla replaces recurrent states, and writes convolutions' in place
+            place.copy_(value)
+
+
+def generate(model: Any, state: Any, last: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """The next tokens (batch, 1) and their logits, without end. Each is gone with the next one."""
+    generation = GreedyGeneration(model, state, last)
+    yield generation.run(1)
+    # Here rather than at the start: the first step compiles what is new, and may be the only one.
+    step = GenerationGraph(generation, 1).replay if last.is_cuda else partial(generation.run, 1)
+    while True:
+        yield step()
+
+
+def state_tensors(state: Any) -> Iterator[Tensor]:
+    """The tensors of one layer's state, which may be several in a tuple."""
+    if isinstance(state, Tensor):
+        yield state
+    elif isinstance(state, (tuple, list)):
+        for part in state:
+            yield from state_tensors(part)
