@@ -18,6 +18,8 @@ FOLDER = Path(__file__).parents[1] / "benchmarks"
         (["findings.py", "absent"], "absent: no such file or folder"),
         (["evaluation_jobs.py", "--work", "w", "--data", "absent"], "absent: no such file or fold"),
         (["rank.py", "--gpu"], "--gpu: torch .* finds no GPU here"),
+        (["roofline.py"], "torch .* finds no GPU here"),
+        (["roofline.py", "--model", "x"], "--model x: paper.yaml has delta_net_370M, "),
     ],
 )
 def test_what_is_missing_is_said_in_one_line(arguments, message, tmp_path, monkeypatch, capsys):
