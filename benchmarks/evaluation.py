@@ -10,8 +10,8 @@ The parts, each in processes of its own with a time limit:
               without a GPU, bf16 and float32 on the CPU
   padding     prompts of many lengths in one batch, and each alone, against float64
   memory      a batch far too large for 2 GiB of a GPU, halved until it fits
-  throughput  retrieval from the recurrent state and from the whole prefix; multiple choice at the
-              batch size found and one at a time
+  throughput  retrieval from the recurrent state and from the whole prefix, on a GPU also with every
+              step launched from Python; multiple choice at the batch size found and one at a time
 
 DATA holds wikitext2_test.raw and lambada_openai_test.jsonl; for `train` also tokens/ (made by
 `keycut pack`) and tokenizer/; for `paths` it may hold demo/MODEL folders and demo/tasks/. Without
@@ -354,6 +354,27 @@ def recomputing() -> Any:
     return Recomputing
 
 
+def launching() -> Any:
+    from unittest.mock import patch
+
+    from keycut.evaluation import language_model
+    from keycut.models.generation import GreedyGeneration
+
+    def steps(*start: Any) -> Iterator[Any]:
+        generation = GreedyGeneration(*start)
+        while True:
+            yield generation.run(1)
+
+    class Launching(language_model.LanguageModel):
+        """Every step launched from Python, none of them replayed."""
+
+        def _continued(self, prompts: Any) -> list[str]:
+            with patch.object(language_model, "generate", steps):
+                return super()._continued(prompts)
+
+    return Launching
+
+
 def unstoppable(lm: Any) -> None:
     """Every answer has all its 48 tokens: how soon a model stops is not what is measured."""
 
@@ -377,6 +398,8 @@ def throughput(settings: Settings) -> dict[str, Any]:
         "zero_shot_found": (found, "hellaswag", choices),
         "zero_shot_single": (language_model(settings, batch=1), "hellaswag", choices),
     }
+    if settings.device == "cuda":
+        cases["retrieval_launched"] = (language_model(settings, launching()), "based_nq", retrieval)
     for lm, task, _ in cases.values():
         if task == "based_nq":
             unstoppable(lm)
@@ -395,6 +418,9 @@ def throughput(settings: Settings) -> dict[str, Any]:
         "retrieval, state over prefix": seconds["retrieval_prefix"] / seconds["retrieval_state"],
         "zero_shot, found batch over 1": seconds["zero_shot_single"] / seconds["zero_shot_found"],
     }
+    if settings.device == "cuda":
+        launched = seconds["retrieval_launched"]
+        ratios["retrieval, replayed over launched"] = launched / seconds["retrieval_state"]
     for name, ratio in ratios.items():
         print(f"{name}: {ratio:.1f} times the throughput", flush=True)
     return {"seconds": seconds, "values": values, "ratios": ratios, "prompts": len(retrieval),
