@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keycut.benchmarking import decoding, measure, read
-from keycut.benchmarking.decoding import FINENESS, Generation, largest, state_size
+from keycut.benchmarking.decoding import FINENESS, Generation, first_guess, largest, state_size
 from keycut.benchmarking.mixer import layer_run
 from keycut.benchmarking.model import random_model
 from keycut.benchmarking.record import Runs, metrics
@@ -56,6 +56,15 @@ def test_a_cell_has_all_its_numbers_or_the_reason(demo, benchmark, subject, does
     assert found.machine["backend"] == "plain PyTorch"
     assert found.timed.startswith("forward" if does == "forward" else "forward and backward")
     assert read(tmp_path / "cell.json") == found
+
+
+def test_a_forward_pass_is_timed_as_a_graph_where_that_is_asked_for(demo, tmp_path) -> None:
+    graphs = demo.benchmarks["model"].model_copy(update={"graph": True})
+    config = demo.model_copy(update={"benchmarks": {"model": graphs}})
+    assert "graph_tokens_per_s" not in metrics(config, one(config, "model", "training"))
+    found = measure(config, one(config, "model", "forward"), tmp_path / "cell.json", apart=False)
+    assert found.results["tokens_per_s"].value is not None
+    assert found.results["graph_tokens_per_s"].reason == "not measured: no GPU"
 
 
 def test_a_cell_in_a_process_of_its_own(demo: Config, tmp_path: Path) -> None:
@@ -168,6 +177,30 @@ def test_the_largest_batch_is_found_to_its_fineness(limit: int, start: int) -> N
     assert limit - found <= max(1, found // FINENESS)
     assert min(tried) >= 1
     assert len(tried) < 60
+
+
+@given(each=st.integers(1000, 10**8), weights=st.integers(0, 10**10), lost=st.floats(0, 0.014))
+def test_two_small_batches_tell_the_largest_to_three_tries(each, weights, lost) -> None:
+    """Where memory grows with the batch, and a little of it cannot be used."""
+    room = weights + 2000 * each
+    tried = []
+
+    def misfit(batch: int) -> str:
+        tried.append(batch)
+        return "memory" if batch > 2000 * (1 - lost) else ""
+
+    start = first_guess(lambda batch: weights + each * batch, 256, room)
+    assert start == pytest.approx(2000, abs=1)
+    found, _ = largest(misfit, start)
+    assert found == pytest.approx(2000 * (1 - lost), rel=1 / FINENESS)
+    assert len(tried) <= 3
+
+
+def test_a_batch_that_does_not_fit_is_where_the_search_begins() -> None:
+    def peak(batch: int) -> int:
+        raise torch.OutOfMemoryError
+
+    assert first_guess(peak, 256, 10**9) == 256
 
 
 def test_a_search_without_time_says_so() -> None:

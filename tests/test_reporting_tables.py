@@ -115,6 +115,19 @@ def value(text: str) -> float:
     return float(number) * (1e6 if unit == "M" else 1)
 
 
+def test_passes_timed_as_graphs_have_columns_of_their_own(demo: Config) -> None:
+    table = demo.tables["model_speed"]
+    graphs = demo.benchmarks[table.benchmark].model_copy(update={"graph": True})  # type: ignore[union-attr]
+    config = demo.model_copy(update={"benchmarks": {**demo.benchmarks, table.benchmark: graphs}})  # type: ignore[union-attr]
+    grid = lay_out(config, "model_speed", table_frame(config, "model_speed", []))
+    models = len(graphs.models)  # type: ignore[union-attr]
+    assert [box.text for box in grid.heads[1].boxes][1:] == [
+        "k tok/s ↑", "Speedup ↑", "CUDA graph ↑", "Speedup ↑"
+    ] * models  # fmt: skip
+    metrics = [box.key.metric for _, _, box in numbers(grid) if box.key][:4]
+    assert metrics == ["tokens_per_s", "speedup", "graph_tokens_per_s", "graph_speedup"]
+
+
 def test_every_number_of_the_paper_comes_back_from_its_table(
     grids: dict[str, Grid], published: list[Printed], tmp_path: Path
 ) -> None:

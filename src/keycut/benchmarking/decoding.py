@@ -28,7 +28,7 @@ WORDS = (
 )
 MIB = 2**20
 FINENESS = 64  # the largest batch is found to one part in this many
-SEARCH_S = 120.0  # time for that
+SEARCH_S = 30.0  # time for that
 FEW_TOKENS = 4
 TRIES = 4
 
@@ -157,17 +157,26 @@ def _largest_batch(model: Any, start: int, device: str) -> Found:
     if device == "cpu":
         return Found.missing("no GPU")
 
-    def misfit(batch: int) -> str:
-        """Why a batch does not fit, or nothing: real steps from a prompt of one token."""
+    def peak(batch: int) -> int:
+        """Bytes that real steps take, from a prompt of one token."""
         _free()
+        torch.cuda.reset_peak_memory_stats()
+        Generation(model, batch, 1, device).run(FEW_TOKENS)
+        torch.cuda.synchronize()
+        return torch.cuda.max_memory_allocated()
+
+    def misfit(batch: int) -> str:
+        """Why a batch does not fit, or nothing."""
         try:
-            Generation(model, batch, 1, device).run(FEW_TOKENS)
-            torch.cuda.synchronize()
+            peak(batch)
         except RuntimeError as error:
             return "memory" if out_of_memory(error) else said(error)
         return ""
 
-    batch, limit = largest(misfit, start, until=time.monotonic() + SEARCH_S)
+    until = time.monotonic() + SEARCH_S
+    _free()
+    room = torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved()
+    batch, limit = largest(misfit, first_guess(peak, start, room), until=until)
     if not batch:
         return Found.missing(f"not even one sequence: {limit}")
     return Found(batch, note=f"limited by {limit}" if limit else "the search ran out of time")
@@ -198,23 +207,34 @@ def _free() -> None:
     torch.cuda.empty_cache()
 
 
+def first_guess(peak: Callable[[int], int], batch: int, room: int) -> int:
+    """The batch that would fill the room, as far as two small ones tell."""
+    try:
+        few, many = peak(batch), peak(4 * batch)
+    except RuntimeError:  # the search finds out why, if it is not memory
+        return batch
+    return max(batch, batch + int((room - few) * 3 * batch / (many - few)))
+
+
 def largest(
     misfit: Callable[[int], str], start: int, *, until: float = float("inf")
 ) -> tuple[int, str]:
     """The largest batch that fits, to one part in FINENESS, and what limits it.
 
-    Doubles or halves from `start` until one fits and one does not, then halves the gap. The limit
-    is empty if time ran out before anything failed to fit.
+    Goes up or down from `start`, at first by as little as that, until one fits and one does not,
+    then halves the gap: two tries if `start` is right. The limit is empty if time ran out before
+    anything failed to fit.
     """
     fits, fails, limit = 0, 0, ""
-    batch = start
-    while batch and not (fits and fails) and time.monotonic() < until:
+    batch, step = start, max(1, start // (FINENESS + 2))
+    while not (fits and fails) and fails != 1 and time.monotonic() < until:
         if why := misfit(batch):
             fails, limit = batch, why
-            batch //= 2
+            batch = max(1, batch - step)
         else:
             fits = batch
-            batch *= 2
+            batch += step
+        step *= 2
     while fits and fails - fits > max(1, fits // FINENESS) and time.monotonic() < until:
         batch = (fits + fails) // 2
         if why := misfit(batch):

@@ -9,6 +9,8 @@ import torch
 
 from keycut.benchmarking.layers import SEED
 from keycut.benchmarking.machine import default_device, machine, timed_dtype
+from keycut.benchmarking.process import NotMeasured
+from keycut.benchmarking.record import Found
 from keycut.benchmarking.timing import memory_for, peak_memory, timed
 from keycut.benchmarking.tuning import Tuning
 from keycut.config import Measurement, Model, ModelBenchmark
@@ -17,7 +19,8 @@ from keycut.models.architectures import architecture
 
 WORDS = {
     "forward": "forward pass of the model with the logits of all positions, without "
-    "gradients or cache",
+    "gradients or cache; graph_ figures replay it as one CUDA graph, without Python between the "
+    "kernels",
     "training": "forward and backward pass of the model with its loss, gradients of all "
     "weights, without optimizer or recomputation",
 }
@@ -43,6 +46,37 @@ def measure(
         )
         yield "tokens_per_s", runs.rate(benchmark.batch * benchmark.length)
         yield "peak_memory_gib", peak_memory(run, device)
+        if benchmark.graphs(cell.does):
+            yield "graph_tokens_per_s", _graph_speed(run, benchmark, device, seconds)
+
+
+def _graph_speed(
+    run: Callable[[], torch.Tensor], benchmark: ModelBenchmark, device: str, seconds: float | None
+) -> Found:
+    if device == "cpu":
+        return Found.missing("no GPU")
+    runs = timed(
+        graphed(run), device, warmup=benchmark.warmup, repeats=benchmark.repeats, seconds=seconds
+    )
+    return runs.rate(benchmark.batch * benchmark.length)
+
+
+@torch.inference_mode()
+def graphed(run: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
+    """A pass as one graph of kernels, whose result is that of the pass, but for rounding."""
+    expected = run()[:1].float()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = run()
+
+    def replay() -> torch.Tensor:
+        graph.replay()
+        return out
+
+    apart = float((replay()[:1].float() - expected).norm() / expected.norm())
+    if not apart < 0.1:
+        raise NotMeasured(f"the graph's result is {apart:.2g} from the right one")
+    return replay
 
 
 def random_model(spec: Model, width: int, device: str) -> Any:
@@ -59,7 +93,7 @@ def random_tokens(vocabulary: int, *shape: int, device: str) -> torch.Tensor:
 
 def model_run(
     model: Any, benchmark: ModelBenchmark, trains: bool, device: str
-) -> Callable[[], object]:
+) -> Callable[[], Any]:
     """One pass of the model over a batch."""
     ids = random_tokens(model.config.vocab_size, benchmark.batch, benchmark.length, device=device)
     if not trains:

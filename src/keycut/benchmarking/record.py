@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from keycut.artefact import read_json, write_json
-from keycut.config import Config, DecodingBenchmark, Measurement
+from keycut.config import Config, DecodingBenchmark, Measurement, ModelBenchmark
 from keycut.errors import InputError
 
 
@@ -67,9 +67,11 @@ class Measured:
 def metrics(config: Config, cell: Measurement) -> tuple[str, ...]:
     """Everything that a cell is measured for."""
     benchmark = config.benchmarks[cell.benchmark]
-    if not isinstance(benchmark, DecodingBenchmark):
-        return ("tokens_per_s", "peak_memory_gib")
-    return (*benchmark.speeds(), "state_mib", "largest_batch", "tokens_per_s_largest")
+    if isinstance(benchmark, DecodingBenchmark):
+        return (*benchmark.speeds(), "state_mib", "largest_batch", "tokens_per_s_largest")
+    if isinstance(benchmark, ModelBenchmark) and benchmark.graphs(cell.does):
+        return ("tokens_per_s", "graph_tokens_per_s", "peak_memory_gib")
+    return ("tokens_per_s", "peak_memory_gib")
 
 
 def read(path: Path | str) -> Measured:

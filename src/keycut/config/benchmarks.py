@@ -48,6 +48,14 @@ class ModelBenchmark(BenchmarkBase):
     passes: Some[Pass] = Field(description="forward, or a training step")
     batch: PositiveInt = Field(description="sequences")
     length: PositiveInt = Field(description="tokens in one sequence")
+    graph: bool = Field(
+        False,
+        description="the forward pass as one CUDA graph too: small models wait for Python else",
+    )
+
+    def graphs(self, does: str) -> bool:
+        """Whether a pass is timed as a graph too."""
+        return self.graph and does == "forward"
 
 
 class DecodingBenchmark(BenchmarkBase):

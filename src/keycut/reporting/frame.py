@@ -34,7 +34,11 @@ FRACTIONS = {"acc", "acc_norm", "contains"}
 """What tasks measure from 0 to 1, and results have in percent."""
 
 PAPERS_GPU = "H100"
-RATIOS = {"speedup": "tokens_per_s", "memory_ratio": "peak_memory_gib"}
+RATIOS = {
+    "speedup": "tokens_per_s",
+    "graph_speedup": "graph_tokens_per_s",
+    "memory_ratio": "peak_memory_gib",
+}
 """Timings that are another one divided by that of the model left whole."""
 
 
@@ -217,12 +221,14 @@ def timed(config: Config, table: str) -> tuple[tuple[Measurement, str], ...]:
     """Every cell of a table of timings: which measurement, and which of its numbers."""
     spec = config.tables[table]
     metrics: tuple[str, ...] = ("tokens_per_s", "speedup")
-    if isinstance(spec, DecodingTable):
-        benchmark = config.benchmarks[spec.benchmark]
-        assert benchmark.kind == "decoding"
+    assert not isinstance(spec, QualityTable)
+    benchmark = config.benchmarks[spec.benchmark]
+    if benchmark.kind == "decoding":
         metrics = (*benchmark.speeds(), "state_mib", "largest_batch")
-    elif spec.kind == "mixer_speed":
+    elif benchmark.kind == "mixer":
         metrics += ("peak_memory_gib", "memory_ratio")
+    elif not isinstance(spec, DecodingTable) and benchmark.graphs(spec.shows):
+        metrics += ("graph_tokens_per_s", "graph_speedup")
     return tuple((cell, metric) for cell in config.timings(table) for metric in metrics)
 
 

@@ -227,23 +227,30 @@ def _mixer_speed(t: Timings) -> Grid:
 
 
 def _model_speed(t: Timings) -> Grid:
-    """Ratios down, models across; throughput in thousands of tokens per second."""
+    """Ratios down, models across; throughput in thousands of tokens per second, as a graph too
+    where it is timed as one."""
+    benchmark = t.config.benchmarks[t.table.benchmark]
+    assert benchmark.kind == "model"
+    ways = {"": ("k tok/s ↑", "Speedup ↑")}
+    if benchmark.graphs(t.does):
+        ways["graph_"] = ("CUDA graph ↑", "Speedup ↑")
     subjects = t.by_subject()
-    labels = [Box(t.config.models[model].label, 2) for model in subjects]
-    pairs = [Box(name) for _ in subjects for name in ("k tok/s ↑", "Speedup ↑")]
+    labels = [Box(t.config.models[model].label, 2 * len(ways)) for model in subjects]
+    pairs = [Box(name) for _ in subjects for pair in ways.values() for name in pair]
     lines = []
     for row in zip(*subjects.values(), strict=True):
         numbers = [
             box
             for cell in row
+            for way in ways
             for box in (
-                t.at(cell, "tokens_per_s", fixed(1, scale=1e3)),
-                t.at(cell, "speedup", fixed(2, unit="×")),
+                t.at(cell, f"{way}tokens_per_s", fixed(1, scale=1e3)),
+                t.at(cell, f"{way}speedup", fixed(2, unit="×")),
             )
         ]
         lines.append(Line((Box(percent(row[0].ratio)), *numbers)))
     heads = [Line((Box(), *labels)), Line((Box("Compr."), *pairs))]
-    return t.grid([1, *(2 for _ in subjects)], heads, lines)
+    return t.grid([1, *(2 * len(ways) for _ in subjects)], heads, lines)
 
 
 def _decoding_speed(t: Timings) -> Grid:
