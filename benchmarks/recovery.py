@@ -17,8 +17,13 @@ depends on what the numbers are. Parts, each a process of its own with a time li
     killed                           `half` killed with kill -9 and started again: same losses?
     fused                            the loss alone, against flash-linear-attention's fused ones
 
-With `--models`, every model, ratio (0 is the unpruned one) and number of parts is a process of its
-own that trains for some steps and ends before it would merge. Tiles are chosen as in speed.py.
+With `--models`, every model, ratio (0 is the unpruned one), number of parts and width that it is
+padded to is a process of its own that trains for some steps and ends before it would merge. Tiles
+are chosen as in speed.py. What padding costs at d_k 32:
+
+    python benchmarks/recovery.py --gpu --folder F --out results.jsonl --models delta_net_1.3B \\
+        --ratios 0.75 --in-parts 1 --pad-to 0 64
+
 Cells that are in the file of results already are not run again.
 """
 
@@ -34,6 +39,7 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -223,12 +229,13 @@ def student_folder(folder: Path, model: str, ratio: float) -> Path:
 
 
 def cells(arguments: argparse.Namespace) -> list[str]:
-    """The largest first: a model at a ratio with so many parts."""
+    """The largest first: a model at a ratio with so many parts, padded or not."""
     return [
-        f"{model}-{ratio:g}-{parts}"
+        f"{model}-{ratio:g}-{parts}" + (f"p{padded_to}" if padded_to else "")
         for model in arguments.models
         for ratio in arguments.ratios
         for parts in arguments.in_parts
+        for padded_to in arguments.pad_to
     ]
 
 
@@ -245,6 +252,7 @@ def memory(arguments: argparse.Namespace, cell: str) -> dict[str, Any]:
     from keycut.training import recovery
 
     model, ratio, parts = cell.rsplit("-", 2)
+    parts, _, padded_to = parts.partition("p")
     folder, gpu = arguments.folder, arguments.gpu
     device = torch.device("cuda" if gpu else "cpu")
     if gpu and arguments.memory:
@@ -278,20 +286,23 @@ def memory(arguments: argparse.Namespace, cell: str) -> dict[str, Any]:
         "model": model,
         "ratio": float(ratio),
         "d_k": student.shape.width,
+        "padded_to": int(padded_to or 0),
         "parts": settings.parts,
         "batch": settings.batch,
     }
     try:
         recovery.recover(
             student.folder, folder / model, data, settings, folder / f"{cell}-recovered",
-            checkpoints=running, device=device,
+            checkpoints=running, device=device, padded_to=int(padded_to) if padded_to else None,
         )  # fmt: skip
     except InputError as error:
         return {**about, "error": str(error)}
     except Trained:
         pass
     result = {**about, "tokens_per_second": settings.batch * length / clock.seconds()}
-    result["first_step_seconds"] = clock.began[1] - clock.began[0]
+    steps = [end - start for start, end in pairwise(clock.began)]
+    result["first_step_seconds"] = steps[0]
+    result["step_seconds"] = [round(seconds, 4) for seconds in steps[WARMUP:]]
     if gpu:
         result["gibibytes"] = clock.peak / 2**30
         result["reserved"] = torch.cuda.max_memory_reserved() / 2**30
@@ -467,6 +478,7 @@ def main() -> None:
     )
     parser.add_argument("--ratios", type=float, nargs="+", default=[0, 0.5], help="0 is unpruned")
     parser.add_argument("--in-parts", type=int, nargs="+", default=[1, 2], help="recovery.parts")
+    parser.add_argument("--pad-to", type=int, nargs="+", default=[0], help="d_k; 0 is unpadded")
     parser.add_argument("--memory", type=float, help="GiB, as if the GPU had no more")
     parser.add_argument("--part", help=argparse.SUPPRESS)  # what a process of ours does
     parser.add_argument("--child", help=argparse.SUPPRESS)

@@ -1,14 +1,19 @@
 """Speed on one GPU: preflight, both throughput tables, decoding, the cost of odd widths.
 
     python benchmarks/speed.py --out FOLDER [--only preflight,mixer,model,...] [--deadline SECONDS]
+    python benchmarks/speed.py --out FOLDER --list              which cells, and which are to do
     python benchmarks/speed_tables.py FOLDER/speed.json         the tables again, beside the paper's
+
+The cells are those of config/paper.yaml, and `extended` adds some: two odd widths of the largest
+Gated DeltaNet, a layer with gate at d_k 16, layers at 4,096 tokens, and config/lab.yaml's models.
 
 First the kernels are tuned, many processes side by side, since that is compiling on the CPU: the
 preflight's shapes, then every distinct shape once, with one layer. Then every cell is timed in a
 process of its own with nothing else running; a few are started and import together. What is found
 goes to FOLDER/speed.json after every cell, so nothing is lost if time runs out, and a later call
-with the same FOLDER goes on from there. Set TRITON_CACHE_DIR to keep the tuning. What was found on
-one H200 is in benchmarks/h200/speed.json.
+with the same FOLDER goes on from there: with what is missing, took too long or crashed. Set
+TRITON_CACHE_DIR to keep the tuning. What was found on one H200 is in benchmarks/h200/speed.json; a
+copy of it in FOLDER goes on from that.
 
 Tiles are chosen once per width for all numbers of heads, with short trials (both are written into
 each cell); `--own-tuning` does it fla's way.
@@ -27,6 +32,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, replace
 from itertools import islice, takewhile
 from pathlib import Path
+from typing import Any
 
 from arguments import existing
 from speed_tables import tables
@@ -41,24 +47,41 @@ from keycut.config import (
     DecodingBenchmark,
     Measurement,
     MixerBenchmark,
+    ModelBenchmark,
     Shape,
     load_config,
     shape_of,
 )
 
 ROOT = Path(__file__).parent.parent
-PARTS = ("preflight", "mixer", "model", "decoding", "sweep", "twice")
+SMALL = ROOT / "config" / "lab.yaml"
+# In the order of their worth: if time runs out, the last are left out.
 OF_PART = {
-    "mixer": ("mixer", "gated_mixer"),
     "model": ("model", "model_training"),
-    "decoding": ("decoding",),
+    "mixer": ("mixer", "gated_mixer"),
     "sweep": ("widths",),
+    "long": ("long_mixer",),
+    "small": ("small_model",),
+    "decoding": ("decoding",),
 }
+PARTS = ("preflight", *OF_PART, "twice")
 # The same cell twice, each time in a process of its own: how far apart?
-TWICE = (("mixer", "forward"), ("mixer", "training"), ("model", "forward"))
+TWICE = (
+    ("mixer", "forward"),
+    ("mixer", "training"),
+    ("model", "forward"),
+    ("model_training", "training"),
+    ("decoding", "decoding"),
+)
+# Ratios of the paper's quality tables that its speed table does not have: d_k 179 and 153.
+ODD_RATIOS, ODD_MODEL = (0.3, 0.4), "gated_deltanet_1.3B"
+NARROW = 16
+LONG = 4096  # tokens, as in the authors' script
 SPARE = 4  # processes that import together
 # Sooner or later a kernel hangs: no cell may take the rest of the time with it.
 CELL_LIMIT_S, WARM_LIMIT_S = 180.0, 480.0
+LEAST_S = {"decoding": 60.0}  # no cell starts with less; others 15
+UNFINISHED = ("no result within", "illegal memory access")  # reasons to measure again
 
 Alike = dict[str, Measurement]  # the cells of one shape, by what they do
 
@@ -76,26 +99,39 @@ def seconds_left(options: argparse.Namespace) -> float:
 # --- which cells ---
 
 
-def planned(config: Config, parts: Iterable[str], subjects: str) -> list[Measurement]:
-    """Cells in the order of their worth: if time runs out, the last are left out."""
-    names = [name for part in parts for name in OF_PART.get(part, ()) if name in config.benchmarks]
-    cells = list(config.measurements(*names)) if names else []
-    chosen = [
-        cell
-        for cell in cells
-        if subjects == "all" or cell.benchmark not in ("decoding", "widths")
-        or cell.kernel == "delta_net"
-    ]  # fmt: skip
-    seen: set[tuple[str, str, int]] = set()
-    unique = []
-    for cell in chosen:  # the sweep has cells of the mixer table in it
-        is_mixer = config.benchmarks[cell.benchmark].kind == "mixer"
-        key = (cell.subject, cell.does, cell.width)
-        if not (is_mixer and key in seen):
-            unique.append(cell)
-        if is_mixer:
-            seen.add(key)
-    return unique
+def extended(config: Config, small: Config) -> Config:
+    """With the cells that docs/speed.md shows beside those of the configuration."""
+    benchmarks = dict(config.benchmarks)
+    for name, benchmark in config.benchmarks.items():
+        changed: dict[str, Any] = {}
+        if isinstance(benchmark, ModelBenchmark) and ODD_MODEL in benchmark.models:
+            changed["ratios"] = (*ODD_RATIOS, *benchmark.ratios)
+        if name == "gated_mixer":
+            changed["widths"] = (*benchmark.widths, NARROW)
+        benchmarks[name] = benchmark.model_copy(update=changed)
+    if "mixer" in benchmarks:
+        longer = {"length": LONG, "passes": ("forward",)}
+        benchmarks["long_mixer"] = benchmarks["mixer"].model_copy(update=longer)
+    benchmarks["small_model"] = small.benchmarks["model"].model_copy(
+        update={"passes": ("forward",)}
+    )
+    models = {**small.models, **config.models}
+    return config.model_copy(update={"models": models, "benchmarks": benchmarks})
+
+
+def planned(config: Config, parts: Iterable[str], gated_sweep: bool) -> list[Measurement]:
+    names = [name for part in OF_PART if part in parts for name in OF_PART[part]]
+    names = [name for name in names if name in config.benchmarks]
+    mixer = config.benchmarks.get("mixer")
+    shared = mixer.widths if isinstance(mixer, MixerBenchmark) else ()
+
+    def belongs(cell: Measurement) -> bool:
+        if cell.benchmark == "widths":  # those of the mixer table are measured there
+            shown = gated_sweep or cell.kernel == "delta_net" or cell.width == NARROW
+            return shown and cell.width not in shared
+        return cell.ratio not in ODD_RATIOS or cell.subject == ODD_MODEL
+
+    return [cell for cell in config.measurements(*names) if belongs(cell)] if names else []
 
 
 def shortened(config: Config, tokens: int) -> Config:
@@ -140,18 +176,23 @@ def shape_of_cell(config: Config, cell: Measurement) -> Shape:
     return replace(shape_of(config.models[cell.subject]), width=cell.width)
 
 
+def length_of_cell(config: Config, cell: Measurement) -> int:
+    benchmark = config.benchmarks[cell.benchmark]
+    return 0 if isinstance(benchmark, DecodingBenchmark) else benchmark.length
+
+
 def batches_to_warm(
     config: Config, cells: list[Measurement], checked: set[Shape]
 ) -> tuple[list[Alike], list[Alike], list[Alike]]:
     """Every distinct shape once, in three batches, so that no tile is searched for twice.
 
-    First one shape for each kernel, width and value width that the preflight does not compile;
-    then one for each that it does; then the others, which find their tiles chosen.
+    First one shape for each kernel, width, value width and length that the preflight does not
+    compile; then one for each that it does; then the others, which find their tiles chosen.
     """
-    shapes: dict[tuple[str, int, bool], Alike] = {}
+    shapes: dict[tuple[str, int, int], Alike] = {}
     # Mixers before models: 16 heads are the shape of most.
     for cell in sorted(cells, key=lambda c: "mixer" not in c.subject):
-        key = (cell.subject, cell.width, cell.does == "decoding")
+        key = (cell.subject, cell.width, length_of_cell(config, cell))
         shapes.setdefault(key, {})[cell.does] = cell
     first: list[Alike] = []
     second: list[Alike] = []
@@ -160,7 +201,7 @@ def batches_to_warm(
     for shape in shapes.values():
         cell = next(iter(shape.values()))
         whole = shape_of_cell(config, cell)
-        rule = (cell.kernel, cell.width, whole.value_width)
+        rule = (cell.kernel, cell.width, whole.value_width, length_of_cell(config, cell))
         if cell.does == "decoding" or rule in known:
             rest.append(shape)
             continue
@@ -234,10 +275,21 @@ class Results:
             self.cells = {key: from_json(one) for key, one in record["cells"].items()}
 
     def done(self, key: str) -> bool:
-        """Whether a cell has its values, all that a limit of time did not cut off."""
+        """Whether a cell has its values, all that neither a limit of time nor a crash cut off."""
         results = self.cells[key].results.values() if key in self.cells else ()
-        cut_off = any("no result within" in one.reason for one in results)
+        cut_off = any(_unfinished(one.reason) for one in results)
         return not cut_off and any(one.value is not None for one in results)
+
+    def checked(self, shape: Shape) -> bool:
+        return shape in self.verdicts and not _unfinished(self.verdicts[shape].reason)
+
+    def forget(self, texts: Iterable[str]) -> None:
+        """Cells whose name has one of these in it: of other code, or of a disturbed machine."""
+        known = [key for key in self.cells if any(text in key for text in texts)]
+        for key in known:
+            del self.cells[key]
+        if known:
+            say(f"forgotten: {', '.join(known)}")
 
     def write(self) -> None:
         write_json(
@@ -250,11 +302,15 @@ class Results:
         )
 
 
+def _unfinished(reason: str) -> bool:
+    return any(words in reason for words in UNFINISHED)
+
+
 def together(todo: list[tuple[str, Measurement]]) -> int:
     """How many processes are started for the next cells. The largest batch of decoding must have
-    the GPU's memory to itself."""
+    the GPU's memory to itself: one process that waits takes less than that search resolves."""
     small = takewhile(lambda one: one[1].does != "decoding", todo)
-    return max(1, sum(1 for _ in islice(small, SPARE)))
+    return max(min(2, len(todo)), sum(1 for _ in islice(small, SPARE)))
 
 
 def time_cells(
@@ -269,10 +325,9 @@ def time_cells(
     try:
         for at, (key, cell) in enumerate(todo):
             left = seconds_left(options)
-            if left < 15:
-                results.left_out = [key for key, _ in todo[at:]]
-                say(f"out of time: {len(results.left_out)} cells left out")
-                break
+            if left < LEAST_S.get(cell.does, 15.0):
+                results.left_out.append(key)
+                continue
             if not spare:
                 spare.extend(Worker() for _ in range(together(todo[at:])))
             for worker in spare:
@@ -290,7 +345,7 @@ def time_cells(
             )
             results.cells[key] = found
             results.write()
-            say(key, line(found))
+            say(f"{at + 1}/{len(todo)}", key, line(found))
     finally:
         for worker in spare:
             worker.close()
@@ -317,9 +372,22 @@ def line(found: Measured) -> str:
 # --- all of it ---
 
 
-def check(config: Config, results: Results, jobs: int, options: argparse.Namespace) -> None:
-    """The preflight of every shape that is trained; those known from before are not repeated."""
-    wanted = [one for one in config.trained_shapes() if one not in results.verdicts]
+def shapes_to_check(config: Config) -> tuple[Shape, ...]:
+    """All that are trained, then what is as narrow among those whose training is timed: compilers
+    had the backward pass wrong there."""
+    timed = config.measurements("model_training") if "model_training" in config.benchmarks else ()
+    narrow = [shape_of_cell(config, cell) for cell in timed if cell.width <= 2 * NARROW]
+    return tuple(dict.fromkeys([*config.trained_shapes(), *narrow]))
+
+
+def check(
+    config: Config,
+    wanted: list[Shape],
+    results: Results,
+    jobs: int,
+    options: argparse.Namespace,
+) -> None:
+    """The preflight of some shapes."""
 
     def tell(verdict: preflight.Verdict) -> None:
         say(preflight.row(verdict))
@@ -327,33 +395,42 @@ def check(config: Config, results: Results, jobs: int, options: argparse.Namespa
             results.verdicts[verdict.shape] = verdict
             results.write()
 
-    if wanted:
-        limit_s = max(60.0, min(WARM_LIMIT_S, seconds_left(options)))
-        preflight.check_shapes(
-            wanted, config.preflight, limit_s=limit_s, jobs=jobs, apart=True, tell=tell
-        )
+    limit_s = max(60.0, min(WARM_LIMIT_S, seconds_left(options)))
+    preflight.check_shapes(
+        wanted, config.preflight, limit_s=limit_s, jobs=jobs, apart=True, tell=tell
+    )
 
 
 def run(options: argparse.Namespace) -> Results:
-    config = shortened(load_config(options.configfile), options.tokens)
+    given = load_config(options.configfile)
+    config = shortened(extended(given, load_config(SMALL)), options.tokens)
     parts = options.only.split(",")
     results = Results(options.out / "speed.json")
+    results.forget(options.forget)
     tuning = Tuning() if options.own_tuning else Tuning(share_heads=True, quick=True)
-    cells = planned(config, parts, options.subjects)
+    cells = planned(config, parts, options.gated_sweep)
     wanted = [(name(cell), cell) for cell in cells]
     if "twice" in parts:
         wanted += [(f"again {name(cell)}", cell) for cell in _twice(config)]
     todo = [cell for key, cell in wanted if not results.done(key)]
-    say(f"{len(wanted)} cells, {len(todo)} of them to do")
+    shapes = shapes_to_check(given) if "preflight" in parts else ()
+    unchecked = [shape for shape in shapes if not results.checked(shape)]
+    say(f"{len(wanted)} cells, {len(todo)} of them to do; {len(unchecked)} shapes to check")
+    if options.list:
+        for shape in unchecked:
+            print("check", shape)
+        for key, _ in wanted:
+            print("done " if results.done(key) else "to do", key)
+        return results
 
-    checked = set(config.trained_shapes()) if "preflight" in parts else set()
-    first, *later = batches_to_warm(config, todo, checked)
+    first, *later = batches_to_warm(config, todo, set(unchecked))
     # Both at once: the preflight leaves cores idle towards its end.
     with ThreadPoolExecutor(2) as pool:
-        aside = max(1, options.jobs // 3) if checked else options.jobs
+        aside = max(1, options.jobs // 3) if unchecked else options.jobs
         works = [pool.submit(warm, config, first, aside, tuning, options)]
-        if checked:
-            works.append(pool.submit(check, config, results, max(1, options.jobs - aside), options))
+        if unchecked:
+            rest = max(1, options.jobs - aside)
+            works.append(pool.submit(check, given, unchecked, results, rest, options))
         for work in works:
             work.result()
     for batch in later:
@@ -374,8 +451,11 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder for what is found")
     parser.add_argument("--configfile", type=existing, default=ROOT / "config" / "paper.yaml")
     parser.add_argument("--only", default=",".join(PARTS), help="some of %(default)s")
-    parser.add_argument("--subjects", choices=["delta_net", "all"], default="delta_net",
-                        help="what decoding and sweep are measured for")  # fmt: skip
+    parser.add_argument("--list", action="store_true", help="say which cells, and measure none")
+    parser.add_argument("--forget", nargs="+", default=[], metavar="TEXT",
+                        help="measure cells with this in their name again")  # fmt: skip
+    parser.add_argument("--gated-sweep", action="store_true",
+                        help="odd widths of a layer of Gated DeltaNet too")  # fmt: skip
     parser.add_argument("--jobs", type=int, default=12, help="processes that tune side by side")
     parser.add_argument("--deadline", type=float, default=float("inf"), metavar="SECONDS",
                         help="start no cell after this")  # fmt: skip
@@ -387,6 +467,8 @@ def main() -> None:
     if unknown := set(options.only.split(",")) - set(PARTS):
         parser.error(f"no part {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
     results = run(options)
+    if options.list:
+        return
     print(tables(read_json(results.path)))
     if results.left_out:
         print(f"left out: {', '.join(results.left_out)}")

@@ -1,6 +1,8 @@
 """What benchmarks/speed.py found, as the tables of docs/speed.md.
 
-    python benchmarks/speed_tables.py benchmarks/h200/speed.json [--plot docs/widths.svg]
+    python benchmarks/speed_tables.py benchmarks/h200/speed.json
+    python benchmarks/speed_tables.py benchmarks/h200/speed.json --into docs/speed.md \\
+        --plot docs/widths.svg                                  writes them there, and draws
 
 Where the paper has the same table, its own speedups and memory ratios stand in columns of their
 own: they are of an H100 and another version of the kernels.
@@ -33,6 +35,8 @@ LABELS = {
     "gated_deltanet": "Gated DeltaNet",
 }
 AGAIN = "again "
+GRAPH = "graph_tokens_per_s"
+FIRST = "Which shapes train"
 ON_WHITE = 'style="background:#fff;color:#000"'
 
 
@@ -44,13 +48,18 @@ class Section:
     benchmarks: tuple[str, ...]
     does: str
     paper: str = ""  # its table, where it has one
+    widths: frozenset[int] = frozenset()  # only these, or all
 
 
+LAYERS = ("mixer", "gated_mixer", "widths")
+HALVED = frozenset({128, 64, 32, 16})
 SECTIONS = (
-    Section("One layer, forward", ("mixer", "gated_mixer"), "forward", "mixer_scaling"),
-    Section("One layer, forward and backward", ("mixer", "gated_mixer"), "training"),
+    Section("One layer, forward", LAYERS, "forward", "mixer_scaling", HALVED),
+    Section("One layer, forward and backward", LAYERS, "training", widths=HALVED),
+    Section("One layer at 4,096 tokens, forward", ("long_mixer",), "forward", "mixer_scaling"),
     Section("Whole models, forward", ("model",), "forward", "speedup_whole_model"),
     Section("Whole models, a training step", ("model_training",), "training"),
+    Section("Small models, forward", ("small_model",), "forward"),
     Section("Odd widths: one layer, forward", ("mixer", "widths"), "forward"),
     Section("Odd widths: one layer, forward and backward", ("mixer", "widths"), "training"),
 )
@@ -79,22 +88,24 @@ def _verdicts(records: list[dict[str, Any]]) -> str:
             LABELS[one.shape.kernel],
             f"{one.shape.heads} x {one.shape.width}",
             f"{one.shape.value_heads} x {one.shape.value_width}",
-            one.verdict,
-            str(one.padded_to or ""),
+            one.verdict + (f", padded to {one.padded_to}" if one.padded_to else ""),
             *(f"{max(part.values()):.4f}" if part else "" for part in (one.errors, one.layer)),
         )
         for one in sorted(verdicts, key=lambda one: (one.shape.kernel, one.shape.heads))
     ]
-    columns = "rule | keys | values | verdict | padded to | error of the rule | of a layer"
-    return _table("Which shapes train", columns, rows)
+    columns = "rule | keys | values | verdict | error of the rule | of a layer"
+    return _table(FIRST, columns, rows)
 
 
 def _throughput(section: Section, cells: list[Measured]) -> str:
     mine = [c for c in cells if c.cell.benchmark in section.benchmarks]
     mine = [c for c in mine if c.cell.does == section.does]
-    if "widths" in section.benchmarks:
-        swept = {c.cell.subject for c in mine if c.cell.benchmark == "widths"}
-        mine = [c for c in mine if c.cell.subject in swept]
+    if section.widths:
+        mine = [c for c in mine if c.cell.width in section.widths]
+    elif "widths" in section.benchmarks:
+        odd = {c.cell.subject for c in mine if c.cell.width not in HALVED}
+        mine = [c for c in mine if c.cell.subject in odd]
+    graph = any(GRAPH in c.results for c in mine)
     paper = _published(section.paper)
     rows = []
     for subject in dict.fromkeys(_order(mine)):
@@ -103,11 +114,13 @@ def _throughput(section: Section, cells: list[Measured]) -> str:
         widest = group[0].results
         label = LABELS.get(subject) or _model_label(subject)
         for found in group:
-            rows.append((label, *_row(found, widest, paper)))
+            rows.append((label, *_row(found, widest, paper, graph)))
             label = ""
-    columns = " | d_k | tokens/s | faster | GiB | memory"
+    columns = " | d_k | tokens/s | ± | faster | "
+    columns += "as a graph | ± | faster | " if graph else ""
+    columns += "GiB | memory"
     if section.paper:
-        columns += " | paper: faster" + (" | memory" if _has_memory(paper) else "")
+        columns += " | paper: faster" + (" | GiB | memory" if _has_memory(paper) else "")
     return _table(section.title, columns.strip(), rows)
 
 
@@ -123,24 +136,30 @@ def _model_label(subject: str) -> str:
     return f"{LABELS[family]} {size}"
 
 
-def _row(found: Measured, widest: dict[str, Found], paper: dict) -> tuple[str, ...]:
-    speed, memory = found.results["tokens_per_s"], found.results["peak_memory_gib"]
+def _row(found: Measured, widest: dict[str, Found], paper: dict, graph: bool) -> tuple[str, ...]:
     said = [str(found.cell.width)]
-    if speed.value is None:
-        said += [_short(speed.reason), "", "", ""]
-    else:
-        said += [f"{speed.value:,.0f}", _ratio(speed, widest["tokens_per_s"], " x")]
-        said += [f"{memory.value:.2f}", _ratio(memory, widest["peak_memory_gib"])]
+    for metric in ("tokens_per_s", GRAPH) if graph else ("tokens_per_s",):
+        speed = found.results[metric]
+        said += [speed.reason or f"{speed.value:,.0f}", _spread(speed)]
+        said.append(_ratio(speed, widest[metric], " x"))
+    memory = found.results["peak_memory_gib"]
+    said += ["" if memory.value is None else f"{memory.value:.2f}"]
+    said += [_ratio(memory, widest["peak_memory_gib"])]
     if paper:
         key = (found.cell.subject, found.cell.width)
         said.append(_printed(paper.get((*key, "speedup")), " x"))
         if _has_memory(paper):
+            said.append(_printed(paper.get((*key, "peak_memory_gib"))))
             said.append(_printed(paper.get((*key, "memory_ratio"))))
     return tuple(said)
 
 
-def _short(reason: str) -> str:
-    return "crashes" if "illegal memory access" in reason else reason
+def _spread(*found: Found) -> str:
+    """The standard error of the median, the largest of some."""
+    known = [one.stderr / one.value for one in found if one.value and one.stderr is not None]
+    if not known:
+        return ""
+    return f"{100 * max(known):.1f} %" if max(known) >= 0.0005 else "< 0.1 %"
 
 
 def _ratio(one: Found, other: Found, unit: str = "") -> str:
@@ -174,17 +193,20 @@ def _decoding(cells: list[Measured]) -> str:
         group = sorted((c for c in mine if c.cell.subject == subject), key=lambda c: -c.cell.width)
         label = _model_label(subject)
         for found in group:
-            speeds = [found.results[f"graph_tokens_per_s_{batch}"] for batch in batches]
-            widest = group[0].results[f"graph_tokens_per_s_{batches[-1]}"]
+            python = found.results[f"tokens_per_s_{batches[0]}"]
+            speeds = [found.results[f"{GRAPH}_{batch}"] for batch in batches]
+            widest = group[0].results[f"{GRAPH}_{batches[-1]}"]
             rest = [found.results["state_mib"], found.results["largest_batch"]]
             rows.append(
-                (label, str(found.cell.width), *(_value(one, ",.0f") for one in speeds),
+                (label, str(found.cell.width), _value(python, ",.0f"),
+                 *(_value(one, ",.0f") for one in speeds), _spread(*speeds),
                  _ratio(speeds[-1], widest, " x"), _value(rest[0], ".2f"), _value(rest[1], ",.0f"))
             )  # fmt: skip
             label = ""
-    columns = " | ".join(f"batch {batch}" for batch in batches)
-    return _table("Decoding, tokens/s as a CUDA graph",
-                  f"| d_k | {columns} | faster | MiB a sequence | largest batch", rows)  # fmt: skip
+    columns = f"from Python, batch {batches[0]} | as a graph, batch {batches[0]} | "
+    columns += "".join(f"{batch} | " for batch in batches[1:]) + "± at most | faster"
+    return _table("Decoding, tokens/s",
+                  f"| d_k | {columns} | MiB a sequence | largest batch", rows)  # fmt: skip
 
 
 def _value(found: Found, form: str) -> str:
@@ -194,12 +216,17 @@ def _value(found: Found, form: str) -> str:
 def _twice(cells: dict[str, Measured]) -> str:
     rows = []
     for key, second in cells.items():
-        if key.startswith(AGAIN):
-            first = cells[key.removeprefix(AGAIN)]
-            a, b = (one.results["tokens_per_s"] for one in (first, second))
-            rows.append((key.removeprefix(AGAIN), _value(a, ",.0f"), _value(b, ",.0f"),
-                         _ratio(b, a)))  # fmt: skip
-    return _table("The same cell twice", "cell | first, tokens/s | second | ratio", rows)
+        cell = key.removeprefix(AGAIN)
+        if cell == key or cell not in cells:
+            continue
+        label, metric = cell, "tokens_per_s"
+        if second.cell.does == "decoding":
+            batch = second.settings["batches"][-1]
+            label, metric = f"{cell}, batch {batch}", f"{GRAPH}_{batch}"
+        a, b = (one.results[metric] for one in (cells[cell], second))
+        rows.append((label, _value(a, ",.0f"), _spread(a), _value(b, ",.0f"), _spread(b),
+                     _ratio(b, a)))  # fmt: skip
+    return _table("The same cell twice", "cell | first, tokens/s | ± | second | ± | ratio", rows)
 
 
 def plot_widths(record: dict[str, Any], out: Path) -> None:
@@ -242,10 +269,16 @@ def plot_widths(record: dict[str, Any], out: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("file", type=existing, help="the speed.json of benchmarks/speed.py")
+    parser.add_argument("--into", type=existing, metavar="FILE",
+                        help="put the tables there, in place of those at its end")  # fmt: skip
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the odd widths there")
     options = parser.parse_args()
     record = read_json(options.file)
-    print(tables(record), end="")
+    if options.into:
+        text, _, _ = options.into.read_text().partition(f"### {FIRST}\n")
+        options.into.write_text(text + tables(record))
+    else:
+        print(tables(record), end="")
     if options.plot:
         plot_widths(record, options.plot)
 
