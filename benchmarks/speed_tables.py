@@ -112,7 +112,7 @@ def _throughput(section: Section, cells: list[Measured]) -> str:
         group = [c for c in mine if c.cell.subject == subject]
         group.sort(key=lambda c: -c.cell.width)
         widest = group[0].results
-        label = LABELS.get(subject) or _model_label(subject)
+        label = _label(subject)
         for found in group:
             rows.append((label, *_row(found, widest, paper, graph)))
             label = ""
@@ -131,7 +131,9 @@ def _order(cells: list[Measured]) -> Iterator[str]:
     yield from sorted(subjects, key=lambda s: (s.startswith("gated"), size[s], s))
 
 
-def _model_label(subject: str) -> str:
+def _label(subject: str) -> str:
+    if subject in LABELS:
+        return LABELS[subject]
     family, size = subject.rsplit("_", 1)
     return f"{LABELS[family]} {size}"
 
@@ -191,7 +193,7 @@ def _decoding(cells: list[Measured]) -> str:
     rows = []
     for subject in _order(mine):
         group = sorted((c for c in mine if c.cell.subject == subject), key=lambda c: -c.cell.width)
-        label = _model_label(subject)
+        label = _label(subject)
         for found in group:
             python = found.results[f"tokens_per_s_{batches[0]}"]
             speeds = [found.results[f"{GRAPH}_{batch}"] for batch in batches]
