@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+
+import pytest
 
 from keycut.artefact import read_json, write_json
 
@@ -20,19 +24,27 @@ def printed(file: Path, *options: str | Path) -> str:
     return done.stdout
 
 
-def listed(folder: Path, *options: str) -> dict[str, bool]:
+@pytest.fixture
+def listed(monkeypatch, capsys) -> Callable[..., dict[str, bool]]:
     """The cells that speed.py would measure, and whether each is done."""
-    words = [sys.executable, SPEED, "--out", folder, "--list", *options]
-    done = subprocess.run(words, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    lines = [line for line in done.stdout.splitlines() if line.startswith(("done ", "to do"))]
-    return {line[6:]: line.startswith("done") for line in lines}
+    monkeypatch.syspath_prepend(SPEED.parent)
+    speed = importlib.import_module("speed")
+
+    def cells(folder: Path, *options: str) -> dict[str, bool]:
+        monkeypatch.setattr(sys, "argv", ["", "--out", str(folder), "--list", *options])
+        speed.main()
+        lines = [
+            x for x in capsys.readouterr().out.splitlines() if x.startswith(("done ", "to do"))
+        ]
+        return {line[6:]: line.startswith("done") for line in lines}
+
+    return cells
 
 
 # --- which cells ---
 
 
-def test_every_cell_that_the_document_names_is_measured(tmp_path: Path) -> None:
+def test_every_cell_that_the_document_names_is_measured(tmp_path: Path, listed) -> None:
     cells = listed(tmp_path)
     assert not any(cells.values())
     for width in (256, 179, 153, 128, 64, 32):
@@ -52,7 +64,9 @@ def test_every_cell_that_the_document_names_is_measured(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_only_what_is_missing_crashed_or_forgotten_is_measured_again(tmp_path: Path) -> None:
+def test_only_what_is_missing_crashed_or_forgotten_is_measured_again(
+    tmp_path: Path, listed
+) -> None:
     record = read_json(FOUND)
     missing, crashed = (
         "mixer delta_net_mixer d_k 64 forward",
