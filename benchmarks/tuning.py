@@ -1,24 +1,37 @@
 """How long the first training step of one layer takes, most of it choosing tiles, on a GPU.
 
     python benchmarks/tuning.py [--architecture gated_deltanet] [--heads N] [--width N]
+                                [--processes N] [--ways fla,compiled,kept,known,again]
 
-Once with Triton compiling a kernel's candidates one after another, once on all cores
-(`keycut.models.kernels`): each in a process of its own, with nothing compiled before. "Again" is
-the same step a second time in a third process, which finds everything on disk.
+    fla         as it comes: Triton compiles and times candidates one after another
+    compiled    candidates are compiled on all cores
+    kept        and timed with short trials, by one process for all (`keycut.models.tiles`)
+    known       tiles as kept before, nothing compiled
+    again       tiles as kept before, everything compiled
+
+Every way is so many processes at once, each of them a layer of its own, with a Triton cache that is
+empty but for what the way says. Printed: the time until the last has its gradients, imports and
+weights not counted.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
+from pathlib import Path
 
 from keycut.forkserver import GPU
 
-WAYS = {"one after another": "serial", "on all cores": "all", "again": "all"}
+WAYS = ("fla", "compiled", "kept", "known", "again")
+OURS = {  # what a way does not have of ours
+    "fla": ("_bench", "check_disk_cache", "do_bench"),
+    "compiled": ("check_disk_cache", "do_bench"),
+}
 
 
 def first_step(options: argparse.Namespace) -> float:
@@ -26,8 +39,10 @@ def first_step(options: argparse.Namespace) -> float:
     from triton.runtime.autotuner import Autotuner
 
     from keycut.benchmarking.layers import mixer
+    from keycut.models import tiles
 
-    one_by_one = Autotuner._bench
+    tritons = dict(vars(Autotuner))
+    tiles.SHIPPED = Path("none")
     layer = mixer(
         options.architecture,
         hidden_size=options.heads * 128,
@@ -38,8 +53,8 @@ def first_step(options: argparse.Namespace) -> float:
         device="cuda",
         dtype=torch.bfloat16,
     )
-    if options.way == "serial":
-        Autotuner._bench = one_by_one
+    for name in OURS.get(options.way, ()):
+        setattr(Autotuner, name, tritons[name])
     x = torch.randn(8, 2048, options.heads * 128, device="cuda", dtype=torch.bfloat16)
     torch.cuda.synchronize()
     started = time.perf_counter()
@@ -49,13 +64,28 @@ def first_step(options: argparse.Namespace) -> float:
     return time.perf_counter() - started
 
 
+def measure(way: str, cache: Path, processes: int) -> float:
+    command = [sys.executable, __file__, *sys.argv[1:], "--way", way]
+    env = {**os.environ, "TRITON_CACHE_DIR": str(cache)}
+    started = [
+        subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True)
+        for _ in range(processes)
+    ]
+    said = [process.communicate()[0] for process in started]
+    if any(process.returncode for process in started):
+        sys.exit(f"{way}: a process failed")
+    return max(float(words.split()[-1]) for words in said)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--architecture", choices=["delta_net", "gated_deltanet"],
                         default="delta_net")  # fmt: skip
     parser.add_argument("--heads", type=int, default=16)
     parser.add_argument("--width", type=int, default=64, help="key channels of a head")
-    parser.add_argument("--way", choices=["serial", "all"], help="only this, in this process")
+    parser.add_argument("--processes", type=int, default=1, help="that start at once")
+    parser.add_argument("--ways", default=",".join(WAYS), help="which, as in %(default)s")
+    parser.add_argument("--way", choices=WAYS, help="only this, in this process")
     options = parser.parse_args()
     if options.way:
         print(first_step(options))
@@ -63,18 +93,15 @@ def main() -> None:
     if not GPU.exists():
         parser.error("there is no GPU here")
     found: dict[str, float] = {}
-    with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as other:
-        for name, way in WAYS.items():
-            cache = one if way == "serial" else other
-            done = subprocess.run(
-                [sys.executable, __file__, *sys.argv[1:], "--way", way],
-                env={**os.environ, "TRITON_CACHE_DIR": cache},
-                stdout=subprocess.PIPE, text=True, check=True,
-            )  # fmt: skip
-            found[name] = float(done.stdout.split()[-1])
-            ratio = found["one after another"] / found[name]
-            print(f"{name}: {found[name]:.1f} s ({ratio:.1f} times)", flush=True)
-    print(f"{len(os.sched_getaffinity(0))} cores")
+    with tempfile.TemporaryDirectory() as folder:
+        caches = {way: Path(folder) / way for way in WAYS} | {"again": Path(folder) / "kept"}
+        for way in options.ways.split(","):
+            if way == "known":
+                shutil.copytree(caches["kept"] / "tiles", caches["known"] / "tiles")
+            found[way] = measure(way, caches[way], options.processes)
+            ratio = next(iter(found.values())) / found[way]
+            print(f"{way}: {found[way]:.1f} s ({ratio:.1f} times)", flush=True)
+    print(f"{options.processes} processes at once, {len(os.sched_getaffinity(0))} cores")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ from keycut.benchmarking.mixer import layer_run
 from keycut.benchmarking.model import random_model
 from keycut.benchmarking.record import Runs, metrics
 from keycut.benchmarking.timing import FEWEST, timed
-from keycut.benchmarking.tuning import COUNTS, Tuning, tuners
 from keycut.config import Config, DecodingBenchmark, load_config
 from keycut.errors import InputError
 from keycut.models.architectures import architecture
@@ -157,7 +156,7 @@ def test_tiles_are_chosen_for_many_sequences(demo: Config) -> None:
     cell, benchmark = one(demo, "decoding", "decoding"), demo.benchmarks["decoding"]
     assert isinstance(benchmark, DecodingBenchmark)
     spec = demo.models[cell.subject]
-    found = [name for name, _ in decoding.measure(benchmark, spec, cell, "cpu", Tuning(), None)]
+    found = [name for name, _ in decoding.measure(benchmark, spec, cell, "cpu", None)]
     first, *rest = [name for name in found if name.startswith("tokens_per_s_")]
     assert first == f"tokens_per_s_{max(benchmark.batches)}"
     assert f"tokens_per_s_{min(benchmark.batches)}" in rest
@@ -207,7 +206,7 @@ def test_a_search_without_time_says_so() -> None:
     assert largest(lambda batch: "memory", 8, until=0.0) == (0, "")
 
 
-# --- timing and tuning ---
+# --- timing ---
 
 
 @given(warmup=st.integers(0, 5), repeats=st.integers(1, 9))
@@ -232,31 +231,6 @@ def test_a_rate_has_the_relative_error_of_its_seconds() -> None:
     assert found.stderr / 50 == pytest.approx(runs.stderr / 2)
     # Of normal draws: 1.25 times the standard error of the mean.
     assert runs.stderr == pytest.approx(1.2533 * (0.2 / 1.349) / 5)
-
-
-@pytest.fixture
-def untouched():
-    import fla.layers  # noqa: F401
-
-    before = [(t, list(t.keys), t._do_bench, t.cache_results) for t in tuners()]
-    yield [tuner for tuner, *_ in before]
-    for tuner, keys, bench, kept in before:
-        tuner.keys, tuner._do_bench, tuner.cache_results = keys, bench, kept
-
-
-def test_choices_of_tiles_are_kept_apart_by_length_and_shared_between_heads(untouched) -> None:
-    rules = [t for t in untouched if {"K", "BT"} <= set(t.keys) and "H" in t.keys]
-    norms = [t for t in untouched if t.base_fn.__name__ == "l2norm_fwd_kernel"]
-    assert len(rules) > 5
-    assert len(norms) == 1
-    before = {id(t): list(t.keys) for t in untouched}
-    Tuning(by_length=False).apply()
-    assert {id(t): t.keys for t in untouched} == before
-    Tuning(share_heads=True, quick=True, keep=False).apply()
-    assert all("T" in t.keys and "K" in t.keys for t in rules)
-    assert "T" not in norms[0].keys
-    assert not any(COUNTS & set(t.keys) for t in untouched)
-    assert not any(t.cache_results for t in untouched)
 
 
 def test_widths_that_kernels_do_not_take_are_refused_in_a_configuration(tmp_path: Path) -> None:

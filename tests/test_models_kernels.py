@@ -16,6 +16,8 @@ from triton.compiler.errors import CompileTimeAssertionFailure
 from triton.runtime.autotuner import Autotuner
 from triton.runtime.driver import driver
 
+from keycut.benchmarking.preflight import candidates
+from keycut.benchmarking.tuning import tuners
 from keycut.models import kernels
 
 SIZES = [16, 32, 64, 128]
@@ -99,3 +101,41 @@ def test_a_choice_that_is_known_compiles_nothing(hopper, monkeypatch) -> None:
     x = torch.zeros(128)
     tuner.run(x, x, 128, grid=(1,), warmup=True)
     assert len(seen) == len(SIZES)
+
+
+@pytest.fixture
+def backward(monkeypatch) -> Any:
+    """The tuner of the backward pass, as fla has it; on a Hopper it offers two warps and four."""
+    import fla.ops.common.chunk_o  # noqa: F401
+
+    (tuner,) = [tuner for tuner in tuners() if tuner.base_fn.__name__ == kernels.WRONG_KERNEL]
+    configs = [triton.Config({}, num_warps=w, num_stages=s) for w in (2, 4) for s in (2, 3, 4)]
+    monkeypatch.setattr(tuner, "configs", configs)
+    monkeypatch.setattr(tuner, "early_config_prune", tuner.early_config_prune)
+    monkeypatch.setattr(tuner, "nargs", {}, raising=False)
+    monkeypatch.setattr(tuner, "cache", {})
+    return tuner
+
+
+def warps(configs: list[Any]) -> set[int]:
+    return {config.num_warps for config in configs}
+
+
+@pytest.mark.parametrize(("block", "offered"), [(16, {2}), (32, {2}), (64, {2, 4}), (128, {2, 4})])
+def test_tiles_that_the_assembler_gets_wrong_are_left_out(backward, hopper, block, offered) -> None:
+    kernels.leave_out_miscompiled()
+    assert warps(backward.prune_configs({"BK": block})) == offered
+    key = tuple(block if name == "BK" else 1 for name in backward.keys)
+    backward.cache[key] = backward.configs[0]
+    assert warps(candidates(backward)) == offered  # what the preflight looks at
+
+
+def test_a_newer_assembler_and_another_gpu_keep_all_tiles(backward, hopper, monkeypatch) -> None:
+    kernels.leave_out_miscompiled()
+    newer = SimpleNamespace(version="13.1")
+    monkeypatch.setattr("triton.backends.nvidia.compiler.get_ptxas", lambda arch: newer)
+    assert warps(backward.prune_configs({"BK": 32})) == {2, 4}
+    monkeypatch.setattr(newer, "version", "12.8")
+    assert warps(backward.prune_configs({"BK": 32})) == {2}
+    driver.set_active(SimpleNamespace(get_current_target=lambda: GPUTarget("cuda", 80, 32)))
+    assert warps(backward.prune_configs({"BK": 32})) == {2, 4}

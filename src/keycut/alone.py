@@ -46,11 +46,19 @@ def _locked(path: Path) -> tuple[int, bool]:
         file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         waited |= _wait_for(file, path)
         # Whoever had it has unlinked it at the end: then this one is locked in vain.
-        if path.exists() and os.path.samestat(os.fstat(file), path.stat()):
+        if _is_at(path, file):
             os.truncate(file, 0)
             os.write(file, _me().encode())
             return file, waited
         os.close(file)
+
+
+def _is_at(path: Path, file: int) -> bool:
+    """Whether an open file is the one at a path, where others may be put or removed at any time."""
+    try:
+        return os.path.samestat(os.fstat(file), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 def _wait_for(file: int, path: Path) -> bool:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from keycut.artefact import refuse_unwritable
 from keycut.benchmarking.process import Outcome, Worker, apart_by_default, here
 from keycut.benchmarking.record import Found, Measured, metrics
-from keycut.benchmarking.tuning import Tuning
 from keycut.config import Config, DecodingBenchmark, Measurement, MixerBenchmark
 from keycut.errors import InputError
 
@@ -24,7 +22,6 @@ def measure(
     device: str | None = None,
     limit_s: float = LIMIT_S,
     apart: bool | None = None,
-    tuning: Tuning | None = None,
     seconds: float | None = None,
     worker: Worker | None = None,
 ) -> Measured:
@@ -32,17 +29,15 @@ def measure(
 
     A shape that its kernels cannot train leaves the reason as its result. `apart` is a process of
     its own (by default where there is a GPU, which a crash would poison), `worker` one that was
-    started before; `seconds` bounds the timed runs. Tiles are chosen with short trials if `tuning`
-    does not say otherwise: there are hundreds of candidates for a shape.
+    started before; `seconds` bounds the timed runs.
     """
     if cell not in config.measurements(cell.benchmark):
         raise InputError(f"{cell}: no measurement of {config.run}; see Config.measurements()")
     refuse_unwritable(out)
-    tuning = tuning or Tuning(quick=True)
     apart = apart_by_default() if apart is None else apart
 
     function, *given = _work(config, cell)
-    given += [cell, device, tuning, seconds]
+    given += [cell, device, seconds]
     if apart:
         outcome = (worker or Worker(())).run(function, *given, limit_s=limit_s)
     else:
@@ -54,7 +49,6 @@ def measure(
         timed=words(config, cell),
         settings=config.benchmarks[cell.benchmark].model_dump(mode="json"),
         machine=found.get("machine", {}),
-        tuning=asdict(tuning),
         seconds=outcome.seconds,
     )
     measured.write(out)

@@ -17,7 +17,6 @@ from keycut.benchmarking.model import random_model, random_tokens
 from keycut.benchmarking.process import said
 from keycut.benchmarking.record import Found
 from keycut.benchmarking.timing import out_of_memory, timed
-from keycut.benchmarking.tuning import Tuning
 from keycut.config import DecodingBenchmark, Measurement, Model
 from keycut.models.generation import GenerationGraph, GreedyGeneration, put, state_tensors
 
@@ -38,14 +37,12 @@ def measure(
     spec: Model,
     cell: Measurement,
     device: str | None,
-    tuning: Tuning,
     seconds: float | None,
 ) -> Iterator[tuple[str, Any]]:
     """The machine, then the figures of one cell, each by its name."""
     device = device or default_device()
     yield "machine", machine(device)
     model = random_model(spec, cell.width, device).eval()
-    tuning.apply()
     for batch in many_first(benchmark.batches):
         yield from _speeds(model, benchmark, batch, device, seconds)
     yield "state_mib", state_size(model, device)
@@ -54,13 +51,10 @@ def measure(
     yield "tokens_per_s_largest", _speed_at(model, most, device)
 
 
-def tune(
-    benchmark: DecodingBenchmark, spec: Model, cell: Measurement, tuning: Tuning
-) -> Iterator[int]:
+def tune(benchmark: DecodingBenchmark, spec: Model, cell: Measurement) -> Iterator[int]:
     """Have the kernels of a step tuned and compiled, for one sequence and for many."""
     device = default_device()
     model = random_model(spec, cell.width, device).eval()
-    tuning.apply()
     for batch in many_first({1, max(benchmark.batches)}):
         Generation(model, batch, benchmark.prompt, device).run(2)
         yield batch

@@ -10,7 +10,6 @@ import torch
 from keycut.benchmarking.layers import mixer
 from keycut.benchmarking.machine import default_device, machine, timed_dtype
 from keycut.benchmarking.timing import memory_for, peak_memory, timed
-from keycut.benchmarking.tuning import Tuning
 from keycut.config import Measurement, MixerBenchmark
 
 WORDS = {
@@ -24,7 +23,6 @@ def measure(
     benchmark: MixerBenchmark,
     cell: Measurement,
     device: str | None,
-    tuning: Tuning,
     seconds: float | None,
 ) -> Iterator[tuple[str, Any]]:
     """The machine, then the figures of one cell, each by its name."""
@@ -32,7 +30,6 @@ def measure(
     yield "machine", machine(device)
     with memory_for(benchmark.batch):
         run = layer_run(benchmark, cell, device)
-        tuning.apply()
         runs = timed(
             run, device, warmup=benchmark.warmup, repeats=benchmark.repeats, seconds=seconds
         )

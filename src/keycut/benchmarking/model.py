@@ -12,7 +12,6 @@ from keycut.benchmarking.machine import default_device, machine, timed_dtype
 from keycut.benchmarking.process import NotMeasured
 from keycut.benchmarking.record import Found
 from keycut.benchmarking.timing import memory_for, peak_memory, timed
-from keycut.benchmarking.tuning import Tuning
 from keycut.config import Measurement, Model, ModelBenchmark
 from keycut.models import create
 from keycut.models.architectures import architecture
@@ -31,7 +30,6 @@ def measure(
     spec: Model,
     cell: Measurement,
     device: str | None,
-    tuning: Tuning,
     seconds: float | None,
 ) -> Iterator[tuple[str, Any]]:
     """The machine, then the figures of one cell, each by its name."""
@@ -39,7 +37,6 @@ def measure(
     yield "machine", machine(device)
     with memory_for(benchmark.batch):
         model = random_model(spec, cell.width, device)
-        tuning.apply()
         run = model_run(model, benchmark, cell.trains, device)
         runs = timed(
             run, device, warmup=benchmark.warmup, repeats=benchmark.repeats, seconds=seconds

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +57,6 @@ class Measured:
     timed: str  # what one run is, in words
     settings: dict[str, Any]  # of the benchmark, as in the configuration
     machine: dict[str, Any]  # device, gpu, driver, backend, versions
-    tuning: dict[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
 
     def write(self, path: Path | str) -> None:
@@ -84,13 +83,9 @@ def read(path: Path | str) -> Measured:
 
 
 def from_json(record: dict[str, Any]) -> Measured:
-    return Measured(
-        **record
-        | {
-            "cell": Measurement(**record["cell"]),
-            "results": _all_found(record["results"]),
-        }
-    )
+    known = {name: value for name, value in record.items() if name != "tuning"}  # of old ones
+    cell, results = Measurement(**record["cell"]), _all_found(record["results"])
+    return Measured(**known | {"cell": cell, "results": results})
 
 
 def _all_found(results: dict[str, Any]) -> dict[str, Found]:

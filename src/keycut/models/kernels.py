@@ -1,10 +1,9 @@
 """fla's kernels made ready for the machine at hand: `prepare`.
 
-Without a GPU plain functions stand in for them (`keycut.models.cpu`). With one, they are compiled
-on all cores. A tuned kernel is compiled for every tile it may use, dozens of them, which are timed
-for one to be kept. Triton compiles and times one after another, for minutes, while the GPU and all
-cores but one wait; here all are compiled first, side by side. It makes no difference to what is
-timed or kept.
+Without a GPU plain functions stand in for them (`keycut.models.cpu`). With one, candidates that the
+assembler gets wrong are left out, choices of tiles are kept (`keycut.models.tiles`), and where one
+has to be made its candidates are compiled on all cores: Triton compiles and times one after
+another, while the GPU and all cores but one wait. It makes no difference to what is timed.
 """
 
 from __future__ import annotations
@@ -14,12 +13,23 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import wraps
 from typing import Any
 
-from keycut.models import cpu
+from keycut.models import cpu, tiles
+
+HOPPER = 90
+# What ptxas 12.8, the assembler that Triton 3.6 and 3.7 use for Hopper, compiles wrong: with four
+# warps and blocks of so many keys the backward pass reads outside of its memory. ptxas 13.1 is
+# right. docs/hopper-backward.py shows both; triton issue 11366, flash-linear-attention issue 1262.
+WRONG_KERNEL = "chunk_bwd_kernel_dqkwg"
+WRONG_WARPS = 4
+WRONG_BLOCKS = (16, 32)
+RIGHT_SINCE = (13, 1)
 
 
 def prepare() -> None:
     """For all that this process runs from now on. Safe to repeat."""
     if triton_device():
+        leave_out_miscompiled()
+        tiles.keep_choices()
         compile_on_all_cores()
     else:
         cpu.install()
@@ -30,6 +40,33 @@ def triton_device() -> bool:
     from fla.utils import device_platform
 
     return bool(device_platform != "cpu")
+
+
+def leave_out_miscompiled() -> None:
+    """The backward kernel of all delta rules never tries a tile that is compiled wrong here."""
+    from fla.ops.common import chunk_o
+
+    tuner = getattr(chunk_o, WRONG_KERNEL)
+    while not hasattr(tuner, "early_config_prune"):  # functions of its arguments stand around it
+        tuner = tuner.fn
+    tuner.early_config_prune = lambda configs, nargs, **given: right(configs, given["BK"])
+
+
+def right(configs: list[Any], block: int) -> list[Any]:
+    """Without those that are compiled wrong for so many keys in a block."""
+    if block not in WRONG_BLOCKS or not assembler_is_affected():
+        return configs
+    return [config for config in configs if config.num_warps != WRONG_WARPS]
+
+
+def assembler_is_affected() -> bool:
+    """Whether Triton compiles for a Hopper, with a ptxas that gets it wrong."""
+    from triton.backends.nvidia.compiler import get_ptxas
+    from triton.runtime.driver import driver
+
+    if driver.active.get_current_target().arch != HOPPER:
+        return False
+    return tuple(map(int, get_ptxas(HOPPER).version.split("."))) < RIGHT_SINCE
 
 
 def compile_on_all_cores() -> None:
