@@ -247,7 +247,6 @@ def memory(arguments: argparse.Namespace, cell: str) -> dict[str, Any]:
     """Some steps of recovery as the workflow does them: their memory and their pace."""
     import torch
 
-    from keycut.benchmarking.tuning import Tuning
     from keycut.models.checkpoint import Checkpoint
     from keycut.training import recovery
 
@@ -273,8 +272,6 @@ def memory(arguments: argparse.Namespace, cell: str) -> dict[str, Any]:
     train = recovery.train
 
     def train_alone(*others: Any, **options: Any) -> None:
-        if gpu:
-            Tuning(share_heads=True, quick=True).apply()
         train(*others, **options)
         clock.now()
         raise Trained

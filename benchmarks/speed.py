@@ -8,15 +8,13 @@ The cells are those of config/paper.yaml, and `extended` adds some: two odd widt
 Gated DeltaNet, a layer with gate at d_k 16, layers at 4,096 tokens, and config/lab.yaml's models.
 
 First the kernels are tuned, many processes side by side, since that is compiling on the CPU: the
-preflight's shapes, then every distinct shape once, with one layer. Then every cell is timed in a
-process of its own with nothing else running; a few are started and import together. What is found
-goes to FOLDER/speed.json after every cell, so nothing is lost if time runs out, and a later call
-with the same FOLDER goes on from there: with what is missing, took too long or crashed. Set
-TRITON_CACHE_DIR to keep the tuning. What was found on one H200 is in benchmarks/h200/speed.json; a
-copy of it in FOLDER goes on from that.
-
-Tiles are chosen once per width for all numbers of heads, with short trials (both are written into
-each cell); `--own-tuning` does it fla's way.
+preflight's shapes, then every distinct shape once, with one layer. `--tune` does no more than that,
+for all cells (benchmarks/tiles.py collects what was chosen). Then every cell is timed in a process
+of its own with nothing else running; a few are started and import together. What is found goes to
+FOLDER/speed.json after every cell, so nothing is lost if time runs out, and a later call with the
+same FOLDER goes on from there: with what is missing, took too long or crashed. Set TRITON_CACHE_DIR
+to keep the tuning. What was found on one H200 is in benchmarks/h200/speed.json; a copy of it in
+FOLDER goes on from that.
 """
 
 from __future__ import annotations
@@ -41,7 +39,6 @@ from keycut.artefact import read_json, write_json
 from keycut.benchmarking import Measured, decoding, measure, preflight
 from keycut.benchmarking.process import Worker
 from keycut.benchmarking.record import from_json
-from keycut.benchmarking.tuning import Tuning
 from keycut.config import (
     Config,
     DecodingBenchmark,
@@ -181,42 +178,23 @@ def length_of_cell(config: Config, cell: Measurement) -> int:
     return 0 if isinstance(benchmark, DecodingBenchmark) else benchmark.length
 
 
-def batches_to_warm(
-    config: Config, cells: list[Measurement], checked: set[Shape]
-) -> tuple[list[Alike], list[Alike], list[Alike]]:
-    """Every distinct shape once, in three batches, so that no tile is searched for twice.
-
-    First one shape for each kernel, width, value width and length that the preflight does not
-    compile; then one for each that it does; then the others, which find their tiles chosen.
-    """
+def shapes_to_tune(config: Config, cells: list[Measurement]) -> list[Alike]:
+    """Every distinct shape once; first one of each rule and width, for which others would wait."""
     shapes: dict[tuple[str, int, int], Alike] = {}
-    # Mixers before models: 16 heads are the shape of most.
-    for cell in sorted(cells, key=lambda c: "mixer" not in c.subject):
+    for cell in cells:
         key = (cell.subject, cell.width, length_of_cell(config, cell))
         shapes.setdefault(key, {})[cell.does] = cell
-    first: list[Alike] = []
-    second: list[Alike] = []
+    first: dict[tuple[object, ...], Alike] = {}
     rest: list[Alike] = []
-    known = set()
     for shape in shapes.values():
         cell = next(iter(shape.values()))
-        whole = shape_of_cell(config, cell)
-        rule = (cell.kernel, cell.width, whole.value_width, length_of_cell(config, cell))
-        if cell.does == "decoding" or rule in known:
+        rule = (cell.kernel, cell.width, shape_of_cell(config, cell).value_width)
+        if first.setdefault(rule, shape) is not shape:
             rest.append(shape)
-            continue
-        known.add(rule)
-        (second if whole in checked else first).append(shape)
-    return first, second, rest
+    return [*first.values(), *rest]
 
 
-def warm(
-    config: Config,
-    shapes: list[Alike],
-    jobs: int,
-    tuning: Tuning,
-    options: argparse.Namespace,
-) -> None:
+def warm(config: Config, shapes: list[Alike], options: argparse.Namespace) -> None:
     """Run each shape once. Training covers the forward pass, where there is a choice."""
     small = one_layer(config)
     record = options.out / "warmed.json"  # beside the kernels' own cache, or of no use
@@ -238,16 +216,16 @@ def warm(
         benchmark = small.benchmarks[cell.benchmark]
         limit_s = min(WARM_LIMIT_S, seconds_left(options))
         if isinstance(benchmark, DecodingBenchmark):
-            work = decoding.tune, benchmark, small.models[cell.subject], cell, tuning
+            work = decoding.tune, benchmark, small.models[cell.subject], cell
             outcome = Worker().run(*work, limit_s=limit_s)
             return f"warm {name(cell)}: {outcome.seconds:.0f} s {outcome.reason}"
         with tempfile.TemporaryDirectory() as folder:
             out = Path(folder) / "cell.json"
-            found = measure(small, cell, out, limit_s=limit_s, tuning=tuning, apart=True)
+            found = measure(small, cell, out, limit_s=limit_s, apart=True)
         reasons = {f.reason for f in found.results.values() if f.reason}
         return f"warm {name(cell)}: {found.seconds:.0f} s {'; '.join(sorted(reasons))}"
 
-    with ThreadPoolExecutor(jobs) as pool:
+    with ThreadPoolExecutor(options.jobs) as pool:
         for future in as_completed([pool.submit(one, shape) for shape in shapes]):
             say(future.result())
 
@@ -318,7 +296,6 @@ def time_cells(
     wanted: list[tuple[str, Measurement]],
     results: Results,
     options: argparse.Namespace,
-    tuning: Tuning,
 ) -> None:
     spare: deque[Worker] = deque()
     todo = [(key, cell) for key, cell in wanted if not results.done(key)]
@@ -339,7 +316,6 @@ def time_cells(
                 options.out / "cells" / f"{key.replace(' ', '-')}.json",
                 limit_s=min(CELL_LIMIT_S, left),
                 apart=True,
-                tuning=tuning,
                 seconds=options.seconds,
                 worker=worker,
             )
@@ -381,11 +357,7 @@ def shapes_to_check(config: Config) -> tuple[Shape, ...]:
 
 
 def check(
-    config: Config,
-    wanted: list[Shape],
-    results: Results,
-    jobs: int,
-    options: argparse.Namespace,
+    config: Config, wanted: list[Shape], results: Results, options: argparse.Namespace
 ) -> None:
     """The preflight of some shapes."""
 
@@ -397,7 +369,7 @@ def check(
 
     limit_s = max(60.0, min(WARM_LIMIT_S, seconds_left(options)))
     preflight.check_shapes(
-        wanted, config.preflight, limit_s=limit_s, jobs=jobs, apart=True, tell=tell
+        wanted, config.preflight, limit_s=limit_s, jobs=options.jobs, apart=True, tell=tell
     )
 
 
@@ -407,7 +379,6 @@ def run(options: argparse.Namespace) -> Results:
     parts = options.only.split(",")
     results = Results(options.out / "speed.json")
     results.forget(options.forget)
-    tuning = Tuning() if options.own_tuning else Tuning(share_heads=True, quick=True)
     cells = planned(config, parts, options.gated_sweep)
     wanted = [(name(cell), cell) for cell in cells]
     if "twice" in parts:
@@ -423,20 +394,14 @@ def run(options: argparse.Namespace) -> Results:
             print("done " if results.done(key) else "to do", key)
         return results
 
-    first, *later = batches_to_warm(config, todo, set(unchecked))
-    # Both at once: the preflight leaves cores idle towards its end.
-    with ThreadPoolExecutor(2) as pool:
-        aside = max(1, options.jobs // 3) if unchecked else options.jobs
-        works = [pool.submit(warm, config, first, aside, tuning, options)]
-        if unchecked:
-            rest = max(1, options.jobs - aside)
-            works.append(pool.submit(check, given, unchecked, results, rest, options))
-        for work in works:
-            work.result()
-    for batch in later:
-        warm(config, batch, options.jobs, tuning, options)
+    if options.tune:
+        warm(config, shapes_to_tune(config, cells), options)
+        return results
+    if unchecked:
+        check(given, unchecked, results, options)
+    warm(config, shapes_to_tune(config, todo), options)
     say("tuned")
-    time_cells(config, wanted, results, options, tuning)
+    time_cells(config, wanted, results, options)
     return results
 
 
@@ -452,6 +417,7 @@ def main() -> None:
     parser.add_argument("--configfile", type=existing, default=ROOT / "config" / "paper.yaml")
     parser.add_argument("--only", default=",".join(PARTS), help="some of %(default)s")
     parser.add_argument("--list", action="store_true", help="say which cells, and measure none")
+    parser.add_argument("--tune", action="store_true", help="tune all kernels, and measure nothing")
     parser.add_argument("--forget", nargs="+", default=[], metavar="TEXT",
                         help="measure cells with this in their name again")  # fmt: skip
     parser.add_argument("--gated-sweep", action="store_true",
@@ -462,12 +428,11 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=3.0, help="timed runs of one figure take "
                         "about this long, but never fewer than three runs")  # fmt: skip
     parser.add_argument("--tokens", type=int, default=32, help="generated in one decoding run")
-    parser.add_argument("--own-tuning", action="store_true", help="tune each shape fla's way")
     options = parser.parse_args()
     if unknown := set(options.only.split(",")) - set(PARTS):
         parser.error(f"no part {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
     results = run(options)
-    if options.list:
+    if options.list or options.tune:
         return
     print(tables(read_json(results.path)))
     if results.left_out:

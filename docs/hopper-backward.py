@@ -6,7 +6,8 @@
     two warps    chunk_bwd_kernel_dqkwg without its candidates of four warps
     ptxas 13     TRITON_PTXAS_PATH: the ptxas for Blackwell that comes in Triton's own wheel
 
-Each case is a process with a Triton cache of its own: a crash poisons what comes after it.
+Each case is a process with a Triton cache of its own: a crash poisons what comes after it. All
+other kernels have one candidate, so that it takes a minute, and what crashes is this one.
 """
 
 import importlib.metadata
@@ -29,6 +30,14 @@ def newer_ptxas():
     return Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas-blackwell"
 
 
+def tuner_of(kernel):
+    from triton.runtime.autotuner import Autotuner
+
+    while hasattr(kernel, "fn") and not isinstance(kernel, Autotuner):
+        kernel = kernel.fn
+    return kernel if isinstance(kernel, Autotuner) else None
+
+
 def case(rule, width, heads, way):
     """The worst relative error of o, dq, dk, dv, dbeta against the recurrence in fp32."""
     import torch
@@ -37,11 +46,15 @@ def case(rule, width, heads, way):
     from fla.ops.delta_rule import chunk_delta_rule
     from fla.ops.gated_delta_rule import chunk_gated_delta_rule
 
-    if way == "two warps":
-        tuner = chunk_o.chunk_bwd_kernel_dqkwg
-        while not hasattr(tuner, "configs"):
-            tuner = tuner.fn
-        tuner.configs = [config for config in tuner.configs if config.num_warps == 2]
+    for name, module in list(sys.modules.items()):
+        for kernel in list(vars(module).values()) if name.startswith("fla.") else ():
+            tuner = tuner_of(kernel)
+            if tuner is None:
+                continue
+            if tuner is not tuner_of(chunk_o.chunk_bwd_kernel_dqkwg):
+                tuner.configs = tuner.configs[:1]
+            elif way == "two warps":
+                tuner.configs = [config for config in tuner.configs if config.num_warps == 2]
 
     def recurrence(q, k, v, beta, g):
         q, k = F.normalize(q, dim=-1) * width**-0.5, F.normalize(k, dim=-1)
@@ -100,12 +113,12 @@ def main():
         versions[ptxas.name] = said.split("release ")[-1].split(",")[1].split()[0]
     print(torch.cuda.get_device_name(), *(f"{name} {v}" for name, v in versions.items()), sep=", ")
     print("\n| rule | d_k | heads |", " | ".join(WAYS), "|\n|---|---|---|" + "---|" * len(WAYS))
-    jobs = [(*one, way) for one in CASES for way in WAYS]
+    jobs = [(*setting, way) for setting in CASES for way in WAYS]
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        found = dict(zip(jobs, pool.map(outcome, jobs), strict=True))
-    for one in CASES:
+        outcomes = dict(zip(jobs, pool.map(outcome, jobs), strict=True))
+    for setting in CASES:
         print(
-            "|", " | ".join(map(str, one)), "|", " | ".join(found[*one, way] for way in WAYS), "|"
+            "|", " | ".join([*map(str, setting), *(outcomes[*setting, way] for way in WAYS)]), "|"
         )
 
 

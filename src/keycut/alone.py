@@ -39,6 +39,19 @@ def alone(outputs: Sequence[Path | str]) -> Iterator[bool]:
         os.close(file)
 
 
+@contextmanager
+def in_turn(path: Path) -> Iterator[None]:
+    """One process after another in a block that is short; in no order where there are no locks."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
+                raise
+        yield
+
+
 def _locked(path: Path) -> tuple[int, bool]:
     """An open file that is locked, and whether another process had it."""
     waited = False

@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from keycut.alone import alone
+from keycut.alone import alone, in_turn
 from keycut.artefact import digest, read_json, write_json
 
 COUNTS = {"B", "H", "HV", "NB"}  # sequences, heads of keys and of values, blocks of tokens
@@ -69,7 +69,8 @@ def short_trial(tuner: Any, call: Callable[[], None], quantiles: tuple[float, ..
 
     if tuner._do_bench is not None:
         return tuner._do_bench(call, quantiles=quantiles)
-    return do_bench(call, warmup=TRIAL_MS[0], rep=TRIAL_MS[1], quantiles=quantiles)
+    with in_turn(folder() / "trial.lock"):  # others beside it would be timed, too
+        return do_bench(call, warmup=TRIAL_MS[0], rep=TRIAL_MS[1], quantiles=quantiles)
 
 
 def kernel_name(tuner: Any) -> str:
