@@ -74,7 +74,7 @@ TWICE = (
 ODD_RATIOS, ODD_MODEL = (0.3, 0.4), "gated_deltanet_1.3B"
 NARROW = 16
 LONG = 4096  # tokens, as in the authors' script
-SPARE = 4  # processes that import together
+SPARE = 12  # processes that import together
 # Sooner or later a kernel hangs: no cell may take the rest of the time with it.
 CELL_LIMIT_S, WARM_LIMIT_S = 180.0, 480.0
 LEAST_S = {"decoding": 60.0}  # no cell starts with less; others 15

@@ -38,7 +38,7 @@ def machine(monkeypatch, tmp_path):
 def kernel(name: str = "kernel") -> Any:
     """As a process has it that has just started."""
     return SimpleNamespace(base_fn=SimpleNamespace(__module__="fla.ops", __name__=name),
-                           keys=NAMES, cache={})  # fmt: skip
+                           keys=NAMES, configs=CANDIDATES, cache={})  # fmt: skip
 
 
 def choose(tuner: Any, key: tuple[Any, ...], best: Any, candidates: list[Any] = CANDIDATES) -> bool:
@@ -125,9 +125,21 @@ def test_what_ships_for_this_gpu_and_these_versions_is_taken(machine) -> None:
     assert choose(kernel(), key, CANDIDATES[0])
 
 
-def test_a_key_that_is_not_understood_is_no_choice_of_another() -> None:
-    with pytest.raises(ValueError, match="has 4 values"):
-        tiles.widths_of(NAMES, (1, 2, 64, 64, *TYPES))
+def test_a_key_with_values_left_out_is_of_itself_alone() -> None:
+    known = kernel()
+    choose(known, (1, 2, 64, 64, *TYPES), CANDIDATES[0])
+    assert choose(kernel(), (1, 4, 64, 64, *TYPES), CANDIDATES[0])
+    assert not choose(kernel(), (1, 2, 64, 64, *TYPES), CANDIDATES[0])
+
+
+def test_keys_of_flas_kernels_are_named_by_what_is_given() -> None:
+    """One of them counts a width among its keys that its candidates choose."""
+    fla_layers()
+    names = {tuner.base_fn.__name__: (tuner.keys, tiles.key_names(tuner)) for tuner in tuners()}
+    keys, given = names["chunk_gated_delta_rule_bwd_kernel_dhu_blockdim64"]
+    assert set(keys) - set(given) == {"BV"}
+    keys, given = names["chunk_bwd_kernel_dqkwg"]
+    assert keys == given
 
 
 def test_shipped_choices_are_of_kernels_that_there_are(monkeypatch) -> None:
@@ -140,6 +152,6 @@ def test_shipped_choices_are_of_kernels_that_there_are(monkeypatch) -> None:
         record = read_json(path)
         assert record["versions"] == tiles.versions()
         for name, choices in record["tiles"].items():
-            names = [key for key in known[name].keys if key not in tiles.COUNTS]
+            names = [key for key in tiles.key_names(known[name]) if key not in tiles.COUNTS]
             for widths in choices:
                 assert [one.split("=")[0] for one in widths.split() if "=" in one] == names

@@ -39,7 +39,7 @@ def kept_choice(
 
     A tile that is not among the candidates, of another version or left out since, is none.
     """
-    kernel, widths = kernel_name(tuner), widths_of(tuner.keys, key)
+    kernel, widths = kernel_name(tuner), widths_of(key_names(tuner), key)
     path = folder() / f"{digest([kernel, widths])[:24]}.json"
 
     def known() -> bool:
@@ -78,12 +78,17 @@ def kernel_name(tuner: Any) -> str:
     return f"{tuner.base_fn.__module__}.{tuner.base_fn.__name__}"
 
 
+def key_names(tuner: Any) -> list[str]:
+    """Of the values in its keys. What its candidates themselves say is in none, named or not."""
+    return [name for name in tuner.keys if name not in tuner.configs[0].kwargs]
+
+
 def widths_of(names: list[str], key: tuple[Any, ...]) -> str:
     """A tuning key in words, without what only counts: values by name, then types of tensors."""
     types = [str(value) for value in key if str(value).startswith("torch.")]
     values = key[: len(key) - len(types)]
-    if len(values) != len(names):
-        raise ValueError(f"a tuning key of {names} has {len(values)} values: {key}")
+    if len(values) != len(names):  # some were not given: which is not known
+        return " ".join(map(str, key))
     named = [f"{name}={v}" for name, v in zip(names, values, strict=True) if name not in COUNTS]
     return " ".join([*named, *(kind.removeprefix("torch.") for kind in types)])
 
