@@ -162,12 +162,14 @@ class Elsewhere(torch.Tensor):
 
 
 def on_a_gpu(monkeypatch):
-    """`generate` believes that it is on one."""
+    """`generate` believes that it is on one, where every sequence takes a byte."""
 
     def generated(model, state, last):
         return generate(model, state, last.as_subclass(Elsewhere))
 
     monkeypatch.setattr(language_model, "generate", generated)
+    monkeypatch.setattr(generation, "memory_of", lambda run: (out := run(), len(out[0])))
+    monkeypatch.setattr(generation, "refuse_without", lambda taken: None)
 
 
 def asked(text, limit):
@@ -203,20 +205,18 @@ def test_a_graph_whose_logits_are_no_numbers_is_noticed(tmp_path, graphs, monkey
     assert lm.broken
 
 
-def test_memory_that_ends_in_a_capture_halves_the_batch(tmp_path, graphs, monkeypatch):
+def test_a_batch_without_memory_for_its_graph_is_halved(tmp_path, graphs, monkeypatch):
     lm = LanguageModel(make_model(tmp_path), window=60)
     requests = [asked(" ".join(TEXT.split()[:n]), 5) for n in range(3, 11)]
     expected = lm.generate_until(requests)
     sizes = []
 
-    class Small(Recorded):
-        def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
-            if operation is torch.ops.aten.embedding.default and len(args[1]) > 2:
-                raise torch.OutOfMemoryError
-            return super().__torch_dispatch__(operation, types, args, kwargs)
+    def refuse_without(taken):
+        if taken > 2:
+            raise torch.OutOfMemoryError
 
     on_a_gpu(monkeypatch)
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", Small)
+    monkeypatch.setattr(generation, "refuse_without", refuse_without)
     continued = lm._continued
     monkeypatch.setattr(lm, "_continued", lambda rows: sizes.append(len(rows)) or continued(rows))
     assert lm.generate_until(requests) == expected

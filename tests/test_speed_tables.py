@@ -52,7 +52,7 @@ def test_every_cell_that_the_document_names_is_measured(tmp_path: Path, listed) 
         assert f"model_training gated_deltanet_1.3B d_k {width} training" in cells
     assert not any("d_k 89" in cell or "d_k 179" in cell for cell in cells if "370M" in cell)
     for subject in ("delta_net", "gated_deltanet"):
-        assert len([c for c in cells if c.startswith(f"model_training {subject}_370M")]) == 4
+        assert len([c for c in cells if c.startswith(f"model_training_370M {subject}_370M")]) == 4
         assert len([c for c in cells if f"small_model {subject}_40M" in c]) == 3
         assert len([c for c in cells if c.startswith(f"decoding {subject}_")]) == 6
         for width in (128, 64, 32):

@@ -6,12 +6,15 @@ captured once as a CUDA graph and replayed for every further token.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from functools import partial
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+
+T = TypeVar("T")
+
+MARGIN = 64 << 20  # bytes: the allocator takes memory in pieces of 2 and 20 MiB
 
 
 class GreedyGeneration:
@@ -67,11 +70,30 @@ def put(values: list[Tensor], places: list[Tensor]) -> None:
 def generate(model: Any, state: Any, last: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """The next tokens (batch, 1) and their logits, without end. Each is gone with the next one."""
     generation = GreedyGeneration(model, state, last)
-    yield generation.run(1)
-    # Here rather than at the start: the first step compiles what is new, and may be the only one.
-    step = GenerationGraph(generation, 1).replay if last.is_cuda else partial(generation.run, 1)
+    if not last.is_cuda:
+        while True:
+            yield generation.run(1)
+    # The first step compiles what is new, may be the only one, and says what a step takes.
+    first, taken = memory_of(lambda: generation.run(1))
+    yield first
+    refuse_without(taken)
+    graph = GenerationGraph(generation, 1)
     while True:
-        yield step()
+        yield graph.replay()
+
+
+def memory_of(run: Callable[[], T]) -> tuple[T, int]:
+    """What a run gives, and the bytes of a GPU that it takes beside what is there already."""
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    return run(), torch.cuda.max_memory_allocated() - before
+
+
+def refuse_without(taken: int) -> None:
+    """An OutOfMemoryError now if what a step takes is not there for its graph, which shares no
+    memory with anything else: one that is raised inside a capture ends the process."""
+    torch.empty(taken + taken // 4 + MARGIN, dtype=torch.uint8, device="cuda")
+    torch.cuda.empty_cache()
 
 
 def state_tensors(state: Any) -> Iterator[Tensor]:
