@@ -61,11 +61,12 @@ def right(configs: list[Any], block: int) -> list[Any]:
 
 def assembler_is_affected() -> bool:
     """Whether Triton compiles for a Hopper, with a ptxas that gets it wrong."""
-    from triton.backends.nvidia.compiler import get_ptxas
     from triton.runtime.driver import driver
 
     if driver.active.get_current_target().arch != HOPPER:
         return False
+    from triton.backends.nvidia.compiler import get_ptxas
+
     return tuple(map(int, get_ptxas(HOPPER).version.split("."))) < RIGHT_SINCE
 
 
