@@ -179,6 +179,20 @@ def test_every_rule_has_what_a_rule_must_have():
             assert (ROOT / f"scripts/{name}.py").is_file()
 
 
+@pytest.mark.parametrize("arguments", [["--rerun-triggers", "code"], ["--workflow-profile", "."]])
+def test_a_trigger_that_would_train_again_for_a_touched_script_is_refused(checkout, arguments):
+    (checkout / "config.yaml").write_text("keep-going: true\n")
+    code, said = snakemake(checkout, *arguments)
+    assert code == 1
+    assert "the rerun trigger `code` compares the times of scripts" in said
+
+
+def test_every_profile_can_stand_in_for_the_default_one():
+    for name in ("default", "demo", "lab", "slurm"):
+        profile = yaml.safe_load((ROOT / "profiles" / name / "config.yaml").read_text())
+        assert profile["rerun-triggers"] == ["input", "params", "software-env"]
+
+
 def test_linters_have_nothing_to_say(checkout):
     done = subprocess.run(
         [sys.executable, "-m", "snakemake", "--lint"], cwd=checkout, capture_output=True, text=True,
@@ -258,6 +272,13 @@ def test_the_part_of_a_run_that_a_job_uses_is_enough_for_it(name):
         assert uses.tokenizers[tokenizer] == config.tokenizers[tokenizer]
     for corpus, spec in config.corpora.items():
         assert Part.model_validate(reads.uses_corpus(corpus)).corpora[corpus] == spec
+    for section in ("calibration", "preflight"):
+        part = Part.model_validate(reads.uses_changed(section))
+        assert getattr(part, section) == getattr(config, section)
+    for method, spec in config.methods.items():
+        found = Part.model_validate(reads.uses_method(method)).methods[method]
+        shown = {"label", "target"}
+        assert found.model_dump(exclude=shown) == spec.model_dump(exclude=shown)
     recovery = Part.model_validate(reads.uses_recovery()).recovery
     assert recovery.defining() == config.recovery.defining()
 

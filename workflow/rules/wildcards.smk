@@ -23,6 +23,12 @@ def code(script, *modules):
 
 @cache
 def code_now(script, *modules):
+    if workflow.is_main_process and RerunTrigger.CODE in workflow.rerun_triggers:
+        raise WorkflowError(
+            "the rerun trigger `code` compares the times of scripts, and would make models again "
+            "that nothing changed of: give `--rerun-triggers input params software-env`, or put "
+            "that into your --workflow-profile, which stands in for profiles/default"
+        )
     # The path is relative, so that a checkout may move.
     scripts = os.path.relpath(Path(workflow.basedir).parent / "scripts")
     return known_code(f"{scripts}/{script}.py", *modules, device=RUN.device)
