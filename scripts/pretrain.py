@@ -30,4 +30,5 @@ with job(snakemake) as run:
             config=run.models[name].fla_config(),
         ),
         force=True,
+        version=snakemake.params.code["version"],
     )

@@ -32,4 +32,5 @@ with job(snakemake) as run:
             base=name,
         ),
         force=True,
+        version=snakemake.params.code["version"],
     )

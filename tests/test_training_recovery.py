@@ -6,7 +6,7 @@ import re
 import pytest
 import torch
 from small_models import SMALL
-from training_runs import packed, recovery
+from training_runs import making, packed, recovery
 
 from keycut.artefact import read_json
 from keycut.errors import InputError
@@ -14,7 +14,7 @@ from keycut.models import create, load, save
 from keycut.models.checkpoint import Checkpoint
 from keycut.slicing import Keep, cut_back, slice_model
 from keycut.training import recovery as recovering
-from keycut.training.checkpoints import CURVE
+from keycut.training.checkpoints import CURVE, Checkpoints
 from keycut.training.loop import Saving
 from keycut.training.recovery import recover, recovery_loss, with_adapters
 
@@ -293,3 +293,23 @@ def test_a_target_that_matches_nothing_is_refused_before_any_work(root, data, tm
             checkpoints=tmp_path / "run",
         )  # fmt: skip
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_raised_version_begins_anew(tmp_path, monkeypatch):
+    making(tmp_path)
+    folders = []
+
+    class Noted(Checkpoints):
+        def __init__(self, root, run):
+            super().__init__(root, run)
+            folders.append(self.folder)
+            raise InterruptedError
+
+    monkeypatch.setattr("keycut.training.recovery.Checkpoints", Noted)
+    for version in (1, 1, 2):
+        with pytest.raises(InterruptedError):
+            recover(
+                tmp_path / "student", tmp_path / "teacher", packed(tmp_path / "tokens"),
+                recovery(), tmp_path / "out", checkpoints=tmp_path / "run", version=version,
+            )  # fmt: skip
+    assert folders[0] == folders[1] != folders[2]

@@ -1,5 +1,7 @@
 """Which trainer trains a model of a configuration, and what it is given."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from training_runs import packed
@@ -9,6 +11,7 @@ from keycut.data.tokenizer import train_tokenizer
 from keycut.errors import InputError
 from keycut.models import load
 from keycut.training import trainers
+from keycut.training.checkpoints import Checkpoints
 
 
 @pytest.fixture(scope="module")
@@ -28,10 +31,10 @@ def config_with(**changes):
     return config.model_copy(update={"recipes": {"demo": recipe}})
 
 
-def train(root, config, out, model="delta_net_head", gpus=0):
+def train(root, config, out, model="delta_net_head", gpus=0, version=1):
     return trainers.pretrain_model(
         config, model, root / "tokens", out, checkpoints=root / "running",
-        tokenizer=root / "tokenizer", gpus=gpus, card="a card",
+        tokenizer=root / "tokenizer", gpus=gpus, card="a card", version=version,
     )  # fmt: skip
 
 
@@ -44,6 +47,31 @@ def test_the_built_in_trainer_makes_a_model_with_all_that_belongs_to_it(root, tm
     there = {path.name for path in (tmp_path / "out").iterdir()}
     assert {"loss.csv", "README.md", "tokenizer.json", "config.json"} <= there
     assert (tmp_path / "out" / "README.md").read_text() == "a card"
+
+
+@pytest.mark.parametrize("trainer", ["builtin", "flame"])
+def test_a_raised_version_begins_anew(root, tmp_path, monkeypatch, trainer):
+    folders = []
+
+    class Noted(Checkpoints):
+        def __enter__(self):
+            folders.append(self.folder)
+            raise InterruptedError
+
+    for module in ("pretrain", "flame"):
+        monkeypatch.setattr(f"keycut.training.{module}.Checkpoints", Noted)
+    monkeypatch.setattr("keycut.training.flame.refuse_flame", lambda: None)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    config = config_with(trainer=trainer)
+    for version in (1, 1, 2):
+        with pytest.raises(InterruptedError):
+            train(root, config, tmp_path / "out", gpus=int(trainer == "flame"), version=version)
+    assert folders[0] == folders[1] != folders[2]
+
+
+@pytest.mark.parametrize("stage", ["pretrain", "recover"])
+def test_stages_that_keep_checkpoints_pass_their_version_on(stage):
+    assert 'version=snakemake.params.code["version"]' in Path(f"scripts/{stage}.py").read_text()
 
 
 def test_flame_is_given_what_the_configuration_says(root, tmp_path, monkeypatch):

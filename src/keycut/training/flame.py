@@ -117,6 +117,7 @@ def pretrain_with_flame(
     card: str | None = None,
     saving: Saving = EVERY_TEN_MINUTES,
     force: bool = False,
+    version: int = 1,
 ) -> Pace | None:
     """Train a new model of the given config with flame and write it to a folder.
 
@@ -136,6 +137,7 @@ def pretrain_with_flame(
         "model": dict(model),
         "recipe": recipe.defining(),
         "data": {"sha256": tokens.manifest.sha256, "sequences": len(tokens)},
+        "version": version,
         "keycut": __version__,
     }
     with Checkpoints(checkpoints, run) as kept:

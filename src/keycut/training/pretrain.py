@@ -42,6 +42,7 @@ def pretrain(
     card: str | None = None,
     saving: Saving = EVERY_TEN_MINUTES,
     force: bool = False,
+    version: int = 1,
 ) -> None:
     """Train a model, wherever it is, and write it to a folder with its loss curve.
 
@@ -58,6 +59,7 @@ def pretrain(
         "recipe": recipe.defining(),
         "data": {"sha256": data.manifest.sha256, "sequences": len(data)},
         "device": model.device.type,
+        "version": version,
         "keycut": __version__,
     }
 

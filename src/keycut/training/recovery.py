@@ -67,6 +67,7 @@ def recover(
     card: str | None = None,
     saving: Saving = EVERY_TEN_MINUTES,
     force: bool = False,
+    version: int = 1,
 ) -> None:
     """Recover the model in one folder with the help of another, and write it to a third.
 
@@ -88,6 +89,7 @@ def recover(
         "data": {"sha256": data.manifest.sha256, "sequences": len(data)},
         "padded_to": padded_to,
         "device": device.type,
+        "version": version,
         "keycut": __version__,
     }
     kept = Checkpoints(checkpoints, run)

@@ -27,19 +27,21 @@ def pretrain_model(
     card: str | None = None,
     saving: Saving = EVERY_TEN_MINUTES,
     force: bool = False,
+    version: int = 1,
 ) -> Pace | None:
     """Train `model` of the configuration on the packed corpus in `data` and write it to `out`.
 
     `checkpoints` is where running jobs keep theirs, `tokenizer` the folder of the model's own,
     `card` the text of its README.md, `gpus` how many of this machine to use; 0 is a CPU, which
-    only the built-in trainer knows. What is returned is what flame said of its speed.
+    only the built-in trainer knows. `version` is the stage's (`keycut.code`): with another one a
+    run begins anew. What is returned is what flame said of its speed.
     """
     recipe = recipe_of(config, model)
     sizes = config.models[model].fla_config()
     if recipe.trainer == "flame":
         return pretrain_with_flame(
             sizes, data, recipe, out, checkpoints=checkpoints, tokenizer=tokenizer, gpus=gpus,
-            card=card, saving=saving, force=force,
+            card=card, saving=saving, force=force, version=version,
         )  # fmt: skip
     if gpus > 1:
         raise InputError(f"{gpus} GPUs for {model}: the built-in trainer uses one; flame uses many")
@@ -50,7 +52,7 @@ def pretrain_model(
     new = create(sizes, seed=recipe.seed).to(torch.device("cuda" if gpus else "cpu"))
     pretrain(
         new, tokens, recipe, out, checkpoints=checkpoints, tokenizer=tokenizer, card=card,
-        saving=saving, force=force,
+        saving=saving, force=force, version=version,
     )  # fmt: skip
     return None
 
