@@ -14,6 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from keycut.artefact import write_json
 from keycut.code import known_code
 from keycut.errors import InputError
 from keycut.job import job, refuse_stale
@@ -263,6 +264,20 @@ def test_what_another_job_made_meanwhile_is_not_made_again(planned, around, monk
     with pytest.raises(SystemExit) as left, around(planned()):
         Path("out.json").write_text("ours")
     assert left.value.code == 0
+    assert Path("out.json").read_text() == "theirs"
+
+
+def test_what_another_job_made_with_other_code_of_the_same_version_is_kept(
+    planned, around, monkeypatch
+):
+    version = {"version": 1, "code": "some"}
+    write_json("versions.json", {"work": {"cpu": version, "cuda": version}})
+    with around(planned()):
+        Path("out.json").write_text("theirs")
+    Path("work.py").write_text("from keycut.slicing import Keep\n")
+    waits_for_another(monkeypatch)
+    with pytest.raises(SystemExit), around(planned()):
+        pass
     assert Path("out.json").read_text() == "theirs"
 
 

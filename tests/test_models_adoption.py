@@ -19,8 +19,10 @@ from keycut.config import Model, load_config
 from keycut.config.sources import FromDisk
 from keycut.errors import InputError
 from keycut.hub import DOWNLOADS, LOCK
+from keycut.inputs import Inputs
 from keycut.models import create, load, save
 from keycut.models.adoption import adopt as adopted
+from keycut.models.adoption import model_files
 from keycut.models.checkpoint import Checkpoint
 
 ROOT = Path(__file__).parents[1]
@@ -53,6 +55,29 @@ def test_a_model_is_linked_with_the_tokenizer_of_the_run(there: Model, tmp_path:
     assert (tmp_path / "out" / "tokenizer.json").read_text() == "{}"
     assert not (tmp_path / "out" / "tokenizer_config.json").exists()
     assert load(tmp_path / "out").config.hidden_size == there.hidden_size
+
+
+def test_what_is_not_taken_of_a_folder_does_not_count(
+    there: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "mine"
+    reads = Inputs(load_config(DEMO))
+    monkeypatch.chdir(tmp_path)
+
+    def digests() -> dict[str, str]:
+        return reads.digests([str(folder)], model_files)
+
+    before = digests()
+    for name in (".git/index", ".cache/some", "README.md", ".gitattributes", "tokenizer.json"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text("other")
+    assert digests() == before
+    adopt(there, tmp_path / "tokenizer", tmp_path / "out")
+    linked = {path.name for path in (tmp_path / "out").iterdir() if path.is_symlink()}
+    assert {Path(path).name for path in before} == linked
+    assert [*reads.digests([str(folder)])] == [str(folder / "tokenizer.json")]
+    (folder / "config.json").write_text("{}")
+    assert digests() != before
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ from keycut.errors import InputError
 
 NOTES = Path(".snakemake/keycut/digests.json")
 """Digests of files that users bring: they may be large, and every start of Snakemake asks."""
+SAID_FROM = 5_000_000_000  # bytes: some ten seconds
 
 
 def sha256(path: Path | str) -> str:
@@ -25,18 +27,26 @@ def sha256(path: Path | str) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def sha256_once(path: Path | str, notes: Path = NOTES) -> str:
-    """The same, read only where its size and time are not those of when it was read last.
+def sha256_once(paths: Iterable[Path | str], notes: Path = NOTES) -> dict[str, str]:
+    """The same of many, each read only where its size and time are not those of when it was read
+    last.
 
     A touched or copied file is read once more, and has the same digest.
     """
     known = read_json(notes) if notes.is_file() else {}
-    status = os.stat(path)
-    seen = [status.st_size, status.st_mtime_ns]
-    if known.get(str(path), {}).get("seen") != seen:
-        known[str(path)] = {"seen": seen, "sha256": sha256(path)}
-        write_json(notes, known)
-    return str(known[str(path)]["sha256"])
+    status = {str(path): os.stat(path) for path in paths}
+    seen = {path: [found.st_size, found.st_mtime_ns] for path, found in status.items()}
+    new = [path for path in seen if known.get(path, {}).get("seen") != seen[path]]
+    if (size := sum(status[path].st_size for path in new)) > SAID_FROM:
+        said = f"keycut: reading {len(new)} new or changed files, {size / 1e9:.1f} GB"
+        print(said, file=sys.stderr, flush=True)
+    try:
+        for path in new:
+            known[path] = {"seen": seen[path], "sha256": sha256(path)}
+    finally:  # who interrupts it need not wait for all of them once more
+        if new:
+            write_json(notes, known)
+    return {path: str(known[path]["sha256"]) for path in seen}
 
 
 def canonical_json(value: Any) -> str:

@@ -9,8 +9,9 @@ left out of everything but what prints them.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from keycut.config import (
 )
 from keycut.config.evaluation import DATA_SETS
 from keycut.config.needs import needed_models
-from keycut.data.sources import matching
+from keycut.data.sources import matching, tokenizer_files
 from keycut.hub import locked_commits
 from keycut.layout import BESIDE, Layout, cut
 
@@ -103,6 +104,13 @@ class Inputs:
     def uses_recovery(self) -> Section:
         assert self.config.recovery
         return self.uses("device", recovery=self.config.recovery.defining(exclude_defaults=True))
+
+    def uses_changed(self, section: str) -> Section:
+        return self.uses("device", **{section: _changed(getattr(self.config, section))})
+
+    def uses_method(self, method: str) -> Section:
+        spec = _changed(self.config.methods[method], "label", "target")
+        return self.uses(methods={method: {**spec, "label": method}})
 
     def uses_suite(self, suite: str) -> Section:
         spec = self.config.evaluation
@@ -182,11 +190,14 @@ class Inputs:
         """Those that users bring, and no rule makes."""
         return [path for path in paths if not path.startswith(f"{self.at.root}/")]
 
-    def digests(self, paths: Iterable[str]) -> dict[str, str]:
-        """What is in the files and folders that users bring, as far as they are there."""
+    def digests(
+        self, paths: Iterable[str], taken: Callable[[Path], list[Path]] = tokenizer_files
+    ) -> dict[str, str]:
+        """What is in the files that users bring, as far as they are there, and in those that are
+        taken of a folder: a tokenizer's or a model's."""
         given = [Path(path) for path in self.given(paths)]
-        files = [file for path in given for file in (path, *path.rglob("*")) if file.is_file()]
-        return {str(file): sha256_once(file) for file in sorted(files)}
+        inside = [taken(folder) for folder in given if folder.is_dir()]
+        return sha256_once(sorted({*(path for path in given if path.is_file()), *chain(*inside)}))
 
     def provenance(self, paths: Iterable[str]) -> list[str]:
         """What stands beside those that rules make."""

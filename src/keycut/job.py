@@ -65,7 +65,7 @@ def job(snakemake: Any, *, online: bool = False) -> Iterator[Part]:
     ):
         code = refuse_other_code(snakemake)
         if waited:
-            leave_if_made(snakemake, code)
+            leave_if_made(snakemake)
         run = Part.model_validate(snakemake.params.get("uses", {}))
         refuse_other_files(snakemake.params.get("given", {}))
         for path in snakemake.input:
@@ -101,14 +101,13 @@ def share_kernels() -> None:
     os.environ.setdefault("TRITON_CACHE_DIR", os.path.abspath("results/.triton"))
 
 
-def leave_if_made(snakemake: Any, code: Code) -> None:
+def leave_if_made(snakemake: Any) -> None:
     """End well if another job has made just what this one is to make; else remove what it made."""
     outputs = [Path(path) for path in snakemake.output]
     beside = Path(f"{snakemake.output[0]}{BESIDE}")  # written last
     if beside.is_file() and all(path.exists() for path in outputs):
         found = read_json(beside)
-        made = found.get("params"), found["code"]["digest"]
-        if made == (params_digest(snakemake), code.digest):
+        if found.get("params") == params_digest(snakemake) and same_code(found["code"]):
             print("keycut: another job has made it meanwhile", file=sys.stderr, flush=True)
             sys.exit(0)
     for path in [*outputs, beside]:
@@ -135,7 +134,8 @@ def refuse_other_code(snakemake: Any) -> Code:
 
 def refuse_other_files(given: dict[str, str]) -> None:
     """An error if files that users bring are not what they were when the job was planned."""
-    if other := [path for path, known in given.items() if sha256_once(path) != known]:
+    now = sha256_once(given)
+    if other := [path for path, known in given.items() if now[path] != known]:
         raise InputError(
             f"{other[0]} was changed after this job was planned: start snakemake again"
         )

@@ -60,7 +60,7 @@ rule adopt:
     params:
         code=code("adopt"),
         uses=lambda w: READS.uses_adopted(w.model),
-        given=lambda w: READS.digests(READS.given_model(w.model)),
+        given=lambda w: READS.digests(READS.given_model(w.model), model_files),
         commit=lambda w: READS.commit("model", RUN.models[w.model].source),
     message:
         "taking in {wildcards.model}"

@@ -11,7 +11,7 @@ from keycut.artefact import whole
 from keycut.config import Config, Corpus, HubCorpus, LocalCorpus
 from keycut.data.documentation import documentation, documentation_source
 from keycut.data.packing import Manifest, pack
-from keycut.data.sources import Source, describe, matching, read, survey, write
+from keycut.data.sources import Source, describe, matching, read, survey, tokenizer_files, write
 from keycut.data.tokenizer import (
     Tokenizer,
     convert_sentencepiece,
@@ -109,7 +109,7 @@ def make_tokenizer(
             return convert_sentencepiece(folder, out, force=force)
     load_tokenizer(folder)  # an error now rather than in whoever reads the copy
     with whole(out, force=force, folder=True) as aside:
-        for path in folder.glob("*token*"):
+        for path in tokenizer_files(folder):
             shutil.copyfile(path, aside / path.name)
     return load_tokenizer(out)
 

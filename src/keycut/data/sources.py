@@ -106,6 +106,11 @@ def read(*paths: Path | str, field: str = "text", seed: int = 0) -> Iterator[str
     return _documents(files, ordered, field)
 
 
+def tokenizer_files(folder: Path) -> list[Path]:
+    """What is taken of a folder with a tokenizer: a model may be in it too."""
+    return sorted(path for path in folder.glob("*token*") if path.is_file())
+
+
 def matching(pattern: str) -> list[Path]:
     """The files that a pattern means, relative to the working directory or absolute."""
     root = Path(Path(pattern).anchor)

@@ -31,11 +31,20 @@ def adopt(
         raise InputError(f"{model.label} is trained by this run, there is nothing to adopt")
     refuse_other_sizes(model, found)
     with whole(out, force=True, folder=True) as aside:
-        for file in sorted(path for path in found.iterdir() if path.is_file()):
-            if "token" not in file.name:
-                (aside / file.name).symlink_to(os.path.relpath(file.resolve(), Path(out).resolve()))
+        for file in model_files(found):
+            (aside / file.name).symlink_to(os.path.relpath(file.resolve(), Path(out).resolve()))
         for file in Path(tokenizer).iterdir():
             (aside / file.name).write_bytes(file.read_bytes())
+
+
+def model_files(folder: Path) -> list[Path]:
+    """What is taken of a model's folder: neither its tokenizer, nor a README or hidden files."""
+    files = (path for path in folder.iterdir() if path.is_file())
+    return sorted(
+        file
+        for file in files
+        if "token" not in file.name and file.suffix != ".md" and not file.name.startswith(".")
+    )
 
 
 def refuse_contradictions(config: Config, *, downloads: Path, lock: Path) -> None:
