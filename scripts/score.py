@@ -1,6 +1,6 @@
 from keycut.job import job
 
-with job(snakemake):
+with job(snakemake) as run:
     from keycut.calibration import Calibration
     from keycut.models.checkpoint import Checkpoint
     from keycut.selection.evidence import Evidence
@@ -8,13 +8,13 @@ with job(snakemake):
 
     wildcards = snakemake.wildcards
     given, model = snakemake.input.calibration, Checkpoint(snakemake.input.model)
-    method = dict(snakemake.params.method)
+    method = run.methods[wildcards.method]
     evidence = Evidence(
         model,
         Calibration.load(given) if given else None,
         target=wildcards.target,
         seed=int(wildcards.seed),
-        **{key: value for key, value in method.items() if key != "algorithm"},
+        **method.model_dump(exclude={"algorithm", "label", "target"}),
     )
-    (selection,) = select(method["algorithm"], evidence, [snakemake.params.kept])
+    (selection,) = select(method.algorithm, evidence, [snakemake.params.kept])
     selection.save(snakemake.output.selection)

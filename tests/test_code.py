@@ -1,13 +1,25 @@
 """The digest of the code behind a script."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
 
 from keycut.artefact import read_json, write_json
-from keycut.code import VERSIONS, _read_once, code_of, decide, known_code, same_code, undecided
+from keycut.code import (
+    VERSIONS,
+    _read_once,
+    code_now,
+    code_of,
+    decide,
+    digests_now,
+    known_code,
+    same_code,
+    undecided,
+)
 
+METHODS = ("keycut.first", "keycut.second")
 ROOT = Path(__file__).parents[1]
 
 
@@ -43,30 +55,46 @@ def change(library: Path, name: str, text: str) -> None:
     (library / name).write_text((library / name).read_text() + text)
 
 
-def test_it_holds_what_is_used_anywhere_and_what_that_uses(library):
+def test_it_holds_what_is_imported_anywhere_and_what_that_imports(library):
     path = script(library, "with job():\n    from keycut.package import z\n    z()\n")
-    found = code_of(path, source=library)
-    assert found.parts == ("common:one", "package.inner:z", "package/tasks/task.yaml",
-                           "second:late")  # fmt: skip
-    assert found.modules == ("common", "package.inner", "package/tasks/task.yaml", "second")
+    assert code_of(path, source=library).modules == (
+        "common", "package", "package.inner", "package/tasks/task.yaml", "second",
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("text", "parts"),
+    "text",
     [
-        ("from keycut.common import one\n", ()),  # imported, and not used
-        ("from keycut.common import one\none\n", ("common:one",)),
-        ("from keycut import common\ncommon.one\n", ("common:one",)),
-        ("from keycut import common as c\nc.two()\n", ("common:one", "common:two")),
-        ("from keycut import common\ngetattr(common, x)\n", ("common:one", "common:two")),
-        ("from keycut import common\ncommon.__dict__\n", ("common:one", "common:two")),
-        ("import keycut.common\n", ("common:one", "common:two")),
-        ("from keycut.first import y\ny\n", ("common:one", "common:two", "first:y")),
-        ("from keycut import noted\n", ("noted:0", "noted:1")),  # they run when it is loaded
+        "if x:\n    from keycut.common import one\n",
+        "try:\n    import keycut.common\nexcept ImportError:\n    pass\n",
+        "def f():\n    import keycut.common\n    keycut.common.two()\n",
+        "from keycut.common import two\n\ntwo = wrap(two)\n",
+        "from keycut import common as c\n\n_ = register(c)\n",
+        "class A:\n    from keycut import common\n",
+        "from keycut import hidden\n\nhidden.common.two()\n",
     ],
 )
-def test_what_is_not_used_does_not_count(library, text, parts):
-    assert code_of(script(library, text), source=library).parts == parts
+def test_however_a_module_is_imported_all_of_it_counts(library, text):
+    (library / "hidden").mkdir()
+    (library / "hidden/__init__.py").write_text("from keycut import common\n")
+    path = script(library, text)
+    before = code_of(path, source=library)
+    assert "common" in before.modules
+    change(library, "common.py", "\n\nclass B(A):  # which may note itself somewhere\n    pass\n")
+    assert code_of(path, source=library).digest != before.digest
+
+
+@pytest.mark.parametrize(
+    "text", ["from keycut.common import *\n", "from . import common\n", "from .common import one\n"]
+)
+@pytest.mark.parametrize("place", ["script.py", "keycut/first.py"])
+def test_imports_that_do_not_say_what_of_are_refused_with_their_line(library, text, place):
+    path = script(library, "from keycut import first\n")
+    (library.parent / place).write_text(f"x = 1\n\n\ndef f():\n    {text}" if "." in text[:7]
+                                        else f"x = 1\n{text}")  # fmt: skip
+    line = 5 if "." in text[:7] else 2
+    with pytest.raises(ValueError, match=rf"{place}, line {line}: {re.escape(text.strip())}: "):
+        code_of(path, source=library)
 
 
 def test_a_module_that_is_named_rather_than_imported_can_be_given(library):
@@ -78,21 +106,13 @@ def test_a_module_that_is_named_rather_than_imported_can_be_given(library):
     assert code_of(path, "keycut.second", source=library) == second
 
 
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("common.py", "one = 2\n"),
-        ("second.py", "\n\ndef late():\n    return 2\n"),
-        ("package/inner.py", "z = 2\n"),
-        ("package/inner.py", "print()\n"),
-    ],
-)
-def test_a_change_of_what_it_does_is_another_digest(library, name, text):
+@pytest.mark.parametrize("name", ["common.py", "second.py", "package/inner.py"])
+def test_a_change_of_what_it_does_is_another_digest(library, name):
     path = script(library, "from keycut.package import z\nz()\n")
     before = code_of(path, source=library).digest
-    change(library, name, "y = 2\n")
+    change(library, "first.py", "y = 2\n")
     assert code_of(path, source=library).digest == before
-    change(library, name, text)
+    change(library, name, "y = 2\n")
     assert code_of(path, source=library).digest != before
 
 
@@ -132,6 +152,33 @@ def test_what_stands_in_for_kernels_does_not_count_on_a_gpu():
         assert "models.cpu" not in code_of(scripts / f"{stage}.py", device="cuda").modules
 
 
+def test_but_the_preflight_compares_kernels_of_a_gpu_with_it(tmp_path):
+    scripts = ROOT / "scripts"
+    assert "models.cpu" in code_of(scripts / "preflight_shape.py", device="cuda").modules
+    # Wherever its code is asked for: beside what it made, in the report, by its authors.
+    known = known_code(scripts / "preflight_shape.py", device="cuda")
+    now = code_now(known)
+    assert now.digest == digests_now(scripts, device="cuda")["preflight_shape"]
+    assert "models.cpu" in now.modules
+
+
+def test_a_method_decides_by_its_own_code_and_the_rest_of_its_stage_by_a_version(library):
+    path = script(library, "from keycut import common\n")
+    version = {"version": 1, "code": "some"}
+    write_json(path.parent / VERSIONS, {"script": {"cpu": version, "cuda": version}})
+
+    def known():
+        both = (known_code(path, name, device="cpu", source=library) for name in METHODS)
+        return [(one["version"], one["own"]) for one in both]
+
+    first, second = known()
+    change(library, "common.py", "y = 2\n")
+    assert known() == [first, second]
+    change(library, "first.py", "y = 2\n")
+    assert known()[0] != first
+    assert known()[1] == second
+
+
 def test_of_every_version_it_is_decided_whether_results_changed():
     left = [f"{stage} on {device}" for stage, device, _ in undecided(ROOT / "scripts")]
     assert not left, (
@@ -163,7 +210,11 @@ def test_what_has_a_version_is_known_by_it_and_not_by_its_code(tmp_path):
 def test_words_do_not_count(library):
     path = script(library, "from keycut.common import one\none\n")
     before = code_of(path, source=library)
-    (library / "common.py").write_text('"""Said otherwise."""\n\n# Why.\none   =   1\n')
+    text = (library / "common.py").read_text()
+    (library / "common.py").write_text(
+        text.replace("Said", "Other").replace(" = ", "  =  ") + "# Why.\n"
+    )
+    path.write_text('"""What it does."""\n\n# Why.\nfrom keycut.common import one\n\none\n')
     assert code_of(path, source=library) == before
 
 
@@ -193,7 +244,10 @@ def test_no_method_is_part_of_anothers_code():
     ("script", "apart"),
     [
         ("pretrain", ("selection", "slicing", "evaluation", "reporting", "calibration")),
-        ("evaluate", ("selection", "slicing", "training", "reporting", "calibration")),
+        ("evaluate", ("selection", "slicing", "training", "reporting", "calibration", "plan")),
+        ("measure", ("selection", "slicing", "training", "reporting", "evaluation", "plan")),
+        ("score", ("training", "reporting", "evaluation", "benchmarking", "plan")),
+        ("analyze", ("slicing", "training", "reporting", "evaluation", "plan")),
         ("calibrate", ("slicing", "training", "reporting", "evaluation")),
         ("table", ("models", "training", "evaluation", "selection")),
     ],

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from keycut.artefact import sha256_once
+from keycut import artefact
+from keycut.artefact import sha256_once, write_json
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = {"models", "sliced", "recovered", "tokenizers", "tokens", "calibrations", "verdict"}
@@ -140,13 +141,32 @@ def test_another_commit_and_back_reruns_nothing(copy):
     assert planned(copy) == {}
 
 
-def test_comments_planning_and_what_stands_in_for_kernels_rerun_nothing(copy):
+def test_comments_and_planning_rerun_nothing(copy):
     for path in (*copy.glob("scripts/*.py"), *copy.glob("src/keycut/**/*.py")):
         path.write_text("# A comment.\n" + path.read_text())
-    for name in ("plan/costs.py", "models/cpu.py", "cli.py", "prune.py"):
+    for name in ("plan/costs.py", "cli.py", "prune.py"):
         path = copy / "src/keycut" / name
         path.write_text(path.read_text() + "\nprint()\n")
     assert planned(copy) == {}
+
+
+def test_what_stands_in_for_kernels_computes_nothing_again_on_a_gpu(copy):
+    path = copy / "src/keycut/models/cpu.py"
+    path.write_text(path.read_text() + "\nprint()\n")
+    # But the report marks the preflight, which compares kernels with it.
+    assert planned(copy) == {"page": 1}
+
+
+def test_a_new_option_with_a_default_computes_nothing_again(copy):
+    for module, section in [("benchmarks", "Preflight"), ("pruning", "Calibration"),
+                            ("pruning", "MethodBase"), ("training", "Training"),
+                            ("training", "Lora"), ("sources", "CorpusBase")]:  # fmt: skip
+        path = copy / f"src/keycut/config/{module}.py"
+        head = rf'(class {section}\(Section\):\n(?:    """[^"]*"""\n\n)?)'
+        text, count = re.subn(head, r"\1    added: int = 0\n", path.read_text())
+        assert count == 1
+        path.write_text(text)
+    assert {*planned(copy)} <= REPORTED  # tables hold the settings of what they show
 
 
 @pytest.mark.parametrize(
@@ -209,6 +229,9 @@ def test_code_that_computes_a_result_reruns_it(copy):
     edit(copy / "scripts/evaluate.py", "    evaluate(\n", "    print()\n    evaluate(\n")
     evaluated = planned(copy)
     assert {*evaluated} == {"evaluate", *REPORTED} - {"figure"}
+    # Another method more is no change of those that there are.
+    edit(copy / "src/keycut/selection/__init__.py", '"l1": "l1"', '"l1": "l1", "l2": "l2"')
+    assert not {"score", "slice", "recover"} & {*planned(copy)}
     edit(copy / "src/keycut/selection/grad.py", "def scores", "CHANGED = True\n\n\ndef scores")
     jobs = planned(copy)
     assert {rule: jobs[rule] for rule in ("score", "slice", "recover")} == {
@@ -228,7 +251,7 @@ def test_code_that_all_stages_share_evaluates_again_and_trains_nothing(copy):
 def test_training_reruns_when_its_authors_say_so_and_until_then_the_report_marks_it(copy):
     path = copy / "src/keycut/training/loop.py"
     path.write_text(path.read_text() + "\nprint()\n")
-    for name in ("models/kernels.py", "slicing.py", "calibration.py", "benchmarking/preflight.py"):
+    for name in ("slicing.py", "benchmarking/preflight.py", "selection/evidence.py"):
         path = copy / "src/keycut" / name
         path.write_text(path.read_text() + "\nunused = True\n")
     assert planned(copy) == {"page": 1}
@@ -236,10 +259,12 @@ def test_training_reruns_when_its_authors_say_so_and_until_then_the_report_marks
     environment = {**os.environ, "PYTHONPATH": str(copy / "src")}
     done = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True)
     assert "pretrain on cuda: version 2\nrecover on cpu: version 2" in done.stdout
-    assert "slice" not in done.stdout
+    assert "score on cuda: version 2" in done.stdout
+    assert "token" not in done.stdout
     jobs = planned(copy)
     assert jobs["pretrain"] == 2
-    assert not {"tokens", "tokenizer", "preflight_shape"} & {*jobs}
+    assert jobs["score"] == 2
+    assert not {"tokens", "tokenizer", "text"} & {*jobs}
 
 
 def test_other_text_counts_whatever_its_time(copy):
@@ -255,9 +280,29 @@ def test_a_file_is_read_again_only_when_size_or_time_changed(tmp_path):
     path, notes = tmp_path / "text", tmp_path / "notes.json"
     path.write_text("one")
     os.utime(path, (1, 1))
-    first = sha256_once(path, notes)
+    first = sha256_once([path], notes)
     path.write_text("two")
     os.utime(path, (1, 1))
-    assert sha256_once(path, notes) == first
+    assert sha256_once([path], notes) == first
     path.touch()
-    assert sha256_once(path, notes) != first
+    assert sha256_once([path], notes) != first
+
+
+def test_notes_of_many_files_are_written_once_and_only_if_something_is_new(
+    tmp_path, monkeypatch, capsys
+):
+    paths, notes = [tmp_path / str(i) for i in range(100)], tmp_path / "notes.json"
+    for path in paths:
+        path.write_text(path.name)
+    written = []
+    monkeypatch.setattr(artefact, "write_json", lambda *one: written.append(write_json(*one)))
+    found = sha256_once(paths, notes)
+    assert found == {str(path): artefact.sha256(path) for path in paths}
+    assert sha256_once(paths, notes) == found
+    assert len(written) == 1
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(artefact, "SAID_FROM", 1)
+    paths[7].write_text("other")
+    paths[8].write_text("other")
+    assert sha256_once(paths, notes) != found
+    assert capsys.readouterr().err == "keycut: reading 2 new or changed files, 0.0 GB\n"

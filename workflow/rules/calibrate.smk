@@ -23,7 +23,7 @@ rule calibrate:
         runtime=60,
     params:
         code=code("calibrate"),
-        uses=READS.uses("device", "calibration"),
+        uses=lambda w: READS.uses_changed("calibration"),
     message:
         "calibrating {wildcards.model}, seed {wildcards.seed}"
     script:

@@ -17,7 +17,7 @@ rule preflight_shape:
         runtime=60,
     params:
         code=code("preflight_shape"),
-        uses=READS.uses("device", "preflight"),
+        uses=lambda w: READS.uses_changed("preflight"),
         shape=lambda w: asdict(READS.shapes[w.shape]),
     message:
         "checking {wildcards.shape}"

@@ -23,7 +23,7 @@ rule score:
         runtime=30,
     params:
         code=lambda w: code_now("score", module(RUN.methods[w.method].algorithm)),
-        method=lambda w: RUN.methods[w.method].model_dump(exclude={"label", "target"}),
+        uses=lambda w: READS.uses_method(w.method),
         kept=lambda w: READS.kept(w.model, w.ratio),
     message:
         "choosing channels of {wildcards.model}: {wildcards.method}, {wildcards.target}, {wildcards.ratio}, seed {wildcards.seed}"
