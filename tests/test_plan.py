@@ -43,6 +43,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, text in PROFILES.items():
         (folder / "profiles" / name).mkdir(parents=True)
         (folder / "profiles" / name / "config.yaml").write_text(text)
+    (folder / "profiles" / "default").symlink_to(ROOT / "profiles" / "default")
     return folder
 
 
