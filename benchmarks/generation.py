@@ -6,8 +6,8 @@
 Both begin with the same state and must write the same tokens. Timed is what comes after a prompt,
 capture included, as the evaluation pays it for every batch of prompts, with the tokens read after
 each step to see whether a text has ended; of two runs the second, since the first compiles.
-Then memory is refused to a capture: that has to be an error which the evaluation can answer with a
-smaller batch, and generation has to work afterwards. Ends with 1 if any of it does not hold.
+Then there is no memory for a graph: steps have to be launched, and tokens to be the same. Ends with
+1 if any of it does not hold.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def compare(model: Any, ids: torch.Tensor, count: int) -> bool:
 
 @torch.inference_mode()
 def refused(model: Any, ids: torch.Tensor, count: int) -> bool:
-    """Whether a capture without memory is an OutOfMemoryError, and leaves generation intact."""
+    """Whether generation goes on as well where there is no memory for a graph."""
     from keycut.models.generation import GreedyGeneration, generate, put
 
     out = model(ids, use_cache=True, logits_to_keep=1)
@@ -100,25 +100,17 @@ def refused(model: Any, ids: torch.Tensor, count: int) -> bool:
     expected = plain(going, count)
     put(start, going.tensors())
     steps = generate(model, going.state, going.last)
-    next(steps)
+    found = [next(steps)[0][:, 0].tolist()]
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     room = torch.cuda.memory_reserved() + (1 << 20)
     total = torch.cuda.get_device_properties(0).total_memory
     torch.cuda.set_per_process_memory_fraction(room / total)
-    try:
-        next(steps)
-        error = "no error"
-    except RuntimeError as raised:
-        error = type(raised).__name__
-    del steps
+    found += [tokens[:, 0].tolist() for tokens, _ in islice(steps, count - 1)]
     torch.cuda.set_per_process_memory_fraction(1.0)
-    torch.cuda.empty_cache()
-    put(start, going.tensors())
-    same = replayed(going, count) == expected
-    print(f"\na capture without memory: {error}; afterwards {'the same' if same else 'OTHER'} "
-          f"tokens, batch {len(ids)}")  # fmt: skip
-    return same and error == "OutOfMemoryError"
+    same = found == expected
+    print(f"\nno memory for a graph: {'the same' if same else 'OTHER'} tokens, batch {len(ids)}")
+    return same
 
 
 def main() -> None:

@@ -169,7 +169,7 @@ def on_a_gpu(monkeypatch):
 
     monkeypatch.setattr(language_model, "generate", generated)
     monkeypatch.setattr(generation, "memory_of", lambda run: (out := run(), len(out[0])))
-    monkeypatch.setattr(generation, "refuse_without", lambda taken: None)
+    monkeypatch.setattr(generation, "is_free", lambda taken: True)
 
 
 def asked(text, limit):
@@ -205,19 +205,14 @@ def test_a_graph_whose_logits_are_no_numbers_is_noticed(tmp_path, graphs, monkey
     assert lm.broken
 
 
-def test_a_batch_without_memory_for_its_graph_is_halved(tmp_path, graphs, monkeypatch):
+def test_without_memory_for_a_graph_steps_are_launched(tmp_path, graphs, monkeypatch):
     lm = LanguageModel(make_model(tmp_path), window=60)
     requests = [asked(" ".join(TEXT.split()[:n]), 5) for n in range(3, 11)]
     expected = lm.generate_until(requests)
-    sizes = []
-
-    def refuse_without(taken):
-        if taken > 2:
-            raise torch.OutOfMemoryError
-
     on_a_gpu(monkeypatch)
-    monkeypatch.setattr(generation, "refuse_without", refuse_without)
-    continued = lm._continued
-    monkeypatch.setattr(lm, "_continued", lambda rows: sizes.append(len(rows)) or continued(rows))
+    monkeypatch.setattr(generation, "is_free", lambda taken: taken <= 2)  # bytes, one a sequence
     assert lm.generate_until(requests) == expected
-    assert sizes[:3] == [8, 4, 2]
+    assert not graphs
+    lm.batch = 2
+    assert lm.generate_until(requests) == expected
+    assert len(graphs) == 4

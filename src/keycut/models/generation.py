@@ -1,12 +1,13 @@
 """Greedy generation from the recurrent state, one token at a time.
 
 Python takes longer to launch the kernels of a step than a GPU to run them, so there a step is
-captured once as a CUDA graph and replayed for every further token.
+captured once as a CUDA graph and replayed for every further token, if memory allows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -76,10 +77,9 @@ def generate(model: Any, state: Any, last: Tensor) -> Iterator[tuple[Tensor, Ten
     # The first step compiles what is new, may be the only one, and says what a step takes.
     first, taken = memory_of(lambda: generation.run(1))
     yield first
-    refuse_without(taken)
-    graph = GenerationGraph(generation, 1)
+    step = GenerationGraph(generation, 1).replay if is_free(taken) else partial(generation.run, 1)
     while True:
-        yield graph.replay()
+        yield step()
 
 
 def memory_of(run: Callable[[], T]) -> tuple[T, int]:
@@ -89,11 +89,15 @@ def memory_of(run: Callable[[], T]) -> tuple[T, int]:
     return run(), torch.cuda.max_memory_allocated() - before
 
 
-def refuse_without(taken: int) -> None:
-    """An OutOfMemoryError now if what a step takes is not there for its graph, which shares no
-    memory with anything else: one that is raised inside a capture ends the process."""
-    torch.empty(taken + taken // 4 + MARGIN, dtype=torch.uint8, device="cuda")
+def is_free(taken: int) -> bool:
+    """Whether what a step takes is there once more for its graph, which shares no memory with
+    anything else. To ask is the only way: memory that ends inside a capture ends the process."""
+    try:
+        torch.empty(taken + taken // 4 + MARGIN, dtype=torch.uint8, device="cuda")
+    except torch.OutOfMemoryError:
+        return False
     torch.cuda.empty_cache()
+    return True
 
 
 def state_tensors(state: Any) -> Iterator[Tensor]:

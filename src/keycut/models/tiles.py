@@ -43,11 +43,10 @@ def kept_choice(
     path = folder() / f"{digest([kernel, widths])[:24]}.json"
 
     def known() -> bool:
-        kept = shipped().get(kernel, {}).get(widths)
-        if kept is None and path.is_file():
-            kept = read_json(path)["tile"]
+        kept = [read_json(path)["tile"]] if path.is_file() else []
+        kept.append(shipped().get(kernel, {}).get(widths))
         for candidate in candidates:
-            if tile(candidate) == kept:
+            if tile(candidate) in kept:
                 tuner.cache[key] = candidate
                 return True
         return False
