@@ -51,7 +51,7 @@ def test_the_papers_jobs_are_those_that_the_paper_implies(checkout):
     targets = 4 * 4 * 2  # models x methods x keys or queries alone
     rotations = 2 * 2 * 2 + 2  # filters x rotations x ratios, and Grad with shared filters
     assert found["slice"] == found["score"] == recovered + targets + rotations
-    assert found["table"] == found["frame"] == 20  # sixteen, and four of ours
+    assert found["table"] == found["frame"] == 21  # sixteen, and five of ours
     assert found["figure"] == 9  # six, and three of ours
     assert "demo" not in said
     assert "documentation" not in said
