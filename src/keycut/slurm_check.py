@@ -448,6 +448,7 @@ def read_submissions(arguments: Any, partition_file: Path | None) -> set[Submiss
     from snakemake.exceptions import RuleException, WorkflowError
     from snakemake.settings.types import (
         ConfigSettings,
+        DAGSettings,
         OutputSettings,
         Quietness,
         ResourceSettings,
@@ -467,7 +468,7 @@ def read_submissions(arguments: Any, partition_file: Path | None) -> set[Submiss
                 default_resources=arguments.default_resources,
             ),
         )
-        workflow_api.dag()
+        workflow_api.dag(DAGSettings(rerun_triggers=arguments.rerun_triggers))
         # Snakemake's API prints DAGs and gives none away; this is how it makes those it prints.
         workflow = workflow_api._workflow
         workflow._executor_plugin = _plugin()  # without one, every job would be a local one
