@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from arguments import existing
-from speed_tables import tables
+from speed_tables import TRAINING, tables
 
 from keycut.artefact import read_json, write_json
 from keycut.benchmarking import Measured, decoding, measure, preflight
@@ -53,7 +53,6 @@ from keycut.config import (
 ROOT = Path(__file__).parent.parent
 SMALL = ROOT / "config" / "lab.yaml"
 # In the order of their worth: if time runs out, the last are left out.
-TRAINING = ("model_training", "model_training_370M")
 OF_PART = {
     "model": ("model", *TRAINING),
     "mixer": ("mixer", "gated_mixer"),

@@ -18,7 +18,7 @@ from keycut.errors import InputError
 
 NOTES = Path(".snakemake/keycut/digests.json")
 """Digests of files that users bring: they may be large, and every start of Snakemake asks."""
-SAID_FROM = 5_000_000_000  # bytes: some ten seconds
+SAID_FROM = 5_000_000_000  # bytes: whoever waits shall know for what
 
 
 def sha256(path: Path | str) -> str:

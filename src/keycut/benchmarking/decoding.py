@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from keycut.benchmarking.machine import default_device, machine
-from keycut.benchmarking.model import random_model, random_tokens
+from keycut.benchmarking.model import random_model, random_tokens, relative
 from keycut.benchmarking.process import said
 from keycut.benchmarking.record import Found
 from keycut.benchmarking.timing import out_of_memory, timed
@@ -120,14 +120,10 @@ def graphed(generation: Generation, tokens: int) -> Callable[[], object]:
     graph = GenerationGraph(generation, tokens)
     graph.replay()
     torch.cuda.synchronize()
-    apart = max(_relative(a, b) for a, b in zip(graph.held[1:], expected[1:], strict=True))
+    apart = max(relative(a, b) for a, b in zip(graph.held[1:], expected[1:], strict=True))
     if not apart < 0.1:  # the same kernels: nothing but rounding may differ
         raise RuntimeError(f"the graph ends in another state, {apart:.2g} from the right one")
     return graph.replay
-
-
-def _relative(found: Tensor, expected: Tensor) -> float:
-    return float((found.float() - expected.float()).norm() / expected.float().norm())
 
 
 def state_size(model: Any, device: str) -> Found:

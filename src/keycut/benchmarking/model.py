@@ -61,7 +61,7 @@ def _graph_speed(
 @torch.inference_mode()
 def graphed(run: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
     """A pass as one graph of kernels, whose result is that of the pass, but for rounding."""
-    expected = run()[:1].float()
+    expected = run()[:1].clone()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         out = run()
@@ -70,10 +70,14 @@ def graphed(run: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
         graph.replay()
         return out
 
-    apart = float((replay()[:1].float() - expected).norm() / expected.norm())
+    apart = relative(replay()[:1], expected)
     if not apart < 0.1:
         raise NotMeasured(f"the graph's result is {apart:.2g} from the right one")
     return replay
+
+
+def relative(found: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((found.float() - expected.float()).norm() / expected.float().norm())
 
 
 def random_model(spec: Model, width: int, device: str) -> Any:

@@ -18,7 +18,7 @@ from keycut.models import cpu, tiles
 HOPPER = 90
 # What ptxas 12.8, the assembler that Triton 3.6 and 3.7 use for Hopper, compiles wrong: with four
 # warps and blocks of so many keys the backward pass reads outside of its memory. ptxas 13.1 is
-# right. docs/hopper-backward.py shows both; triton issue 11366, flash-linear-attention issue 1262.
+# right. docs/hopper-backward.py compares them; triton issue 11366, fla issue 1262.
 WRONG_KERNEL = "chunk_bwd_kernel_dqkwg"
 WRONG_WARPS = 4
 WRONG_BLOCKS = (16, 32)
