@@ -11,9 +11,7 @@ with job(snakemake) as run:
     student, teacher = Checkpoint(snakemake.input.student), Checkpoint(snakemake.input.teacher)
     data = PackedTokens(snakemake.input.tokens, slice_name=run.recovery.data.split("/")[1])
     settings = run.recovery.model_copy(update={"parts": snakemake.resources.parts})
-    facts = recovered_facts(
-        settings, data.manifest.sequence_length, student.digest(), teacher.digest()
-    )
+    facts = recovered_facts(settings, data.manifest.sequence_length, student, teacher)
     recover(
         student.folder,
         teacher.folder,

@@ -161,7 +161,7 @@ def test_an_unknown_architecture_is_refused_with_the_nearest(folder):
 
 
 def test_a_head_width_that_is_not_whole_is_refused():
-    with pytest.raises(InputError, match=r"is 10\.666.*must be a whole number"):
+    with pytest.raises(InputError, match=r"= 10\.666.*must be a whole number"):
         create({**SMALL["delta_net"], "num_heads": 3}, seed=0)
     with pytest.raises(InputError, match="must be a multiple of num_heads 2"):
         create({**SMALL["gated"], "num_v_heads": 3}, seed=0)

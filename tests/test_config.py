@@ -141,7 +141,7 @@ def test_paper_tables_have_the_cells_that_were_published(paper: Config) -> None:
             (
                 name,
                 paper.models[v.model].published_as or v.model,
-                paper.models[v.model].conv_sharing,
+                paper.models[v.model].filter_sharing,
                 v.method,
                 v.target,
                 f"{v.ratio:g}",

@@ -121,14 +121,18 @@ def calibrate(
     The model keeps its parameters; which of them require gradients is put back afterwards.
     `provenance` goes into the manifest: the model's digest, where the text is from.
     """
-    shape, layers = mixers(model)
+    kind, shape, layers = mixers(model)
     device = next(model.parameters()).device
-    projections = {"q": [m.q_proj.weight for m in layers], "k": [m.k_proj.weight for m in layers]}
+    sides = {"q": kind.q_proj, "k": kind.k_proj}
+    # One matrix may be the projection of both.
+    names = dict.fromkeys(key.name for key in sides.values())
+    projections = {name: [m.get_parameter(name) for m in layers] for name in names}
     gradients = {
-        side: [torch.zeros_like(w, dtype=torch.float32) for w in weights]
-        for side, weights in projections.items()
+        name: [torch.zeros_like(w, dtype=torch.float32) for w in weights]
+        for name, weights in projections.items()
     }
-    sums = _Sums(shape, layers[0].q_proj.in_features, device)
+    hidden = projections[kind.q_proj.name][0].movedim(kind.q_proj.axis, 0).shape[1]
+    sums = _Sums(shape, hidden, device)
     positions = sampled_positions(tokens, sample_rows, seed)
     progress = Progress("calibrating", tokens=tokens)
     seen, loss_sum = 0, 0.0
@@ -146,20 +150,20 @@ def calibrate(
     try:
         for parameter in required:
             parameter.requires_grad_(id(parameter) in wanted)
-        with watched(layers, rule=add_rows, inputs=sums.add_inputs):
+        with watched(model, rule=add_rows, inputs=sums.add_inputs):
             for ids in batches:
                 ids = ids.to(device)
                 loss = model(ids, labels=ids, use_cache=False).loss
                 loss.backward()
-                for side, weights in projections.items():
+                for name, weights in projections.items():
                     for layer, weight in enumerate(weights):
                         if weight.grad is None:
                             raise InputError(
-                                f"layer {shape.layers[layer]}: no gradient reached {side}_proj, so "
-                                "its saliency is unknown"
+                                f"layer {shape.layers[layer]}: no gradient reached {name}, so its "
+                                "saliency is unknown"
                             )
                         # The loss is a mean over the batch: weigh it by its tokens.
-                        gradients[side][layer] += weight.grad.float() * ids.numel()
+                        gradients[name][layer] += weight.grad.float() * ids.numel()
                         weight.grad = None
                 seen += ids.numel()
                 loss_sum += loss.item() * ids.numel()
@@ -173,12 +177,13 @@ def calibrate(
         raise InputError(f"calibration text: {seen:,} tokens came, {tokens:,} were announced")
 
     tensors = {"input_norm": sums.squares.sqrt(), **sums.grams}
-    for side, weights in projections.items():
+    for side, key in sides.items():
+        rows = torch.from_numpy(key.layout(shape))
         scores = [
-            (w.detach().float() * g / tokens).abs().double().sum(1)
-            for w, g in zip(weights, gradients[side], strict=True)
+            (w.detach().float() * g / tokens).abs().double().movedim(key.axis, 0).sum(1)[rows]
+            for w, g in zip(projections[key.name], gradients[key.name], strict=True)
         ]
-        tensors[f"saliency.{side}"] = torch.stack(scores).view(-1, shape.heads, shape.width)
+        tensors[f"saliency.{side}"] = torch.stack(scores)
     refuse_non_finite(tensors, shape)
     manifest = {
         "keycut": __version__,

@@ -8,6 +8,7 @@ from typing import Any
 from keycut import __version__
 from keycut.config.training import Recipe, Recovery
 from keycut.models.architectures import architecture
+from keycut.models.checkpoint import Checkpoint
 from keycut.selection.selection import Selection
 
 # Pruned models of both kinds were loaded with its releases from this one to 0.6.0. Without
@@ -21,8 +22,8 @@ def card(
 ) -> str:  # fmt: skip
     """The text. `config` is the model's own config.json, `base` the model it was made from."""
     rows = "".join(f"| {key} | {value} |\n" for key, value in facts.items())
-    stock = architecture(config).stock
-    library = "fla.models" if stock else "keycut.models.shared_conv"
+    library = architecture(config).library
+    stock = library == "fla.models"
     needs = f"Loads with flash-linear-attention {OLDEST_FLA} or newer.\n\n" if stock else ""
     header = f"base_model: {base}\n" if base else ""
     return (
@@ -66,15 +67,16 @@ def pretrained_facts(recipe: Recipe, length: int) -> dict[str, object]:
 
 
 def recovered_facts(
-    settings: Recovery, length: int, student: str, teacher: str
+    settings: Recovery, length: int, student: Checkpoint, teacher: Checkpoint
 ) -> dict[str, object]:
     lora = settings.lora
+    modules = ", ".join(lora.modules or student.architecture.projections)
     return {
-        "student digest": student,
-        "teacher digest": teacher,
+        "student digest": student.digest(),
+        "teacher digest": teacher.digest(),
         "recovery": f"{settings.steps} steps of {settings.batch} x {length} tokens "
         f"of {settings.data}",
-        "adapters, merged": f"rank {lora.rank}, alpha {lora.alpha:g} on {', '.join(lora.modules)}",
+        "adapters, merged": f"rank {lora.rank}, alpha {lora.alpha:g} on {modules}",
         **({"also trained": "norms and biases"} if settings.norms_and_biases else {}),
         "distillation": f"temperature {settings.distillation.temperature:g}, "
         f"weight {settings.distillation.weight:g}",

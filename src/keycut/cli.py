@@ -174,14 +174,14 @@ def _preflight(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "padded to the next that does; exits 1 if there is none.",
     )
     command.add_argument("--configfile", type=Path, help="check every shape that it trains")
-    command.add_argument("--kernel", help="delta_net or gated_deltanet, with --widths")
+    command.add_argument("--kernel", help="which delta rule, with --widths")
     command.add_argument("--widths", metavar="N,N,...", help="key channels per head")
     command.add_argument("--heads", type=int, metavar="N",
-                         help="heads of keys (16, or 4 if gated)")  # fmt: skip
+                         help="heads of keys (as published models have)")  # fmt: skip
     command.add_argument("--value-heads", type=int, metavar="N",
                          help="heads of values (as many as of keys)")  # fmt: skip
     command.add_argument("--value-width", type=int, metavar="N",
-                         help="value channels per head (128, or 256 if gated)")  # fmt: skip
+                         help="value channels per head (as published models have)")  # fmt: skip
     command.add_argument("--json", type=Path, metavar="DIR",
                          help="write SHAPE.json for each there")  # fmt: skip
     command.add_argument("--limit", type=float, default=900.0, metavar="S",

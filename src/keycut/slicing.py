@@ -99,39 +99,45 @@ def padded_eps(eps: float, width: int, padded: int) -> float:
     return eps * width / padded
 
 
+def places(keys: list[KeyTensor], shape: KeyShape) -> Tensor:
+    """(keys, heads, d_k): the places of key channels on their axis of one tensor."""
+    return torch.from_numpy(np.stack([key.layout(shape) for key in keys]))
+
+
 def with_channels(
-    tensor: Tensor, key: KeyTensor, shape: KeyShape, change: Change, index: int, name: str
+    tensor: Tensor, keys: list[KeyTensor], shape: KeyShape, change: Change, index: int, name: str
 ) -> Tensor:
-    """The tensor with its key channels changed and everything else on that axis as it was."""
-    old, new = key.layout(shape), key.layout(replace(shape, width=change.width))
-    rows = tensor.movedim(key.axis, 0)
-    if key.alone and len(rows) != old.size:
+    """The tensor with its key channels changed and everything else on that axis as it was.
+
+    `keys` is more than one for a tensor that holds queries and keys.
+    """
+    first = keys[0]
+    old, new = places(keys, shape), places(keys, replace(shape, width=change.width))
+    rows = tensor.movedim(first.axis, 0)
+    if len(rows) != old.numel() + first.others(shape):
         raise InputError(
-            f"{name} has {len(rows)} key channels, but the config says {shape.heads} heads of "
-            f"{shape.width}: a model whose layers differ in width cannot be sliced"
+            f"{name} has {len(rows) - first.others(shape)} key channels, but the config says "
+            f"{shape.heads} heads of {shape.width}: a model whose layers differ in width cannot be "
+            "sliced"
         )
-    result = rows.new_empty(len(rows) + new.size - old.size, *rows.shape[1:])
-    result[torch.from_numpy(new)] = change(index, key.role, rows[torch.from_numpy(old)])
-    others = np.setdiff1d(np.arange(len(rows)), old)
-    places = np.setdiff1d(np.arange(len(result)), new)
-    result[torch.from_numpy(places)] = rows[torch.from_numpy(others)]
-    return result.movedim(0, key.axis).contiguous()
+    result = rows.new_empty(new.numel() + first.others(shape), *rows.shape[1:])
+    for key, before, after in zip(keys, old, new, strict=True):
+        result[after] = change(index, key.role, rows[before])
+    rest = np.setdiff1d(np.arange(len(rows)), old)
+    result[np.setdiff1d(np.arange(len(result)), new)] = rows[rest]
+    return result.movedim(0, first.axis).contiguous()
 
 
 def changed(
     tensors: Iterable[tuple[str, Tensor]], kind: Architecture, shape: KeyShape, change: Change
 ) -> dict[str, Tensor]:
     """All tensors of a model, those over key channels changed."""
-    places = {
-        kind.name(layer, key): (key, index)
-        for index, layer in enumerate(shape.layers)
-        for key in (kind.q_proj, kind.k_proj, *kind.filters)
-    }
+    over_keys = kind.key_tensors(shape)
     result = {}
     for name, tensor in tensors:
-        if name in places:
-            key, index = places[name]
-            tensor = with_channels(tensor, key, shape, change, index, name)
+        if name in over_keys:
+            index, keys = over_keys[name]
+            tensor = with_channels(tensor, keys, shape, change, index, name)
         result[name] = tensor
     required = {
         kind.name(layer, key) for layer in shape.layers for key in (kind.q_proj, kind.k_proj)
@@ -144,14 +150,17 @@ def changed(
 
 def sliced_bytes(checkpoint: Checkpoint, width: int, dtype: torch.dtype | None) -> int:
     """What the weights of the smaller model will take on a disk."""
-    kind, shape = checkpoint.architecture, checkpoint.shape
-    keys = (kind.q_proj, kind.k_proj, *kind.filters)
-    narrower = {kind.name(layer, key) for layer in shape.layers for key in keys}
+    shape = checkpoint.shape
+    over_keys = checkpoint.architecture.key_tensors(shape)
     total = 0
     for name, tensor in checkpoint.tensors():
-        part = width if todays_name(name) in narrower else shape.width
+        numbers = tensor.numel()
+        if (today := todays_name(name)) in over_keys:
+            _, keys = over_keys[today]
+            lost = len(keys) * shape.heads * (shape.width - width)
+            numbers -= lost * (numbers // tensor.shape[keys[0].axis])
         to = dtype if dtype and tensor.is_floating_point() else tensor.dtype
-        total += tensor.numel() * part // shape.width * to.itemsize
+        total += numbers * to.itemsize
     return total
 
 

@@ -117,7 +117,7 @@ def analyse_rank(
     `heads` (layer, value head) are those whose singular values are kept, the first `skip` tokens
     left out. Works on the model's device.
     """
-    shape, _ = mixers(model)
+    _, shape, _ = mixers(model)
     ids = torch.as_tensor(ids)
     refuse_bad_requests(shape, ids, heads, skip)
     place = {layer: i for i, layer in enumerate(shape.layers)}
@@ -173,12 +173,11 @@ def refuse_bad_requests(
 @torch.no_grad()
 def writes(model: Any, ids: Tensor) -> Writes:
     """What the tokens `ids` (T) write into the states of `model`, from one forward pass."""
-    _, layers = mixers(model)
     seen: list[tuple[Tensor, ...]] = []
     was_training = model.training
     model.eval()
     try:
-        with watched(layers, rule=lambda _, arguments: seen.append(written(arguments))):
+        with watched(model, rule=lambda _, arguments: seen.append(written(arguments))):
             model.base_model(ids[None].to(next(model.parameters()).device), use_cache=False)
     finally:
         model.train(was_training)

@@ -20,13 +20,14 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from keycut.artefact import read_json, refuse_unwritable, write_json
 from keycut.benchmarking.process import Outcome, Worker, apart_by_default, here
 from keycut.benchmarking.tuning import of_a_rule, tuners
-from keycut.config import Kernel, Preflight, Shape
+from keycut.config import Preflight, Shape
 from keycut.errors import InputError, nearest
+from keycut.models.architectures import RULES, DeltaRule
 
 WIDEST = 256
 """The kernels take no wider keys."""
@@ -35,10 +36,7 @@ LIMIT_S = 900.0
 LAYER_TOLERANCE = 5  # times that of the rule: a layer adds bf16 projections, filters and norms
 HIDDEN = 256
 
-# Heads and value widths of published models, for the command line.
-PUBLISHED: dict[str, tuple[int, int]] = {"delta_net": (16, 128), "gated_deltanet": (4, 256)}
 CPU_HEADS = 2  # a CPU's recurrence would take long
-_CHUNKED = {"delta_net": "chunk_delta_rule", "gated_deltanet": "chunk_gated_delta_rule"}
 
 Word = Literal["trains", "infers only", "crashes"]
 Errors = dict[str, float]
@@ -225,7 +223,8 @@ def _asked(request: Request) -> tuple[list[Shape], Preflight]:
 
 def _shape(request: Request, width: int) -> Shape:
     kernel: Any = request.kernel  # `refuse_shape` looks at it
-    heads, value_width = PUBLISHED.get(kernel, (1, 1))
+    rule = RULES.get(kernel)
+    heads, value_width = (rule.heads, rule.value_width) if rule else (1, 1)
     heads = heads if request.heads is None else request.heads
     return Shape(
         kernel,
@@ -251,9 +250,8 @@ def row(verdict: Verdict) -> str:
 
 
 def refuse_shape(shape: Shape) -> None:
-    kernels = get_args(Kernel)
-    if shape.kernel not in kernels:
-        raise InputError(f"kernel {shape.kernel!r} is none{nearest(shape.kernel, kernels)}")
+    if shape.kernel not in RULES:
+        raise InputError(f"kernel {shape.kernel!r} is none{nearest(shape.kernel, RULES)}")
     if not 1 <= shape.width <= WIDEST:
         raise InputError(
             f"width {shape.width} for {shape.kernel}: the kernels take 1 to {WIDEST} channels per "
@@ -265,8 +263,8 @@ def refuse_shape(shape: Shape) -> None:
         raise InputError(
             f"{shape.value_heads} value heads must be a multiple of {shape.heads} key heads"
         )
-    if shape.kernel == "delta_net" and shape.value_heads != shape.heads:
-        raise InputError("delta_net has as many value heads as key heads")
+    if not RULES[shape.kernel].grouped and shape.value_heads != shape.heads:
+        raise InputError(f"{shape.kernel} has as many value heads as key heads")
 
 
 def _examined(
@@ -334,7 +332,7 @@ def examine(shape: Shape, length: int, device: str | None = None) -> Iterator[tu
     upstream = torch.randn_like(inputs["v"])
     low, high = _types(device)
     exact_o, exact = _gradients(_recurrence, inputs, upstream, high)
-    rule = _kernel(shape.kernel, device)
+    rule = _kernel(RULES[shape.kernel], device)
     with torch.no_grad():
         yield "forward", {"o": relative(rule(**inputs), exact_o)}
     o, found = _gradients(rule, inputs, upstream, low)
@@ -380,27 +378,23 @@ def _inputs(shape: Shape, length: int, device: str) -> dict[str, Any]:
     }
     low, _ = _types(device)
     inputs = {name: x.to(low) for name, x in inputs.items()}
-    if shape.kernel == "gated_deltanet":
+    if RULES[shape.kernel].gated:
         # In fp32, as the gate is; decays of 0.5 to 1.
         inputs["g"] = F.logsigmoid(draw(shape.value_heads) + 3)
     return inputs
 
 
-def _kernel(kernel: Kernel, device: str) -> Callable[..., Any]:
+def _kernel(rule: DeltaRule, device: str) -> Callable[..., Any]:
     """The chunked rule under test: o (B, T, H, d_v) from the inputs by name."""
-    from keycut.models import cpu
-
-    options: dict[str, Any] = {"use_qk_l2norm_in_kernel": True}
-    if kernel == "gated_deltanet":
-        options["state_v_first"] = True  # as its layers have it
-    rule: Callable[..., Any]
     if device == "cpu":
-        rule = cpu.delta_rule if kernel == "delta_net" else cpu.gated_delta_rule
+        from keycut.models import cpu
+
+        chunked = next(plain for _, name, plain in cpu.stand_ins() if name == rule.chunked)
     else:
         import fla.ops
 
-        rule = getattr(fla.ops, _CHUNKED[kernel])
-    return lambda **inputs: rule(**inputs, **options)[0]
+        chunked = getattr(fla.ops, rule.chunked)
+    return lambda **inputs: chunked(**inputs, use_qk_l2norm_in_kernel=True, **rule.options)[0]
 
 
 def _recurrence(**inputs: Any) -> Any:
@@ -484,7 +478,7 @@ def _examine_layer(shape: Shape, length: int, device: str) -> Iterator[tuple[str
         width=shape.width,
         head_v_dim=shape.value_width,
         num_v_heads=shape.value_heads,
-        use_gate=shape.kernel == "gated_deltanet",
+        use_gate=RULES[shape.kernel].gated,
         device=device,
         dtype=low,
     ).train()
@@ -512,10 +506,11 @@ def plain_functions() -> Iterator[None]:
     """Layers compute with Keycut's plain PyTorch inside, also on a GPU."""
     from keycut.models import cpu
 
-    places = [(importlib.import_module(module), name) for module, name, _ in cpu.REPLACEMENTS]
+    replaced = cpu.stand_ins()
+    places = [(importlib.import_module(module), name) for module, name, _ in replaced]
     before = [getattr(place, name) for place, name in places]
     try:
-        for (place, name), (_, _, plain) in zip(places, cpu.REPLACEMENTS, strict=True):
+        for (place, name), (_, _, plain) in zip(places, replaced, strict=True):
             setattr(place, name, plain)
         yield
     finally:

@@ -28,15 +28,7 @@ from keycut.config.figures import (
     SweepFigure,
     UtilizationFigure,
 )
-from keycut.config.models import (
-    DeltaNet,
-    GatedDeltaNet,
-    Model,
-    Pretrained,
-    Shape,
-    SharedDeltaNet,
-    shape_of,
-)
+from keycut.config.models import Model, Pretrained, Shape, shape_of
 from keycut.config.pruning import (
     BASELINE,
     Calibrated,
@@ -74,7 +66,6 @@ __all__ = [
     "Corpus",
     "DecodingBenchmark",
     "DecodingTable",
-    "DeltaNet",
     "Distillation",
     "DocumentationCorpus",
     "Evaluation",
@@ -82,7 +73,6 @@ __all__ = [
     "FilterFigure",
     "FromDisk",
     "FromHub",
-    "GatedDeltaNet",
     "HubCorpus",
     "Kernel",
     "LocalCorpus",
@@ -105,7 +95,6 @@ __all__ = [
     "Recovery",
     "Section",
     "Shape",
-    "SharedDeltaNet",
     "SpectrumFigure",
     "SpeedTable",
     "Stage",

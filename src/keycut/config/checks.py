@@ -143,7 +143,7 @@ def _bad_names(config: Config) -> Iterator[str]:
     for name, model in config.models.items():
         if model.published_as == name:
             yield f"models.{name}.published_as: {name!r} is its own name; leave it out"
-        identity = model.published_as or name, model.conv_sharing
+        identity = model.published_as or name, model.filter_sharing
         first = published.setdefault(identity, name)
         if first != name:
             yield (

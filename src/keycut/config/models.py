@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
-from fractions import Fraction
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, Union
 
-from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, PositiveInt, model_validator
 
 from keycut.config.pruning import width
-from keycut.config.section import WHICH, Kernel, Name, Section
+from keycut.config.section import WHICH, Kernel, Late, Name, Section
 from keycut.config.sources import FromDisk, FromHub
+from keycut.errors import InputError
+
+if TYPE_CHECKING:
+    from keycut.models.architectures import Architecture, KeyShape
 
 
 @dataclass(frozen=True, order=True)
@@ -57,6 +61,53 @@ class ModelBase(Section):
         None, description="its name in config/published/values.csv, where that is another"
     )
 
+    @abstractmethod
+    def fla_config(self) -> dict[str, Any]:
+        """Arguments of the model's config class, with its model_type."""
+
+    @property
+    @abstractmethod
+    def parameters(self) -> int: ...
+
+    @property
+    def adapter(self) -> Architecture:
+        from keycut.models.architectures import architecture
+
+        return architecture(self.fla_config())
+
+    @property
+    def key_shape(self) -> KeyShape:
+        return self.adapter.shape(self.fla_config())
+
+    @model_validator(mode="after")
+    def _heads_are_whole(self) -> Self:
+        try:
+            self.key_shape  # noqa: B018
+        except InputError as error:
+            raise ValueError(str(error)) from None
+        return self
+
+    @property
+    def kernel(self) -> Kernel:
+        return self.adapter.rule.name
+
+    @property
+    def value_heads(self) -> int:
+        return self.key_shape.value_heads
+
+    @property
+    def head_k_dim(self) -> int:
+        return self.key_shape.width
+
+    @property
+    def head_v_dim(self) -> int:
+        return self.key_shape.value_width
+
+    @property
+    def filter_sharing(self) -> str:
+        """Whose channels have one convolution filter: "none", "head" or "all"."""
+        return getattr(self, "conv_sharing", "none")
+
     @property
     def mlp_width(self) -> int:
         if self.intermediate_size is not None:
@@ -86,141 +137,15 @@ class ModelBase(Section):
         return embeddings + self.num_hidden_layers * layer + self.hidden_size
 
 
-class DeltaNetBase(ModelBase):
-    kernel: ClassVar[Kernel] = "delta_net"
-    expand_k: PositiveFloat = Field(
-        1.0, description="keys of all heads together, as a multiple of hidden_size"
-    )
-    expand_v: PositiveFloat = Field(
-        1.0, description="values of all heads together, as a multiple of hidden_size"
-    )
+def _sections() -> Any:
+    from keycut.models.architectures import ARCHITECTURES
 
-    @model_validator(mode="after")
-    def _heads_are_whole(self) -> Self:
-        for name, factor in (("expand_k", self.expand_k), ("expand_v", self.expand_v)):
-            share = Fraction(str(factor)) * self.hidden_size / self.num_heads
-            if share.denominator != 1:
-                raise ValueError(
-                    f"hidden_size {self.hidden_size} x {name} {factor} / num_heads "
-                    f"{self.num_heads} = {float(share):g}: the width of a head must be whole"
-                )
-        return self
-
-    @property
-    def value_heads(self) -> int:
-        return self.num_heads
-
-    @property
-    def head_k_dim(self) -> int:
-        return int(Fraction(str(self.expand_k)) * self.hidden_size / self.num_heads)
-
-    @property
-    def head_v_dim(self) -> int:
-        return int(Fraction(str(self.expand_v)) * self.hidden_size / self.num_heads)
-
-    def _with_filters(self, filters: int | None = None) -> int:
-        keys, values = self.num_heads * self.head_k_dim, self.num_heads * self.head_v_dim
-        beta, norm = self.hidden_size * self.num_heads, self.head_v_dim
-        return self._parameters(keys, values, filters or 2 * keys + values, beta + norm)
+    sections = tuple(kind.section for kind in ARCHITECTURES.values() if kind.section)
+    return Annotated[Union[sections], Field(discriminator="architecture")]  # noqa: UP007
 
 
-class DeltaNet(DeltaNetBase):
-    """DeltaNet, as in flash-linear-attention: head widths follow from hidden_size."""
-
-    architecture: Literal["delta_net"] = WHICH
-    conv_sharing: ClassVar[str] = "none"
-
-    @property
-    def parameters(self) -> int:
-        return self._with_filters()
-
-    def fla_config(self) -> dict[str, Any]:
-        """Arguments of the model's config class, with its model_type."""
-        return self._fla(model_type="delta_net", expand_k=self.expand_k, expand_v=self.expand_v)
-
-
-class SharedDeltaNet(DeltaNetBase):
-    """DeltaNet whose channels share convolution filters, in q, k and v each."""
-
-    architecture: Literal["delta_net_shared"] = WHICH
-    conv_sharing: Literal["head", "all"] = Field(
-        description="one filter per head, or one for all heads and channels"
-    )
-
-    @property
-    def parameters(self) -> int:
-        return self._with_filters(3 * (self.num_heads if self.conv_sharing == "head" else 1))
-
-    def fla_config(self) -> dict[str, Any]:
-        """Arguments of the model's config class, with its model_type."""
-        return self._fla(
-            model_type="delta_net_shared_conv",
-            expand_k=self.expand_k,
-            expand_v=self.expand_v,
-            conv_sharing=self.conv_sharing,
-        )
-
-
-class GatedDeltaNet(ModelBase):
-    """Gated DeltaNet, as in flash-linear-attention: head widths are free."""
-
-    architecture: Literal["gated_deltanet"] = WHICH
-    kernel: ClassVar[Kernel] = "gated_deltanet"
-    conv_sharing: ClassVar[str] = "none"
-    head_dim: PositiveInt = Field(description="width of a head's keys and queries")
-    expand_v: PositiveFloat = Field(description="width of a head's values, as a multiple of that")
-    num_v_heads: PositiveInt | None = Field(
-        None, description="heads of values, a multiple of num_heads; as many if absent"
-    )
-    use_gate: bool = Field(True, description="whether the output is gated")
-
-    @model_validator(mode="after")
-    def _heads_are_whole(self) -> Self:
-        share = Fraction(str(self.expand_v)) * self.head_dim
-        if share.denominator != 1:
-            raise ValueError(
-                f"head_dim {self.head_dim} x expand_v {self.expand_v} = {float(share):g}: "
-                "the width of a value head must be whole"
-            )
-        if self.value_heads % self.num_heads:
-            raise ValueError(
-                f"num_v_heads {self.num_v_heads} must be a multiple of num_heads {self.num_heads}"
-            )
-        return self
-
-    @property
-    def value_heads(self) -> int:
-        return self.num_v_heads or self.num_heads
-
-    @property
-    def head_k_dim(self) -> int:
-        return self.head_dim
-
-    @property
-    def head_v_dim(self) -> int:
-        return int(Fraction(str(self.expand_v)) * self.head_dim)
-
-    @property
-    def parameters(self) -> int:
-        keys, values = self.num_heads * self.head_k_dim, self.value_heads * self.head_v_dim
-        gate = self.hidden_size * values if self.use_gate else 0
-        # a and beta from the input; A_log and dt_bias of their own.
-        decay = (2 * self.hidden_size + 2) * self.value_heads
-        rest = gate + decay + self.head_v_dim
-        return self._parameters(keys, values, 2 * keys + values, rest)
-
-    def fla_config(self) -> dict[str, Any]:
-        """Arguments of the model's config class, with its model_type."""
-        return self._fla(
-            model_type="gated_deltanet",
-            head_dim=self.head_dim,
-            expand_v=self.expand_v,
-            num_v_heads=self.num_v_heads,
-            use_gate=self.use_gate,
-        )
-
-
-Model = Annotated[DeltaNet | SharedDeltaNet | GatedDeltaNet, Field(discriminator="architecture")]
+# An adapter (`keycut.models.architectures`) has the section of its architecture, made of these.
+Model = Annotated[ModelBase, Late(_sections)]
 
 
 def shape_of(model: Model, ratio: float = 0.0) -> Shape:

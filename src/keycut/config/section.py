@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
@@ -10,6 +12,7 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    GetCoreSchemaHandler,
     Strict,
     StringConstraints,
     WithJsonSchema,
@@ -91,10 +94,21 @@ class Section(BaseModel):
     )
 
 
+@dataclass(frozen=True)
+class Late:
+    """In Annotated: the type to validate is another, found when the configuration is first read."""
+
+    type: Callable[[], Any]
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> Any:
+        return handler.generate_schema(self.type())
+
+
 def alternatives(annotation: Any) -> tuple[Any, ...]:
     """The types that a value may have beside None, stripped of what Annotated adds."""
     while get_origin(annotation) is Annotated:
-        annotation = get_args(annotation)[0]
+        annotation, *rest = get_args(annotation)
+        annotation = next((one.type() for one in rest if isinstance(one, Late)), annotation)
     if get_origin(annotation) in (Union, UnionType):
         return tuple(one for member in get_args(annotation) for one in alternatives(member))
     return () if annotation is NoneType else (annotation,)

@@ -84,8 +84,8 @@ class Lora(Section):
 
     rank: PositiveInt = Field(description="rank r")
     alpha: PositiveFloat = Field(description="scale alpha; updates are multiplied by alpha / r")
-    modules: Some[str] = Field(
-        ("q_proj", "k_proj", "v_proj"), description="projections that get an adapter"
+    modules: Some[str] | None = Field(
+        None, description="projections that get an adapter; those of q, k and v if absent"
     )
 
 

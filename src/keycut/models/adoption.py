@@ -69,7 +69,8 @@ def refuse_other_sizes(model: Model, folder: Path) -> None:
     if not (folder / "config.json").is_file():
         raise InputError(f"{folder} is no model folder: it has no config.json")
     found = read_json(folder / "config.json")
-    shape = architecture(found).shape(found)
+    kind = architecture(found)
+    shape = kind.shape(found)
     compared = {
         "head_k_dim": (shape.width, model.head_k_dim),
         "head_v_dim": (shape.value_width, model.head_v_dim),
@@ -81,7 +82,7 @@ def refuse_other_sizes(model: Model, folder: Path) -> None:
     }
     # What neither states is fla's default for both. Timings are of the configuration's shape.
     stated = model.fla_config()
-    for name in ("conv_size", "intermediate_size", "tie_word_embeddings", "use_gate"):
+    for name in ("conv_size", "intermediate_size", "tie_word_embeddings", *kind.options):
         if None not in (found.get(name), stated.get(name)):
             compared[name] = (found[name], stated[name])
     for name, (theirs, ours) in compared.items():

@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from keycut.artefact import digest, read_json, sha256, whole
 from keycut.errors import InputError
 from keycut.hub import model_folder
-from keycut.models.architectures import Config, architecture
+from keycut.models.architectures import Config, architecture, register
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -200,9 +200,9 @@ def _auto_classes() -> tuple[Any, Any]:
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.utils import logging
 
-    import keycut.models.shared_conv  # noqa: F401 (registers ours)
     from keycut.models import kernels
 
+    register()
     kernels.prepare()
     logging.disable_progress_bar()  # a bar for every file, in logs that nobody watches
     return AutoConfig, AutoModelForCausalLM

@@ -1,22 +1,23 @@
 """flash-linear-attention without a GPU.
 
 Its layers call Triton kernels, which need a device that Triton can drive. Where there is none,
-`install` puts a plain PyTorch function in the place of each kernel that DeltaNet and Gated
-DeltaNet use; the classes, their parameters and their configurations stay as they are. Everything
-is computed in float32 (or float64, if that is what comes in) and given back in the input's type.
+`install` puts a plain PyTorch function in the place of each kernel that an architecture uses (its
+adapter names them); the classes, their parameters and their configurations stay as they are.
+Everything is computed in float32 (or float64, if that is what comes in) and given back in the
+input's type.
 """
 
 from __future__ import annotations
 
 import importlib
 import warnings
-from collections.abc import Callable
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from keycut.models.architectures import ARCHITECTURES
+from keycut.models.architectures.base import StandIn
 from keycut.models.delta_rule import chunked_delta_rule, l2_normalised, log_decay, wide
 
 # Sequences of several lengths packed into one row: spread out to a batch, and back.
@@ -283,13 +284,8 @@ class LinearCrossEntropyLoss(nn.Module):
         return F.cross_entropy(wide(F.linear(hidden, weight, bias)), target, reduction="sum")
 
 
-# Where fla looks each of them up: module, name, what stands there on a CPU.
-REPLACEMENTS: list[tuple[str, str, Callable[..., Any]]] = [
-    ("fla.layers.delta_net", "chunk_delta_rule", delta_rule),
-    ("fla.layers.delta_net", "fused_recurrent_delta_rule", delta_rule),
-    ("fla.layers.gated_deltanet", "chunk_gated_delta_rule", gated_delta_rule),
-    ("fla.layers.gated_deltanet", "fused_recurrent_gated_delta_rule", gated_delta_rule),
-    ("fla.layers.gated_deltanet", "causal_conv1d", causal_conv1d),
+# Where all of fla's models look them up.
+FLA: list[StandIn] = [
     ("fla.modules.causal_conv1d.ops", "causal_conv1d", causal_conv1d),
     ("fla.modules.causal_conv1d.ops", "causal_conv1d_update", causal_conv1d_update),
     ("fla.modules.norm.layernorm", "rms_norm", rms_norm),
@@ -301,11 +297,16 @@ REPLACEMENTS: list[tuple[str, str, Callable[..., Any]]] = [
 ]
 
 
+def stand_ins() -> list[StandIn]:
+    """Those of fla's models in general, and of each architecture."""
+    return [*FLA, *(one for kind in ARCHITECTURES.values() for one in kind.stand_ins())]
+
+
 def install() -> None:
     """Put the plain functions in place. Safe to repeat."""
     # torch says so with a stack trace, once per process, where a CPU has no bf16 of its own.
     warnings.filterwarnings("ignore", message="mkldnn_matmul failed")
-    for module, name, plain in REPLACEMENTS:
+    for module, name, plain in stand_ins():
         place = importlib.import_module(module)
         if not hasattr(place, name):
             raise RuntimeError(f"{module}.{name} is gone: not the fla version Keycut is pinned to")

@@ -9,37 +9,33 @@ from typing import Any
 
 from torch import Tensor
 
-from keycut.models.architectures import KeyShape, architecture
-
-# Where fla's layers look up their delta rules.
-DELTA_RULES = {
-    "fla.layers.delta_net": ("chunk_delta_rule", "fused_recurrent_delta_rule"),
-    "fla.layers.gated_deltanet": ("chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule"),
-}
+from keycut.models.architectures import Architecture, KeyShape, architecture
 
 
-def mixers(model: Any) -> tuple[KeyShape, list[Any]]:
-    """The shape of a model's mixers, and the modules of its layers `shape.layers`."""
+def mixers(model: Any) -> tuple[Architecture, KeyShape, list[Any]]:
+    """The adapter of a model, the shape of its mixers, and the modules of `shape.layers`."""
     config = model.config.to_dict()
     kind = architecture(config)
     shape = kind.shape(config)
     places = (kind.mixer.format(layer=layer).rstrip(".") for layer in shape.layers)
-    return shape, [model.get_submodule(place) for place in places]
+    return kind, shape, [model.get_submodule(place) for place in places]
 
 
 @contextmanager
 def watched(
-    mixers: list[Any],
+    model: Any,
     *,
     rule: Callable[[int, dict[str, Any]], None],
     inputs: Callable[[int, Tensor], None] | None = None,
 ) -> Iterator[None]:
     """While open, `inputs` is shown what enters each mixer (B, T, hidden), and `rule` the
-    arguments of its delta rule by name. Both get the mixer's place in the list first.
+    arguments of its delta rule by name. Both get the mixer's place in `shape.layers` first.
 
     A forward hook on the convolutions would not do: Gated DeltaNet joins the three of them into
     one call. So the names that the layers call are wrapped; a hook tells which layer calls.
     """
+    kind, shape, modules = mixers(model)
+    call, copies = kind.call, shape.value_heads // shape.heads
     current = [-1]
 
     def entered(place: int) -> Callable[..., None]:
@@ -51,28 +47,27 @@ def watched(
         return hook
 
     def wrapped(original: Callable[..., Any]) -> Callable[..., Any]:
-        def call(**arguments: Any) -> Any:
+        def shown(*args: Any, **given: Any) -> Any:
+            arguments = {**dict(zip(call.by_position, args, strict=False)), **given}
+            if call.repeated:
+                arguments |= {side: arguments[side][:, :, ::copies] for side in "qk"}
             rule(current[0], arguments)
-            return original(**arguments)
+            return original(*args, **given)
 
-        return call
+        return shown
 
     hooks = [
         mixer.register_forward_pre_hook(entered(place), with_kwargs=True)
-        for place, mixer in enumerate(mixers)
+        for place, mixer in enumerate(modules)
     ]
-    names = [
-        (importlib.import_module(module), name)
-        for module, rules in DELTA_RULES.items()
-        for name in rules
-    ]
-    originals = [getattr(module, name) for module, name in names]
+    module = importlib.import_module(call.module)
+    originals = {name: getattr(module, name) for name in call.functions}
     try:
-        for (module, name), original in zip(names, originals, strict=True):
+        for name, original in originals.items():
             setattr(module, name, wrapped(original))
         yield
     finally:
-        for (module, name), original in zip(names, originals, strict=True):
+        for name, original in originals.items():
             setattr(module, name, original)
         for hook in hooks:
             hook.remove()

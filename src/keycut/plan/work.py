@@ -118,5 +118,5 @@ def parameters_at(model: Model, ratio: float) -> int:
     """Parameters of a model of whose key channels that share is cut."""
     lost = model.num_heads * (model.head_k_dim - shape_of(model, ratio).width)
     # Each in q and in k: a row of the projection and, where they are not shared, a filter.
-    taps = model.conv_size if model.conv_sharing == "none" else 0
+    taps = model.conv_size if model.filter_sharing == "none" else 0
     return model.parameters - model.num_hidden_layers * 2 * lost * (model.hidden_size + taps)

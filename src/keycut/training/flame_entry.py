@@ -30,6 +30,7 @@ from torch import Tensor
 from torch.distributed.checkpoint.stateful import Stateful
 
 from keycut.data.packing import PackedTokens
+from keycut.models.architectures import register
 from keycut.training.checkpoints import seal
 
 # What the processes agree on after each step: the highest that any of them wants.
@@ -119,8 +120,7 @@ def agree(wish: int) -> int:
 
 
 def main() -> None:
-    import keycut.models.shared_conv  # noqa: F401 (registers the models)
-
+    register()
     if find_spec("custom_models") is None:
         # flame imports a folder of its repository that its installation leaves out.
         sys.modules["custom_models"] = ModuleType("custom_models")

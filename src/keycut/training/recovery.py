@@ -23,7 +23,7 @@ from keycut.artefact import refuse_out, write_json
 from keycut.config.training import Lora, Recovery
 from keycut.data.packing import PackedTokens
 from keycut.errors import InputError, nearest
-from keycut.models.architectures import architecture
+from keycut.models.architectures import Architecture, architecture
 from keycut.models.checkpoint import Checkpoint, create, load
 from keycut.slicing import Change, Pad, changed, cut_back, padded_eps
 from keycut.training.checkpoints import Checkpoints
@@ -39,19 +39,11 @@ from keycut.training.loop import (
 from keycut.training.pretrain import write
 
 TRAINABLE = "trainable.json"  # beside the result: the parameters that learned, name to size
-CONVOLUTIONS = ("q_conv1d", "k_conv1d", "v_conv1d")
 
-# What pruning leaves alone: a student that differs from its teacher here was never cut from it.
-SHARED = (
-    "model_type",
-    "vocab_size",
-    "hidden_size",
-    "num_hidden_layers",
-    "num_heads",
-    "num_v_heads",
-    "conv_sharing",
-    "use_gate",
-)
+# What pruning leaves alone, beside the options of an architecture: a student that differs from its
+# teacher here was never cut from it.
+SHARED = ("model_type", "vocab_size", "hidden_size", "num_hidden_layers", "num_heads",
+          "num_v_heads")  # fmt: skip
 
 
 def recover(
@@ -129,7 +121,7 @@ def recover(
 
 def refuse_teacher(student: Checkpoint, teacher: Checkpoint) -> None:
     """An error unless the student can have been cut from the teacher."""
-    for key in SHARED:
+    for key in (*SHARED, *student.architecture.options):
         ours, theirs = student.config.get(key), teacher.config.get(key)
         if ours != theirs:
             raise InputError(
@@ -158,14 +150,16 @@ def more_parts(settings: Recovery) -> str:
 def with_adapters(model: Any, lora: Lora, seed: int, *, norms_and_biases: bool = False) -> Any:
     """The model with its adapters in place; they, the convolutions and, if so asked, norms and
     biases require gradients."""
-    refuse_targets(model, lora.modules)
+    kind = architecture(model.config.to_dict())
+    modules = lora.modules or kind.projections
+    refuse_targets(model, modules)
     adapted = get_peft_model(
         model,
         LoraConfig(
             r=lora.rank,
             lora_alpha=lora.alpha,  # type: ignore[arg-type] # divided by r, so any number will do
             lora_dropout=0.0,
-            target_modules=list(lora.modules),
+            target_modules=list(modules),
         ),
     )
     # Drawn again by a generator of their own: the library draws and discards numbers for B too,
@@ -174,13 +168,13 @@ def with_adapters(model: Any, lora: Lora, seed: int, *, norms_and_biases: bool =
     for name, parameter in adapted.named_parameters():
         if ".lora_A." in name:
             nn.init.kaiming_uniform_(parameter.data, a=math.sqrt(5), generator=generator)
-        if is_convolution(name) or (norms_and_biases and is_norm_or_bias(name)):
+        if is_convolution(name, kind) or (norms_and_biases and is_norm_or_bias(name)):
             parameter.requires_grad_(True)
     return adapted
 
 
-def is_convolution(name: str) -> bool:
-    return any(f".{convolution}." in name for convolution in CONVOLUTIONS)
+def is_convolution(name: str, kind: Architecture) -> bool:
+    return any(f".{convolution}." in name for convolution in kind.convolutions)
 
 
 def is_norm_or_bias(name: str) -> bool:
@@ -189,12 +183,13 @@ def is_norm_or_bias(name: str) -> bool:
     return module.endswith("norm") or parameter.endswith("bias")
 
 
-def trainable_parameters(adapted: nn.Module) -> dict[str, int]:
+def trainable_parameters(adapted: Any) -> dict[str, int]:
     """What learns: how many numbers each of those parameters has, and one line that says so."""
+    kind = architecture(adapted.get_base_model().config.to_dict())
     everything = list(adapted.named_parameters())
     sizes = {name: p.numel() for name, p in everything if p.requires_grad}
     adapters = sum(n for name, n in sizes.items() if ".lora_" in name)
-    filters = sum(n for name, n in sizes.items() if is_convolution(name))
+    filters = sum(n for name, n in sizes.items() if is_convolution(name, kind))
     learning, all_of_them = sum(sizes.values()), sum(p.numel() for _, p in everything)
     others = learning - adapters - filters
     print(
@@ -246,5 +241,7 @@ def scale_eps(model: Any, factor: float) -> None:
     """Multiply the eps of every output norm, in memory alone: the config keeps what it says."""
     config = model.config.to_dict()
     kind = architecture(config)
+    norm, _, eps = kind.norm_eps.rpartition(".")
     for layer in kind.shape(config).layers:
-        model.get_submodule(kind.mixer.format(layer=layer) + "o_norm").eps *= factor
+        module = model.get_submodule(kind.mixer.format(layer=layer) + norm)
+        setattr(module, eps, getattr(module, eps) * factor)

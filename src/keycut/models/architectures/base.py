@@ -1,0 +1,166 @@
+"""What an adapter says of its architecture, and the arithmetic that several of them share.
+
+A checkpoint is its config.json (a dict) and its tensors by name. Nothing here, and nothing that an
+adapter does when it is imported, needs torch or a model class.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from keycut.errors import InputError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from keycut.config.models import ModelBase
+    from keycut.config.section import Kernel
+
+Config = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class KeyShape:
+    """The mixer of a model, in numbers. All layers have the same."""
+
+    layers: tuple[int, ...]  # those with a delta rule; a hybrid has softmax layers between them
+    heads: int
+    width: int  # d_k
+    value_heads: int
+    value_width: int  # d_v
+
+    def state_bytes(self, bytes_per_number: int = 4) -> int:
+        """The recurrent state of one sequence; the kernels hold it in float32."""
+        per_layer = self.value_heads * self.width * self.value_width
+        return len(self.layers) * per_layer * bytes_per_number
+
+
+def by_head(shape: KeyShape) -> np.ndarray:
+    """(heads, d_k): the rows of head 0, then those of head 1, and so on."""
+    import numpy as np
+
+    return np.arange(shape.heads * shape.width).reshape(shape.heads, shape.width)
+
+
+Role = Literal["projection", "filter", "bias"]
+
+
+@dataclass(frozen=True)
+class KeyTensor:
+    """A tensor with an axis over the key channels; `layout` gives the place of each on it.
+
+    A tensor that holds the channels of queries and of keys is two of these, of one name.
+    """
+
+    name: str  # below the layer's mixer
+    role: Role
+    axis: int = 0
+    layout: Callable[[KeyShape], np.ndarray] = by_head
+    others: Callable[[KeyShape], int] = lambda shape: 0
+    """How many places of the axis belong neither to keys nor to queries."""
+
+
+@dataclass(frozen=True)
+class DeltaRule:
+    """A family of kernels, how layers call it, and such a layer."""
+
+    name: Kernel
+    chunked: str  # of fla.ops
+    layer: Callable[..., Any]
+    """One layer of these hidden_size, num_heads, width, head_v_dim, num_v_heads and use_gate."""
+    heads: int  # in published models, as is the width of their values
+    value_width: int
+    gated: bool = False  # takes g, the logarithm of a decay, too
+    grouped: bool = False  # a key head may serve several value heads
+    options: Mapping[str, Any] = field(default_factory=dict)  # what layers call it with
+
+
+@dataclass(frozen=True)
+class Call:
+    """Where the layers of a model look up their delta rule, and how they call it."""
+
+    module: str
+    functions: tuple[str, ...]
+    by_position: tuple[str, ...] = ()  # the names of arguments that come without one
+    repeated: bool = False  # q and k come once for each value head
+
+
+StandIn = tuple[str, str, Callable[..., Any]]
+"""Module, name, and what stands there on a CPU."""
+
+
+@dataclass(frozen=True)
+class Architecture:
+    model_type: str
+    rule: DeltaRule
+    call: Call
+    shape: Callable[[Config], KeyShape]
+    resized: Callable[[Config, int], Config]
+    """The config with another d_k and the same d_v."""
+    stand_ins: Callable[[], list[StandIn]]
+    section: type[ModelBase] | None = None  # of the configuration, if a run can describe it
+    options: tuple[str, ...] = ("use_gate",)  # keys of the config that pruning leaves alone
+    register: Callable[[], None] = lambda: None
+    """Makes AutoModel know it, where `import fla` is not enough."""
+    library: str = "fla.models"  # what a user imports for that
+    float32: bool = True  # whether its kernel takes it
+
+    mixer: str = "model.layers.{layer}.attn."
+    q_proj: KeyTensor = KeyTensor("q_proj.weight", "projection")
+    k_proj: KeyTensor = KeyTensor("k_proj.weight", "projection")
+    # Optional: a model may have no bias, or no convolution at all.
+    filters: tuple[KeyTensor, ...] = (
+        KeyTensor("q_conv1d.weight", "filter"),
+        KeyTensor("k_conv1d.weight", "filter"),
+        KeyTensor("q_conv1d.bias", "bias"),
+        KeyTensor("k_conv1d.bias", "bias"),
+    )
+    o_proj: str = "o_proj.weight"  # what follows the rule
+    norm_eps: str = "o_norm.eps"  # of the norm between the two
+    # What recovery trains: with adapters, and as they are.
+    projections: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
+    convolutions: tuple[str, ...] = ("q_conv1d", "k_conv1d", "v_conv1d")
+
+    def name(self, layer: int, tensor: KeyTensor) -> str:
+        return self.mixer.format(layer=layer) + tensor.name
+
+    def key_tensors(self, shape: KeyShape) -> dict[str, tuple[int, list[KeyTensor]]]:
+        """By the names of tensors: the layer, counting those with a delta rule, and what of it
+        runs over key channels."""
+        found: dict[str, tuple[int, list[KeyTensor]]] = {}
+        for index, layer in enumerate(shape.layers):
+            for key in (self.q_proj, self.k_proj, *self.filters):
+                found.setdefault(self.name(layer, key), (index, []))[1].append(key)
+        return found
+
+
+def need(config: Config, key: str) -> Any:
+    if key not in config:
+        raise InputError(f"config.json of a {config['model_type']} model: {key!r} is missing")
+    return config[key]
+
+
+def mixer_layers(config: Config) -> tuple[int, ...]:
+    attention = config.get("attn") or []  # one kind of softmax layers, or a list of kinds
+    kinds = attention if isinstance(attention, list) else [attention]
+    softmax = {layer for kind in kinds for layer in kind.get("layers", ())}
+    return tuple(i for i in range(need(config, "num_hidden_layers")) if i not in softmax)
+
+
+def whole(value: float, what: str) -> int:
+    if not math.isclose(value, round(value), rel_tol=1e-5) or round(value) < 1:
+        raise InputError(
+            f"{what} = {value:g}: the width of a head must be a whole number, 1 or more"
+        )
+    return round(value)
+
+
+def factor(size: int, of: int) -> float:
+    """size / of, so that int(of * factor) is the size: for some the quotient falls one short."""
+    quotient = size / of
+    while int(of * quotient) < size:
+        quotient = math.nextafter(quotient, math.inf)
+    return quotient

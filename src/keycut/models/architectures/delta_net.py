@@ -1,0 +1,104 @@
+"""DeltaNet, as in flash-linear-attention."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field, PositiveFloat
+
+from keycut.config.models import ModelBase
+from keycut.config.section import WHICH
+from keycut.models.architectures.base import (
+    Architecture,
+    Call,
+    Config,
+    DeltaRule,
+    KeyShape,
+    StandIn,
+    factor,
+    mixer_layers,
+    need,
+    whole,
+)
+
+
+def shape(config: Config) -> KeyShape:
+    hidden, heads = need(config, "hidden_size"), need(config, "num_heads")
+
+    def width(key: str) -> int:
+        share = config.get(key, 1.0)
+        what = f"hidden_size {hidden} x {key} {share} / num_heads {heads}"
+        return whole(hidden * share / heads, what)
+
+    return KeyShape(
+        layers=mixer_layers(config),
+        heads=heads,
+        width=width("expand_k"),
+        value_heads=heads,
+        value_width=width("expand_v"),
+    )
+
+
+def resized(config: Config, width: int) -> Config:
+    # fla takes int(hidden_size * expand_k) up to 0.5, and rounds since.
+    return {**config, "expand_k": factor(config["num_heads"] * width, config["hidden_size"])}
+
+
+def stand_ins() -> list[StandIn]:
+    from keycut.models import cpu
+
+    return [
+        ("fla.layers.delta_net", "chunk_delta_rule", cpu.delta_rule),
+        ("fla.layers.delta_net", "fused_recurrent_delta_rule", cpu.delta_rule),
+    ]
+
+
+def _layer(
+    *, hidden_size: int, num_heads: int, width: int, head_v_dim: int, use_gate: bool, **_: Any
+) -> Any:
+    from fla.layers import DeltaNet
+
+    sizes = {"hidden_size": hidden_size, "num_heads": num_heads}
+    expand_v = num_heads * head_v_dim / hidden_size
+    return DeltaNet(**resized(sizes, width), expand_v=expand_v, use_gate=use_gate, layer_idx=0)
+
+
+class DeltaNetBase(ModelBase):
+    expand_k: PositiveFloat = Field(
+        1.0, description="keys of all heads together, as a multiple of hidden_size"
+    )
+    expand_v: PositiveFloat = Field(
+        1.0, description="values of all heads together, as a multiple of hidden_size"
+    )
+
+    def _with_filters(self, filters: int | None = None) -> int:
+        keys, values = self.num_heads * self.head_k_dim, self.num_heads * self.head_v_dim
+        beta, norm = self.hidden_size * self.num_heads, self.head_v_dim
+        return self._parameters(keys, values, filters or 2 * keys + values, beta + norm)
+
+
+class DeltaNet(DeltaNetBase):
+    """DeltaNet, as in flash-linear-attention: head widths follow from hidden_size."""
+
+    architecture: Literal["delta_net"] = WHICH
+
+    @property
+    def parameters(self) -> int:
+        return self._with_filters()
+
+    def fla_config(self) -> Config:
+        return self._fla(model_type="delta_net", expand_k=self.expand_k, expand_v=self.expand_v)
+
+
+DELTA_NET = Architecture(
+    "delta_net",
+    rule=DeltaRule(
+        "delta_net", chunked="chunk_delta_rule", layer=_layer, heads=16, value_width=128
+    ),
+    call=Call("fla.layers.delta_net", ("chunk_delta_rule", "fused_recurrent_delta_rule")),
+    shape=shape,
+    resized=resized,
+    stand_ins=stand_ins,
+    section=DeltaNet,
+    float32=False,
+)

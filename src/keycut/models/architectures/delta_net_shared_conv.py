@@ -1,0 +1,49 @@
+"""DeltaNet whose channels share convolution filters (`keycut.models.shared_conv`)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal
+
+from pydantic import Field
+
+from keycut.config.section import WHICH
+from keycut.models.architectures.base import Config
+from keycut.models.architectures.delta_net import DELTA_NET, DeltaNetBase
+
+
+def _register() -> None:
+    import keycut.models.shared_conv  # noqa: F401
+
+
+class SharedDeltaNet(DeltaNetBase):
+    """DeltaNet whose channels share convolution filters, in q, k and v each."""
+
+    architecture: Literal["delta_net_shared"] = WHICH
+    conv_sharing: Literal["head", "all"] = Field(
+        description="one filter per head, or one for all heads and channels"
+    )
+
+    @property
+    def parameters(self) -> int:
+        return self._with_filters(3 * (self.num_heads if self.conv_sharing == "head" else 1))
+
+    def fla_config(self) -> Config:
+        return self._fla(
+            model_type="delta_net_shared_conv",
+            expand_k=self.expand_k,
+            expand_v=self.expand_v,
+            conv_sharing=self.conv_sharing,
+        )
+
+
+DELTA_NET_SHARED_CONV = replace(
+    DELTA_NET,
+    model_type="delta_net_shared_conv",
+    # A filter of a whole head, or of all of them, has no key channels of its own.
+    filters=(),
+    options=("use_gate", "conv_sharing"),
+    section=SharedDeltaNet,
+    register=_register,
+    library="keycut.models.shared_conv",
+)

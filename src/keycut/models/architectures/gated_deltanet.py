@@ -1,0 +1,111 @@
+"""Gated DeltaNet, as in flash-linear-attention."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field, PositiveFloat, PositiveInt
+
+from keycut.config.models import ModelBase
+from keycut.config.section import WHICH
+from keycut.errors import InputError
+from keycut.models.architectures.base import (
+    Architecture,
+    Call,
+    Config,
+    DeltaRule,
+    KeyShape,
+    StandIn,
+    factor,
+    mixer_layers,
+    need,
+    whole,
+)
+
+
+def shape(config: Config) -> KeyShape:
+    heads, width = need(config, "num_heads"), need(config, "head_dim")
+    value_heads = config.get("num_v_heads") or heads
+    if value_heads % heads:
+        raise InputError(f"num_v_heads {value_heads} must be a multiple of num_heads {heads}")
+    expand_v = config.get("expand_v", 2.0)
+    return KeyShape(
+        layers=mixer_layers(config),
+        heads=heads,
+        width=whole(width, "head_dim"),
+        value_heads=value_heads,
+        value_width=whole(width * expand_v, f"head_dim {width} x expand_v {expand_v}"),
+    )
+
+
+def resized(config: Config, width: int) -> Config:
+    # fla takes int(head_dim * expand_v).
+    return {**config, "head_dim": width, "expand_v": factor(shape(config).value_width, width)}
+
+
+def stand_ins() -> list[StandIn]:
+    from keycut.models import cpu
+
+    return [
+        ("fla.layers.gated_deltanet", "chunk_gated_delta_rule", cpu.gated_delta_rule),
+        ("fla.layers.gated_deltanet", "fused_recurrent_gated_delta_rule", cpu.gated_delta_rule),
+        ("fla.layers.gated_deltanet", "causal_conv1d", cpu.causal_conv1d),
+    ]
+
+
+def _layer(*, width: int, head_v_dim: int, **sizes: Any) -> Any:
+    from fla.layers import GatedDeltaNet
+
+    return GatedDeltaNet(**sizes, head_dim=width, expand_v=factor(head_v_dim, width), layer_idx=0)
+
+
+class GatedDeltaNet(ModelBase):
+    """Gated DeltaNet, as in flash-linear-attention: head widths are free."""
+
+    architecture: Literal["gated_deltanet"] = WHICH
+    head_dim: PositiveInt = Field(description="width of a head's keys and queries")
+    expand_v: PositiveFloat = Field(description="width of a head's values, as a multiple of that")
+    num_v_heads: PositiveInt | None = Field(
+        None, description="heads of values, a multiple of num_heads; as many if absent"
+    )
+    use_gate: bool = Field(True, description="whether the output is gated")
+
+    @property
+    def parameters(self) -> int:
+        keys, values = self.num_heads * self.head_k_dim, self.value_heads * self.head_v_dim
+        gate = self.hidden_size * values if self.use_gate else 0
+        # a and beta from the input; A_log and dt_bias of their own.
+        decay = (2 * self.hidden_size + 2) * self.value_heads
+        rest = gate + decay + self.head_v_dim
+        return self._parameters(keys, values, 2 * keys + values, rest)
+
+    def fla_config(self) -> Config:
+        return self._fla(
+            model_type="gated_deltanet",
+            head_dim=self.head_dim,
+            expand_v=self.expand_v,
+            num_v_heads=self.num_v_heads,
+            use_gate=self.use_gate,
+        )
+
+
+GATED_DELTANET = Architecture(
+    "gated_deltanet",
+    rule=DeltaRule(
+        "gated_deltanet",
+        chunked="chunk_gated_delta_rule",
+        layer=_layer,
+        heads=4,
+        value_width=256,
+        gated=True,
+        grouped=True,
+        options={"state_v_first": True},
+    ),
+    call=Call(
+        "fla.layers.gated_deltanet", ("chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule")
+    ),
+    shape=shape,
+    resized=resized,
+    stand_ins=stand_ins,
+    section=GatedDeltaNet,
+)

@@ -1,0 +1,156 @@
+"""Adapters: what they hold for those who ask, and one of an architecture that is none of ours."""
+
+import subprocess
+import sys
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import get_args
+
+import numpy as np
+import pytest
+import torch
+from small_models import SMALL
+from torch import nn
+
+from keycut.config import Kernel
+from keycut.errors import InputError
+from keycut.models import create, watching
+from keycut.models.architectures import ARCHITECTURES, RULES, KeyShape, KeyTensor, architecture
+from keycut.models.architectures.base import Call
+from keycut.reporting.style import KERNELS
+from keycut.slicing import Keep, changed
+
+SHAPE = KeyShape(layers=(1,), heads=3, width=5, value_heads=6, value_width=4)
+
+
+def test_importing_them_is_cheap():
+    heavy = "{'torch', 'transformers', 'fla', 'numpy'} & set(sys.modules)"
+    command = f"import sys, keycut.models.architectures; sys.exit(str({heavy}) if {heavy} else 0)"
+    subprocess.run([sys.executable, "-c", command], check=True)
+
+
+def test_every_delta_rule_can_be_configured_and_drawn():
+    assert {*RULES} == {*get_args(Kernel)} == {*KERNELS}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_what_an_adapter_names_is_there(name):
+    model = create(SMALL[name], seed=0)
+    kind, shape, mixers = watching.mixers(model)
+    tensors = model.state_dict()
+    assert all(key in tensors for key in kind.key_tensors(shape) if not key.endswith(".bias"))
+    norm, _, eps = kind.norm_eps.rpartition(".")
+    for mixer in mixers:
+        assert mixer.get_parameter(kind.o_proj).shape[1] == shape.value_heads * shape.value_width
+        assert getattr(mixer.get_submodule(norm), eps) > 0
+        for part in (*kind.projections, *kind.convolutions):
+            mixer.get_submodule(part)
+    assert kind.rule.chunked in kind.call.functions
+    places = {(module, function) for module, function, _ in kind.stand_ins()}
+    assert {(kind.call.module, function) for function in kind.call.functions} <= places
+
+
+def interleaved(side):
+    """Qwen3-Next's in_proj_qkvz: for each key head q, k, and the v and z of its value heads."""
+
+    def layout(shape):
+        rest = 2 * shape.value_heads // shape.heads * shape.value_width
+        starts = np.arange(shape.heads) * (2 * shape.width + rest) + side * shape.width
+        return starts[:, None] + np.arange(shape.width)
+
+    return layout
+
+
+def flat(side):
+    """Its conv1d: q of all heads, k of all heads, v."""
+    return lambda shape: (
+        np.arange(shape.heads * shape.width).reshape(shape.heads, -1)
+        + side * shape.heads * shape.width
+    )
+
+
+def values(shape):
+    return shape.value_heads * shape.value_width
+
+
+def qkvz(side):
+    return KeyTensor(
+        "in_proj_qkvz.weight", "projection", layout=interleaved(side),
+        others=lambda shape: 2 * values(shape),
+    )  # fmt: skip
+
+
+QWEN3_NEXT = replace(
+    ARCHITECTURES["gated_deltanet"],
+    model_type="qwen3_next",
+    resized=lambda config, width: {**config, "linear_key_head_dim": width},
+    mixer="model.layers.{layer}.linear_attn.",
+    q_proj=qkvz(0),
+    k_proj=qkvz(1),
+    filters=tuple(
+        KeyTensor("conv1d.weight", "filter", layout=flat(side), others=values) for side in (0, 1)
+    ),
+)
+
+
+def test_queries_and_keys_between_other_rows_of_one_tensor_are_sliced():
+    shape, generator = SHAPE, torch.Generator().manual_seed(1)
+    group = shape.value_heads // shape.heads
+    kept = torch.stack([torch.randperm(5, generator=generator)[:3] for _ in range(3)])[None]
+    weight = torch.randn(3 * (2 * 5 + 2 * group * 4), 7, generator=generator)
+    conv = torch.randn(2 * 3 * 5 + 6 * 4, 1, 4, generator=generator)
+    prefix = "model.layers.1.linear_attn."
+    other = torch.randn(2, 2)
+    found = changed(
+        {f"{prefix}in_proj_qkvz.weight": weight, f"{prefix}conv1d.weight": conv,
+         "model.layers.0.self_attn.q_proj.weight": other}.items(),
+        QWEN3_NEXT, shape, Keep(kept),
+    )  # fmt: skip
+
+    rows, filters, row = [], {"q": [], "k": []}, 0
+    for head in range(3):
+        for _ in range(2):  # q, then k
+            rows += [weight[row + channel] for channel in kept[0, head]]
+            row += 5
+        for _ in range(2 * group * 4):  # v and z
+            rows.append(weight[row])
+            row += 1
+        filters["q"] += [conv[head * 5 + channel] for channel in kept[0, head]]
+        filters["k"] += [conv[15 + head * 5 + channel] for channel in kept[0, head]]
+    assert torch.equal(found[f"{prefix}in_proj_qkvz.weight"], torch.stack(rows))
+    expected = torch.stack([*filters["q"], *filters["k"], *conv[30:]])
+    assert torch.equal(found[f"{prefix}conv1d.weight"], expected)
+    assert found["model.layers.0.self_attn.q_proj.weight"] is other
+
+
+def test_a_tensor_with_other_rows_than_the_config_says_is_refused():
+    tensors = {"model.layers.1.linear_attn.in_proj_qkvz.weight": torch.zeros(77, 7)}
+    with pytest.raises(InputError, match="has 29 key channels, but the config says 3 heads of 5"):
+        changed(tensors.items(), QWEN3_NEXT, SHAPE, Keep(torch.zeros(1, 3, 2, dtype=torch.long)))
+
+
+def test_a_rule_that_is_called_by_position_with_repeated_keys_is_shown_the_models_own(monkeypatch):
+    rules = SimpleNamespace(chunk=lambda q, k, v, *, beta: q.sum() + beta)
+    monkeypatch.setitem(sys.modules, "some_hybrid", rules)
+    kind = replace(
+        architecture(SMALL["gated"]),
+        call=Call("some_hybrid", ("chunk",), by_position=("q", "k", "v"), repeated=True),
+    )
+
+    class Mixer(nn.Module):
+        def forward(self, hidden_states):
+            k = hidden_states.repeat_interleave(2, 2)
+            return rules.chunk(k, k + 1, k, beta=3)
+
+    mixer, seen = Mixer(), []
+    monkeypatch.setattr(watching, "mixers", lambda model: (kind, SHAPE, [mixer]))
+    x = torch.randn(1, 4, 3, 5)
+    expected = mixer(x)
+    with watching.watched(mixer, rule=lambda place, given: seen.append((place, given))):
+        assert torch.equal(mixer(x), expected)
+    ((place, given),) = seen
+    assert place == 0
+    assert torch.equal(given["q"], x)
+    assert torch.equal(given["k"], x + 1)
+    assert given["v"].shape[2] == 6
+    assert given["beta"] == 3
