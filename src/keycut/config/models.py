@@ -138,13 +138,12 @@ class ModelBase(Section):
 
 
 def _sections() -> Any:
-    from keycut.models.architectures import ARCHITECTURES
+    from keycut.models.architectures import SECTIONS
 
-    sections = tuple(kind.section for kind in ARCHITECTURES.values() if kind.section)
-    return Annotated[Union[sections], Field(discriminator="architecture")]  # noqa: UP007
+    return Annotated[Union[SECTIONS], Field(discriminator="architecture")]  # noqa: UP007
 
 
-# An adapter (`keycut.models.architectures`) has the section of its architecture, made of these.
+# The section of an architecture is in its file of `keycut.models.architectures`.
 Model = Annotated[ModelBase, Late(_sections)]
 
 

@@ -17,13 +17,14 @@ from keycut.models.architectures.base import (
     Role,
     need,
 )
-from keycut.models.architectures.delta_net import DELTA_NET
-from keycut.models.architectures.delta_net_shared_conv import DELTA_NET_SHARED_CONV
-from keycut.models.architectures.gated_deltanet import GATED_DELTANET
+from keycut.models.architectures.delta_net import DELTA_NET, DeltaNet
+from keycut.models.architectures.delta_net_shared_conv import DELTA_NET_SHARED_CONV, SharedDeltaNet
+from keycut.models.architectures.gated_deltanet import GATED_DELTANET, GatedDeltaNet
 
 __all__ = [
     "ARCHITECTURES",
     "RULES",
+    "SECTIONS",
     "Architecture",
     "Config",
     "DeltaRule",
@@ -39,6 +40,8 @@ ARCHITECTURES = {
     kind.model_type: kind for kind in (DELTA_NET, DELTA_NET_SHARED_CONV, GATED_DELTANET)
 }
 RULES: dict[str, DeltaRule] = {kind.rule.name: kind.rule for kind in ARCHITECTURES.values()}
+# Of the configuration. No part of the adapters: a new key is no change of code that computes.
+SECTIONS = (DeltaNet, SharedDeltaNet, GatedDeltaNet)
 
 
 def register() -> None:

@@ -16,7 +16,6 @@ from keycut.errors import InputError
 if TYPE_CHECKING:
     import numpy as np
 
-    from keycut.config.models import ModelBase
     from keycut.config.section import Kernel
 
 Config = dict[str, Any]
@@ -101,7 +100,6 @@ class Architecture:
     resized: Callable[[Config, int], Config]
     """The config with another d_k and the same d_v."""
     stand_ins: Callable[[], list[StandIn]]
-    section: type[ModelBase] | None = None  # of the configuration, if a run can describe it
     options: tuple[str, ...] = ("use_gate",)  # keys of the config that pruning leaves alone
     register: Callable[[], None] = lambda: None
     """Makes AutoModel know it, where `import fla` is not enough."""

@@ -56,11 +56,13 @@ def stand_ins() -> list[StandIn]:
 def _layer(
     *, hidden_size: int, num_heads: int, width: int, head_v_dim: int, use_gate: bool, **_: Any
 ) -> Any:
-    from fla.layers import DeltaNet
+    from fla import layers
 
     sizes = {"hidden_size": hidden_size, "num_heads": num_heads}
     expand_v = num_heads * head_v_dim / hidden_size
-    return DeltaNet(**resized(sizes, width), expand_v=expand_v, use_gate=use_gate, layer_idx=0)
+    return layers.DeltaNet(
+        **resized(sizes, width), expand_v=expand_v, use_gate=use_gate, layer_idx=0
+    )
 
 
 class DeltaNetBase(ModelBase):
@@ -99,6 +101,5 @@ DELTA_NET = Architecture(
     shape=shape,
     resized=resized,
     stand_ins=stand_ins,
-    section=DeltaNet,
     float32=False,
 )

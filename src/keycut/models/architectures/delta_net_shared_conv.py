@@ -43,7 +43,6 @@ DELTA_NET_SHARED_CONV = replace(
     # A filter of a whole head, or of all of them, has no key channels of its own.
     filters=(),
     options=("use_gate", "conv_sharing"),
-    section=SharedDeltaNet,
     register=_register,
     library="keycut.models.shared_conv",
 )

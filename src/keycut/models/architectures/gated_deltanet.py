@@ -54,9 +54,11 @@ def stand_ins() -> list[StandIn]:
 
 
 def _layer(*, width: int, head_v_dim: int, **sizes: Any) -> Any:
-    from fla.layers import GatedDeltaNet
+    from fla import layers
 
-    return GatedDeltaNet(**sizes, head_dim=width, expand_v=factor(head_v_dim, width), layer_idx=0)
+    return layers.GatedDeltaNet(
+        **sizes, head_dim=width, expand_v=factor(head_v_dim, width), layer_idx=0
+    )
 
 
 class GatedDeltaNet(ModelBase):
@@ -107,5 +109,4 @@ GATED_DELTANET = Architecture(
     shape=shape,
     resized=resized,
     stand_ins=stand_ins,
-    section=GatedDeltaNet,
 )
