@@ -15,8 +15,8 @@ from torch import nn
 from keycut.config import Kernel
 from keycut.errors import InputError
 from keycut.models import create, watching
-from keycut.models.architectures import ARCHITECTURES, RULES, KeyShape, KeyTensor, architecture
-from keycut.models.architectures.base import Call
+from keycut.models.architectures import ARCHITECTURES, RULES, architecture
+from keycut.models.architectures.base import Call, KeyShape, KeyTensor
 from keycut.reporting.style import KERNELS
 from keycut.slicing import Keep, changed
 

@@ -31,7 +31,7 @@ from keycut.config import Calibration as Settings
 from keycut.data.packing import PackedTokens
 from keycut.data.progress import Progress
 from keycut.errors import InputError
-from keycut.models.architectures import KeyShape
+from keycut.models.architectures.base import KeyShape
 from keycut.models.checkpoint import Checkpoint, load, read_tensors
 from keycut.models.delta_rule import l2_normalised
 from keycut.models.watching import mixers, watched

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from keycut.artefact import json_text, whole
 from keycut.errors import InputError
-from keycut.models.architectures import Architecture, KeyShape, KeyTensor, Role
+from keycut.models.architectures.base import Architecture, KeyShape, KeyTensor, Role
 from keycut.models.checkpoint import WEIGHTS, Checkpoint, copy_companions, renamed, todays_name
 
 

@@ -30,7 +30,7 @@ from keycut.artefact import canonical_json, whole
 from keycut.calibration import refuse_non_finite
 from keycut.data.progress import Progress
 from keycut.errors import InputError
-from keycut.models.architectures import KeyShape
+from keycut.models.architectures.base import KeyShape
 from keycut.models.delta_rule import l2_normalised, log_decay
 from keycut.models.watching import mixers, watched
 

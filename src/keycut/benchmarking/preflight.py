@@ -27,7 +27,8 @@ from keycut.benchmarking.process import Outcome, Worker, apart_by_default, here
 from keycut.benchmarking.tuning import of_a_rule, tuners
 from keycut.config import Preflight, Shape
 from keycut.errors import InputError, nearest
-from keycut.models.architectures import RULES, DeltaRule
+from keycut.models.architectures import RULES
+from keycut.models.architectures.base import DeltaRule
 
 WIDEST = 256
 """The kernels take no wider keys."""

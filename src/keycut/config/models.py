@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, Union
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, Union
 
 from pydantic import Field, PositiveInt, model_validator
 
@@ -14,7 +14,7 @@ from keycut.config.sources import FromDisk, FromHub
 from keycut.errors import InputError
 
 if TYPE_CHECKING:
-    from keycut.models.architectures import Architecture, KeyShape
+    from keycut.models.architectures.base import Architecture, KeyShape
 
 
 @dataclass(frozen=True, order=True)
@@ -41,6 +41,7 @@ class Pretrained(Section):
 
 
 class ModelBase(Section):
+    model_type: ClassVar[str]
     label: str = Field(description="name in tables and figures")
     source: Annotated[Pretrained | FromHub | FromDisk, Field(discriminator="kind")] = Field(
         description="where its weights come from"
@@ -61,9 +62,12 @@ class ModelBase(Section):
         None, description="its name in config/published/values.csv, where that is another"
     )
 
-    @abstractmethod
     def fla_config(self) -> dict[str, Any]:
         """Arguments of the model's config class, with its model_type."""
+        sizes = self.model_dump(
+            exclude={"architecture", "label", "source", "tokenizer", "published_as"}
+        )
+        return {**sizes, "model_type": self.model_type, "intermediate_size": self.mlp_width}
 
     @property
     @abstractmethod
@@ -71,9 +75,9 @@ class ModelBase(Section):
 
     @property
     def adapter(self) -> Architecture:
-        from keycut.models.architectures import architecture
+        from keycut.models.architectures import ARCHITECTURES
 
-        return architecture(self.fla_config())
+        return ARCHITECTURES[self.model_type]
 
     @property
     def key_shape(self) -> KeyShape:
@@ -113,21 +117,6 @@ class ModelBase(Section):
         if self.intermediate_size is not None:
             return self.intermediate_size
         return -(-int(self.hidden_size * 4 * 2 / 3) // 256) * 256
-
-    def _fla(self, **sizes: Any) -> dict[str, Any]:
-        common = (
-            "hidden_size",
-            "num_hidden_layers",
-            "num_heads",
-            "conv_size",
-            "vocab_size",
-            "tie_word_embeddings",
-        )
-        return (
-            {name: getattr(self, name) for name in common}
-            | {"intermediate_size": self.mlp_width}
-            | sizes
-        )
 
     def _parameters(self, key_dim: int, value_dim: int, filters: int, rest: int) -> int:
         """All parameters, given the sums over heads and what one mixer has beside projections."""

@@ -9,7 +9,8 @@ from keycut.artefact import read_json, whole
 from keycut.config import Config, Model
 from keycut.errors import InputError
 from keycut.hub import downloaded, resolve
-from keycut.models.architectures import architecture, need
+from keycut.models.architectures import architecture
+from keycut.models.architectures.base import need
 
 
 def adopt(

@@ -16,7 +16,8 @@ from safetensors import SafetensorError, safe_open
 from keycut.artefact import digest, read_json, sha256, whole
 from keycut.errors import InputError
 from keycut.hub import model_folder
-from keycut.models.architectures import Config, architecture, register
+from keycut.models.architectures import architecture, register
+from keycut.models.architectures.base import Config
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"

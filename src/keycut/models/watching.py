@@ -9,7 +9,8 @@ from typing import Any
 
 from torch import Tensor
 
-from keycut.models.architectures import Architecture, KeyShape, architecture
+from keycut.models.architectures import architecture
+from keycut.models.architectures.base import Architecture, KeyShape
 
 
 def mixers(model: Any) -> tuple[Architecture, KeyShape, list[Any]]:

@@ -23,7 +23,8 @@ from keycut.artefact import refuse_out, write_json
 from keycut.config.training import Lora, Recovery
 from keycut.data.packing import PackedTokens
 from keycut.errors import InputError, nearest
-from keycut.models.architectures import Architecture, architecture
+from keycut.models.architectures import architecture
+from keycut.models.architectures.base import Architecture
 from keycut.models.checkpoint import Checkpoint, create, load
 from keycut.slicing import Change, Pad, changed, cut_back, padded_eps
 from keycut.training.checkpoints import Checkpoints

@@ -8,33 +8,10 @@ build, and its section of the configuration. Everything else asks the adapter.
 from __future__ import annotations
 
 from keycut.errors import InputError, nearest
-from keycut.models.architectures.base import (
-    Architecture,
-    Config,
-    DeltaRule,
-    KeyShape,
-    KeyTensor,
-    Role,
-    need,
-)
+from keycut.models.architectures.base import Architecture, Config, DeltaRule
 from keycut.models.architectures.delta_net import DELTA_NET, DeltaNet
 from keycut.models.architectures.delta_net_shared_conv import DELTA_NET_SHARED_CONV, SharedDeltaNet
 from keycut.models.architectures.gated_deltanet import GATED_DELTANET, GatedDeltaNet
-
-__all__ = [
-    "ARCHITECTURES",
-    "RULES",
-    "SECTIONS",
-    "Architecture",
-    "Config",
-    "DeltaRule",
-    "KeyShape",
-    "KeyTensor",
-    "Role",
-    "architecture",
-    "need",
-    "register",
-]
 
 ARCHITECTURES = {
     kind.model_type: kind for kind in (DELTA_NET, DELTA_NET_SHARED_CONV, GATED_DELTANET)

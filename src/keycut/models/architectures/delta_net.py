@@ -2,36 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, PositiveFloat
 
 from keycut.config.models import ModelBase
 from keycut.config.section import WHICH
-from keycut.models.architectures.base import (
-    Architecture,
-    Call,
-    Config,
-    DeltaRule,
-    KeyShape,
-    StandIn,
-    factor,
-    mixer_layers,
-    need,
-    whole,
-)
+from keycut.models.architectures import base
 
 
-def shape(config: Config) -> KeyShape:
-    hidden, heads = need(config, "hidden_size"), need(config, "num_heads")
+def shape(config: base.Config) -> base.KeyShape:
+    hidden, heads = base.need(config, "hidden_size"), base.need(config, "num_heads")
 
     def width(key: str) -> int:
         share = config.get(key, 1.0)
         what = f"hidden_size {hidden} x {key} {share} / num_heads {heads}"
-        return whole(hidden * share / heads, what)
+        return base.whole(hidden * share / heads, what)
 
-    return KeyShape(
-        layers=mixer_layers(config),
+    return base.KeyShape(
+        layers=base.mixer_layers(config),
         heads=heads,
         width=width("expand_k"),
         value_heads=heads,
@@ -39,12 +28,12 @@ def shape(config: Config) -> KeyShape:
     )
 
 
-def resized(config: Config, width: int) -> Config:
+def resized(config: base.Config, width: int) -> base.Config:
     # fla takes int(hidden_size * expand_k) up to 0.5, and rounds since.
-    return {**config, "expand_k": factor(config["num_heads"] * width, config["hidden_size"])}
+    return {**config, "expand_k": base.factor(config["num_heads"] * width, config["hidden_size"])}
 
 
-def stand_ins() -> list[StandIn]:
+def stand_ins() -> list[base.StandIn]:
     from keycut.models import cpu
 
     return [
@@ -83,21 +72,19 @@ class DeltaNet(DeltaNetBase):
     """DeltaNet, as in flash-linear-attention: head widths follow from hidden_size."""
 
     architecture: Literal["delta_net"] = WHICH
+    model_type: ClassVar[str] = "delta_net"
 
     @property
     def parameters(self) -> int:
         return self._with_filters()
 
-    def fla_config(self) -> Config:
-        return self._fla(model_type="delta_net", expand_k=self.expand_k, expand_v=self.expand_v)
 
-
-DELTA_NET = Architecture(
+DELTA_NET = base.Architecture(
     "delta_net",
-    rule=DeltaRule(
+    rule=base.DeltaRule(
         "delta_net", chunked="chunk_delta_rule", layer=_layer, heads=16, value_width=128
     ),
-    call=Call("fla.layers.delta_net", ("chunk_delta_rule", "fused_recurrent_delta_rule")),
+    call=base.Call("fla.layers.delta_net", ("chunk_delta_rule", "fused_recurrent_delta_rule")),
     shape=shape,
     resized=resized,
     stand_ins=stand_ins,

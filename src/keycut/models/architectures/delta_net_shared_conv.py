@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
 from keycut.config.section import WHICH
-from keycut.models.architectures.base import Config
 from keycut.models.architectures.delta_net import DELTA_NET, DeltaNetBase
 
 
@@ -20,6 +19,7 @@ class SharedDeltaNet(DeltaNetBase):
     """DeltaNet whose channels share convolution filters, in q, k and v each."""
 
     architecture: Literal["delta_net_shared"] = WHICH
+    model_type: ClassVar[str] = "delta_net_shared_conv"
     conv_sharing: Literal["head", "all"] = Field(
         description="one filter per head, or one for all heads and channels"
     )
@@ -27,14 +27,6 @@ class SharedDeltaNet(DeltaNetBase):
     @property
     def parameters(self) -> int:
         return self._with_filters(3 * (self.num_heads if self.conv_sharing == "head" else 1))
-
-    def fla_config(self) -> Config:
-        return self._fla(
-            model_type="delta_net_shared_conv",
-            expand_k=self.expand_k,
-            expand_v=self.expand_v,
-            conv_sharing=self.conv_sharing,
-        )
 
 
 DELTA_NET_SHARED_CONV = replace(

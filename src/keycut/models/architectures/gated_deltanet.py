@@ -2,48 +2,37 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
 from keycut.config.models import ModelBase
 from keycut.config.section import WHICH
 from keycut.errors import InputError
-from keycut.models.architectures.base import (
-    Architecture,
-    Call,
-    Config,
-    DeltaRule,
-    KeyShape,
-    StandIn,
-    factor,
-    mixer_layers,
-    need,
-    whole,
-)
+from keycut.models.architectures import base
 
 
-def shape(config: Config) -> KeyShape:
-    heads, width = need(config, "num_heads"), need(config, "head_dim")
+def shape(config: base.Config) -> base.KeyShape:
+    heads, width = base.need(config, "num_heads"), base.need(config, "head_dim")
     value_heads = config.get("num_v_heads") or heads
     if value_heads % heads:
         raise InputError(f"num_v_heads {value_heads} must be a multiple of num_heads {heads}")
     expand_v = config.get("expand_v", 2.0)
-    return KeyShape(
-        layers=mixer_layers(config),
+    return base.KeyShape(
+        layers=base.mixer_layers(config),
         heads=heads,
-        width=whole(width, "head_dim"),
+        width=base.whole(width, "head_dim"),
         value_heads=value_heads,
-        value_width=whole(width * expand_v, f"head_dim {width} x expand_v {expand_v}"),
+        value_width=base.whole(width * expand_v, f"head_dim {width} x expand_v {expand_v}"),
     )
 
 
-def resized(config: Config, width: int) -> Config:
+def resized(config: base.Config, width: int) -> base.Config:
     # fla takes int(head_dim * expand_v).
-    return {**config, "head_dim": width, "expand_v": factor(shape(config).value_width, width)}
+    return {**config, "head_dim": width, "expand_v": base.factor(shape(config).value_width, width)}
 
 
-def stand_ins() -> list[StandIn]:
+def stand_ins() -> list[base.StandIn]:
     from keycut.models import cpu
 
     return [
@@ -57,7 +46,7 @@ def _layer(*, width: int, head_v_dim: int, **sizes: Any) -> Any:
     from fla import layers
 
     return layers.GatedDeltaNet(
-        **sizes, head_dim=width, expand_v=factor(head_v_dim, width), layer_idx=0
+        **sizes, head_dim=width, expand_v=base.factor(head_v_dim, width), layer_idx=0
     )
 
 
@@ -65,6 +54,7 @@ class GatedDeltaNet(ModelBase):
     """Gated DeltaNet, as in flash-linear-attention: head widths are free."""
 
     architecture: Literal["gated_deltanet"] = WHICH
+    model_type: ClassVar[str] = "gated_deltanet"
     head_dim: PositiveInt = Field(description="width of a head's keys and queries")
     expand_v: PositiveFloat = Field(description="width of a head's values, as a multiple of that")
     num_v_heads: PositiveInt | None = Field(
@@ -81,19 +71,10 @@ class GatedDeltaNet(ModelBase):
         rest = gate + decay + self.head_v_dim
         return self._parameters(keys, values, 2 * keys + values, rest)
 
-    def fla_config(self) -> Config:
-        return self._fla(
-            model_type="gated_deltanet",
-            head_dim=self.head_dim,
-            expand_v=self.expand_v,
-            num_v_heads=self.num_v_heads,
-            use_gate=self.use_gate,
-        )
 
-
-GATED_DELTANET = Architecture(
+GATED_DELTANET = base.Architecture(
     "gated_deltanet",
-    rule=DeltaRule(
+    rule=base.DeltaRule(
         "gated_deltanet",
         chunked="chunk_gated_delta_rule",
         layer=_layer,
@@ -103,7 +84,7 @@ GATED_DELTANET = Architecture(
         grouped=True,
         options={"state_v_first": True},
     ),
-    call=Call(
+    call=base.Call(
         "fla.layers.gated_deltanet", ("chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule")
     ),
     shape=shape,
