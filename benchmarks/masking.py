@@ -20,7 +20,7 @@ from keycut.data.documentation import documentation
 from keycut.data.tokenizer import load_tokenizer
 from keycut.models.checkpoint import Checkpoint, load
 from keycut.selection.evidence import Evidence
-from keycut.selection.methods import select
+from keycut.selection.select import select
 from keycut.slicing import Pad, padded_eps
 from keycut.training.recovery import resized, scale_eps
 

@@ -27,7 +27,7 @@ from keycut.hub import DOWNLOADS, LOCK
 from keycut.models import load
 from keycut.models.checkpoint import Checkpoint
 from keycut.selection.evidence import Evidence
-from keycut.selection.methods import select
+from keycut.selection.select import select
 from keycut.slicing import slice_model
 from keycut.training.recovery import recover
 from keycut.training.trainers import pretrain_model
@@ -88,7 +88,7 @@ def compare(config: Config, name: str, folder: Path, say: Any) -> None:
         evidence = Evidence(model, calibration, target=settings.target)
         kept = [width(model.shape.width, ratio) for ratio in RATIOS]
         for ratio, selection in zip(
-            RATIOS, select(settings.algorithm, evidence, kept), strict=True
+            RATIOS, select(settings.algorithm, evidence, kept, **settings.options), strict=True
         ):
             student = home / f"{method}-{ratio:g}"
             if not student.exists():

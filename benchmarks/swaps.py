@@ -17,7 +17,7 @@ from keycut.config import width
 from keycut.models.checkpoint import Checkpoint
 from keycut.prune import Request, calibrated
 from keycut.selection.evidence import Evidence
-from keycut.selection.methods import select
+from keycut.selection.select import select
 
 RATIOS = (0.3, 0.4, 0.5, 0.75)
 
@@ -36,7 +36,7 @@ def main() -> None:
         sequences=options.sequences, length=options.length,
         device="cuda" if torch.cuda.is_available() else "cpu",
     )  # fmt: skip
-    calibration = calibrated(request, checkpoint)
+    evidence = Evidence(checkpoint, calibrated(request, checkpoint))
     shape = checkpoint.shape
     widths = [width(shape.width, ratio) for ratio in RATIOS]
     heads = len(shape.layers) * shape.heads
@@ -45,10 +45,10 @@ def main() -> None:
     for rows in ("sample", "all"):
         for activations in ("raw", "normalised"):
             given = {"rows": rows, "activations": activations}
-            plain = select("qrcp", Evidence(checkpoint, calibration, **given), widths)
+            plain = select("qrcp", evidence, widths, **given)
             for f in (1.5, 1.1, 1.0):
-                evidence = Evidence(checkpoint, calibration, f=f, **given)
-                for strong, start in zip(select("drrqr", evidence, widths), plain, strict=True):
+                swapped = select("drrqr", evidence, widths, f=f, **given)
+                for strong, start in zip(swapped, plain, strict=True):
                     report(rows, activations, f, strong.tensors, start.tensors)
 
 

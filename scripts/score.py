@@ -4,17 +4,15 @@ with job(snakemake) as run:
     from keycut.calibration import Calibration
     from keycut.models.checkpoint import Checkpoint
     from keycut.selection.evidence import Evidence
-    from keycut.selection.methods import select
+    from keycut.selection.select import select
 
-    wildcards = snakemake.wildcards
-    given, model = snakemake.input.calibration, Checkpoint(snakemake.input.model)
+    given, wildcards = snakemake.input, snakemake.wildcards
     method = run.methods[wildcards.method]
     evidence = Evidence(
-        model,
-        Calibration.load(given) if given else None,
+        Checkpoint(given.model),
+        Calibration.load(given.calibration) if given.calibration else None,
         target=wildcards.target,
         seed=int(wildcards.seed),
-        **method.model_dump(exclude={"algorithm", "label", "target"}),
     )
-    (selection,) = select(method.algorithm, evidence, [snakemake.params.kept])
+    (selection,) = select(method.algorithm, evidence, [snakemake.params.kept], **method.options)
     selection.save(snakemake.output.selection)

@@ -73,7 +73,7 @@ def test_a_parameter_of_another_shape_is_named(folder):
 
 def test_names_of_older_versions_are_understood(folder):
     expected = logits(folder)
-    weights = Evidence(Checkpoint(folder)).weights("k")
+    weights = Evidence(Checkpoint(folder)).weight_magnitudes("k")
 
     def older(tensors):
         for i in range(2):
@@ -88,7 +88,7 @@ def test_names_of_older_versions_are_understood(folder):
 
     rewrite(folder, older)
     assert torch.equal(logits(folder), expected)
-    assert torch.equal(Evidence(Checkpoint(folder)).weights("k"), weights)
+    assert torch.equal(Evidence(Checkpoint(folder)).weight_magnitudes("k"), weights)
 
 
 @pytest.mark.parametrize("wrapped", [

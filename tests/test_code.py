@@ -226,7 +226,7 @@ def test_the_configurations_own_code_does_not_count(library):
 
 
 def test_a_module_that_is_not_there_is_an_error(library):
-    with pytest.raises(ValueError, match=r"keycut\.third: there is no such module"):
+    with pytest.raises(ModuleNotFoundError, match=r"keycut\.third: there is no such module"):
         code_of(script(library, ""), "keycut.third", source=library)
 
 

@@ -12,8 +12,9 @@ from keycut.errors import InputError
 from keycut.models import create, load, save
 from keycut.models.checkpoint import Checkpoint
 from keycut.selection.evidence import Evidence
-from keycut.selection.methods import METHODS, WITHOUT_CALIBRATION, select, top
+from keycut.selection.methods import METHODS
 from keycut.selection.rrqr import strong_rrqr_slow
+from keycut.selection.select import select, top
 
 TARGETS = ["kq", "k", "q"]
 IDS = torch.randint(0, 97, (6, 80), generator=torch.Generator().manual_seed(8))
@@ -37,9 +38,10 @@ def weights(checkpoint, side, layer):
     return tensor.view(checkpoint.shape.heads, checkpoint.shape.width, -1)
 
 
-def chosen(method, made, width, **options):
+def chosen(method, made, width, target="kq", **options):
     checkpoint, calibration = made
-    (selection,) = select(method, Evidence(checkpoint, calibration, **options), [width])
+    evidence = Evidence(checkpoint, calibration, target=target)
+    (selection,) = select(method, evidence, [width], **options)
     return selection.tensors
 
 
@@ -164,7 +166,7 @@ def test_widths_asked_for_together_are_those_asked_for_alone(made):
 @pytest.mark.parametrize("method", METHODS)
 def test_a_method_without_its_calibration_is_refused(made, method):
     checkpoint, _ = made
-    if method in WITHOUT_CALIBRATION:
+    if "text" not in METHODS[method].needs:
         (selection,) = select(method, Evidence(checkpoint), [2])
         assert "condition_after" not in selection.tensors
     else:

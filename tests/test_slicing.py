@@ -18,7 +18,8 @@ from keycut.models import create, load, save
 from keycut.models.architectures import ARCHITECTURES
 from keycut.models.checkpoint import Checkpoint
 from keycut.selection.evidence import Evidence
-from keycut.selection.methods import METHODS, select
+from keycut.selection.methods import METHODS
+from keycut.selection.select import select
 from keycut.selection.selection import Selection
 from keycut.slicing import Keep, Pad, cut_back, padded_eps, slice_model
 

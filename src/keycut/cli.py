@@ -9,6 +9,7 @@ from pathlib import Path
 from keycut import __version__
 from keycut.errors import InputError
 from keycut.hub import DOWNLOADS, LOCK, model_folder
+from keycut.selection.methods import METHODS
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -42,29 +43,32 @@ def _prune(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         help="make a smaller model of one you have",
         description="Calibrate a model, choose which key and query channels stay, and write the "
         "smaller model, which AutoModelForCausalLM.from_pretrained loads.",
+        epilog="methods (* needs text):\n"
+        + "".join(
+            f"  {name + '*' * ('text' in method.needs):17} {method.about}\n"
+            for name, method in METHODS.items()
+        ),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     command.add_argument("model", metavar="MODEL", help="a model folder, or a downloaded hub name")
     command.add_argument("out", metavar="OUT", type=Path, help="folder to write")
-    command.add_argument("--method", default="drrqr", help="%(default)s if not given; also l1, "
-                         "rand, s_wanda, grad, qrcp, pca_proper, pca_adversarial")  # fmt: skip
+    command.add_argument("--method", default="drrqr", help="see below; %(default)s")
     command.add_argument("--ratio", type=float, required=True, help="share of channels to remove")
     command.add_argument("--target", choices=["kq", "k", "q"],
-                         help="score keys and queries, or one of them; kq if not given, k for PCA, "
-                         "as in the paper")  # fmt: skip
+                         help="judge by keys and queries, or by one of them; the method's own "
+                         "choice if not given, mostly kq")  # fmt: skip
     command.add_argument("--text", type=Path, help="calibration text: .jsonl, .txt (.xz .gz .zst), "
                          "a data set's folder; by default the packages' own prose")  # fmt: skip
     command.add_argument("--seed", type=int, default=0, help="of the text's order, the sample of "
                          "rows and rand's draw")  # fmt: skip
     command.add_argument("--round-to", type=int, default=1, metavar="N",
                          help="keep a multiple of N channels, rounding up; 16 is fast")  # fmt: skip
-    command.add_argument("--f", type=float, default=1.5,
-                         help="drrqr swaps until no gain exceeds f; %(default)s")  # fmt: skip
     command.add_argument(
         "--sequences", type=int, default=128, help="calibration sequences; %(default)s"
     )
     command.add_argument("--length", type=int, default=2048, help="tokens in each; %(default)s")
     command.add_argument(
-        "--rows", type=int, default=5000, help="tokens sampled for drrqr; %(default)s"
+        "--rows", type=int, default=5000, help="tokens in the sample of rows; %(default)s"
     )
     command.add_argument("--batch", type=int, default=8, help="sequences at a time; %(default)s")
     command.add_argument("--dtype", choices=["bfloat16", "float32", "float16"],
@@ -72,6 +76,12 @@ def _prune(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
                          "bfloat16 for a float32 DeltaNet, whose kernel refuses it")  # fmt: skip
     command.add_argument("--device", help="cuda or cpu; the GPU if there is one")
     command.add_argument("--force", action="store_true", help="replace OUT if it exists")
+    for option in dict.fromkeys(option for method in METHODS.values() for option in method.takes):
+        takers = ", ".join(name for name, method in METHODS.items() if option in method.takes)
+        command.add_argument(option.flag, type=type(option.default), choices=option.choices or None,
+                             dest=f"option.{option.name}", default=argparse.SUPPRESS,
+                             metavar=None if option.choices else option.name.upper(),
+                             help=f"of {takers}: {option.help}; {option.default}")  # fmt: skip
 
     def run(options: argparse.Namespace) -> None:
         import torch
@@ -88,10 +98,14 @@ def _prune(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
                 out=options.out,
                 method=options.method,
                 ratio=options.ratio,
-                target=options.target or ("k" if options.method.startswith("pca") else "kq"),
+                target=options.target,
                 text=options.text,
                 seed=options.seed,
-                f=options.f,
+                options={
+                    name.removeprefix("option."): value
+                    for name, value in vars(options).items()
+                    if name.startswith("option.")
+                },
                 sequences=options.sequences,
                 length=options.length,
                 sample_rows=options.rows,

@@ -72,7 +72,7 @@ def _meanings(script: Path, modules: tuple[str, ...], device: str, source: Path)
             continue
         file = _file(module, source)
         if file is None:
-            raise ValueError(f"keycut.{module}: there is no such module")
+            raise ModuleNotFoundError(f"keycut.{module}: there is no such module")
         read = _read(file, source)
         found[module] = read.meaning
         if file.name == "__init__.py":
@@ -107,7 +107,10 @@ def code_now(known: dict[str, Any]) -> Code:
 
 def same_code(known: dict[str, Any]) -> bool:
     """Whether the code is still what `known_code` said, as far as a rerun depends on it."""
-    now = known_code(known["script"], *known["extra"], device=known.get("device", "cpu"))
+    try:
+        now = known_code(known["script"], *known["extra"], device=known.get("device", "cpu"))
+    except ModuleNotFoundError:  # it has another name by now
+        return False
     return all(known.get(key) == now[key] for key in ("version", "own", "digest") if key in now)
 
 
@@ -150,6 +153,11 @@ class _Module:
 
     meaning: str
     imports: tuple[str, ...]
+
+
+def _target(named: str) -> Target:
+    module, _, name = named.removeprefix("keycut.").partition(":")
+    return module, name or ALL
 
 
 def _read(file: Path, source: Path) -> _Module:

@@ -109,8 +109,8 @@ class Inputs:
         return self.uses("device", **{section: _changed(getattr(self.config, section))})
 
     def uses_method(self, method: str) -> Section:
-        spec = _changed(self.config.methods[method], "label", "target")
-        return self.uses(methods={method: {**spec, "label": method}})
+        spec = _changed(self.config.methods[method], "label", "target", "colour", "dash")
+        return self.uses(methods={method: spec})
 
     def uses_suite(self, suite: str) -> Section:
         spec = self.config.evaluation
@@ -154,7 +154,11 @@ class Inputs:
             figures=drawn,
             benchmarks=benchmarks,
             models={name: model for name, model in config.models.items() if name in models},
-            methods={name: method for name, method in config.methods.items() if name in methods},
+            methods={
+                name: method.model_dump(exclude=set() if drawn else {"colour", "dash"})
+                for name, method in config.methods.items()
+                if name in methods
+            },
             evaluation={
                 "protocol": spec.protocol,
                 "suites": {name: suite for name, suite in spec.suites.items() if name in suites},

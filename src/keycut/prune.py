@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,9 +19,10 @@ from keycut.config import width as width_of
 from keycut.config.section import check_seed
 from keycut.errors import InputError
 from keycut.models.checkpoint import Checkpoint, load
-from keycut.selection.evidence import Evidence, Target
-from keycut.selection.methods import WITHOUT_CALIBRATION, refuse_method, select
-from keycut.selection.rrqr import refuse_tolerance
+from keycut.selection.evidence import Evidence
+from keycut.selection.method import Target
+from keycut.selection.methods import METHODS, method_named
+from keycut.selection.select import select
 from keycut.selection.selection import Selection
 from keycut.slicing import slice_model, sliced_bytes
 
@@ -33,10 +35,10 @@ class Request:
     out: Path
     method: str
     ratio: float
-    target: Target = "kq"
+    target: Target | None = None  # the method's own
     text: Path | None = None
     seed: int = 0
-    f: float = 1.5
+    options: Mapping[str, Any] = field(default_factory=dict)  # that the method takes
     sequences: int = 128
     length: int = 2048
     sample_rows: int = 5000
@@ -49,8 +51,10 @@ class Request:
 
 def prune(request: Request) -> Selection:
     """Write the pruned model to `request.out`; progress and a summary go to stderr."""
-    refuse_method(request.method)
-    refuse_tolerance(request.f)
+    method = method_named(request.method)
+    target = request.target or method.targets[0]
+    method.check_target(target)
+    method.options(request.options)
     for name, value in (
         ("--sequences", request.sequences),
         ("--length", request.length),
@@ -78,15 +82,13 @@ def prune(request: Request) -> Selection:
     refuse_full_disk(request.out, sliced_bytes(checkpoint, width, dtype))
 
     calibration = None
-    if request.method not in WITHOUT_CALIBRATION or request.text is not None:
+    if "text" in method.needs or request.text is not None:
         checkpoint.refuse_softmax()
         with explain_full_disk(gettempdir()):
             calibration = calibrated(request, checkpoint)
     say(f"selecting: {request.method} keeps {width} of {checkpoint.shape.width} channels a head")
-    evidence = Evidence(
-        checkpoint, calibration, target=request.target, seed=request.seed, f=request.f
-    )
-    (selection,) = select(request.method, evidence, [width])
+    evidence = Evidence(checkpoint, calibration, target=target, seed=request.seed)
+    (selection,) = select(request.method, evidence, [width], **request.options)
     say(f"slicing: writing {request.out}")
     if dtype != request.dtype:
         say("written as bfloat16: DeltaNet's kernel refuses float32 (--dtype float32 keeps it)")
@@ -201,9 +203,10 @@ def summary(before: Checkpoint, after: Checkpoint, selection: Selection) -> list
 def pruned_card(request: Request, checkpoint: Checkpoint, selection: Selection) -> str:
     """README.md of the model: what it is and how it was made."""
     options = (
-        f"--method {request.method} --ratio {request.ratio} --target {request.target} "
-        f"--seed {request.seed} --round-to {request.round_to} --f {request.f} "
-        f"--sequences {request.sequences} --length {request.length} --rows {request.sample_rows}"
+        f"--method {request.method} --ratio {request.ratio} --target {selection.about['target']} "
+        f"--seed {request.seed} --round-to {request.round_to} --sequences {request.sequences} "
+        f"--length {request.length} --rows {request.sample_rows}"
+        + "".join(f" {o.flag} {selection.about[o.name]}" for o in METHODS[request.method].takes)
         + (f" --dtype {str(request.dtype).removeprefix('torch.')}" if request.dtype else "")
         + (f" --text {request.text.name}" if request.text else "")
     )

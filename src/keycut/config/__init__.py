@@ -29,16 +29,7 @@ from keycut.config.figures import (
     UtilizationFigure,
 )
 from keycut.config.models import Model, Pretrained, Shape, shape_of
-from keycut.config.pruning import (
-    BASELINE,
-    Calibrated,
-    Calibration,
-    Method,
-    Pivoted,
-    Swapped,
-    Weighted,
-    width,
-)
+from keycut.config.pruning import BASELINE, Calibration, width
 from keycut.config.reading import load_config, parse_config
 from keycut.config.run import Config, Measurement, Part, Variant
 from keycut.config.section import Kernel, Pass, Section, Stage, Target
@@ -60,7 +51,6 @@ __all__ = [
     "TASKS",
     "Analysis",
     "Benchmark",
-    "Calibrated",
     "Calibration",
     "Config",
     "Corpus",
@@ -78,14 +68,12 @@ __all__ = [
     "LocalCorpus",
     "Lora",
     "Measurement",
-    "Method",
     "Mixer",
     "MixerBenchmark",
     "Model",
     "ModelBenchmark",
     "Part",
     "Pass",
-    "Pivoted",
     "Preflight",
     "Pretrained",
     "QualityFigure",
@@ -99,7 +87,6 @@ __all__ = [
     "SpeedTable",
     "Stage",
     "Suite",
-    "Swapped",
     "SweepFigure",
     "Table",
     "Target",
@@ -109,7 +96,6 @@ __all__ = [
     "Training",
     "UtilizationFigure",
     "Variant",
-    "Weighted",
     "load_config",
     "parse_config",
     "reference",

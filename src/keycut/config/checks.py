@@ -13,6 +13,7 @@ from keycut.config.pruning import BASELINE, width
 from keycut.config.tables import QualityTable, SpeedTable
 from keycut.config.training import Training
 from keycut.errors import InputError, nearest
+from keycut.selection.methods import METHODS
 
 if TYPE_CHECKING:
     from keycut.config.run import Config, Measurement
@@ -267,6 +268,11 @@ def _bad_needs(config: Config) -> Iterator[str]:
             yield f"methods.{name}: {method.algorithm} needs a `calibration`"
     for name, table in config.tables.items():
         if isinstance(table, QualityTable):
+            for key in table.methods:
+                known = METHODS[config.methods[key].algorithm].targets
+                for target in sorted({*(table.targets or ())} - {*known}):
+                    known_targets = " or ".join(known)
+                    yield f"tables.{name}.targets: {target}: {key} judges by {known_targets}"
             if "post" in table.columns and not config.recovery:
                 yield f"tables.{name}: shows recovered models, so it needs a `recovery`"
         elif isinstance(table, SpeedTable):

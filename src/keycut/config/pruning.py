@@ -4,12 +4,23 @@ from __future__ import annotations
 
 from decimal import Decimal
 from fractions import Fraction
-from typing import Annotated, Literal
+from functools import reduce
+from operator import or_
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field, PositiveInt
+from pydantic import Field, PositiveFloat, PositiveInt, Strict, create_model
 
-from keycut.config.section import WHICH, Section, SliceName, Target
+from keycut.config.section import WHICH, Colour, Section, SliceName, Target
 from keycut.errors import InputError
+from keycut.selection.method import Method
+from keycut.selection.methods import METHODS
+
+Label = Annotated[str, Field(description="name in tables and figures")]
+Dash = Annotated[
+    tuple[PositiveFloat, ...],
+    Strict(False),
+    Field(description="strokes and gaps of its curves, in points; solid without"),
+]
 
 BASELINE = "baseline"
 """The method of a variant that nothing was cut from, as in the published numbers."""
@@ -44,63 +55,56 @@ class Calibration(Section):
 
 
 class MethodBase(Section):
-    label: str = Field(description="name in tables and figures")
-    target: Target = Field(
-        "kq", description="what is scored, unless a table asks for others: keys, queries or both"
-    )
+    """What the configuration says of any method, beside the options that it takes."""
+
+    algorithm: str = WHICH
+    label: Label
+    target: Target
+    colour: Colour
+    dash: Dash
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return {option.name: getattr(self, option.name) for option in METHODS[self.algorithm].takes}
 
     @property
     def calibrated(self) -> bool:
-        return True
+        return "text" in METHODS[self.algorithm].needs
 
     @property
     def drawn(self) -> bool:
         """Whether another seed may give another selection."""
-        return self.calibrated
+        return self.calibrated or "seed" in METHODS[self.algorithm].needs
 
 
-class Weighted(MethodBase):
-    """Methods of the weights alone: their magnitude, or chance."""
-
-    algorithm: Literal["l1", "rand"] = WHICH
-
-    @property
-    def calibrated(self) -> bool:
-        return False
-
-    @property
-    def drawn(self) -> bool:
-        return self.algorithm == "rand"
-
-
-class Calibrated(MethodBase):
-    """Methods of weights and calibration, without options."""
-
-    algorithm: Literal["s_wanda", "grad", "pca_proper", "pca_adversarial"] = WHICH
-
-
-class FactoredBase(MethodBase):
-    rows: Literal["sample", "all"] = Field(
-        "sample", description="the sample of the calibration, or every token of it"
-    )
-    activations: Literal["raw", "normalised"] = Field(
-        "raw", description="keys and queries before or after their L2 norm"
-    )
+def _section(method: Method) -> type[MethodBase]:
+    """What the configuration may say of a method, from what its file says."""
+    return create_model(  # type: ignore[call-overload]
+        method.name,
+        __base__=MethodBase,
+        __doc__=method.about,
+        algorithm=(Literal[method.name], WHICH),
+        label=(Label, method.label),
+        target=(
+            Literal[method.targets],
+            Field(method.targets[0], description="what it judges by, unless a table asks for "
+                  "others: keys, queries or both"),
+        ),
+        colour=(Colour, method.colour),
+        dash=(Dash, method.dash),
+        **{
+            option.name: (
+                Literal[option.choices] if option.choices else type(option.default),
+                Field(option.default, description=option.help, ge=option.at_least),
+            )
+            for option in method.takes
+        },
+    )  # fmt: skip
 
 
-class Pivoted(FactoredBase):
-    """Column-pivoted QR of the activations: where DRRQR starts, without its swaps."""
-
-    algorithm: Literal["qrcp"] = WHICH
-
-
-class Swapped(FactoredBase):
-    """Strong rank-revealing QR of the activations."""
-
-    algorithm: Literal["drrqr"] = WHICH
-    f: float = Field(
-        1.5, description="swaps end when none enlarges the volume more than this", ge=1
-    )
-
-
-Method = Annotated[Weighted | Calibrated | Pivoted | Swapped, Field(discriminator="algorithm")]
+if TYPE_CHECKING:
+    PruningMethod = MethodBase
+else:
+    PruningMethod = Annotated[
+        reduce(or_, map(_section, METHODS.values())), Field(discriminator="algorithm")
+    ]

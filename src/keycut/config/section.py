@@ -19,11 +19,11 @@ from pydantic import (
 )
 
 from keycut.errors import InputError
+from keycut.selection.method import Target as Target
 
 T = TypeVar("T")
 
 Kernel = Literal["delta_net", "gated_deltanet"]
-Target = Literal["kq", "k", "q"]
 Stage = Literal["none", "pre", "post"]
 Pass = Literal["forward", "training"]
 
@@ -56,18 +56,23 @@ _NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 _HUB = r"^[A-Za-z0-9_][A-Za-z0-9_.-]*/[A-Za-z0-9_][A-Za-z0-9_.-]*$"
 _SLICE = r"^[\w.-]+/[\w.-]+$"
 _SHA256 = r"^[0-9a-f]{64}$"
+_COLOUR = r"^#[0-9a-fA-F]{6}$"
 _TEXT = r"\.(jsonl|txt)(\.(xz|gz|zst))?$"
 Name = Annotated[str, StringConstraints(pattern=_NAME)]
 HubName = Annotated[str, StringConstraints(pattern=_HUB)]
 SliceName = Annotated[str, StringConstraints(pattern=_SLICE)]
 Sha256 = Annotated[str, StringConstraints(pattern=_SHA256)]
 TextFile = Annotated[str, StringConstraints(pattern=_TEXT)]
+Colour = Annotated[
+    str, StringConstraints(pattern=_COLOUR), Field(description="colour of its curves")
+]
 # The same in words, for who did not keep to it.
 PATTERNS = {
     _NAME: "should be letters, digits and . _ -, with a letter or digit first",
     _HUB: "should be owner/name",
     _SLICE: "should be corpus/slice",
     _SHA256: "should be 64 hexadecimal digits, as sha256sum prints them",
+    _COLOUR: "should be # and six hexadecimal digits",
     _TEXT: "should end in .jsonl or .txt, or one of these and .xz, .gz or .zst",
 }
 Ratio = Annotated[

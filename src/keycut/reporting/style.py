@@ -30,28 +30,6 @@ PAGE = 6.8
 Dash = tuple[float, tuple[float, ...]]
 SOLID: Dash = (0, ())
 
-COLOURS = {
-    BASELINE: INK,
-    "drrqr": "#2c78fd",
-    "grad": "#d37e17",
-    "l1": "#1e795d",
-    "s_wanda": "#b23eb7",
-    "rand": "#939095",
-    "qrcp": "#2f93a8",
-    "pca_proper": "#c2455a",
-    "pca_adversarial": "#8a6a3c",
-}
-DASHES: dict[str, Dash] = {
-    BASELINE: (0, (1, 1)),
-    "drrqr": SOLID,
-    "grad": SOLID,
-    "l1": (0, (4, 1.5)),
-    "s_wanda": (0, (6, 1.5, 1, 1.5)),
-    "rand": (0, (2, 1)),
-    "qrcp": (0, (4, 1, 1, 1)),
-    "pca_proper": SOLID,
-    "pca_adversarial": (0, (4, 1.5)),
-}
 # Two architectures of a benchmark, which has no methods.
 KERNELS = {"delta_net": "#c2455a", "gated_deltanet": "#2f93a8"}
 
@@ -139,11 +117,11 @@ def _two_digits(path: re.Match[str]) -> str:
 
 
 def colour(config: Config, method: str) -> str:
-    return COLOURS[method if method == BASELINE else config.methods[method].algorithm]
+    return INK if method == BASELINE else config.methods[method].colour
 
 
 def dash(config: Config, method: str) -> Dash:
-    return DASHES[method if method == BASELINE else config.methods[method].algorithm]
+    return (0, (1, 1) if method == BASELINE else config.methods[method].dash)
 
 
 def label(config: Config, method: str) -> str:

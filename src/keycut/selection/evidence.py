@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -11,36 +11,37 @@ from torch import Tensor
 from keycut.calibration import Activations, Calibration, Rows, Side
 from keycut.errors import InputError
 from keycut.models.checkpoint import Checkpoint
-
-Target = Literal["kq", "k", "q"]
+from keycut.selection.method import Target
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """A model, what its calibration found, and how a method is to use it.
+    """A model, what its calibration measured, and the seed of whatever is drawn.
 
-    `target` says whose scores or activations count: keys and queries together, or one of them.
-    What is kept is always kept of both. `f`, `rows` and `activations` are for drrqr and qrcp;
-    `seed` is for rand.
+    `target` says what a method judges by: keys and queries together, or one of them. What is kept
+    is always kept of both.
     """
 
     checkpoint: Checkpoint
     calibration: Calibration | None = None
     target: Target = "kq"
     seed: int = 0
-    f: float = 1.5
-    rows: Rows = "sample"
-    activations: Activations = "raw"
 
-    def sides(self) -> tuple[Side, ...]:
-        return {"kq": ("k", "q"), "k": ("k",), "q": ("q",)}[self.target]  # type: ignore[return-value]
-
-    def calibrated(self, method: str) -> Calibration:
+    @property
+    def measured(self) -> Calibration:
+        """The calibration, for methods that need text."""
         if self.calibration is None:
-            raise InputError(f"method {method} needs a calibration, and none was given")
+            raise InputError("this method needs a calibration, and none was given")
         return self.calibration
 
-    def weights(self, side: Side) -> Tensor:
+    def sum_over_target(self, of: Callable[[Side], Tensor]) -> Tensor:
+        return torch.stack([of(side) for side in ("k", "q") if side in self.target]).sum(0)
+
+    def gram(self, side: Side, rows: Rows = "all", activations: Activations = "raw") -> Tensor:
+        """K^T K or Q^T Q, (layers, heads, d_k, d_k), float64."""
+        return self.measured.gram(side, rows, activations)
+
+    def weight_magnitudes(self, side: Side) -> Tensor:
         """|W| of the query or key projection: (layers, heads, d_k, hidden), float64."""
         kind, shape = self.checkpoint.architecture, self.checkpoint.shape
         tensor = kind.q_proj if side == "q" else kind.k_proj
@@ -49,8 +50,3 @@ class Evidence:
         found = dict(self.checkpoint.tensors(names))
         layout = torch.from_numpy(tensor.layout(shape))
         return torch.stack([found[n].movedim(tensor.axis, 0)[layout].double().abs() for n in names])
-
-    def gram(self, method: str, rows: Rows, activations: Activations) -> Tensor:
-        """M^T M of the target's rows, (layers, heads, d_k, d_k): M = [K; Q] is the sum of two."""
-        found = self.calibrated(method)
-        return torch.stack([found.gram(s, rows, activations) for s in self.sides()]).sum(0)

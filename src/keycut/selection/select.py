@@ -1,71 +1,57 @@
-"""All methods behind one door: `select(method, evidence, widths)`."""
+"""From a method's function to selections: `select(method, evidence, widths)`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from importlib import import_module
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
 
 from keycut import __version__
-from keycut.errors import InputError, nearest
-from keycut.selection import FILES, module
+from keycut.errors import InputError
 from keycut.selection.conditioning import condition_number, effective_rank, spectrum_from_gram
 from keycut.selection.evidence import Evidence
+from keycut.selection.method import Method
+from keycut.selection.methods import method_named
 from keycut.selection.selection import Selection
 
-METHODS = tuple(FILES)
-SCORED = ("l1", "rand", "s_wanda", "grad")
-WITHOUT_CALIBRATION = ("l1", "rand")
 
-
-def select(method: str, evidence: Evidence, widths: Sequence[int]) -> list[Selection]:
-    """One selection for each width. What the widths share is computed once."""
+def select(name: str, evidence: Evidence, widths: Sequence[int], **given: Any) -> list[Selection]:
+    """One selection for each width, by a method and its options. What the widths share is computed
+    once."""
+    method = method_named(name)
+    options = method.options(given)
     refuse(method, evidence, widths)
-    file: Any = import_module(module(method))
-    if method in SCORED:
-        scores = file.scores(evidence)
+    if method.score:
+        scores = method.score(evidence, **options)
         found = [{"kept": top(scores, width), "scores": scores} for width in widths]
-    elif method in ("drrqr", "qrcp"):
-        found = [
-            {
-                "kept": chosen.kept,
-                "swaps": chosen.swaps,
-                "largest_gain": chosen.largest_gain,
-                "log_volume": chosen.log_volume,
-            }
-            for chosen in file.choose(evidence, widths, swap=method == "drrqr")
-        ]
+    elif method.choose:
+        found = method.choose(evidence, widths, **options)
     else:
-        adversarial = method == "pca_adversarial"
-        found = [
-            {"rotation": file.rotation(evidence, width, adversarial=adversarial)}
-            for width in widths
-        ]
+        assert method.rotate
+        found = [{"rotation": method.rotate(evidence, width, **options)} for width in widths]
     return [
-        Selection({**tensors, **conditioning(evidence, tensors)}, about(method, evidence, width))
+        Selection(
+            {**tensors, **conditioning(evidence, tensors)}, about(method, evidence, width, options)
+        )
         for tensors, width in zip(found, widths, strict=True)
     ]
 
 
-def refuse_method(method: str) -> None:
-    if method not in METHODS:
-        raise InputError(f"method {method!r} does not exist{nearest(method, METHODS)}")
-
-
-def refuse(method: str, evidence: Evidence, widths: Sequence[int]) -> None:
+def refuse(method: Method, evidence: Evidence, widths: Sequence[int]) -> None:
     """Everything that can be known to be wrong before the work starts."""
-    refuse_method(method)
     shape = evidence.checkpoint.shape
     for width in widths:
         if not 1 <= width <= shape.width:
             raise InputError(
                 f"a width of {width} for {evidence.checkpoint.folder}: must lie in 1..{shape.width}"
             )
-    if evidence.calibration is None and method in WITHOUT_CALIBRATION:
+    method.check_target(evidence.target)
+    if evidence.calibration is None:
+        if "text" in method.needs:
+            raise InputError(f"method {method.name} needs a calibration, and none was given")
         return
-    made_for = evidence.calibrated(method).manifest.get("model_digest")
+    made_for = evidence.calibration.manifest.get("model_digest")
     if made_for != (found := evidence.checkpoint.digest()):
         raise InputError(
             f"the calibration was made for the model {str(made_for)[:12]}, but "
@@ -96,22 +82,18 @@ def conditioning(evidence: Evidence, tensors: dict[str, Tensor]) -> dict[str, Te
     return result
 
 
-def about(method: str, evidence: Evidence, width: int) -> dict[str, object]:
+def about(
+    method: Method, evidence: Evidence, width: int, options: Mapping[str, Any]
+) -> dict[str, object]:
     """Everything that decided the choice."""
-    said: dict[str, object] = {
+    return {
         "keycut": __version__,
-        "method": method,
+        "method": method.name,
         "target": evidence.target,
         "width": width,
         "full_width": evidence.checkpoint.shape.width,
         "model_digest": evidence.checkpoint.digest(),
+        **({"seed": evidence.seed} if "seed" in method.needs else {}),
+        **options,
+        **({"calibration": evidence.calibration.manifest} if evidence.calibration else {}),
     }
-    if method == "rand":
-        said["seed"] = evidence.seed
-    if method in ("drrqr", "qrcp"):
-        said |= {"rows": evidence.rows, "activations": evidence.activations}
-    if method == "drrqr":
-        said["f"] = evidence.f
-    if evidence.calibration is not None:
-        said["calibration"] = evidence.calibration.manifest
-    return said

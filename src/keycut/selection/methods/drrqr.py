@@ -1,0 +1,53 @@
+"""DRRQR: the channels whose activations a strong rank-revealing QR keeps; QRCP is its start alone.
+
+M = [K; Q] (2N x d_k) of each head comes as M^T M from the calibration. One factorisation serves
+every width.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from keycut.selection.method import Method, Option
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from keycut.calibration import Activations, Rows
+    from keycut.selection.evidence import Evidence
+
+
+def drrqr(
+    evidence: Evidence, widths: Sequence[int], *, rows: Rows, activations: Activations, f: float
+) -> list[dict[str, Tensor]]:
+    from keycut.selection.rrqr import pivoted_cholesky, strong_swaps
+
+    gram = evidence.sum_over_target(lambda side: evidence.gram(side, rows, activations))
+    factor = pivoted_cholesky(gram)
+    facts = ("kept", "swaps", "largest_gain", "log_volume")
+    results = (strong_swaps(factor, width, f) for width in widths)
+    return [{fact: getattr(result, fact) for fact in facts} for result in results]
+
+
+def qrcp(
+    evidence: Evidence, widths: Sequence[int], *, rows: Rows, activations: Activations
+) -> list[dict[str, Tensor]]:
+    return drrqr(evidence, widths, rows=rows, activations=activations, f=math.inf)
+
+
+ROWS = Option("rows", "sample", "the sample of the calibration, or every token of it",
+              choices=("sample", "all"), flag_name="rows-from")  # fmt: skip
+ACTIVATIONS = Option("activations", "raw", "keys and queries before or after their L2 norm",
+                     choices=("raw", "normalised"))  # fmt: skip
+F = Option("f", 1.5, "swaps end when none enlarges the volume more than this", at_least=1)
+
+METHODS = (
+    Method("drrqr", label="DRRQR", colour="#2c78fd", needs=("text",), takes=(ROWS, ACTIVATIONS, F),
+           about="Keeps the best conditioned activations: a strong rank-revealing QR.",
+           choose=drrqr),
+    Method("qrcp", label="DRRQR without swaps", colour="#2f93a8", dash=(4, 1, 1, 1),
+           needs=("text",), takes=(ROWS, ACTIVATIONS),
+           about="Column-pivoted QR of the activations: where DRRQR starts, without its swaps.", choose=qrcp),
+)  # fmt: skip

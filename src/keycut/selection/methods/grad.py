@@ -1,0 +1,22 @@
+"""Grad: first-order saliency, s_j = sum_i |W_Q,ij dL/dW_Q,ij| + |W_K,ij dL/dW_K,ij|."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from keycut.selection.method import Method
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from keycut.selection.evidence import Evidence
+
+
+def score(evidence: Evidence) -> Tensor:
+    return evidence.sum_over_target(lambda side: evidence.measured.tensors[f"saliency.{side}"])
+
+
+METHODS = (
+    Method("grad", label="Grad", about="Keeps the largest first-order effect on the loss.",
+           colour="#d37e17", needs=("text",), score=score),
+)  # fmt: skip

@@ -1,0 +1,41 @@
+"""PCA: rotate to the principal axes and keep the strongest (proper) or weakest (adversarial).
+
+The paper's negative result. The axes are the eigenvectors of the uncentred second moment
+(1/N) sum k k^T of the raw keys over all calibration tokens (target k; kq adds the queries).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from keycut.selection.method import Method
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from keycut.selection.evidence import Evidence
+
+
+def proper(evidence: Evidence, width: int) -> Tensor:
+    return axes(evidence)[..., :width, :]
+
+
+def adversarial(evidence: Evidence, width: int) -> Tensor:
+    return axes(evidence)[..., -width:, :]
+
+
+def axes(evidence: Evidence) -> Tensor:
+    """(layers, heads, d_k, d_k), rows orthonormal, by falling variance."""
+    from torch.linalg import eigh
+
+    moment = evidence.sum_over_target(evidence.gram) / evidence.measured.manifest["tokens"]
+    return eigh(moment).eigenvectors.flip(-1).mT
+
+
+METHODS = (
+    Method("pca_proper", label="PCA (prop.)", about="Rotates to the strongest directions.",
+           colour="#c2455a", needs=("text",), targets=("k", "kq", "q"), rotate=proper),
+    Method("pca_adversarial", label="PCA (adv.)", about="Rotates to the weakest directions.",
+           colour="#8a6a3c", dash=(4, 1.5), needs=("text",), targets=("k", "kq", "q"),
+           rotate=adversarial),
+)  # fmt: skip

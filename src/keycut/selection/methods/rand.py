@@ -1,0 +1,28 @@
+"""Rand: the same chance for every channel. A seed's choices nest: a smaller width keeps a part of
+what a larger one keeps. The target makes no difference."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from keycut.selection.method import Method
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from keycut.selection.evidence import Evidence
+
+
+def score(evidence: Evidence) -> Tensor:
+    import numpy as np
+    import torch
+
+    shape = evidence.checkpoint.shape
+    size = (len(shape.layers), shape.heads, shape.width)
+    return torch.from_numpy(np.random.default_rng(evidence.seed).random(size))
+
+
+METHODS = (
+    Method("rand", label="Rand", about="Keeps channels by chance.", colour="#939095", dash=(2, 1), needs=("seed",),
+           score=score),
+)  # fmt: skip

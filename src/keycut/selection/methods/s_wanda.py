@@ -1,0 +1,27 @@
+"""S-Wanda: weights by the size of what they meet, s_j = sum_i (|W_q,ij| + |W_k,ij|) ||X_:i||_2."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from keycut.selection.method import Method
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from keycut.selection.evidence import Evidence
+
+
+def score(evidence: Evidence) -> Tensor:
+    from torch import einsum
+
+    norms = evidence.measured.tensors["input_norm"]  # (layers, hidden)
+    return evidence.sum_over_target(
+        lambda side: einsum("lhdi,li->lhd", evidence.weight_magnitudes(side), norms)
+    )
+
+
+METHODS = (
+    Method("s_wanda", label="S-Wanda", about="Keeps the largest weights, times the size of their inputs.",
+           colour="#b23eb7", dash=(6, 1.5, 1, 1.5), needs=("text",), score=score),
+)  # fmt: skip
