@@ -7,8 +7,10 @@ import shutil
 import stat
 import subprocess
 import sys
+from importlib import import_module
 
 import pytest
+import readme
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
@@ -17,6 +19,7 @@ from small_models import SMALL
 from keycut.cli import main
 from keycut.data.tokenizer import train_tokenizer
 from keycut.models import create, load, save
+from keycut.selection.methods import METHODS
 
 WORDS = ("the", "quick", "brown", "fox", "jumps", "over", "lazy", "dogs", "while", "others", "go")
 
@@ -142,7 +145,34 @@ def test_out_that_exists_is_refused_and_kept(workplace, capsys):
     assert load(workplace / "kept").model.layers[0].attn.head_k_dim == 4
 
 
+def test_the_readmes_method_is_one_like_the_others(workplace, capsys, monkeypatch, tmp_path):
+    (tmp_path / "ghost.py").write_text(readme.method_file())
+    monkeypatch.syspath_prepend(tmp_path)
+    (ghost,) = import_module("ghost").METHODS
+    monkeypatch.setitem(METHODS, "ghost", ghost)
+    assert prune(workplace, "--method", "ghost", out="ghost") == 0
+    assert "ghost keeps 8 of 16 channels a head" in said(capsys)
+    assert "--method ghost" in (workplace / "ghost" / "README.md").read_text()
+    assert prune(workplace, "--method", "ghost", "--target", "k", out="bad") == 2
+    assert "target k: method ghost judges by kq" in said(capsys)
+
+
+def test_help_has_every_method_and_option(capsys):
+    with pytest.raises(SystemExit):
+        main(["prune", "--help"])
+    shown = capsys.readouterr().out
+    for method in METHODS.values():
+        assert method.about in shown
+        assert all(option.flag in shown for option in method.takes)
+
+
+def test_options_reach_the_method_and_the_card(workplace):
+    assert prune(workplace, "--rows-from", "all", "--f", "2", out="all") == 0
+    assert "--rows-from all --activations raw --f 2.0" in (workplace / "all/README.md").read_text()
+
+
 BAD = {
+    "an option of another method": (["--method", "l1", "--f", "2"], "method l1 takes no f"),
     "a ratio outside": (["--ratio", "1.2"], "ratio 1.2: must lie in (0, 1)"),
     "a ratio that leaves none": (["--ratio", "0.99"], "ratio 0.99 leaves no channel of 16"),
     "a method that does not exist": (["--method", "drqr"], "did you mean 'drrqr'?"),

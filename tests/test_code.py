@@ -230,14 +230,32 @@ def test_a_module_that_is_not_there_is_an_error(library):
         code_of(script(library, ""), "keycut.third", source=library)
 
 
-def test_no_method_is_part_of_anothers_code():
-    from keycut.selection import FILES, module
+def test_a_selection_depends_on_its_own_method_alone_and_not_on_how_that_is_shown():
+    from keycut.selection.methods import METHODS
 
-    scripts = ROOT / "scripts"
-    for method in FILES:
-        found = code_of(scripts / "score.py", module(method)).modules
-        others = {f"selection.{file}" for file in FILES.values()} - {f"selection.{FILES[method]}"}
-        assert not others & {*found}
+    for method in METHODS.values():
+        module, _, function = method.code.removeprefix("keycut.").partition(":")
+        found = code_of(ROOT / "scripts" / "score.py", method.code)
+        assert {m for m in found.modules if m.startswith("selection.methods.")} == {module}
+        assert f"{module}:{function}" in found.parts
+        assert f"{module}:METHODS" not in found.parts
+
+
+def test_of_a_named_part_what_it_uses_counts(library):
+    text = "from keycut.common import one\n\nshown = 1\n\n\ndef f():\n    return one\n"
+    (library / "method.py").write_text(text)
+    path = script(library, "")
+    before = code_of(path, "keycut.method:f", source=library)
+    assert before.parts == ("common:one", "method:f")
+    (library / "method.py").write_text(text.replace("shown = 1", "shown = 2"))
+    assert code_of(path, "keycut.method:f", source=library) == before
+    (library / "method.py").write_text(text.replace("return one", "return -one"))
+    assert code_of(path, "keycut.method:f", source=library) != before
+
+
+def test_what_was_made_by_code_that_is_gone_was_made_by_other_code():
+    known = {"script": "scripts/score.py", "extra": ["keycut.gone"], "device": "cpu", "digest": ""}
+    assert not same_code({**known, "script": str(ROOT / "scripts" / "score.py")})
 
 
 @pytest.mark.parametrize(

@@ -449,6 +449,7 @@ WRONG = [
     ("methods/rand", {"label": "x"}, "methods.rand.algorithm: missing"),
     ("methods/drrqr/f", 0.5, "methods.drrqr.f: 0.5: should be greater than or equal to 1"),
     ("methods/l1/f", 2.0, "methods.l1.f: unknown key"),
+    ("methods/l1/colour", "red", "methods.l1.colour: 'red': should be # and six hexadecimal"),
     ("seeds", [1, 1], "seeds: 1 stands twice"),
     ("recipes/demo/trainer", "flame", "recipes.demo.trainer: flame needs GPUs, and `device`"),
     ("recipes/demo/seed", 2**63, "seed: 9223372036854775808: should be less than or equal to 922"),

@@ -21,7 +21,8 @@ from keycut.reporting.figures.quality import draw_quality
 from keycut.reporting.figures.rank import draw_spectrum, draw_utilization, lacking
 from keycut.reporting.figures.sweep import draw_sweep
 from keycut.reporting.frame import read_frame, write_frame
-from keycut.reporting.style import COLOURS, INK, KERNELS, drawing, spread
+from keycut.reporting.style import INK, KERNELS, drawing, spread
+from keycut.selection.methods import METHODS
 
 
 @pytest.fixture(scope="module")
@@ -197,7 +198,7 @@ def contrast(a: str, b: str) -> float:
 
 @pytest.mark.parametrize("page", ["#ffffff", "#15181c"])
 def test_colours_show_on_a_light_and_on_a_dark_page(page: str) -> None:
-    for colour in {*COLOURS.values(), *KERNELS.values()} - {INK}:
+    for colour in {method.colour for method in METHODS.values()} | {*KERNELS.values()}:
         assert contrast(colour, page) >= 3, colour
 
 
@@ -218,7 +219,7 @@ def oklab(light: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("cone", MISSING)
 def test_the_five_methods_stay_apart_for_the_colour_blind(cone: str) -> None:
-    five = [COLOURS[method] for method in ("l1", "rand", "s_wanda", "grad", "drrqr")]
+    five = [METHODS[method].colour for method in ("l1", "rand", "s_wanda", "grad", "drrqr")]
     seen = [oklab(np.array(MISSING[cone]) @ linear(colour)) for colour in five]
     for a, b in itertools.combinations(seen, 2):
         assert np.linalg.norm(a - b) > 0.1  # ten times what is just noticed

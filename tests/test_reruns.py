@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import readme
 import yaml
 
 from keycut import artefact
@@ -225,14 +226,32 @@ def test_a_width_more_is_timed_alone(copy):
     assert planned(copy)["measure"] == 2  # of both mixers
 
 
+def test_a_method_more_reruns_no_other(copy):
+    (copy / "src/keycut/selection/methods/ghost.py").write_text(readme.method_file())
+    assert planned(copy) == {}
+
+    def use(config):
+        config["methods"]["ghost"] = {"algorithm": "ghost"}
+        config["tables"]["by_ratio"]["methods"] = [*METHODS, "ghost"]
+
+    configure(copy, use)
+    jobs = [line for line in snakemake(copy, "-n").splitlines() if line.startswith("Job ")]
+    computed = [job for job in jobs if re.search("choosing|slicing|recovering|evaluating", job)]
+    assert len(computed) == 6
+    assert all("ghost" in job for job in computed)
+    assert not any(re.search("calibrating|training|analysing|measuring", job) for job in jobs)
+
+
+def test_another_colour_of_a_method_draws_figures_again(copy):
+    edit(copy / "src/keycut/selection/methods/grad.py", "#d37e17", "#d37e18")
+    assert planned(copy) == {"figure": 1, **PRINTED}
+
+
 def test_code_that_computes_a_result_reruns_it(copy):
     edit(copy / "scripts/evaluate.py", "    evaluate(\n", "    print()\n    evaluate(\n")
     evaluated = planned(copy)
     assert {*evaluated} == {"evaluate", *REPORTED} - {"figure"}
-    # Another method more is no change of those that there are.
-    edit(copy / "src/keycut/selection/__init__.py", '"l1": "l1"', '"l1": "l1", "l2": "l2"')
-    assert not {"score", "slice", "recover"} & {*planned(copy)}
-    edit(copy / "src/keycut/selection/grad.py", "def scores", "CHANGED = True\n\n\ndef scores")
+    edit(copy / "src/keycut/selection/methods/grad.py", "return evidence", "return 2 * evidence")
     jobs = planned(copy)
     assert {rule: jobs[rule] for rule in ("score", "slice", "recover")} == {
         "score": 1, "slice": 1, "recover": 1,

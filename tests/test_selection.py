@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+import readme
 import torch
 from small_models import SMALL
 
@@ -121,6 +122,44 @@ def test_rand_is_seeded_nested_and_fair(made):
         counts += np.bincount(draw.tensors["kept"].flatten(), minlength=len(counts))
     expected = counts.sum() / len(counts)
     assert (np.abs(counts - expected) < 5 * math.sqrt(expected)).all()
+
+
+def test_the_readmes_method_is_its_formula(made, monkeypatch):
+    code = {}
+    exec(readme.method_file(), code)
+    (ghost,) = code["METHODS"]
+    monkeypatch.setitem(METHODS, "ghost", ghost)
+    _, calibration = made
+    k, q = (calibration.gram(side, "all", "raw") / IDS.numel() for side in "kq")
+    expected = torch.einsum("lhii->lhi", k) * torch.einsum("lhii->lhi", q)
+    torch.testing.assert_close(chosen("ghost", made, 3)["scores"], expected)
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "message"),
+    [
+        ("drrqr", {"rows": "some"}, "rows some: must be sample or all"),
+        ("drrqr", {"f": math.nan}, "f nan: must be at least 1"),
+        ("qrcp", {"f": 1.5}, "f 1.5: method qrcp takes no f; known: activations, rows"),
+        ("l1", {"f": 1.5}, "f 1.5: method l1 takes no f$"),
+        ("l1", {"target": "kv"}, "target kv: method l1 judges by kq or k or q"),
+    ],
+)
+def test_options_that_are_none_are_refused(made, method, options, message):
+    with pytest.raises(InputError, match=message):
+        chosen(method, made, 3, **options)
+
+
+def test_what_decided_is_recorded(made):
+    recorded = {}
+    for method in METHODS:
+        (selection,) = select(method, Evidence(made[0], made[1], seed=5), [2])
+        recorded[method] = {k: selection.about.get(k) for k in ("seed", "rows", "activations", "f")}
+    given = {"seed": None, "rows": "sample", "activations": "raw"}
+    assert recorded.pop("drrqr") == {**given, "f": 1.5}
+    assert recorded.pop("qrcp") == {**given, "f": None}
+    assert recorded.pop("rand") == {**dict.fromkeys(recorded["l1"]), "seed": 5}
+    assert all(value is None for one in recorded.values() for value in one.values())
 
 
 def test_of_equal_scores_the_lower_channel_stays():

@@ -41,7 +41,7 @@ def _prune(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     command = commands.add_parser(
         "prune",
         help="make a smaller model of one you have",
-        description="Calibrate a model, choose which key and query channels stay, and write the "
+        description="Calibrate a model, choose which key and query channels stay, and write the\n"
         "smaller model, which AutoModelForCausalLM.from_pretrained loads.",
         epilog="methods (* needs text):\n"
         + "".join(

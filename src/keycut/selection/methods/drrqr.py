@@ -49,5 +49,6 @@ METHODS = (
            choose=drrqr),
     Method("qrcp", label="DRRQR without swaps", colour="#2f93a8", dash=(4, 1, 1, 1),
            needs=("text",), takes=(ROWS, ACTIVATIONS),
-           about="Column-pivoted QR of the activations: where DRRQR starts, without its swaps.", choose=qrcp),
+           about="Column-pivoted QR of the activations: where DRRQR starts, without its swaps.",
+           choose=qrcp),
 )  # fmt: skip

@@ -23,6 +23,6 @@ def score(evidence: Evidence) -> Tensor:
 
 
 METHODS = (
-    Method("rand", label="Rand", about="Keeps channels by chance.", colour="#939095", dash=(2, 1), needs=("seed",),
-           score=score),
+    Method("rand", label="Rand", about="Keeps channels by chance.", colour="#939095", dash=(2, 1),
+           needs=("seed",), score=score),
 )  # fmt: skip

@@ -22,6 +22,6 @@ def score(evidence: Evidence) -> Tensor:
 
 
 METHODS = (
-    Method("s_wanda", label="S-Wanda", about="Keeps the largest weights, times the size of their inputs.",
-           colour="#b23eb7", dash=(6, 1.5, 1, 1.5), needs=("text",), score=score),
+    Method("s_wanda", label="S-Wanda", colour="#b23eb7", dash=(6, 1.5, 1, 1.5), needs=("text",),
+           about="Keeps the largest weights, times the size of their inputs.", score=score),
 )  # fmt: skip
