@@ -91,6 +91,14 @@ def test_saliency_is_that_of_the_mean_loss(both):
         close(found.tensors[f"saliency.{side}"][layer].flatten(), expected)
 
 
+def test_without_gradients_all_but_saliency_is_the_same(both):
+    model, found, _ = both
+    given = {"tokens": TOKENS, "sample_rows": ROWS, "seed": SEED}
+    other = calibrate(model, batches(), gradients=False, **given)
+    assert {*found.tensors} - {*other.tensors} == {"saliency.k", "saliency.q"}
+    assert all(torch.equal(found.tensors[name], value) for name, value in other.tensors.items())
+
+
 def test_the_model_is_left_as_it_was(both):
     model, _, _ = both
     assert all(p.requires_grad and p.grad is None for p in model.parameters())

@@ -1,6 +1,7 @@
 """Every method against its formula, written out head by head."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -211,6 +212,13 @@ def test_a_method_without_its_calibration_is_refused(made, method):
     else:
         with pytest.raises(InputError, match=f"method {method} needs a calibration"):
             select(method, Evidence(checkpoint), [2])
+
+
+def test_gradients_that_are_not_there_are_refused(made):
+    checkpoint, calibration = made
+    some = {name: t for name, t in calibration.tensors.items() if "saliency" not in name}
+    with pytest.raises(InputError, match="method grad needs gradients, and this calibration has"):
+        select("grad", Evidence(checkpoint, replace(calibration, tensors=some)), [2])
 
 
 def test_a_calibration_of_another_model_is_refused(made, tmp_path):

@@ -114,10 +114,12 @@ def calibrate(
     tokens: int,
     sample_rows: int = 5000,
     seed: int = 0,
+    gradients: bool = True,
     provenance: dict[str, Any] | None = None,
 ) -> Calibration:
     """One pass of `model` over `batches` of token ids (B, T), `tokens` in all.
 
+    Without `gradients` there is no backward pass, and no saliency.
     The model keeps its parameters; which of them require gradients is put back afterwards.
     `provenance` goes into the manifest: the model's digest, where the text is from.
     """
@@ -127,11 +129,13 @@ def calibrate(
     # One matrix may be the projection of both.
     names = dict.fromkeys(key.name for key in sides.values())
     projections = {name: [m.get_parameter(name) for m in layers] for name in names}
-    gradients = {
+    hidden = projections[kind.q_proj.name][0].movedim(kind.q_proj.axis, 0).shape[1]
+    if not gradients:
+        projections, sides = {}, {}
+    summed = {
         name: [torch.zeros_like(w, dtype=torch.float32) for w in weights]
         for name, weights in projections.items()
     }
-    hidden = projections[kind.q_proj.name][0].movedim(kind.q_proj.axis, 0).shape[1]
     sums = _Sums(shape, hidden, device)
     positions = sampled_positions(tokens, sample_rows, seed)
     progress = Progress("calibrating", tokens=tokens)
@@ -154,7 +158,8 @@ def calibrate(
             for ids in batches:
                 ids = ids.to(device)
                 loss = model(ids, labels=ids, use_cache=False).loss
-                loss.backward()
+                if gradients:
+                    loss.backward()
                 for name, weights in projections.items():
                     for layer, weight in enumerate(weights):
                         if weight.grad is None:
@@ -163,7 +168,7 @@ def calibrate(
                                 "saliency is unknown"
                             )
                         # The loss is a mean over the batch: weigh it by its tokens.
-                        gradients[name][layer] += weight.grad.float() * ids.numel()
+                        summed[name][layer] += weight.grad.float() * ids.numel()
                         weight.grad = None
                 seen += ids.numel()
                 loss_sum += loss.item() * ids.numel()
@@ -181,7 +186,7 @@ def calibrate(
         rows = torch.from_numpy(key.layout(shape))
         scores = [
             (w.detach().float() * g / tokens).abs().double().movedim(key.axis, 0).sum(1)[rows]
-            for w, g in zip(projections[key.name], gradients[key.name], strict=True)
+            for w, g in zip(projections[key.name], summed[key.name], strict=True)
         ]
         tensors[f"saliency.{side}"] = torch.stack(scores)
     refuse_non_finite(tensors, shape)

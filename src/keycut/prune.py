@@ -163,6 +163,7 @@ def calibrated(request: Request, checkpoint: Checkpoint) -> Calibration:
             tokens=manifest.tokens,
             sample_rows=request.sample_rows,
             seed=request.seed,
+            gradients="gradients" in METHODS[request.method].needs,
             provenance={
                 "model_digest": checkpoint.digest(),
                 "text": {"source": source.name, "revision": source.revision},

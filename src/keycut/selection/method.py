@@ -10,7 +10,7 @@ from typing import Any, Literal
 from keycut.errors import InputError, nearest
 
 Target = Literal["kq", "k", "q"]
-Need = Literal["text", "seed"]
+Need = Literal["text", "gradients", "seed"]
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Method:
     about: str  # a sentence, for help and reference
     colour: str  # of its curves, #rrggbb
     dash: tuple[float, ...] = ()  # lengths of its strokes and gaps, in points; solid without
-    needs: tuple[Need, ...] = ()  # calibration text; a seed, if it draws
+    needs: tuple[Need, ...] = ()  # calibration text, gradients on it, a seed
     targets: tuple[Target, ...] = ("kq", "k", "q")  # whose channels it can judge by, its own first
     takes: tuple[Option, ...] = ()
     score: Callable[..., Any] | None = None

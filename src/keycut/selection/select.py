@@ -51,6 +51,8 @@ def refuse(method: Method, evidence: Evidence, widths: Sequence[int]) -> None:
         if "text" in method.needs:
             raise InputError(f"method {method.name} needs a calibration, and none was given")
         return
+    if "gradients" in method.needs and "saliency.k" not in evidence.calibration.tensors:
+        raise InputError(f"method {method.name} needs gradients, and this calibration has none")
     made_for = evidence.calibration.manifest.get("model_digest")
     if made_for != (found := evidence.checkpoint.digest()):
         raise InputError(

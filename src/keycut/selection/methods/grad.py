@@ -18,5 +18,5 @@ def score(evidence: Evidence) -> Tensor:
 
 METHODS = (
     Method("grad", label="Grad", about="Keeps the largest first-order effect on the loss.",
-           colour="#d37e17", needs=("text",), score=score),
+           colour="#d37e17", needs=("text", "gradients"), score=score),
 )  # fmt: skip
