@@ -45,8 +45,7 @@ def _prune(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         "smaller model, which AutoModelForCausalLM.from_pretrained loads.",
         epilog="methods (* needs text):\n"
         + "".join(
-            f"  {name + '*' * ('text' in method.needs):17} {method.about}\n"
-            for name, method in METHODS.items()
+            f"  {m.name + '*' * ('text' in m.needs):17} {m.about}\n" for m in METHODS.values()
         ),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -76,8 +75,8 @@ def _prune(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
                          "bfloat16 for a float32 DeltaNet, whose kernel refuses it")  # fmt: skip
     command.add_argument("--device", help="cuda or cpu; the GPU if there is one")
     command.add_argument("--force", action="store_true", help="replace OUT if it exists")
-    for option in dict.fromkeys(option for method in METHODS.values() for option in method.takes):
-        takers = ", ".join(name for name, method in METHODS.items() if option in method.takes)
+    for option in dict.fromkeys(option for m in METHODS.values() for option in m.takes):
+        takers = ", ".join(m.name for m in METHODS.values() if option in m.takes)
         command.add_argument(option.flag, type=type(option.default), choices=option.choices or None,
                              dest=f"option.{option.name}", default=argparse.SUPPRESS,
                              metavar=None if option.choices else option.name.upper(),
@@ -101,11 +100,7 @@ def _prune(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
                 target=options.target,
                 text=options.text,
                 seed=options.seed,
-                options={
-                    name.removeprefix("option."): value
-                    for name, value in vars(options).items()
-                    if name.startswith("option.")
-                },
+                options={key[7:]: v for key, v in vars(options).items() if key[:7] == "option."},
                 sequences=options.sequences,
                 length=options.length,
                 sample_rows=options.rows,

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from keycut.calibration import Activations, Calibration, Rows, Side
-from keycut.errors import InputError
 from keycut.models.checkpoint import Checkpoint
 from keycut.selection.method import Target
 
@@ -30,8 +29,7 @@ class Evidence:
     @property
     def measured(self) -> Calibration:
         """The calibration, for methods that need text."""
-        if self.calibration is None:
-            raise InputError("this method needs a calibration, and none was given")
+        assert self.calibration, "`needs` of the method has no text"
         return self.calibration
 
     def sum_over_target(self, of: Callable[[Side], Tensor]) -> Tensor:

@@ -5,9 +5,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from keycut.errors import InputError, nearest
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from keycut.calibration import Activations, Rows
+    from keycut.selection.evidence import Evidence
+else:  # for annotations only
+    Activations = Evidence = Rows = Tensor = Any
+
+__all__ = ["Activations", "Evidence", "Method", "Option", "Rows", "Target", "Tensor"]
 
 Target = Literal["kq", "k", "q"]
 Need = Literal["text", "gradients", "seed"]

@@ -149,18 +149,14 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def refuse_tolerance(f: float) -> None:
-    if not f >= 1:
-        raise InputError(f"f {f}: must be at least 1, a swap with less gain would lose volume")
-
-
 @_one_thread()
 def strong_swaps(factor: PivotedFactor, keep: int, f: float = 1.5) -> StrongRRQR:
     """From column pivoting on: swaps until no gain exceeds f (Gu and Eisenstat's algorithm 4)."""
     n = factor.R.shape[-1]
     if not 1 <= keep <= n:
         raise InputError(f"keep {keep} of {n} columns: must lie in 1..{n}")
-    refuse_tolerance(f)
+    if not f >= 1:
+        raise InputError(f"f {f}: must be at least 1, a swap with less gain would lose volume")
     batch = factor.rank.shape
     L, pivots = factor.R.mT.reshape(-1, n, n), factor.pivots.reshape(-1, n)
     independent = factor.rank.flatten().clamp(max=keep)

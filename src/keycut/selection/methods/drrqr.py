@@ -8,15 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-from keycut.selection.method import Method, Option
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from keycut.calibration import Activations, Rows
-    from keycut.selection.evidence import Evidence
+from keycut.selection.method import Activations, Evidence, Method, Option, Rows, Tensor
 
 
 def drrqr(

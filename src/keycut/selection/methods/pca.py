@@ -6,14 +6,7 @@ The paper's negative result. The axes are the eigenvectors of the uncentred seco
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from keycut.selection.method import Method
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from keycut.selection.evidence import Evidence
+from keycut.selection.method import Evidence, Method, Tensor
 
 
 def proper(evidence: Evidence, width: int) -> Tensor:

@@ -3,14 +3,7 @@ what a larger one keeps. The target makes no difference."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from keycut.selection.method import Method
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from keycut.selection.evidence import Evidence
+from keycut.selection.method import Evidence, Method, Tensor
 
 
 def score(evidence: Evidence) -> Tensor:

@@ -2,14 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from keycut.selection.method import Method
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from keycut.selection.evidence import Evidence
+from keycut.selection.method import Evidence, Method, Tensor
 
 
 def score(evidence: Evidence) -> Tensor:
