@@ -26,6 +26,7 @@ from typing import Any
 from keycut.artefact import digest, read_json, sha256, write_json
 
 SOURCE = Path(__file__).parent
+SHOWN = ("label", "about", "colour", "dash")
 VERSIONS = "versions.json"
 """Beside the scripts: of each stage that has a version, on which device, for what code."""
 DEVICES = ("cpu", "cuda")
@@ -223,11 +224,14 @@ def _imports(tree: ast.Module, file: Path, source: Path) -> Iterator[str]:
 
 
 def _meaning(tree: ast.Module) -> str:
-    """The digest of what a module does: its syntax without docstrings."""
+    """The digest of what a module does: its syntax without docstrings, and of methods without what
+    only says how they are shown."""
     for node in ast.walk(tree):
         body = getattr(node, "body", None)
         if isinstance(body, list):
             node.body = [line for line in body if not _is_text(line)]  # type: ignore[attr-defined]
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "Method":
+            node.keywords = [given for given in node.keywords if given.arg not in SHOWN]
     return hashlib.sha256(_written(tree).encode()).hexdigest()
 
 
