@@ -230,27 +230,26 @@ def test_a_module_that_is_not_there_is_an_error(library):
         code_of(script(library, ""), "keycut.third", source=library)
 
 
-def test_a_selection_depends_on_its_own_method_alone_and_not_on_how_that_is_shown():
+def test_a_selection_depends_on_its_own_method_alone():
     from keycut.selection.methods import METHODS
 
     for method in METHODS.values():
-        module, _, function = method.code.removeprefix("keycut.").partition(":")
-        found = code_of(ROOT / "scripts" / "score.py", method.code)
-        assert {m for m in found.modules if m.startswith("selection.methods.")} == {module}
-        assert f"{module}:{function}" in found.parts
-        assert f"{module}:METHODS" not in found.parts
+        found = code_of(ROOT / "scripts" / "score.py", method.module).modules
+        own = {f"keycut.{module}" for module in found if module.startswith("selection.methods.")}
+        assert own == {method.module}
 
 
-def test_of_a_named_part_what_it_uses_counts(library):
-    text = "from keycut.common import one\n\nshown = 1\n\n\ndef f():\n    return one\n"
-    (library / "method.py").write_text(text)
-    path = script(library, "")
-    before = code_of(path, "keycut.method:f", source=library)
-    assert before.parts == ("common:one", "method:f")
-    (library / "method.py").write_text(text.replace("shown = 1", "shown = 2"))
-    assert code_of(path, "keycut.method:f", source=library) == before
-    (library / "method.py").write_text(text.replace("return one", "return -one"))
-    assert code_of(path, "keycut.method:f", source=library) != before
+def test_how_a_method_is_shown_is_no_part_of_what_it_computes(library):
+    text = "METHODS = (Method('m', label='M', colour='#111111', needs=('text',)),)\n"
+    path = script(library, "from keycut import method\n")
+
+    def of(text):
+        (library / "method.py").write_text(text)
+        _read_once.cache_clear()
+        return code_of(path, source=library).digest
+
+    assert of(text.replace("'M'", "'N'").replace("#111111", "#222222")) == of(text)
+    assert of(text.replace("('text',)", "()")) != of(text)
 
 
 def test_what_was_made_by_code_that_is_gone_was_made_by_other_code():

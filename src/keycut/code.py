@@ -156,11 +156,6 @@ class _Module:
     imports: tuple[str, ...]
 
 
-def _target(named: str) -> Target:
-    module, _, name = named.removeprefix("keycut.").partition(":")
-    return module, name or ALL
-
-
 def _read(file: Path, source: Path) -> _Module:
     return _read_once(file.absolute(), source, file.stat().st_mtime_ns)
 

@@ -71,7 +71,7 @@ class Method:
     @property
     def module(self) -> str:
         """Where its function is."""
-        return (self.score or self.choose or self.rotate).__module__  # type: ignore[union-attr]
+        return (self.score or self.choose or self.rotate).__module__
 
     def check_target(self, target: str) -> None:
         if target not in self.targets:
