@@ -43,7 +43,7 @@ ALSO = {"preflight_shape": (ON_CPU,)}
 # Settings of stages with a version leave out what is as by default, so that a new option reruns
 # nothing; what the defaults are is then part of their code.
 DEFAULTS = tuple(
-    f"config.{name}" for name in ("benchmarks", "models", "pruning", "sources", "training")
+    f"config/{name}" for name in ("benchmarks", "models", "pruning", "sources", "training")
 )
 
 
@@ -127,9 +127,15 @@ def undecided(scripts: Path) -> list[tuple[str, str, str]]:
         (stage, device, code)
         for stage, versions in _versions(scripts).items()
         for device in DEVICES
-        if (code := code_of(scripts / f"{stage}.py", *DEFAULTS, device=device).digest)
+        if (code := _code_with_defaults(scripts / f"{stage}.py", device))
         != versions[device]["code"]
     ]
+
+
+def _code_with_defaults(script: Path, device: str) -> str:
+    # The sections alone: what they import is how methods and architectures enter them.
+    defaults = {name: _read(SOURCE / f"{name}.py", SOURCE).meaning for name in DEFAULTS}
+    return digest(_meanings(script, (), device, SOURCE) | defaults)
 
 
 def decide(scripts: Path, *, raised: bool) -> list[str]:
