@@ -20,7 +20,7 @@ setup: .venv/installed  ## make .venv and install everything the demo and the te
 
 # The server beside it saves every job the imports; without it the same jobs take longer.
 demo: setup  ## the whole workflow at toy size, on a CPU, without a network
-	$(BIN)/python -m keycut.forkserver $(BIN)/snakemake --profile profiles/demo
+	$(BIN)/python -m keycut.running.forkserver $(BIN)/snakemake --profile profiles/demo
 
 test: demo  ## the demo, then all tests
 	$(THREADS) $(BIN)/python -m pytest -n 2

@@ -5,9 +5,9 @@
     PYTHONPATH=OTHER_CHECKOUT/src python benchmarks/evaluation_jobs.py ...  the same of other code
 
 A job is the lab's suite `ppl`, WikiText and LAMBADA, on a model of its own. It runs in a fork of a
-process that has the libraries loaded, as `keycut.forkserver` has: first one alone, which compiles
-kernels and keeps what others can use, then --jobs at once. CPU seconds go to the innermost of the
-stages that is at work.
+process that has the libraries loaded, as `keycut.running.forkserver` has: first one alone, which
+compiles kernels and keeps what others can use, then --jobs at once. CPU seconds go to the
+innermost of the stages that is at work.
 
 --work keeps models and texts for the next call, but nothing that evaluations keep. The model is a
 random one of the lab's size, or --model. On a CPU it is loaded, but what it would answer in minutes
@@ -35,8 +35,8 @@ from typing import Any
 from arguments import existing
 
 from keycut.artefact import read_json, write_json
-from keycut.code import SOURCE
-from keycut.forkserver import GPU, before_the_fork, fork
+from keycut.running.code import SOURCE
+from keycut.running.forkserver import GPU, before_the_fork, fork
 
 LAB = {"model_type": "delta_net", "hidden_size": 512, "num_hidden_layers": 7, "num_heads": 4,
        "vocab_size": 32000, "tie_word_embeddings": True}  # fmt: skip
@@ -119,7 +119,7 @@ def job(model: Path, folder: Path, options: argparse.Namespace, started: float) 
 
         quickly_tuned()
     if options.gpu:
-        from keycut.gpus import limit_memory
+        from keycut.running.gpus import limit_memory
 
         limit_memory(1 / options.jobs)
     suite.evaluate(

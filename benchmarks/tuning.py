@@ -25,7 +25,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from keycut.forkserver import GPU
+from keycut.running.forkserver import GPU
 
 WAYS = ("fla", "compiled", "kept", "known", "again")
 OURS = {  # what a way does not have of ours

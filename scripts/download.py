@@ -1,4 +1,4 @@
-from keycut.job import job
+from keycut.running.job import job
 
 with job(snakemake, online=True) as run:
     from keycut.content_check import download_and_check

@@ -1,4 +1,4 @@
-from keycut.job import job
+from keycut.running.job import job
 
 with job(snakemake) as run:
     from keycut.benchmarking import measure

@@ -1,10 +1,10 @@
 from pathlib import Path
 
-from keycut.job import commit, job
+from keycut.running.job import commit, job
 
 with job(snakemake) as run:
-    from keycut.layout import BESIDE
     from keycut.reporting.report import write_report
+    from keycut.running.paths import BESIDE
 
     results, variants = Path(snakemake.params.results), run.variants()
     curves = {v: Path(p) for v, p in zip(variants, snakemake.params.curves, strict=True)}

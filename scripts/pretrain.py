@@ -1,11 +1,11 @@
-from keycut.job import job
+from keycut.running.job import job
 
 with job(snakemake) as run:
     import torch
 
     from keycut.benchmarking.preflight import padding
-    from keycut.card import card, pretrained_facts
     from keycut.data.packing import PackedTokens
+    from keycut.models.card import card, pretrained_facts
     from keycut.training.trainers import pretrain_model, recipe_of
 
     padding(snakemake.input.preflight, may_pad=False)

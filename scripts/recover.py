@@ -1,9 +1,9 @@
-from keycut.job import job
+from keycut.running.job import job
 
 with job(snakemake) as run:
     from keycut.benchmarking.preflight import padding
-    from keycut.card import card, recovered_facts
     from keycut.data.packing import PackedTokens
+    from keycut.models.card import card, recovered_facts
     from keycut.models.checkpoint import Checkpoint
     from keycut.training.recovery import recover
 

@@ -1,7 +1,7 @@
-from keycut.job import job
+from keycut.running.job import job
 
 with job(snakemake):
-    from keycut.card import card, pruned_facts
+    from keycut.models.card import card, pruned_facts
     from keycut.models.checkpoint import Checkpoint
     from keycut.selection.selection import Selection
     from keycut.slicing import slice_model

@@ -1,6 +1,6 @@
 from pathlib import Path
 
-from keycut.job import job
+from keycut.running.job import job
 
 with job(snakemake) as run:
     from keycut.reporting.steps import make_table

@@ -1,6 +1,6 @@
 from pathlib import Path
 
-from keycut.job import job
+from keycut.running.job import job
 
 with job(snakemake):
     from keycut.evaluation.demo import make_demo_tasks

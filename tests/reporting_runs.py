@@ -13,7 +13,6 @@ from safetensors.numpy import save_file
 from keycut.analysis.rank import RankAnalysis
 from keycut.artefact import canonical_json, digest, write_json
 from keycut.config import Config, DecodingBenchmark, Measurement, QualityTable, Variant, width
-from keycut.layout import BESIDE
 from keycut.reporting.figures import draw
 from keycut.reporting.frame import (
     FRACTIONS,
@@ -23,6 +22,7 @@ from keycut.reporting.frame import (
 )
 from keycut.reporting.grid import LOWER_IS_BETTER
 from keycut.reporting.steps import make_frame, make_verdict
+from keycut.running.paths import BESIDE
 
 ROOT = Path(__file__).parents[1]
 TEMPLATES = ROOT / "workflow" / "templates"

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from keycut.benchmarking.process import Outcome, Worker, apart, here
-from keycut.forkserver import pidfd
+from keycut.running.forkserver import pidfd
 
 # Work that any process can import: a generator that maps a function over values.
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from keycut import code
+from keycut.running import code
 
 ROOT = Path(__file__).parents[1]
 PINS = runpy.run_path(str(ROOT / "envs" / "pins.py"))
@@ -79,8 +79,8 @@ def imported(script, on_gpu, named):
     files = [script, *map(place, work)]
     around = {file for file in code.SOURCE.rglob("*.py") if code._apart(module(file))}
     called = {other for file in files for names in imports(file) for other in ours(names)}
-    called -= {place("job")}
-    called |= {place("job"), place("gpus")} if on_gpu else set()
+    called -= {place("running.job")}
+    called |= {place("running.job"), place("running.gpus")} if on_gpu else set()
     found, seen, waiting = {}, set(), [script, *files]
     while waiting:
         file = waiting.pop()

@@ -19,11 +19,11 @@ from keycut.config import Model, load_config
 from keycut.config.sources import FromDisk
 from keycut.errors import InputError
 from keycut.hub import DOWNLOADS, LOCK
-from keycut.inputs import Inputs
 from keycut.models import create, load, save
 from keycut.models.adoption import adopt as adopted
 from keycut.models.adoption import model_files
 from keycut.models.checkpoint import Checkpoint
+from keycut.running.inputs import Inputs
 
 ROOT = Path(__file__).parents[1]
 DEMO, PAPER = ROOT / "config" / "demo.yaml", ROOT / "config" / "paper.yaml"

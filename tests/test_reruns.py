@@ -274,7 +274,7 @@ def test_training_reruns_when_its_authors_say_so_and_until_then_the_report_marks
         path = copy / "src/keycut" / name
         path.write_text(path.read_text() + "\nunused = True\n")
     assert planned(copy) == {"page": 1}
-    command = [sys.executable, "-m", "keycut.code", "raise"]
+    command = [sys.executable, "-m", "keycut.running.code", "raise"]
     environment = {**os.environ, "PYTHONPATH": str(copy / "src")}
     done = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True)
     assert "pretrain on cuda: version 2\nrecover on cpu: version 2" in done.stdout

@@ -12,7 +12,7 @@ import yaml
 
 from keycut.artefact import write_json
 from keycut.config import Part, load_config
-from keycut.inputs import Inputs
+from keycut.running.inputs import Inputs
 
 ROOT = Path(__file__).parents[1]
 

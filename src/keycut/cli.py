@@ -132,9 +132,9 @@ def _check(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         from keycut.config.needs import without_trainer
         from keycut.evaluation.protocol import refuse_deviations
         from keycut.hub import resolve
-        from keycut.inputs import Inputs
         from keycut.models.adoption import refuse_contradictions
-        from keycut.slurm_check import profile_config, unmet_requests
+        from keycut.running.inputs import Inputs
+        from keycut.running.slurm_check import profile_config, unmet_requests
 
         if options.config is None:
             options.config = profile_config(options.profile)

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from keycut.artefact import explain_full_disk, refuse_full_disk, refuse_out, refuse_to_lose
 from keycut.calibration import Calibration, calibrate, calibrated_dtype
-from keycut.card import card, pruned_facts
 from keycut.config import width as width_of
 from keycut.config.section import check_seed
 from keycut.errors import InputError
+from keycut.models.card import card, pruned_facts
 from keycut.models.checkpoint import Checkpoint, load
 from keycut.selection.evidence import Evidence
 from keycut.selection.method import Target

@@ -22,7 +22,9 @@ rule score:
         mem_mb=16000,
         runtime=30,
     params:
-        code=lambda w: code_now("score", METHODS[RUN.methods[w.method].algorithm].module),
+        code=lambda w: code_now(
+            "score", METHODS[RUN.methods[w.method].algorithm].module
+        ),
         uses=lambda w: READS.uses_method(w.method),
         kept=lambda w: READS.kept(w.model, w.ratio),
     message:

@@ -11,7 +11,7 @@ import sys
 import threading
 
 from keycut.benchmarking.process import READY, said
-from keycut.forkserver import pidfd
+from keycut.running.forkserver import pidfd
 
 
 def serve(preload: list[str]) -> None:

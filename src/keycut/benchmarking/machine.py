@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from keycut import __version__
-from keycut.gpus import driver_version
+from keycut.running.gpus import driver_version
 
 VERSIONED = ("torch", "triton", "flash-linear-attention", "transformers")
 

@@ -16,8 +16,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from keycut.alone import alone, in_turn
 from keycut.artefact import digest, read_json, write_json
+from keycut.running.locks import exclusive_lock, in_turn
 
 COUNTS = {"B", "H", "HV", "NB"}  # sequences, heads of keys and of values, blocks of tokens
 TRIAL_MS = (5, 20)  # warm-up and runs of one candidate; Triton's own are 25 and 100
@@ -53,7 +53,7 @@ def kept_choice(
 
     if known():
         return True
-    with alone([path]):
+    with exclusive_lock([path]):
         if known():  # another process has chosen it meanwhile
             return True
         choose()

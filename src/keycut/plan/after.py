@@ -17,8 +17,8 @@ import yaml
 
 from keycut.artefact import read_json, whole
 from keycut.errors import InputError
-from keycut.layout import BESIDE
 from keycut.plan.planning import Planned, by_rule, duration, gigabytes, table
+from keycut.running.paths import BESIDE
 
 
 @dataclass(frozen=True)

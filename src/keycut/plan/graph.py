@@ -12,8 +12,8 @@ from typing import Any
 
 from keycut.config import Config, load_config, parse_config
 from keycut.errors import InputError, nearest
-from keycut.inputs import Inputs
-from keycut.layout import Layout
+from keycut.running.inputs import Inputs
+from keycut.running.paths import Layout
 
 SNAKEFILE = Path("workflow/Snakefile")
 

@@ -8,7 +8,7 @@ from math import ceil
 from typing import Any
 
 from keycut.config import TASKS, Config, Kernel, MixerBenchmark, Model, Shape, Suite, shape_of
-from keycut.inputs import Inputs
+from keycut.running.inputs import Inputs
 
 WEIGHT = 4  # bytes: models are kept in float32, and those of the hub are no wider
 TRAINED = 12  # bytes of a parameter in a checkpoint: itself and AdamW's two moments

@@ -51,7 +51,7 @@ class Origins:
 def other_code(record: Any, now: Mapping[str, str]) -> bool:
     """Whether a job was of other code of its rule than there is now, of rules whose code is given.
 
-    Those have a version: their authors say that the code gives the same (`keycut.code`).
+    Those have a version: their authors say that the code gives the same (`keycut.running.code`).
     """
     return (
         isinstance(record, dict)

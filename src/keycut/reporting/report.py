@@ -16,7 +16,6 @@ from markupsafe import Markup
 from keycut import __version__
 from keycut.artefact import canonical_json, whole
 from keycut.config import Config, Variant
-from keycut.layout import BESIDE
 from keycut.reporting.claims import NO_CELL, Answer
 from keycut.reporting.curves import draw_curves
 from keycut.reporting.frame import (
@@ -38,6 +37,7 @@ from keycut.reporting.style import COLUMN
 from keycut.reporting.tables import lay_out
 from keycut.reporting.verdict import Line, Word, comparable, read_lines
 from keycut.reporting.writing import html_environment, to_html
+from keycut.running.paths import BESIDE
 
 Files = Mapping[Variant, Sequence[Path | str]]
 

@@ -33,8 +33,8 @@ def pretrain_model(
 
     `checkpoints` is where running jobs keep theirs, `tokenizer` the folder of the model's own,
     `card` the text of its README.md, `gpus` how many of this machine to use; 0 is a CPU, which
-    only the built-in trainer knows. `version` is the stage's (`keycut.code`): with another one a
-    run begins anew. What is returned is what flame said of its speed.
+    only the built-in trainer knows. `version` is the stage's (`keycut.running.code`): with
+    another one a run begins anew. What is returned is what flame said of its speed.
     """
     recipe = recipe_of(config, model)
     sizes = config.models[model].fla_config()

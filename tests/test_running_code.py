@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from keycut.artefact import read_json, write_json
-from keycut.code import (
+from keycut.running.code import (
     VERSIONS,
     _read_once,
     code_now,
@@ -135,7 +135,7 @@ def test_what_another_python_knows_of_and_is_not_used_does_not_count(library, mo
             node.of_another_python = []
         return tree
 
-    monkeypatch.setattr("keycut.code._parsed", with_more_fields)
+    monkeypatch.setattr("keycut.running.code._parsed", with_more_fields)
     _read_once.cache_clear()
     assert code_of(path, source=library) == before
 
@@ -183,7 +183,7 @@ def test_of_every_version_it_is_decided_whether_results_changed():
     left = [f"{stage} on {device}" for stage, device, _ in undecided(ROOT / "scripts")]
     assert not left, (
         f"the code of {', '.join(left)} changed. If their results are the same, "
-        "`python -m keycut.code same`; if not, `python -m keycut.code raise`"
+        "`python -m keycut.running.code same`; if not, `python -m keycut.running.code raise`"
     )
 
 

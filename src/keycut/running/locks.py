@@ -19,7 +19,7 @@ NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 @contextmanager
-def alone(outputs: Sequence[Path | str]) -> Iterator[bool]:
+def exclusive_lock(outputs: Sequence[Path | str]) -> Iterator[bool]:
     """Keep every other job off these outputs for the length of a block.
 
     Gives whether another one had to be waited for: then its outputs may be there.

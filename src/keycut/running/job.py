@@ -27,15 +27,15 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from keycut import forkserver
-from keycut.alone import alone
 from keycut.artefact import digest, is_full_disk, read_json, sha256_once, write_json
-from keycut.code import SOURCE, Code, code_now, same_code
 from keycut.config import Part
 from keycut.errors import InputError
-from keycut.gpus import gpus_taken, limit_memory, require_gpus
-from keycut.layout import BESIDE
-from keycut.slurm import goes_on_later, note_end
+from keycut.running import forkserver
+from keycut.running.code import SOURCE, Code, code_now, same_code
+from keycut.running.gpus import gpus_taken, limit_memory, require_gpus
+from keycut.running.locks import exclusive_lock
+from keycut.running.paths import BESIDE
+from keycut.running.slurm import goes_on_later, note_end
 
 VERSIONED = (
     "torch", "triton", "flash-linear-attention", "transformers", "peft", "lm-eval", "datasets",
@@ -57,7 +57,7 @@ def job(snakemake: Any, *, online: bool = False) -> Iterator[Part]:
     share_kernels()
     note_end()
     with (
-        alone(snakemake.output) as waited,
+        exclusive_lock(snakemake.output) as waited,
         _said_if_full(),
         _logged(snakemake.log),
         goes_on_later(snakemake.rule),

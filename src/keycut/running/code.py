@@ -8,8 +8,8 @@ costs GPU days (pretraining, recovery), and what those stand on, is known by a v
 (scripts/versions.json) that its authors raise when results change. The file has the digest that
 they decided on last, and a test fails when the code is another one, until they have said which:
 
-    python -m keycut.code same     # the code of these stages changed, and their results did not
-    python -m keycut.code raise    # results change: they are made again
+    python -m keycut.running.code same     # the code changed, and what these stages make did not
+    python -m keycut.running.code raise    # results change: they are made again
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any
 
 from keycut.artefact import digest, read_json, sha256, write_json
 
-SOURCE = Path(__file__).parent
+SOURCE = Path(__file__).parents[1]
 SHOWN = ("label", "about", "colour", "dash")
 VERSIONS = "versions.json"
 """Beside the scripts: of each stage that has a version, on which device, for what code."""
@@ -33,10 +33,7 @@ DEVICES = ("cpu", "cuda")
 
 # Nothing of these reaches a number but through what a rule passes on: the values of the
 # configuration are parameters, and whatever was fetched is known by its hash.
-APART = (
-    "alone", "card", "cli", "code", "config", "data.progress", "errors", "forkserver", "gpus",
-    "hub", "inputs", "job", "layout", "slurm",
-)  # fmt: skip
+APART = ("cli", "config", "data.progress", "errors", "hub", "models.card", "running")
 # What stands in for kernels where there is no GPU; the preflight compares a GPU's with it.
 ON_CPU = "models.cpu"
 ALSO = {"preflight_shape": (ON_CPU,)}
@@ -259,5 +256,5 @@ def _is_text(line: ast.AST) -> bool:
 if __name__ == "__main__":
     words = {"same": False, "raise": True}
     if sys.argv[1:] not in [[word] for word in words]:
-        sys.exit("usage: python -m keycut.code same|raise")
+        sys.exit("usage: python -m keycut.running.code same|raise")
     print("\n".join(decide(Path("scripts"), raised=words[sys.argv[1]]) or ["nothing changed"]))

@@ -27,7 +27,7 @@ import yaml
 from keycut.config import parse_config
 from keycut.errors import InputError
 from keycut.plan.graph import take_for_granted
-from keycut.slurm import RESUMED, refused_for_good
+from keycut.running.slurm import RESUMED, refused_for_good
 
 SNAKEFILE = "workflow/Snakefile"
 # What a file of partitions calls the limit of a resource.

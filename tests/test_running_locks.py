@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from keycut.alone import alone
+from keycut.running.locks import exclusive_lock
 
 FORK = multiprocessing.get_context("fork")
 
 
 def writes(output, pipe):
-    with alone([output]):
+    with exclusive_lock([output]):
         pipe.send("began")
         pipe.poll(None)
         Path(output).write_text("first")
@@ -46,7 +46,7 @@ def test_the_second_waits(other, tmp_path, capsys, monkeypatch):
         return real(file, how)
 
     monkeypatch.setattr(fcntl, "flock", flock)
-    with alone([tmp_path / "out"]) as told:
+    with exclusive_lock([tmp_path / "out"]) as told:
         assert told
         assert waited
         assert (tmp_path / "out").read_text() == "first"
@@ -57,7 +57,7 @@ def test_a_killed_process_holds_nothing(other, tmp_path):
     os.kill(other.pid, signal.SIGKILL)
     other.join()
     other.pipe.close()
-    with alone([tmp_path / "out"]) as waited:
+    with exclusive_lock([tmp_path / "out"]) as waited:
         assert not waited
     assert [*tmp_path.iterdir()] == []
 
@@ -67,7 +67,7 @@ def test_many_at_once_are_never_two(tmp_path):
 
     def work():
         for _ in range(20):
-            with alone([tmp_path / "folder" / "out"]):
+            with exclusive_lock([tmp_path / "folder" / "out"]):
                 inside.touch(exist_ok=False)
                 inside.unlink()
 
@@ -84,11 +84,11 @@ def test_a_file_system_without_locks_is_said_and_used(tmp_path, monkeypatch, cap
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
     monkeypatch.setattr(fcntl, "flock", refused)
-    with alone([tmp_path / "out"]):
+    with exclusive_lock([tmp_path / "out"]):
         pass
     assert "has no locks: No locks available" in capsys.readouterr().err
 
 
 def test_a_rule_without_outputs_needs_no_lock():
-    with alone([]):
+    with exclusive_lock([]):
         pass

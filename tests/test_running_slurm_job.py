@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from keycut import slurm as keycut_slurm
-from keycut.slurm import (
+from keycut.running import slurm as keycut_slurm
+from keycut.running.slurm import (
     END,
     GO_ON_LATER,
     SHOWN,

@@ -33,7 +33,7 @@ from keycut.config.evaluation import DATA_SETS
 from keycut.config.needs import needed_models
 from keycut.data.sources import matching, tokenizer_files
 from keycut.hub import locked_commits
-from keycut.layout import BESIDE, Layout, cut
+from keycut.running.paths import BESIDE, Layout, cut
 
 Section = dict[str, Any]
 
@@ -410,7 +410,7 @@ def unlabelled(part: Any, *, of: tuple[str, ...] = ("label", "caption")) -> Any:
 
 
 def _changed(section: Any, *left_out: str) -> Section:
-    """A section without what is as by default: see `keycut.code.DEFAULTS`."""
+    """A section without what is as by default: see `keycut.running.code.DEFAULTS`."""
     return dict(section.model_dump(mode="json", exclude_defaults=True, exclude={*left_out}))
 
 

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keycut import slurm_check
 from keycut.cli import main
 from keycut.errors import InputError
-from keycut.slurm_check import (
+from keycut.running import slurm_check
+from keycut.running.slurm_check import (
     Profile,
     Request,
     Submission,

@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from keycut import forkserver
+from keycut.running import forkserver
 
 JOB = """
 import os, sys, time
-from keycut import forkserver
+from keycut.running import forkserver
 forkserver.hand_over()
 {body}
 """
@@ -50,7 +50,7 @@ def served(tmp_path):
     def start(*command: str, libraries: tuple[str, ...] = ("colorsys",)) -> subprocess.Popen[str]:
         small = tmp_path / "small.py"
         small.write_text(
-            "import sys\nfrom keycut import forkserver\n"
+            "import sys\nfrom keycut.running import forkserver\n"
             f"forkserver.LIBRARIES = {libraries}\nforkserver.main(sys.argv[1:])\n"
         )
         return subprocess.Popen(

@@ -1,6 +1,6 @@
 """Jobs without the start-up: a process that has imported the libraries once, and forks.
 
-    python -m keycut.forkserver snakemake --profile profiles/demo
+    python -m keycut.running.forkserver snakemake --profile profiles/demo
 
 runs the command with a server beside it. Jobs of the workflow that find it hand themselves over:
 the script runs in a fork, where torch, transformers, flash-linear-attention, lm-eval and peft are
@@ -137,7 +137,7 @@ def _exit_code(stopped: SystemExit) -> int:
 def main(command: list[str]) -> None:
     """Become the command, with a server as its child."""
     if not command:
-        sys.exit("usage: python -m keycut.forkserver COMMAND [ARGUMENT ...]")
+        sys.exit("usage: python -m keycut.running.forkserver COMMAND [ARGUMENT ...]")
     name = f"keycut-{secrets.token_hex(8)}"
     with socket.socket(socket.AF_UNIX) as listener:
         # Jobs that come while the server still imports wait here.

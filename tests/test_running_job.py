@@ -15,9 +15,9 @@ from types import SimpleNamespace
 import pytest
 
 from keycut.artefact import write_json
-from keycut.code import known_code
 from keycut.errors import InputError
-from keycut.job import job, refuse_stale
+from keycut.running.code import known_code
+from keycut.running.job import job, refuse_stale
 
 ROOT = Path(__file__).parents[1]
 
@@ -118,7 +118,7 @@ def test_a_job_on_a_part_of_a_gpu_is_kept_to_that_part_of_its_memory(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", limits.append)
-    monkeypatch.setattr("keycut.job.gpu_names", lambda count: ["a GPU"] * count)
+    monkeypatch.setattr("keycut.running.job.gpu_names", lambda count: ["a GPU"] * count)
     monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     for asked in (0, 1, 4):
@@ -162,7 +162,7 @@ def test_a_job_that_asks_for_a_gpu_ends_at_once_where_torch_can_use_none(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.cuda, "init", init)
     monkeypatch.setattr(torch.version, "cuda", cuda)
-    monkeypatch.setattr("keycut.gpus.driver_version", lambda: driver)
+    monkeypatch.setattr("keycut.running.gpus.driver_version", lambda: driver)
     monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
     if visible is None:
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -188,7 +188,7 @@ def test_a_job_that_asks_for_a_gpu_ends_at_once_where_torch_can_use_none(
 
 def test_a_run_that_says_cpu_leaves_gpus_alone(planned, around, tmp_path, monkeypatch):
     """Triton asks torch, and torch what is visible: with nothing there, stand-ins are installed."""
-    monkeypatch.setattr("keycut.gpus._folder", lambda: tmp_path / "locks")
+    monkeypatch.setattr("keycut.running.gpus._folder", lambda: tmp_path / "locks")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     snakemake = planned()
     snakemake.resources = {"gpu": 1}
@@ -251,10 +251,10 @@ def waits_for_another(monkeypatch):
     """As if another job had been at work on the outputs until now."""
 
     @contextmanager
-    def alone(outputs):
+    def exclusive_lock(outputs):
         yield True
 
-    monkeypatch.setattr("keycut.job.alone", alone)
+    monkeypatch.setattr("keycut.running.job.exclusive_lock", exclusive_lock)
 
 
 def test_what_another_job_made_meanwhile_is_not_made_again(planned, around, monkeypatch):
