@@ -16,7 +16,7 @@ import readme
 import yaml
 
 from keycut import artefact
-from keycut.artefact import sha256_once, write_json
+from keycut.artefact import cached_sha256, write_json
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = {"models", "sliced", "recovered", "tokenizers", "tokens", "calibrations", "verdict"}
@@ -299,12 +299,12 @@ def test_a_file_is_read_again_only_when_size_or_time_changed(tmp_path):
     path, notes = tmp_path / "text", tmp_path / "notes.json"
     path.write_text("one")
     os.utime(path, (1, 1))
-    first = sha256_once([path], notes)
+    first = cached_sha256([path], notes)
     path.write_text("two")
     os.utime(path, (1, 1))
-    assert sha256_once([path], notes) == first
+    assert cached_sha256([path], notes) == first
     path.touch()
-    assert sha256_once([path], notes) != first
+    assert cached_sha256([path], notes) != first
 
 
 def test_notes_of_many_files_are_written_once_and_only_if_something_is_new(
@@ -315,13 +315,13 @@ def test_notes_of_many_files_are_written_once_and_only_if_something_is_new(
         path.write_text(path.name)
     written = []
     monkeypatch.setattr(artefact, "write_json", lambda *one: written.append(write_json(*one)))
-    found = sha256_once(paths, notes)
+    found = cached_sha256(paths, notes)
     assert found == {str(path): artefact.sha256(path) for path in paths}
-    assert sha256_once(paths, notes) == found
+    assert cached_sha256(paths, notes) == found
     assert len(written) == 1
     assert capsys.readouterr().err == ""
-    monkeypatch.setattr(artefact, "SAID_FROM", 1)
+    monkeypatch.setattr(artefact, "ANNOUNCE_FROM", 1)
     paths[7].write_text("other")
     paths[8].write_text("other")
-    assert sha256_once(paths, notes) != found
+    assert cached_sha256(paths, notes) != found
     assert capsys.readouterr().err == "keycut: reading 2 new or changed files, 0.0 GB\n"

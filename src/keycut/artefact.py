@@ -16,9 +16,9 @@ from typing import Any
 
 from keycut.errors import InputError
 
-NOTES = Path(".snakemake/keycut/digests.json")
+DIGEST_CACHE = Path(".snakemake/keycut/digests.json")
 """Digests of files that users bring: they may be large, and every start of Snakemake asks."""
-SAID_FROM = 5_000_000_000  # bytes: whoever waits shall know for what
+ANNOUNCE_FROM = 5_000_000_000  # bytes: whoever waits shall know for what
 
 
 def sha256(path: Path | str) -> str:
@@ -27,17 +27,17 @@ def sha256(path: Path | str) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def sha256_once(paths: Iterable[Path | str], notes: Path = NOTES) -> dict[str, str]:
+def cached_sha256(paths: Iterable[Path | str], cache: Path = DIGEST_CACHE) -> dict[str, str]:
     """The same of many, each read only where its size and time are not those of when it was read
     last.
 
     A touched or copied file is read once more, and has the same digest.
     """
-    known = read_json(notes) if notes.is_file() else {}
+    known = read_json(cache) if cache.is_file() else {}
     status = {str(path): os.stat(path) for path in paths}
     seen = {path: [found.st_size, found.st_mtime_ns] for path, found in status.items()}
     new = [path for path in seen if known.get(path, {}).get("seen") != seen[path]]
-    if (size := sum(status[path].st_size for path in new)) > SAID_FROM:
+    if (size := sum(status[path].st_size for path in new)) > ANNOUNCE_FROM:
         said = f"keycut: reading {len(new)} new or changed files, {size / 1e9:.1f} GB"
         print(said, file=sys.stderr, flush=True)
     try:
@@ -45,7 +45,7 @@ def sha256_once(paths: Iterable[Path | str], notes: Path = NOTES) -> dict[str, s
             known[path] = {"seen": seen[path], "sha256": sha256(path)}
     finally:  # who interrupts it need not wait for all of them once more
         if new:
-            write_json(notes, known)
+            write_json(cache, known)
     return {path: str(known[path]["sha256"]) for path in seen}
 
 
@@ -66,14 +66,14 @@ def read_json(path: Path | str) -> Any:
         raise InputError(f"{path}: not valid JSON ({error})") from None
 
 
-def json_text(value: Any) -> str:
+def to_json(value: Any) -> str:
     """JSON for people: indented, sorted, ending with a line."""
     return json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
 
 
 def write_json(path: Path | str, value: Any) -> None:
-    with whole(path, force=True) as aside:
-        aside.write_text(json_text(value))
+    with atomic_write(path, force=True) as aside:
+        aside.write_text(to_json(value))
 
 
 def existing_parent(path: Path) -> Path:
@@ -81,7 +81,7 @@ def existing_parent(path: Path) -> Path:
     return next(folder for folder in (path.parent, *path.parents) if folder.exists())
 
 
-def refuse_unwritable(path: Path | str) -> Path:
+def check_writable(path: Path | str) -> Path:
     """The path itself, or an error now, before any work, if nothing can be written there."""
     path = Path(path)
     folder = existing_parent(path)
@@ -94,14 +94,14 @@ def refuse_unwritable(path: Path | str) -> Path:
     return path
 
 
-def refuse_out(path: Path | str, *, force: bool) -> Path:
+def check_output_path(path: Path | str, *, force: bool) -> Path:
     """The path itself, or an error now if it exists and may not be replaced, or be written."""
     if Path(path).exists() and not force:
         raise InputError(f"{path} exists already; give --force to replace it")
-    return refuse_unwritable(path)
+    return check_writable(path)
 
 
-def refuse_to_lose(out: Path, sources: Iterable[Path], *, kind: str, mark: str) -> None:
+def check_not_overwriting(out: Path, sources: Iterable[Path], *, kind: str, mark: str) -> None:
     """With --force a folder takes the place of one of its kind, which has a file called `mark` in
     it, and of nothing else; least of all of what it is made from."""
     target = out.resolve()
@@ -117,7 +117,7 @@ def is_full_disk(error: BaseException) -> bool:
     return any(os.strerror(code) in str(error) for code in (errno.ENOSPC, errno.EDQUOT))
 
 
-def refuse_full_disk(path: Path, size: int) -> None:
+def check_disk_space(path: Path, size: int) -> None:
     """An error now if the disk has no room for so many bytes; a quota shows itself only later."""
     free = shutil.disk_usage(existing_parent(path)).free
     if size > free:
@@ -139,14 +139,14 @@ def explain_full_disk(place: Path | str) -> Iterator[None]:
 
 
 @contextmanager
-def whole(path: Path | str, *, force: bool = False, folder: bool = False) -> Iterator[Path]:
+def atomic_write(path: Path | str, *, force: bool = False, folder: bool = False) -> Iterator[Path]:
     """Give a path beside `path` to write to, and rename it to `path` when the block ends well.
 
     A reader never sees half of it, and a failed block leaves `path` as it was; so does a failed
     rename, which leaves what was made aside. `folder` makes the path aside a directory. An existing
     `path` is refused unless `force` is given.
     """
-    path = refuse_out(path, force=force)
+    path = check_output_path(path, force=force)
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
     inside = aside / path.name

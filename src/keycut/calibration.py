@@ -26,7 +26,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from keycut import __version__
-from keycut.artefact import json_text, read_json, sha256, whole
+from keycut.artefact import atomic_write, read_json, sha256, to_json
 from keycut.config import Calibration as Settings
 from keycut.data.packing import PackedTokens
 from keycut.data.progress import Progress
@@ -56,10 +56,10 @@ class Calibration:
         return self.tensors[f"{'gram' if rows == 'all' else 'sample'}.{side}.{activations}"]
 
     def save(self, folder: Path | str, *, force: bool = False) -> None:
-        with whole(folder, force=force, folder=True) as aside:
+        with atomic_write(folder, force=force, folder=True) as aside:
             save_file(self.tensors, aside / TENSORS)
             manifest = {**self.manifest, "sha256": sha256(aside / TENSORS)}
-            (aside / MANIFEST).write_text(json_text(manifest))
+            (aside / MANIFEST).write_text(to_json(manifest))
 
     @classmethod
     def load(cls, folder: Path | str) -> Calibration:

@@ -241,7 +241,7 @@ def _plan(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
                          "was measured, in the form of the costs")  # fmt: skip
 
     def run(options: argparse.Namespace) -> None:
-        from keycut.artefact import refuse_unwritable, write_json
+        from keycut.artefact import check_writable, write_json
         from keycut.plan.after import after_text, look_back, ran, write_figures
         from keycut.plan.costs import read_costs
         from keycut.plan.graph import read_graph
@@ -252,7 +252,7 @@ def _plan(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         if options.figures and not options.after:
             raise InputError("--figures is of jobs that have run: give --after with it")
         for path in filter(None, (options.json, options.figures)):
-            refuse_unwritable(path)
+            check_writable(path)
         costs = read_costs(options.costs)
         print("asking Snakemake for its jobs", file=sys.stderr, flush=True)
         graph = read_graph(options.targets, configfile=options.configfile, profile=options.profile)
@@ -354,16 +354,16 @@ def _pack(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     command.add_argument("--force", action="store_true", help="replace OUT if it exists")
 
     def run(options: argparse.Namespace) -> None:
-        from keycut.artefact import refuse_out, refuse_to_lose
+        from keycut.artefact import check_not_overwriting, check_output_path
         from keycut.config.section import check_seed
         from keycut.data.packing import pack
         from keycut.data.sources import describe, read
         from keycut.data.tokenizer import load_tokenizer
 
         check_seed(options.seed)
-        refuse_out(options.out, force=options.force)
+        check_output_path(options.out, force=options.force)
         sources = [options.text, options.tokenizer]
-        refuse_to_lose(options.out, sources, kind="packed text", mark="manifest.json")
+        check_not_overwriting(options.out, sources, kind="packed text", mark="manifest.json")
         manifest = pack(
             read(options.text, field=options.field, seed=options.seed),
             load_tokenizer(options.tokenizer),

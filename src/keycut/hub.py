@@ -24,7 +24,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from keycut.artefact import read_json, refuse_unwritable, sha256, whole, write_json
+from keycut.artefact import atomic_write, check_writable, read_json, sha256, write_json
 from keycut.errors import InputError, nearest
 
 if TYPE_CHECKING:
@@ -171,8 +171,8 @@ def fetch(
             raise InputError(
                 f"cannot update {name}: not in the configuration{nearest(name, known)}"
             )
-    refuse_unwritable(lock_path)
-    refuse_unwritable(folder / "models" / "any")
+    check_writable(lock_path)
+    check_writable(folder / "models" / "any")
     lock = _read_lock(lock_path)
     failures: dict[tuple[str, str], str] = {}
     with _alone(folder):
@@ -558,7 +558,7 @@ def _settle(file: _File, arrived: Path, home: Path) -> _File:
         arrived.replace(target)
         return _hashed(file, target)
     print(f"converting {arrived.name} to {target.name}", file=sys.stderr)
-    with whole(target, force=True) as aside:
+    with atomic_write(target, force=True) as aside:
         try:
             (_convert_index if target.suffix == ".json" else _convert_weights)(arrived, aside)
         except InputError:

@@ -12,7 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from keycut.artefact import explain_full_disk, refuse_full_disk, refuse_out, refuse_to_lose
+from keycut.artefact import (
+    check_disk_space,
+    check_not_overwriting,
+    check_output_path,
+    explain_full_disk,
+)
 from keycut.calibration import Calibration, calibrate, calibrated_dtype
 from keycut.config import width as width_of
 from keycut.config.section import check_seed
@@ -73,13 +78,13 @@ def prune(request: Request) -> Selection:
             f"--round-to {request.round_to} leaves all {full} channels of a head at ratio "
             f"{request.ratio}: round to less, or cut more"
         )
-    refuse_out(request.out, force=request.force)
+    check_output_path(request.out, force=request.force)
     sources = [request.model] if request.text is None else [request.model, request.text]
-    refuse_to_lose(request.out, sources, kind="model", mark="config.json")
+    check_not_overwriting(request.out, sources, kind="model", mark="config.json")
     if request.model.resolve() in request.out.resolve().parents:
         raise InputError(f"{request.out}: lies in the model's own folder; give one outside of it")
     dtype = written_dtype(request, checkpoint)
-    refuse_full_disk(request.out, sliced_bytes(checkpoint, width, dtype))
+    check_disk_space(request.out, sliced_bytes(checkpoint, width, dtype))
 
     calibration = None
     if "text" in method.needs or request.text is not None:

@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from keycut.artefact import json_text, whole
+from keycut.artefact import atomic_write, to_json
 from keycut.errors import InputError
 from keycut.models.architectures.base import Architecture, KeyShape, KeyTensor, Role
 from keycut.models.checkpoint import WEIGHTS, Checkpoint, copy_companions, renamed, todays_name
@@ -177,7 +177,7 @@ def slice_model(
     kind, shape = checkpoint.architecture, checkpoint.shape
     if not change.width >= 1:
         raise InputError(f"a width of {change.width} leaves no channel")
-    with whole(out, force=force, folder=True) as aside:
+    with atomic_write(out, force=force, folder=True) as aside:
         tensors = changed(renamed(checkpoint.tensors()).items(), kind, shape, change)
         config: dict[str, Any] = kind.resized(checkpoint.config, change.width)
         if dtype is not None:
@@ -185,7 +185,7 @@ def slice_model(
             config["dtype"] = str(dtype).removeprefix("torch.")
             config.pop("torch_dtype", None)  # what older transformers called it
         save_file(tensors, aside / WEIGHTS, metadata={"format": "pt"})
-        (aside / "config.json").write_text(json_text(config))
+        (aside / "config.json").write_text(to_json(config))
         copy_companions(checkpoint.folder, aside)
         if card is not None:
             (aside / "README.md").write_text(card)

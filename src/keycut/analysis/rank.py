@@ -26,7 +26,7 @@ from torch import Tensor
 
 from keycut import __version__
 from keycut.analysis.spectra import effective_ranks
-from keycut.artefact import canonical_json, whole
+from keycut.artefact import atomic_write, canonical_json
 from keycut.calibration import refuse_non_finite
 from keycut.data.progress import Progress
 from keycut.errors import InputError
@@ -83,7 +83,7 @@ class RankAnalysis:
             "heads": self.heads,
             "provenance": self.provenance,
         }
-        with whole(path, force=force) as aside, open(aside, "wb") as file:
+        with atomic_write(path, force=force) as aside, open(aside, "wb") as file:
             np.savez(
                 file,
                 about=np.array(canonical_json(about)),

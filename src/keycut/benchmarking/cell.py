@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from keycut.artefact import refuse_unwritable
+from keycut.artefact import check_writable
 from keycut.benchmarking.process import Outcome, Worker, apart_by_default, here
 from keycut.benchmarking.record import Found, Measured, metrics
 from keycut.config import Config, DecodingBenchmark, Measurement, MixerBenchmark
@@ -33,7 +33,7 @@ def measure(
     """
     if cell not in config.measurements(cell.benchmark):
         raise InputError(f"{cell}: no measurement of {config.run}; see Config.measurements()")
-    refuse_unwritable(out)
+    check_writable(out)
     apart = apart_by_default() if apart is None else apart
 
     function, *given = _work(config, cell)

@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from keycut.artefact import read_json, refuse_unwritable, write_json
+from keycut.artefact import check_writable, read_json, write_json
 from keycut.benchmarking.process import Outcome, Worker, apart_by_default, here
 from keycut.benchmarking.tuning import of_a_rule, tuners
 from keycut.config import Preflight, Shape
@@ -78,7 +78,7 @@ def check_shape(
 ) -> Verdict:
     """Check one shape, and those to pad it to if need be, and write the verdict as JSON."""
     refuse_shape(shape)
-    refuse_unwritable(out)
+    check_writable(out)
     verdict = check_shapes([shape], settings, device=device, limit_s=limit_s, apart=apart)[0]
     write_json(out, asdict(verdict))
     return verdict

@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from keycut.artefact import whole
+from keycut.artefact import atomic_write
 from keycut.config import Config, Corpus, HubCorpus, LocalCorpus
 from keycut.data.documentation import documentation, documentation_source
 from keycut.data.packing import Manifest, pack
@@ -108,7 +108,7 @@ def make_tokenizer(
         if folder.is_file():
             return convert_sentencepiece(folder, out, force=force)
     load_tokenizer(folder)  # an error now rather than in whoever reads the copy
-    with whole(out, force=force, folder=True) as aside:
+    with atomic_write(out, force=force, folder=True) as aside:
         for path in tokenizer_files(folder):
             shutil.copyfile(path, aside / path.name)
     return load_tokenizer(out)

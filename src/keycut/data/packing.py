@@ -22,7 +22,7 @@ from typing import Literal
 import numpy as np
 
 from keycut import __version__
-from keycut.artefact import read_json, sha256, whole, write_json
+from keycut.artefact import atomic_write, read_json, sha256, write_json
 from keycut.data.progress import Progress
 from keycut.data.sources import Source, shuffled
 from keycut.data.tokenizer import Tokenizer
@@ -83,7 +83,7 @@ def pack(
         raise InputError(f"tokenizer {tokenizer.name} has no bos token to begin documents with")
     dtype = np.dtype("<u2" if tokenizer.vocabulary_size <= 1 << 16 else "<u4")
 
-    with whole(out, force=force, folder=True) as aside:
+    with atomic_write(out, force=force, folder=True) as aside:
         progress = Progress("packing", tokens=sum(sizes) * sequence_length or None)
         encoded = _encoded(shuffled(documents, seed), tokenizer, mark, boundary, workers, progress)
         tokens = 0

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from itertools import accumulate, chain, islice
 from pathlib import Path
 
-from keycut.artefact import canonical_json, digest, sha256, whole
+from keycut.artefact import atomic_write, canonical_json, digest, sha256
 from keycut.errors import InputError
 
 COMPRESSIONS = (".xz", ".gz", ".zst")
@@ -84,7 +84,7 @@ def describe(*paths: Path | str) -> Source:
 
 def write(documents: Iterable[str], path: Path | str, *, force: bool = False) -> None:
     """Keep a stream as a `.jsonl` file, for text that is dear to make and read more than once."""
-    with whole(path, force=force) as aside, open(aside, "w", encoding="utf-8") as file:
+    with atomic_write(path, force=force) as aside, open(aside, "w", encoding="utf-8") as file:
         for text in documents:
             file.write(canonical_json({"text": text}) + "\n")
 

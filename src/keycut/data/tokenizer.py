@@ -16,7 +16,7 @@ import numpy as np
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
-from keycut.artefact import read_json, sha256, whole, write_json
+from keycut.artefact import atomic_write, read_json, sha256, write_json
 from keycut.data.progress import Progress
 from keycut.errors import InputError
 
@@ -115,7 +115,7 @@ def train_tokenizer(
             f"vocabulary_size {vocabulary_size}: must be greater than {len(alphabet)}, the number "
             f"of bytes"
         )
-    with whole(out, force=force, folder=True) as aside:
+    with atomic_write(out, force=force, folder=True) as aside:
         backend = tokenizers.Tokenizer(models.BPE())
         backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         backend.decoder = decoders.ByteLevel()
@@ -153,7 +153,7 @@ def convert_sentencepiece(model: Path | str, out: Path | str, *, force: bool = F
     """
     from sentencepiece import SentencePieceProcessor
 
-    with whole(out, force=force, folder=True) as aside:
+    with atomic_write(out, force=force, folder=True) as aside:
         try:
             processor = SentencePieceProcessor(model_file=str(model))
         except (OSError, RuntimeError) as error:

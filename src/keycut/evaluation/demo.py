@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from keycut.artefact import canonical_json, whole
+from keycut.artefact import atomic_write, canonical_json
 from keycut.data.packing import PackedTokens
 from keycut.data.tokenizer import Tokenizer, load_tokenizer
 from keycut.errors import InputError
@@ -46,7 +46,7 @@ def make_demo_tasks(
         "demo_choice": _some(list(_choices(pages, draw)), draw),
         "demo_recall": list(_recall(pages, draw)),
     }
-    with whole(out, force=force, folder=True) as aside:
+    with atomic_write(out, force=force, folder=True) as aside:
         for name, documents in tasks.items():
             if not documents:
                 raise InputError(f"{tokens}: its slice {slice_name} is too small for {name}")

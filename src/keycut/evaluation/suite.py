@@ -23,12 +23,12 @@ from lm_eval.tasks._yaml_loader import load_yaml
 
 import keycut
 from keycut.artefact import (
+    atomic_write,
     canonical_json,
+    check_writable,
     digest,
     read_json,
-    refuse_unwritable,
     sha256,
-    whole,
     write_json,
 )
 from keycut.config import Config, Suite, Task
@@ -110,7 +110,7 @@ def evaluate(
     task, goes on from them; what a task asks stays there, too, for other models. `dtype` is by
     default bfloat16 on a GPU, as in the paper, and the model's own on a CPU.
     """
-    out = refuse_unwritable(out)
+    out = check_writable(out)
     spec = _named(config, suite)
     refuse_deviations(config.evaluation, suite)
     cache = Path(cache or Path("results") / config.run / ".checkpoints" / "evaluation")
@@ -367,7 +367,7 @@ def _requests(
                 f"{identity['data']['name']}: no document of {task.task} has an answer to look for"
             )
     requests = make_requests(task.task, documents, encoder)
-    with whole(kept, force=True) as aside:
+    with atomic_write(kept, force=True) as aside:
         aside.write_text(canonical_json(vars(requests)))
     return requests
 

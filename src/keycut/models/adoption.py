@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from keycut.artefact import read_json, whole
+from keycut.artefact import atomic_write, read_json
 from keycut.config import Config, Model
 from keycut.errors import InputError
 from keycut.hub import downloaded, resolve
@@ -31,7 +31,7 @@ def adopt(
     else:
         raise InputError(f"{model.label} is trained by this run, there is nothing to adopt")
     refuse_other_sizes(model, found)
-    with whole(out, force=True, folder=True) as aside:
+    with atomic_write(out, force=True, folder=True) as aside:
         for file in model_files(found):
             (aside / file.name).symlink_to(os.path.relpath(file.resolve(), Path(out).resolve()))
         for file in Path(tokenizer).iterdir():

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from keycut.artefact import digest, read_json, sha256, whole
+from keycut.artefact import atomic_write, digest, read_json, sha256
 from keycut.errors import InputError
 from keycut.hub import model_folder
 from keycut.models.architectures import architecture, register
@@ -286,7 +286,7 @@ def save(
     force: bool = False,
 ) -> None:
     """Write a model folder, whole or not at all; `tokenizer` is a folder to copy its files from."""
-    with whole(folder, force=force, folder=True) as aside:
+    with atomic_write(folder, force=force, folder=True) as aside:
         model.save_pretrained(aside)
         if tokenizer is not None:
             copy_companions(Path(tokenizer), aside)

@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from keycut.artefact import read_json, whole
+from keycut.artefact import atomic_write, read_json
 from keycut.errors import InputError
 from keycut.plan.planning import Planned, by_rule, duration, gigabytes, table
 from keycut.running.paths import BESIDE
@@ -102,7 +102,7 @@ def write_figures(path: Path | str, run: str, found: Sequence[Ran]) -> None:
         for (machine, gpus), block in blocks.items()
     ]  # fmt: skip
     text = yaml.safe_dump({"measured": said}, sort_keys=False, default_flow_style=None, width=100)
-    with whole(path, force=True) as aside:
+    with atomic_write(path, force=True) as aside:
         aside.write_text(text)
 
 

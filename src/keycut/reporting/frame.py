@@ -23,7 +23,7 @@ import pandera.pandas as pa
 from pandera.errors import SchemaErrors
 from pyarrow import ArrowInvalid
 
-from keycut.artefact import digest, read_json, whole
+from keycut.artefact import atomic_write, digest, read_json
 from keycut.config import BASELINE, Config, DecodingTable, Measurement, QualityTable, Variant
 from keycut.errors import InputError
 
@@ -172,7 +172,7 @@ def checked(frame: pd.DataFrame, what: str) -> pd.DataFrame:
 
 
 def write_frame(path: Path | str, frame: pd.DataFrame) -> None:
-    with whole(path, force=True) as aside:
+    with atomic_write(path, force=True) as aside:
         checked(frame, str(path)).to_parquet(aside, index=False)
 
 

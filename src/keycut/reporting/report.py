@@ -14,7 +14,7 @@ import pandas as pd
 from markupsafe import Markup
 
 from keycut import __version__
-from keycut.artefact import canonical_json, whole
+from keycut.artefact import atomic_write, canonical_json
 from keycut.config import Config, Variant
 from keycut.reporting.claims import NO_CELL, Answer
 from keycut.reporting.curves import draw_curves
@@ -117,7 +117,7 @@ def write_report(
     with open(Path(verdict) / "claims.csv", newline="") as file:
         claims = list(csv.DictReader(file))
     page = html_environment(Path(templates)).get_template("report.html.j2")
-    with whole(out, force=True) as aside:
+    with atomic_write(out, force=True) as aside:
         aside.write_text(
             page.render(
                 config=config,

@@ -19,7 +19,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from keycut.artefact import whole
+from keycut.artefact import atomic_write
 from keycut.config import BASELINE, Config
 from keycut.errors import InputError
 
@@ -95,7 +95,7 @@ def save(figure: Figure, outs: Iterable[Path | str]) -> None:
     for out in map(Path, outs):
         if out.suffix not in METADATA:
             raise InputError(f"{out}: figures are written as {', '.join(METADATA)}")
-        with whole(out, force=True) as aside:
+        with atomic_write(out, force=True) as aside:
             if out.suffix == ".svg":
                 aside.write_text(to_svg(figure))
             else:

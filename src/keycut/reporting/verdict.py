@@ -34,7 +34,7 @@ from typing import Literal, NamedTuple, get_args
 
 import pandas as pd
 
-from keycut.artefact import whole
+from keycut.artefact import atomic_write
 from keycut.config import BASELINE, Config
 from keycut.errors import InputError
 from keycut.reporting.claims import Answered, Claim, answer
@@ -318,9 +318,9 @@ def to_text(verdict: Verdict) -> str:
 def write_verdict(verdict: Verdict, folder: Path | str) -> None:
     """cells.csv, claims.csv and verdict.txt in a folder."""
     for name, frame in (("cells.csv", cell_frame(verdict)), ("claims.csv", claim_frame(verdict))):
-        with whole(Path(folder) / name, force=True) as aside:
+        with atomic_write(Path(folder) / name, force=True) as aside:
             frame.to_csv(aside, index=False)
-    with whole(Path(folder) / "verdict.txt", force=True) as aside:
+    with atomic_write(Path(folder) / "verdict.txt", force=True) as aside:
         aside.write_text(to_text(verdict))
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import jinja2
 from markupsafe import Markup, escape
 
-from keycut.artefact import whole
+from keycut.artefact import atomic_write
 from keycut.errors import InputError
 from keycut.reporting.frame import Key
 from keycut.reporting.grid import Box, Grid, Line
@@ -146,11 +146,11 @@ def write_table(grid: Grid, folder: Path | str, templates: Path | str) -> tuple[
     stem, templates = Path(folder) / grid.name, Path(templates)
     # Names may have dots, so the ending is added, never exchanged.
     paths = tuple(stem.with_name(f"{stem.name}.{ending}") for ending in ("tex", "csv", "html"))
-    with whole(paths[0], force=True) as aside:
+    with atomic_write(paths[0], force=True) as aside:
         aside.write_text(to_tex(grid, templates))
-    with whole(paths[1], force=True) as aside, open(aside, "w", newline="") as file:
+    with atomic_write(paths[1], force=True) as aside, open(aside, "w", newline="") as file:
         csv.writer(file, lineterminator="\n").writerows(to_rows(grid))
-    with whole(paths[2], force=True) as aside:
+    with atomic_write(paths[2], force=True) as aside:
         aside.write_text(to_html(grid, templates))
     return paths[0], paths[1], paths[2]
 
@@ -178,7 +178,7 @@ def write_document(
     """A LaTeX document that inputs tables and shows figures, all named from where it stands."""
     path = Path(path)
     render = _tex_environment(Path(templates)).get_template("document.tex.j2").render
-    with whole(path, force=True) as aside:
+    with atomic_write(path, force=True) as aside:
         aside.write_text(
             render(
                 title=title,
@@ -196,7 +196,7 @@ def compile_document(document: Path | str, pdf: Path | str) -> None:
             f"{pdf}: pdflatex is not installed; on Debian it is in texlive-latex-base, and "
             "booktabs in texlive-latex-recommended"
         )
-    with whole(pdf, force=True) as aside:
+    with atomic_write(pdf, force=True) as aside:
         command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error"]
         command += [f"-output-directory={aside.parent.resolve()}", f"-jobname={aside.stem}"]
         # The time of compilation would otherwise be in it.

@@ -17,7 +17,7 @@ from typing import Any
 
 from pydantic_core import to_jsonable_python
 
-from keycut.artefact import sha256_once
+from keycut.artefact import cached_sha256
 from keycut.config import (
     BASELINE,
     Config,
@@ -201,7 +201,7 @@ class Inputs:
         taken of a folder: a tokenizer's or a model's."""
         given = [Path(path) for path in self.given(paths)]
         inside = [taken(folder) for folder in given if folder.is_dir()]
-        return sha256_once(sorted({*(path for path in given if path.is_file()), *chain(*inside)}))
+        return cached_sha256(sorted({*(path for path in given if path.is_file()), *chain(*inside)}))
 
     def provenance(self, paths: Iterable[str]) -> list[str]:
         """What stands beside those that rules make."""

@@ -27,7 +27,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from keycut.artefact import digest, is_full_disk, read_json, sha256_once, write_json
+from keycut.artefact import cached_sha256, digest, is_full_disk, read_json, write_json
 from keycut.config import Part
 from keycut.errors import InputError
 from keycut.running import forkserver
@@ -134,7 +134,7 @@ def refuse_other_code(snakemake: Any) -> Code:
 
 def refuse_other_files(given: dict[str, str]) -> None:
     """An error if files that users bring are not what they were when the job was planned."""
-    now = sha256_once(given)
+    now = cached_sha256(given)
     if other := [path for path, known in given.items() if now[path] != known]:
         raise InputError(
             f"{other[0]} was changed after this job was planned: start snakemake again"

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from keycut.artefact import refuse_unwritable
+from keycut.artefact import check_writable
 from keycut.config import BASELINE, Config, Measurement, Shape, Variant
 from keycut.errors import InputError
 
@@ -101,7 +101,7 @@ class Layout:
 
     def own(self, file: str) -> None:
         """Note which configuration file the results are of."""
-        owner = refuse_unwritable(Path(self.root) / OWNER)
+        owner = check_writable(Path(self.root) / OWNER)
         owner.parent.mkdir(parents=True, exist_ok=True)
         owner.write_text(f"{os.path.relpath(file)}\n")
 

@@ -10,7 +10,7 @@ from typing import Any
 from safetensors.torch import save_file
 from torch import Tensor
 
-from keycut.artefact import canonical_json, whole
+from keycut.artefact import atomic_write, canonical_json
 from keycut.errors import InputError
 from keycut.models.checkpoint import Checkpoint, opened, read_tensors
 from keycut.slicing import Change, Keep, Rotate
@@ -47,7 +47,7 @@ class Selection:
 
     def save(self, path: Path | str) -> None:
         tensors = {name: tensor.contiguous() for name, tensor in self.tensors.items()}
-        with whole(path, force=True) as aside:
+        with atomic_write(path, force=True) as aside:
             save_file(tensors, aside, metadata={"about": canonical_json(self.about)})
 
     @classmethod

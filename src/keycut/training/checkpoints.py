@@ -28,7 +28,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from keycut.artefact import digest, read_json, refuse_unwritable, sha256, whole, write_json
+from keycut.artefact import atomic_write, check_writable, digest, read_json, sha256, write_json
 from keycut.errors import InputError
 
 KEPT = 2
@@ -57,7 +57,7 @@ class Checkpoints:
     def __init__(self, root: Path | str, run: Mapping[str, Any]) -> None:
         self.run = dict(run)
         self.folder = Path(root) / digest(self.run)[:16]
-        refuse_unwritable(self.folder / MANIFEST)
+        check_writable(self.folder / MANIFEST)
         self.lock: int | None = None
 
     @property
@@ -96,7 +96,7 @@ class Checkpoints:
         """Write the checkpoint of a step, with the loss curve up to there."""
         path = self._path(step)
         try:
-            with whole(path, folder=True, force=True) as aside:
+            with atomic_write(path, folder=True, force=True) as aside:
                 save_file(dict(tensors), aside / TENSORS)
                 write_json(aside / STATE, dict(state))
                 shutil.copyfile(self.curve, aside / CURVE)

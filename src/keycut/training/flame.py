@@ -36,7 +36,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import FileSystemReader
 
 from keycut import __version__
-from keycut.artefact import refuse_out, whole, write_json
+from keycut.artefact import atomic_write, check_output_path, write_json
 from keycut.config.needs import FLAME
 from keycut.config.training import Recipe
 from keycut.data.packing import PackedTokens
@@ -127,7 +127,7 @@ def pretrain_with_flame(
     refuse_flame()
     refuse_gpus(gpus)
     divided = share(recipe, gpus)
-    refuse_out(out, force=force)
+    check_output_path(out, force=force)
     # flame would widen the embedding to fit.
     check_vocabulary(load_tokenizer(tokenizer), model["vocab_size"])
     tokens = PackedTokens(data, slice_name=recipe.data.partition("/")[2])
@@ -187,7 +187,7 @@ def write_files(
         ("job.toml", toml(sections)),
         ("command.txt", shlex.join(command(folder, divided.gpus)) + "\n"),
     ):
-        with whole(folder / name, force=True) as aside:
+        with atomic_write(folder / name, force=True) as aside:
             aside.write_text(text)
     return [folder / "command.txt", folder / "job.toml"]
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from keycut import __version__
-from keycut.artefact import refuse_out, whole
+from keycut.artefact import atomic_write, check_output_path
 from keycut.config.training import Recipe
 from keycut.data.packing import PackedTokens
 from keycut.models.checkpoint import save
@@ -51,7 +51,7 @@ def pretrain(
     with products in bf16.
     """
     refuse_data(data, recipe, model.config.vocab_size)
-    refuse_out(out, force=force)
+    check_output_path(out, force=force)
     model.float()
     run = {
         "work": "pretraining",
@@ -101,7 +101,7 @@ def write(
 ) -> None:
     """The model's folder, with the loss curve and other files in it; then the checkpoints have
     done their work."""
-    with whole(out, folder=True, force=force) as aside:
+    with atomic_write(out, folder=True, force=force) as aside:
         save(model, aside, tokenizer=tokenizer, card=card, force=True)
         for path in (kept.curve, *beside):
             shutil.copyfile(path, aside / path.name)

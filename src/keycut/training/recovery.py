@@ -19,7 +19,7 @@ from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 
 from keycut import __version__
-from keycut.artefact import refuse_out, write_json
+from keycut.artefact import check_output_path, write_json
 from keycut.config.training import Lora, Recovery
 from keycut.data.packing import PackedTokens
 from keycut.errors import InputError, nearest
@@ -72,7 +72,7 @@ def recover(
     students, teachers = Checkpoint(student), Checkpoint(teacher)
     refuse_teacher(students, teachers)
     refuse_data(data, settings, students.config["vocab_size"])
-    refuse_out(out, force=force)
+    check_output_path(out, force=force)
     device = torch.device(device)
     run = {
         "work": "recovery",
