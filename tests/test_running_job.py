@@ -17,7 +17,7 @@ import pytest
 from keycut.artefact import write_json
 from keycut.errors import InputError
 from keycut.running.code import known_code
-from keycut.running.job import job, refuse_stale
+from keycut.running.job import check_up_to_date, job
 
 ROOT = Path(__file__).parents[1]
 
@@ -234,17 +234,17 @@ def test_a_file_of_the_users_that_changed_after_the_plan_is_refused(planned, aro
 def test_an_input_made_by_other_code_is_refused_but_in_a_partial_run(planned, around, capfd):
     with around(planned()):
         Path("out.json").write_text("{}")
-    refuse_stale("out.json")
+    check_up_to_date("out.json")
     Path("work.py").write_text("from keycut.slicing import Keep\n")
     with pytest.raises(InputError, match=r"out\.json was made by other code of rule work"):
-        refuse_stale("out.json")
-    refuse_stale("out.json", partial=True)
+        check_up_to_date("out.json")
+    check_up_to_date("out.json", partial=True)
     assert "the run is partial and keeps it" in capfd.readouterr().err
 
 
 def test_an_input_that_no_rule_made_is_taken_as_it_is(planned):
     Path("given.txt").write_text("")
-    refuse_stale("given.txt")
+    check_up_to_date("given.txt")
 
 
 def waits_for_another(monkeypatch):

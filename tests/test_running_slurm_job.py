@@ -9,14 +9,14 @@ import pytest
 from keycut.running import slurm as keycut_slurm
 from keycut.running.slurm import (
     END,
-    GO_ON_LATER,
+    EXIT_UNFINISHED,
     SHOWN,
     WIDTH,
+    export_end_time,
     fail_refused_jobs_at_once,
-    goes_on_later,
     keep_asking_squeue,
-    note_end,
     refused_for_good,
+    requeue_at_time_limit,
     show_the_ends_of_logs,
     stuck,
     warn_of_jobs_that_never_start,
@@ -47,36 +47,36 @@ def slurm(tmp_path, monkeypatch):
 
 
 def leave(code, rule="pretrain"):
-    with pytest.raises(SystemExit), goes_on_later(rule):
+    with pytest.raises(SystemExit), requeue_at_time_limit(rule):
         raise SystemExit(code)
 
 
 def test_it_is_the_code_that_training_leaves_with():
-    assert GO_ON_LATER == loop.GO_ON_LATER
+    assert EXIT_UNFINISHED == loop.EXIT_UNFINISHED
 
 
 def test_the_end_of_the_job_is_where_training_looks(slurm):
     slurm("squeue", "1794720000")
-    note_end()
+    export_end_time()
     assert loop.Saving().last_moment() == 1794720000 - loop.Saving().reserve
 
 
 @pytest.mark.parametrize("said", ["NONE", "N/A", ""])
 def test_a_job_without_a_limit_has_no_end(slurm, said):
     slurm("squeue", said)
-    note_end()
+    export_end_time()
     assert END not in os.environ
 
 
 def test_slurms_own_word_is_taken(slurm, monkeypatch):
     monkeypatch.setenv(END, "12")
-    note_end()
+    export_end_time()
     assert os.environ[END] == "12"
 
 
 def test_a_controller_that_is_away_leaves_the_job_without_an_end(slurm, capsys):
     slurm("squeue", "", code=1)
-    note_end()
+    export_end_time()
     assert END not in os.environ
     assert "keycut: squeue --noheader --jobs=7" in capsys.readouterr().err
 
@@ -85,7 +85,7 @@ def test_a_controller_that_is_away_leaves_the_job_without_an_end(slurm, capsys):
 def test_what_goes_on_later_goes_back_into_the_queue(slurm, comment):
     slurm("squeue", f"RUNNING {comment}")
     slurm("scontrol", "")
-    leave(GO_ON_LATER)
+    leave(EXIT_UNFINISHED)
     assert slurm.called().endswith("scontrol requeue 7\n")
 
 
@@ -100,7 +100,7 @@ def test_what_goes_on_later_goes_back_into_the_queue(slurm, comment):
 )
 def test_what_is_not_ours_to_queue_is_left_alone(slurm, said):
     slurm("squeue", said)
-    leave(GO_ON_LATER)
+    leave(EXIT_UNFINISHED)
     assert "scontrol" not in slurm.called()
 
 
@@ -113,7 +113,7 @@ def test_what_has_ended_otherwise_asks_nothing(slurm, code):
 def test_where_it_is_refused_the_job_fails_and_is_tried_again(slurm, capsys):
     slurm("squeue", "RUNNING rule_pretrain")
     slurm("scontrol", "", code=1)
-    leave(GO_ON_LATER)
+    leave(EXIT_UNFINISHED)
     said = capsys.readouterr().err
     assert "keycut: scontrol requeue 7" in said
     assert "goes back" not in said
@@ -121,8 +121,8 @@ def test_where_it_is_refused_the_job_fails_and_is_tried_again(slurm, capsys):
 
 def test_without_slurm_nothing_is_asked(slurm, monkeypatch):
     monkeypatch.delenv("SLURM_JOB_ID")
-    note_end()
-    leave(GO_ON_LATER)
+    export_end_time()
+    leave(EXIT_UNFINISHED)
     assert slurm.called() == ""
 
 

@@ -25,7 +25,7 @@ from keycut.models import create, load
 from keycut.training import flame
 from keycut.training.checkpoints import Checkpoints, seal
 from keycut.training.flame_entry import GO_ON, LEAVE, SAVE, PackedBatches, agree
-from keycut.training.loop import COLUMNS, GO_ON_LATER, PATIENCE, Saving
+from keycut.training.loop import COLUMNS, EXIT_UNFINISHED, PATIENCE, Saving
 
 
 @given(batch=st.integers(1, 64), world_size=st.integers(1, 16), gpus=st.integers(1, 20))
@@ -134,7 +134,7 @@ def test_a_run_told_to_stop_goes_on(tokens):
     with started("flaming", root, "flamed", 1, never) as process:
         wait_for(root, "flamed", 3, process)
         os.kill(process.pid, signal.SIGUSR1)
-    assert process.exitcode == GO_ON_LATER
+    assert process.exitcode == EXIT_UNFINISHED
     assert not (root / "flamed").exists()
     saved = (root / "running" / "flamed").glob("*/flame/checkpoint/step-*")
     assert 3 <= max(int(path.name.removeprefix("step-")) for path in saved) < 24

@@ -17,7 +17,7 @@ from keycut.models import create, load
 from keycut.training.checkpoints import CURVE, Checkpoints
 from keycut.training.loop import (
     EVERY_TEN_MINUTES,
-    GO_ON_LATER,
+    EXIT_UNFINISHED,
     PATIENCE,
     Losses,
     Saving,
@@ -176,7 +176,7 @@ def test_a_run_leaves_before_its_time_is_up_and_goes_on(tmp_path, data, monkeypa
     for done in (1, 2, 3):
         with pytest.raises(SystemExit) as left:
             run(tmp_path, data, values[done - 1 :], 4, in_the_past(monkeypatch, slurm))
-        assert left.value.code == GO_ON_LATER
+        assert left.value.code == EXIT_UNFINISHED
         assert Checkpoints(tmp_path / "run", {}).latest().state["step"] == done
     run(tmp_path, data, values[3:], 4, in_the_past(monkeypatch, slurm))
     run(tmp_path / "unbroken", data, values, 4, Saving(deadline=time.time() + 3600))

@@ -16,7 +16,7 @@ import training_runs
 from keycut.artefact import sha256
 from keycut.errors import InputError
 from keycut.training.checkpoints import CURVE, Checkpoints
-from keycut.training.loop import GO_ON_LATER, Saving
+from keycut.training.loop import EXIT_UNFINISHED, Saving
 
 OFTEN = Saving(steps=2)
 DONE = (CURVE, "model.safetensors")
@@ -98,7 +98,7 @@ def test_a_run_that_is_told_to_stop_saves_and_goes_on_later(root, unbroken):
     with started(work, root, out, never) as process:
         wait_for(root, out, 3, process)
         os.kill(process.pid, number)
-    assert process.exitcode == GO_ON_LATER
+    assert process.exitcode == EXIT_UNFINISHED
     assert not (root / out).exists()
     (saved,) = (root / "running" / out).glob("*/step-*")
     assert int(saved.name.removeprefix("step-")) >= 3

@@ -35,7 +35,7 @@ from keycut.running.code import SOURCE, Code, code_now, same_code
 from keycut.running.gpus import gpus_taken, limit_memory, require_gpus
 from keycut.running.locks import exclusive_lock
 from keycut.running.paths import BESIDE
-from keycut.running.slurm import goes_on_later, note_end
+from keycut.running.slurm import export_end_time, requeue_at_time_limit
 
 VERSIONED = (
     "torch", "triton", "flash-linear-attention", "transformers", "peft", "lm-eval", "datasets",
@@ -54,22 +54,22 @@ def job(snakemake: Any, *, online: bool = False) -> Iterator[Part]:
     if not online:
         os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
     os.environ["OMP_NUM_THREADS"] = str(snakemake.threads)
-    share_kernels()
-    note_end()
+    share_triton_cache()
+    export_end_time()
     with (
         exclusive_lock(snakemake.output) as waited,
-        _said_if_full(),
-        _logged(snakemake.log),
-        goes_on_later(snakemake.rule),
-        _explained(),
+        _report_full_disk(),
+        _redirect_to_log(snakemake.log),
+        requeue_at_time_limit(snakemake.rule),
+        _report_input_errors(),
     ):
-        code = refuse_other_code(snakemake)
+        code = check_code(snakemake)
         if waited:
-            leave_if_made(snakemake)
+            exit_if_already_built(snakemake)
         run = Part.model_validate(snakemake.params.get("uses", {}))
-        refuse_other_files(snakemake.params.get("given", {}))
+        check_user_files(snakemake.params.get("given", {}))
         for path in snakemake.input:
-            refuse_stale(path, partial=run.partial is not None)
+            check_up_to_date(path, partial=run.partial is not None)
         started = time.time()
         asked, shares = gpu_shares(snakemake.resources)
         if run.device == "cpu":
@@ -96,12 +96,12 @@ def export_library() -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
 
 
-def share_kernels() -> None:
+def share_triton_cache() -> None:
     """Let all jobs of a checkout share the kernels that Triton compiled: each takes minutes."""
     os.environ.setdefault("TRITON_CACHE_DIR", os.path.abspath("results/.triton"))
 
 
-def leave_if_made(snakemake: Any) -> None:
+def exit_if_already_built(snakemake: Any) -> None:
     """End well if another job has made just what this one is to make; else remove what it made."""
     outputs = [Path(path) for path in snakemake.output]
     beside = Path(f"{snakemake.output[0]}{BESIDE}")  # written last
@@ -122,7 +122,7 @@ def params_digest(snakemake: Any) -> str:
     return digest(repr(sorted(snakemake.params.items())))
 
 
-def refuse_other_code(snakemake: Any) -> Code:
+def check_code(snakemake: Any) -> Code:
     """The code of this job, or an error if it is not what the workflow was started with."""
     if not same_code(snakemake.params.code):
         raise InputError(
@@ -132,7 +132,7 @@ def refuse_other_code(snakemake: Any) -> Code:
     return code_now(snakemake.params.code)
 
 
-def refuse_other_files(given: dict[str, str]) -> None:
+def check_user_files(given: dict[str, str]) -> None:
     """An error if files that users bring are not what they were when the job was planned."""
     now = cached_sha256(given)
     if other := [path for path, known in given.items() if now[path] != known]:
@@ -141,7 +141,7 @@ def refuse_other_files(given: dict[str, str]) -> None:
         )
 
 
-def refuse_stale(path: Path | str, *, partial: bool = False) -> None:
+def check_up_to_date(path: Path | str, *, partial: bool = False) -> None:
     """An error if an artefact was made by other code than its rule has now.
 
     On a cluster a queued job runs whatever the library is when it starts, while Snakemake notes
@@ -222,7 +222,7 @@ def commit() -> str | None:
 
 
 @contextmanager
-def _logged(log: Any) -> Iterator[None]:
+def _redirect_to_log(log: Any) -> Iterator[None]:
     """Send what this process and its children say to the job's log."""
     if not log:
         yield
@@ -247,7 +247,7 @@ def _logged(log: Any) -> Iterator[None]:
 
 
 @contextmanager
-def _said_if_full() -> Iterator[None]:
+def _report_full_disk() -> Iterator[None]:
     """A full disk is said on the terminal: the log may be on that disk."""
     try:
         yield
@@ -258,7 +258,7 @@ def _said_if_full() -> Iterator[None]:
 
 
 @contextmanager
-def _explained() -> Iterator[None]:
+def _report_input_errors() -> Iterator[None]:
     """Bad input ends a job with its message alone; a fault of ours keeps its traceback."""
     try:
         yield

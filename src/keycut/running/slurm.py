@@ -1,9 +1,8 @@
 """What a job of the workflow has to know of the Slurm job that it runs in: when it ends, and how
 to go on after that; and what Snakemake is to say of jobs that Slurm will never run.
 
-A run that saves and leaves with GO_ON_LATER goes back into Slurm's queue as the same job, so that
-it takes as many stretches as it needs: Snakemake only sees a job that waits again. Its `retries`
-are left for what really failed.
+A job that saves and exits with EXIT_UNFINISHED is requeued by Slurm under the same number, as often
+as needed. Snakemake only sees a job that is pending again, and its `retries` are left for failures.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from typing import Any
 
 END = "SLURM_JOB_END_TIME"
 SHOWN, WIDTH = 40, 300  # lines of each log of a job that failed, and characters of each line
-GO_ON_LATER = os.EX_TEMPFAIL  # as training leaves; importing it from there would import torch
+EXIT_UNFINISHED = os.EX_TEMPFAIL  # as training leaves; importing it from there would import torch
 RESUMED = ("pretrain", "recover")  # rules that leave so, and are queued again
 WATCH_EVERY = 20  # seconds
 COLUMNS = "%i|%T|%r|%P|%l|%k"  # of squeue: id, state, reason, partition, time limit, comment
@@ -51,7 +50,7 @@ REFUSED = (
 ADVICE = "`keycut check --profile PROFILE` says which line of the profile to change. "
 
 
-def note_end() -> None:
+def export_end_time() -> None:
     """Put the end of the Slurm job into the environment, where training looks for it.
 
     Slurm itself does so only from 23.02 on, and the step in which Snakemake runs a job loses it.
@@ -187,12 +186,12 @@ def stuck(queue: str, known: set[tuple[str, str]]) -> Iterator[str]:
 
 
 @contextmanager
-def goes_on_later(rule: str) -> Iterator[None]:
+def requeue_at_time_limit(rule: str) -> Iterator[None]:
     """Around the work of a rule: if it is to go on later, Slurm queues the same job again."""
     try:
         yield
     except SystemExit as left:
-        if left.code == GO_ON_LATER and "SLURM_JOB_ID" in os.environ:
+        if left.code == EXIT_UNFINISHED and "SLURM_JOB_ID" in os.environ:
             _queue_again(os.environ["SLURM_JOB_ID"], rule)
         raise
 

@@ -49,7 +49,7 @@ from keycut.training.checkpoints import DAMAGE, KEPT, Checkpoints, verify
 from keycut.training.loop import (
     COLUMNS,
     EVERY_TEN_MINUTES,
-    GO_ON_LATER,
+    EXIT_UNFINISHED,
     OUT_OF_MEMORY,
     PATIENCE,
     Saving,
@@ -122,7 +122,7 @@ def pretrain_with_flame(
     """Train a new model of the given config with flame and write it to a folder.
 
     `data` is a packed folder that has the recipe's slice, `tokenizer` a folder. SIGTERM, SIGUSR1
-    and a deadline save and leave with GO_ON_LATER. None if there was nothing left to train.
+    and a deadline save and leave with EXIT_UNFINISHED. None if there was nothing left to train.
     """
     refuse_flame()
     refuse_gpus(gpus)
@@ -336,7 +336,7 @@ def run_flame(
         return watch.pace()
     if stop.is_set() or (code == 0 and reached > done):
         _say(f"pretraining: saved at step {reached}, goes on later")
-        raise SystemExit(GO_ON_LATER)
+        raise SystemExit(EXIT_UNFINISHED)
     with open(log, errors="replace") as lines:
         lines.seek(began)
         said = lines.readlines()

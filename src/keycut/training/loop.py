@@ -31,7 +31,7 @@ from keycut.data.packing import PackedTokens
 from keycut.errors import InputError
 from keycut.training.checkpoints import Checkpoints
 
-GO_ON_LATER = 75
+EXIT_UNFINISHED = 75
 """The exit code of a run that was told to stop, has saved, and goes on when started again
 (EX_TEMPFAIL of sysexits.h)."""
 
@@ -56,8 +56,8 @@ class Saving:
     """How often a run is saved: after so many steps or seconds, whichever comes first; and when
     it must be over.
 
-    A run that nears its end saves and leaves with GO_ON_LATER. Slurm can warn by a signal too, but
-    that signal ends whatever stands between Slurm and the trainer.
+    A run that nears its end saves and exits with EXIT_UNFINISHED. Slurm can warn by a signal too,
+    but that signal ends whatever stands between Slurm and the trainer.
     """
 
     steps: int | None = None
@@ -115,7 +115,7 @@ def train(
     """Train those parameters of the model that require gradients, from the last checkpoint on.
 
     `loss` is of a batch of tokens, (batch, length). A step takes `accumulate` such batches.
-    SIGTERM, SIGUSR1 and a deadline save and leave with GO_ON_LATER.
+    SIGTERM, SIGUSR1 and a deadline save and leave with EXIT_UNFINISHED.
     """
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     device = next(iter(trained.values())).device
@@ -171,7 +171,7 @@ def train(
                 saved, saved_at = step, time.monotonic()
             if stop.is_set() and step < settings.steps:
                 print(f"{work}: saved at step {step}, goes on later", file=sys.stderr, flush=True)
-                raise SystemExit(GO_ON_LATER)
+                raise SystemExit(EXIT_UNFINISHED)
     model.eval()
 
 
