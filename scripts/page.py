@@ -4,7 +4,7 @@ from keycut.running.job import commit, job
 
 with job(snakemake) as run:
     from keycut.reporting.report import write_report
-    from keycut.running.paths import BESIDE
+    from keycut.running.paths import PROVENANCE
 
     results, variants = Path(snakemake.params.results), run.variants()
     curves = {v: Path(p) for v, p in zip(variants, snakemake.params.curves, strict=True)}
@@ -23,7 +23,7 @@ with job(snakemake) as run:
         },
         made={v: [path for path in paths if path.is_file()] for v, paths in steps.items()},
         records=sorted(
-            path for path in results.rglob(f"*{BESIDE}") if not path.match("document.*")
+            path for path in results.rglob(f"*{PROVENANCE}") if not path.match("document.*")
         ),
         now=snakemake.params.now,
         out=snakemake.output.html,

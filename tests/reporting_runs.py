@@ -22,7 +22,7 @@ from keycut.reporting.frame import (
 )
 from keycut.reporting.grid import LOWER_IS_BETTER
 from keycut.reporting.steps import make_frame, make_verdict
-from keycut.running.paths import BESIDE
+from keycut.running.paths import PROVENANCE
 
 ROOT = Path(__file__).parents[1]
 TEMPLATES = ROOT / "workflow" / "templates"
@@ -269,7 +269,7 @@ def report_inputs(config: Config, folder: Path, *, drawn: bool) -> dict:
     """Everything that a report is written of, its figures really drawn or not."""
     frames = frame_files(config, folder)
     for path in sorted((folder / "evaluations").glob("*.json")):
-        write_json(f"{path}{BESIDE}", record("evaluate", 20.0, ("NVIDIA H200",)))
+        write_json(f"{path}{PROVENANCE}", record("evaluate", 20.0, ("NVIDIA H200",)))
     make_verdict(
         config,
         list(frames.values()),
@@ -306,7 +306,7 @@ def report_inputs(config: Config, folder: Path, *, drawn: bool) -> dict:
         "figures": figures,
         "curves": curve_files(config, folder / "curves"),
         "jobs": timings,
-        "records": sorted(folder.rglob(f"*{BESIDE}")),
+        "records": sorted(folder.rglob(f"*{PROVENANCE}")),
         "made": made,
         "templates": TEMPLATES,
         "commit": "0123456789ab",

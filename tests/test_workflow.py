@@ -223,7 +223,7 @@ def test_the_figures_of_a_partial_run_are_those_with_sources_or_drawn_before(tmp
     for source in sources:
         source.parent.mkdir(parents=True, exist_ok=True)
         source.touch()
-    drawn = [Path(reads.at.figure("filters", ending)) for ending in ("pdf", "svg")]
+    drawn = [Path(reads.paths.figure("filters", ending)) for ending in ("pdf", "svg")]
     for path in drawn:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
@@ -260,7 +260,7 @@ def test_the_part_of_a_run_that_a_job_uses_is_enough_for_it(name):
         part = Part.model_validate(reads.uses_tables(figures=[figure]))
         assert part.variants(figure) == config.variants(figure)
     for cell in config.measurements():
-        uses = reads.uses_cell(cell.benchmark, Path(reads.at.measurement(cell)).stem)
+        uses = reads.uses_cell(cell.benchmark, Path(reads.paths.measurement(cell)).stem)
         assert cell in Part.model_validate(uses).measurements()
     for model in reads.trained():
         part = Part.model_validate(reads.uses_pretraining(model))

@@ -5,7 +5,7 @@ rule calibrate:
     input:
         unpack(
             lambda w: made(
-                model=AT.base(w.model), tokens=AT.tokens(RUN.calibration.data, w.model)
+                model=AT.base_model(w.model), tokens=AT.tokens(RUN.calibration.data, w.model)
             )
         ),
     output:

@@ -6,7 +6,7 @@ rule recover:
         unpack(
             lambda w: made(
                 student=READS.student(w.model, w.cut),
-                teacher=AT.base(w.model),
+                teacher=AT.base_model(w.model),
                 tokens=AT.tokens(RUN.recovery.data, w.model),
                 preflight=READS.preflight_of_student(w.model, w.cut),
             )

@@ -5,7 +5,7 @@ rule score:
     input:
         unpack(
             lambda w: made(
-                model=AT.base(w.model),
+                model=AT.base_model(w.model),
                 calibration=READS.calibration(w.model, w.method, w.seed),
             )
         ),

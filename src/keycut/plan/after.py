@@ -18,7 +18,7 @@ import yaml
 from keycut.artefact import atomic_write, read_json
 from keycut.errors import InputError
 from keycut.plan.planning import Planned, by_rule, duration, gigabytes, table
-from keycut.running.paths import BESIDE
+from keycut.running.paths import PROVENANCE
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ def ran(run: str, planned: Iterable[Planned]) -> list[Ran]:
     found = []
     for one in (one for one in planned if one.job.timing and one.job.outputs):
         timing, outputs = Path(one.job.timing or ""), [Path(path) for path in one.job.outputs]
-        beside = Path(f"{outputs[0]}{BESIDE}")
+        beside = Path(f"{outputs[0]}{PROVENANCE}")
         if not (timing.is_file() and beside.is_file()):
             continue
         with open(timing, newline="") as file:

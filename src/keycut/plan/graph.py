@@ -13,7 +13,7 @@ from typing import Any
 from keycut.config import Config, load_config, parse_config
 from keycut.errors import InputError, nearest
 from keycut.running.inputs import Inputs
-from keycut.running.paths import Layout
+from keycut.running.paths import Paths
 
 SNAKEFILE = Path("workflow/Snakefile")
 
@@ -90,8 +90,8 @@ def read_graph(
         except (RuleException, WorkflowError) as error:
             # What people ask for: target rules, tables and figures.
             known = [rule.name for rule in workflow.rules if not rule.has_wildcards()]
-            known += [*map(Layout(config).table, config.tables)]
-            known += [*map(Layout(config).figure, config.figures)]
+            known += [*map(Paths(config).table, config.tables)]
+            known += [*map(Paths(config).figure, config.figures)]
             for name in (name for name in targets if f"No rule to produce {name} " in str(error)):
                 said = f"target {name!r}: no rule makes it{nearest(name, known)}"
                 raise InputError(said) from None

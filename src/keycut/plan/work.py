@@ -43,7 +43,7 @@ class Works:
 
     def __init__(self, config: Config) -> None:
         self.config, self.reads = config, Inputs(config)
-        self.cut = {self.reads.at.subject(v): (v.model, v.ratio) for v in self.reads.variants}
+        self.cut = {self.reads.paths.subject(v): (v.model, v.ratio) for v in self.reads.variants}
 
     def of(self, rule: str, given: Mapping[str, str]) -> Work:
         """By the wildcards of the job."""

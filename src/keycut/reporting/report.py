@@ -37,7 +37,7 @@ from keycut.reporting.style import COLUMN
 from keycut.reporting.tables import lay_out
 from keycut.reporting.verdict import Line, Word, comparable, read_lines
 from keycut.reporting.writing import html_environment, to_html
-from keycut.running.paths import BESIDE
+from keycut.running.paths import PROVENANCE
 
 Files = Mapping[Variant, Sequence[Path | str]]
 
@@ -191,7 +191,7 @@ class Numbers:
         files = []
         if result.source and not result.source.startswith(PAPER):
             files.append(self.origins.add(result.source))
-            if Path(beside := f"{result.source}{BESIDE}").is_file():
+            if Path(beside := f"{result.source}{PROVENANCE}").is_file():
                 files.append(self.origins.add(beside))
         making = self.makings.get((result.key._replace(metric=""), result.seed))
         return [result.seed, result.value, result.stderr, result.reason, files, making]

@@ -33,7 +33,7 @@ from keycut.config.evaluation import DATA_SETS
 from keycut.config.needs import needed_models
 from keycut.data.sources import matching, tokenizer_files
 from keycut.hub import locked_commits
-from keycut.running.paths import BESIDE, Layout, cut
+from keycut.running.paths import PROVENANCE, Paths, cut
 
 Section = dict[str, Any]
 
@@ -46,10 +46,10 @@ class Inputs:
 
     def __init__(self, config: Config) -> None:
         self.config = config
-        self.at = Layout(config)
+        self.paths = Paths(config)
         self.variants = config.variants()
         self.shapes = {shape.name: shape for shape in config.trained_shapes()}
-        self.cells = {self.at.measurement(cell): cell for cell in config.measurements()}
+        self.cells = {self.paths.measurement(cell): cell for cell in config.measurements()}
 
     # ----- what a wildcard may be -----
 
@@ -65,7 +65,7 @@ class Inputs:
             "ratio": one_of({variant.ratio for variant in self.variants}),
             "seed": r"\d+",
             "cut": one_of({cut(variant) for variant in self.variants}),
-            "subject": one_of({self.at.subject(variant) for variant in self.variants}),
+            "subject": one_of({self.paths.subject(variant) for variant in self.variants}),
             "suite": one_of(config.evaluation.suites),
             "shape": one_of(self.shapes),
             "benchmark": one_of(config.benchmarks),
@@ -173,7 +173,7 @@ class Inputs:
         """Files that a corpus is read from; what is on the hub is known by its revision."""
         spec = self.config.corpora[corpus]
         if spec.kind == "documentation":
-            return [f"{self.at.root}/text/documentation.jsonl"]
+            return [f"{self.paths.root}/text/documentation.jsonl"]
         # A pattern that matches nothing stands for itself: a file that is not there.
         patterns = spec.files if spec.kind == "local" else ()
         found = ([str(path) for path in matching(pattern)] or [pattern] for pattern in patterns)
@@ -192,7 +192,7 @@ class Inputs:
 
     def given(self, paths: Iterable[str]) -> list[str]:
         """Those that users bring, and no rule makes."""
-        return [path for path in paths if not path.startswith(f"{self.at.root}/")]
+        return [path for path in paths if not path.startswith(f"{self.paths.root}/")]
 
     def digests(
         self, paths: Iterable[str], taken: Callable[[Path], list[Path]] = tokenizer_files
@@ -207,7 +207,7 @@ class Inputs:
         """What stands beside those that rules make."""
         tasks = {file: self.made_tasks()[0] for file in self.made_tasks()}  # made together
         made = [path for path in paths if not self.given([path])]
-        return sorted({f"{tasks.get(path, path)}{BESIDE}" for path in made})
+        return sorted({f"{tasks.get(path, path)}{PROVENANCE}" for path in made})
 
     @cached_property
     def locked(self) -> dict[tuple[str, str], str]:
@@ -239,7 +239,7 @@ class Inputs:
         return [name for name in self.config.models if name not in self.trained()]
 
     def tokenizer(self, model: str) -> str:
-        return f"{self.at.root}/tokenizers/{self.config.models[model].tokenizer}"
+        return f"{self.paths.root}/tokenizers/{self.config.models[model].tokenizer}"
 
     def uses_adopted(self, model: str) -> Section:
         spec = _changed(self.config.models[model], "label", "published_as")
@@ -251,7 +251,7 @@ class Inputs:
         return self.config.recipes[source.recipe]
 
     def preflight(self, model: str, ratio: float = 0.0) -> str:
-        return self.at.preflight(shape_of(self.config.models[model], ratio))
+        return self.paths.preflight(shape_of(self.config.models[model], ratio))
 
     # ----- pruning and recovery -----
 
@@ -259,7 +259,7 @@ class Inputs:
         """Nothing for methods of the weights alone."""
         if not self.config.methods[method].calibrated:
             return []
-        return self.at.calibration(model, int(seed))
+        return self.paths.calibration(model, int(seed))
 
     def kept(self, model: str, ratio: str) -> int:
         """Channels of a head that are left."""
@@ -267,8 +267,8 @@ class Inputs:
 
     def student(self, model: str, cut: str) -> str:
         if cut == BASELINE:
-            return self.at.base(model)
-        return f"{self.at.root}/sliced/{model}/{cut}"
+            return self.paths.base_model(model)
+        return f"{self.paths.root}/sliced/{model}/{cut}"
 
     def preflight_of_student(self, model: str, cut_: str) -> str:
         (ratio,) = {v.ratio for v in self.variants if v.model == model and cut(v) == cut_}
@@ -298,7 +298,7 @@ class Inputs:
         }
 
     def cell(self, benchmark: str, measured: str) -> Measurement:
-        return self.cells[f"{self.at.root}/measurements/{benchmark}/{measured}.json"]
+        return self.cells[f"{self.paths.root}/measurements/{benchmark}/{measured}.json"]
 
     def shape_of_cell(self, benchmark: str, measured: str) -> Section | None:
         """Of a whole model: its shape is part of what is timed."""
@@ -325,7 +325,7 @@ class Inputs:
         )
 
     def _analysed(self, figure: str) -> set[str]:
-        return {self.at.subject(variant) for variant in self.config.analyses(figure)}
+        return {self.paths.subject(variant) for variant in self.config.analyses(figure)}
 
     # ----- tables and figures -----
 
@@ -336,8 +336,8 @@ class Inputs:
     def all_of_table(self, table: str) -> list[str]:
         config = self.config
         if isinstance(config.tables[table], QualityTable):
-            return [self.at.evaluation(*one) for one in config.evaluations(table)]
-        return [self.at.measurement(cell) for cell in config.timings(table)]
+            return [self.paths.evaluation(*one) for one in config.evaluations(table)]
+        return [self.paths.measurement(cell) for cell in config.timings(table)]
 
     def of_tables(self) -> list[str]:
         return sorted({source for table in self.config.tables for source in self.of_table(table)})
@@ -351,7 +351,7 @@ class Inputs:
             name: figure
             for name, figure in self.config.figures.items()
             if name in drawable
-            or all(Path(self.at.figure(name, ending)).is_file() for ending in ("pdf", "svg"))
+            or all(Path(self.paths.figure(name, ending)).is_file() for ending in ("pdf", "svg"))
         }
 
     def drawable(self) -> list[str]:
@@ -376,13 +376,13 @@ class Inputs:
     def all_of_figure(self, figure: str) -> list[str]:
         spec = self.config.figures[figure]
         if spec.kind == "filters":
-            return [self.at.base(spec.model)]
+            return [self.paths.base_model(spec.model)]
         if spec.kind == "sweep":
             cells = self.config.measurements(spec.benchmark)
-            return [self.at.measurement(cell) for cell in cells]
+            return [self.paths.measurement(cell) for cell in cells]
         if spec.kind == "quality":  # whose gaps are in the frames
-            return [self.at.frame(table) for table in spec.tables]
-        return [self.at.analysis(variant) for variant in self.config.analyses(figure)]
+            return [self.paths.frame(table) for table in spec.tables]
+        return [self.paths.analysis(variant) for variant in self.config.analyses(figure)]
 
     def sources_of_table(self, table: str) -> list[str | None]:
         """The results that a table is made of, in order, and None for what a partial run lacks."""

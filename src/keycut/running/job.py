@@ -34,7 +34,7 @@ from keycut.running import forkserver
 from keycut.running.code import SOURCE, Code, code_now, same_code
 from keycut.running.gpus import gpus_taken, limit_memory, require_gpus
 from keycut.running.locks import exclusive_lock
-from keycut.running.paths import BESIDE
+from keycut.running.paths import PROVENANCE
 from keycut.running.slurm import export_end_time, requeue_at_time_limit
 
 VERSIONED = (
@@ -81,7 +81,7 @@ def job(snakemake: Any, *, online: bool = False) -> Iterator[Part]:
                 limit_memory(asked / shares)
             yield run
         if snakemake.output:
-            beside = Path(f"{snakemake.output[0]}{BESIDE}")
+            beside = Path(f"{snakemake.output[0]}{PROVENANCE}")
             write_json(beside, provenance(snakemake, code, gpus, started))
 
 
@@ -104,7 +104,7 @@ def share_triton_cache() -> None:
 def exit_if_already_built(snakemake: Any) -> None:
     """End well if another job has made just what this one is to make; else remove what it made."""
     outputs = [Path(path) for path in snakemake.output]
-    beside = Path(f"{snakemake.output[0]}{BESIDE}")  # written last
+    beside = Path(f"{snakemake.output[0]}{PROVENANCE}")  # written last
     if beside.is_file() and all(path.exists() for path in outputs):
         found = read_json(beside)
         if found.get("params") == params_digest(snakemake) and same_code(found["code"]):
@@ -148,7 +148,7 @@ def check_up_to_date(path: Path | str, *, partial: bool = False) -> None:
     the code of when it was planned: so what was really imported stands beside the artefact.
     A partial run cannot make it again, as its models may be gone: there it is only said.
     """
-    beside = Path(f"{path}{BESIDE}")
+    beside = Path(f"{path}{PROVENANCE}")
     if not beside.is_file():
         return
     found = read_json(beside)
@@ -168,7 +168,7 @@ def provenance(snakemake: Any, code: Code, gpus: list[str], started: float) -> d
         "rule": snakemake.rule,
         "wildcards": dict(snakemake.wildcards.items()),
         "params": params_digest(snakemake),
-        "inputs": sorted({path for path in snakemake.input if not path.endswith(BESIDE)}),
+        "inputs": sorted({path for path in snakemake.input if not path.endswith(PROVENANCE)}),
         "code": {**snakemake.params.code, "digest": code.digest, "modules": list(code.modules)},
         "commit": commit(),
         "versions": versions(),

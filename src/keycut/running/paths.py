@@ -10,14 +10,14 @@ from keycut.artefact import check_writable
 from keycut.config import BASELINE, Config, Measurement, Shape, Variant
 from keycut.errors import InputError
 
-BESIDE = ".provenance.json"
+PROVENANCE = ".provenance.json"
 """What stands beside every artefact: where it came from."""
 OWNER = "configuration.txt"
 """Names the file that a run's results are of."""
 
 
 @dataclass(frozen=True)
-class Layout:
+class Paths:
     """Paths below results/<run>, with `{wildcards}` where a rule makes many."""
 
     config: Config
@@ -35,7 +35,7 @@ class Layout:
         """The packed corpus of a `corpus/slice`, in the tokens of a model."""
         return f"{self.root}/tokens/{data.split('/')[0]}/{self.config.models[model].tokenizer}"
 
-    def base(self, model: str) -> str:
+    def base_model(self, model: str) -> str:
         return f"{self.root}/models/{model}"
 
     def calibration(self, model: str, seed: int) -> str:
@@ -84,13 +84,13 @@ class Layout:
     def steps(self, variant: Variant) -> list[str]:
         """What says how a variant was made, step by step: its base, calibration, selection,
         itself."""
-        steps = [f"{self.base(variant.model)}{BESIDE}"]
+        steps = [f"{self.base_model(variant.model)}{PROVENANCE}"]
         if variant.pruned:
             calibration = self.calibration(variant.model, variant.seed)
-            steps += [f"{calibration}{BESIDE}", self.selection(variant)]
-        return [*steps, f"{self.model(variant)}{BESIDE}"]
+            steps += [f"{calibration}{PROVENANCE}", self.selection(variant)]
+        return [*steps, f"{self.model(variant)}{PROVENANCE}"]
 
-    def refuse_other_owner(self, file: str) -> None:
+    def check_owner(self, file: str) -> None:
         """An error if the results of another configuration file are in this run's folder."""
         owner = Path(self.root) / OWNER
         if owner.is_file() and (found := owner.read_text().strip()) != os.path.relpath(file):
@@ -99,7 +99,7 @@ class Layout:
                 f"{os.path.relpath(file)} another name"
             )
 
-    def own(self, file: str) -> None:
+    def record_owner(self, file: str) -> None:
         """Note which configuration file the results are of."""
         owner = check_writable(Path(self.root) / OWNER)
         owner.parent.mkdir(parents=True, exist_ok=True)
