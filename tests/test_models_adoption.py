@@ -61,11 +61,11 @@ def test_what_is_not_taken_of_a_folder_does_not_count(
     there: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "mine"
-    reads = Inputs(load_config(DEMO))
+    inputs = Inputs(load_config(DEMO))
     monkeypatch.chdir(tmp_path)
 
     def digests() -> dict[str, str]:
-        return reads.digests([str(folder)], model_files)
+        return inputs.user_digests([str(folder)], model_files)
 
     before = digests()
     for name in (".git/index", ".cache/some", "README.md", ".gitattributes", "tokenizer.json"):
@@ -75,7 +75,7 @@ def test_what_is_not_taken_of_a_folder_does_not_count(
     adopt(there, tmp_path / "tokenizer", tmp_path / "out")
     linked = {path.name for path in (tmp_path / "out").iterdir() if path.is_symlink()}
     assert {Path(path).name for path in before} == linked
-    assert [*reads.digests([str(folder)])] == [str(folder / "tokenizer.json")]
+    assert [*inputs.user_digests([str(folder)])] == [str(folder / "tokenizer.json")]
     (folder / "config.json").write_text("{}")
     assert digests() != before
 

@@ -44,12 +44,12 @@ def planned(tmp_path, monkeypatch):
     script = tmp_path / "work.py"
     script.write_text("from keycut.artefact import digest\n\ndigest(1)\n")
 
-    def make(uses={"run": "demo", "device": "cpu"}, **inputs):  # noqa: B006
+    def make(settings={"run": "demo", "device": "cpu"}, **inputs):  # noqa: B006
         return SimpleNamespace(
             rule="work",
             input=Named(**inputs),
             output=Named(result="out.json"),
-            params=Named(code=known_code("work.py", device="cpu"), uses=uses),
+            params=Named(code=known_code("work.py", device="cpu"), settings=settings),
             wildcards=Named(model="a"),
             log=["work.log"],
             threads=1,
@@ -224,7 +224,7 @@ def test_code_that_changed_after_the_plan_is_refused(planned, around):
 def test_a_file_of_the_users_that_changed_after_the_plan_is_refused(planned, around):
     Path("text.jsonl").write_text("other\n")
     snakemake = planned()
-    snakemake.params = Named(**dict(snakemake.params.items()), given={"text.jsonl": "0" * 64})
+    snakemake.params = Named(**dict(snakemake.params.items()), user_files={"text.jsonl": "0" * 64})
     with pytest.raises(SystemExit), around(snakemake):
         raise AssertionError("the work must not begin")
     said = "keycut: text.jsonl was changed after this job was planned: start snakemake again\n"

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from keycut.artefact import write_json
-from keycut.config import Part, load_config
+from keycut.config import JobConfig, load_config
 from keycut.running.inputs import Inputs
 
 ROOT = Path(__file__).parents[1]
@@ -171,7 +171,7 @@ def test_every_rule_has_what_a_rule_must_have():
                 continue  # a target
             wanted = ["log:", "conda:", "code=", "message:"]
             if file.name == "report.smk":
-                wanted.append("uses=")  # which says whether the run is partial
+                wanted.append("settings=")  # which says whether the run is partial
             if "output:" in body:
                 wanted += ["benchmark:", "resources:", "mem_mb=", "runtime=", "provenance="]
             missing = [word for word in wanted if word not in body]
@@ -217,31 +217,31 @@ def test_a_partial_run_reports_what_is_there_and_computes_nothing(checkout):
 def test_the_figures_of_a_partial_run_are_those_with_sources_or_drawn_before(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     config = load_config(ROOT / "config" / "demo.yaml")
-    reads = Inputs(config.model_copy(update={"partial": "no time"}))
-    assert {*reads.figures()} == {"quality"}  # drawn of frames, whose gaps have their reasons
-    sources = [Path(path) for path in reads.all_of_figure("utilization")]
+    inputs = Inputs(config.model_copy(update={"partial": "no time"}))
+    assert {*inputs.figures()} == {"quality"}  # drawn of frames, whose gaps have their reasons
+    sources = [Path(path) for path in inputs.all_figure_sources("utilization")]
     for source in sources:
         source.parent.mkdir(parents=True, exist_ok=True)
         source.touch()
-    drawn = [Path(reads.paths.figure("filters", ending)) for ending in ("pdf", "svg")]
+    drawn = [Path(inputs.paths.figure("filters", ending)) for ending in ("pdf", "svg")]
     for path in drawn:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
     some = {"quality", "utilization", "spectrum", "filters"}  # two show the same models
-    assert {*reads.figures()} == some
-    assert {*reads.shown().figures} == some
+    assert {*inputs.figures()} == some
+    assert {*inputs.shown().figures} == some
     sources[0].unlink()  # curves are drawn of the models that are there
-    assert {*reads.figures()} == some
-    assert reads.of_figure("utilization") == [*map(str, sources[1:])]
+    assert {*inputs.figures()} == some
+    assert inputs.figure_sources("utilization") == [*map(str, sources[1:])]
     for source in sources[1:]:
         source.unlink()
-    shared = Path(reads.all_of_figure("filters_shared")[0])
+    shared = Path(inputs.all_figure_sources("filters_shared")[0])
     shared.mkdir(parents=True)
     (shared / "loss.csv").touch()
-    assert {*reads.figures()} == {"quality", "filters"}
+    assert {*inputs.figures()} == {"quality", "filters"}
     (shared / "model.safetensors").touch()
-    assert {*reads.figures()} == {"quality", "filters", "filters_shared"}
-    assert {*reads.drawable()} == {
+    assert {*inputs.figures()} == {"quality", "filters", "filters_shared"}
+    assert {*inputs.drawable()} == {
         "quality",
         "filters_shared",
     }  # the other one is a file, and no job's
@@ -251,35 +251,35 @@ def test_the_figures_of_a_partial_run_are_those_with_sources_or_drawn_before(tmp
 @pytest.mark.parametrize("name", ["demo", "lab", "paper"])
 def test_the_part_of_a_run_that_a_job_uses_is_enough_for_it(name):
     config = load_config(ROOT / "config" / f"{name}.yaml")
-    reads = Inputs(config)
+    inputs = Inputs(config)
     for table, spec in config.tables.items():
-        part = Part.model_validate(reads.uses_tables(table))
+        part = JobConfig.model_validate(inputs.table_settings(table))
         shows = "cells" if hasattr(spec, "columns") else "timings"
         assert getattr(part, shows)(table) == getattr(config, shows)(table)
     for figure in config.figures:
-        part = Part.model_validate(reads.uses_tables(figures=[figure]))
+        part = JobConfig.model_validate(inputs.table_settings(figures=[figure]))
         assert part.variants(figure) == config.variants(figure)
     for cell in config.measurements():
-        uses = reads.uses_cell(cell.benchmark, Path(reads.paths.measurement(cell)).stem)
-        assert cell in Part.model_validate(uses).measurements()
-    for model in reads.trained():
-        part = Part.model_validate(reads.uses_pretraining(model))
+        uses = inputs.cell_settings(cell.benchmark, Path(inputs.paths.measurement(cell)).stem)
+        assert cell in JobConfig.model_validate(uses).measurements()
+    for model in inputs.trained():
+        part = JobConfig.model_validate(inputs.pretraining_settings(model))
         assert part.models[model].fla_config() == config.models[model].fla_config()
         (recipe,) = part.recipes.values()
-        assert recipe.defining() == reads.recipe(model).defining()
+        assert recipe.defining() == inputs.recipe(model).defining()
     for tokenizer in config.tokenizers:
-        uses = Part.model_validate(reads.uses_tokenizer(tokenizer))
+        uses = JobConfig.model_validate(inputs.tokenizer_settings(tokenizer))
         assert uses.tokenizers[tokenizer] == config.tokenizers[tokenizer]
     for corpus, spec in config.corpora.items():
-        assert Part.model_validate(reads.uses_corpus(corpus)).corpora[corpus] == spec
+        assert JobConfig.model_validate(inputs.corpus_settings(corpus)).corpora[corpus] == spec
     for section in ("calibration", "preflight"):
-        part = Part.model_validate(reads.uses_changed(section))
+        part = JobConfig.model_validate(inputs.section_settings(section))
         assert getattr(part, section) == getattr(config, section)
     for method, spec in config.methods.items():
-        found = Part.model_validate(reads.uses_method(method)).methods[method]
+        found = JobConfig.model_validate(inputs.method_settings(method)).methods[method]
         shown = {"label", "target"}
         assert found.model_dump(exclude=shown) == spec.model_dump(exclude=shown)
-    recovery = Part.model_validate(reads.uses_recovery()).recovery
+    recovery = JobConfig.model_validate(inputs.recovery_settings()).recovery
     assert recovery.defining() == config.recovery.defining()
 
 
@@ -295,11 +295,11 @@ def test_another_commit_of_what_was_downloaded_is_another_input(tmp_path, monkey
             "models": {"fla-hub/transformer-1.3B-100B": pin},
             "datasets": {"EleutherAI/lambada_openai": pin, "HuggingFaceFW/fineweb-edu": pin},
         })  # fmt: skip
-        reads = Inputs(config)
+        inputs = Inputs(config)
         return (
-            reads.commit("model", config.tokenizers["llama"]),
-            reads.commit("dataset", config.corpora["fineweb_edu"]),
-            reads.task_data("ppl"),
+            inputs.commit("model", config.tokenizers["llama"]),
+            inputs.commit("dataset", config.corpora["fineweb_edu"]),
+            inputs.task_data("ppl"),
         )
 
     for commit in ("a" * 40, "b" * 40):
@@ -307,6 +307,6 @@ def test_another_commit_of_what_was_downloaded_is_another_input(tmp_path, monkey
         tasks = {"wikitext_word_ppl": wikitext, "lambada_ppl": lambada}
         assert locked(commit) == (commit, commit, tasks)
     demo = load_config(ROOT / "config" / "demo.yaml")
-    reads = Inputs(demo)
-    assert reads.task_data("zero_shot") == {}
-    assert {reads.commit("dataset", corpus) for corpus in demo.corpora.values()} == {None}
+    inputs = Inputs(demo)
+    assert inputs.task_data("zero_shot") == {}
+    assert {inputs.commit("dataset", corpus) for corpus in demo.corpora.values()} == {None}

@@ -4,18 +4,18 @@
 rule analyze:
     input:
         unpack(
-            lambda w: made(
-                model=f"{OUT}/{w.subject}",
-                tokens=AT.tokens(RUN.analysis.data, w.subject.split("/")[1]),
+            lambda w: with_provenance(
+                model=f"{results}/{w.subject}",
+                tokens=paths.tokens(run_config.analysis.data, w.subject.split("/")[1]),
             )
         ),
     output:
-        result=f"{OUT}/analyses/{{subject}}.npz",
-        provenance=f"{OUT}/analyses/{{subject}}.npz.provenance.json",
+        result=f"{results}/analyses/{{subject}}.npz",
+        provenance=f"{results}/analyses/{{subject}}.npz.provenance.json",
     log:
-        f"{OUT}/logs/analyze/{{subject}}.log",
+        f"{results}/logs/analyze/{{subject}}.log",
     benchmark:
-        f"{OUT}/timings/analyze/{{subject}}.tsv"
+        f"{results}/timings/analyze/{{subject}}.tsv"
     conda:
         "../../envs/model.yaml"
     resources:
@@ -24,9 +24,9 @@ rule analyze:
         runtime=60,
     params:
         code=code("analyze"),
-        uses=READS.uses("device", "analysis"),
-        heads=lambda w: READS.heads(w.subject),
-        length=lambda w: READS.length(w.subject),
+        settings=inputs.settings("device", "analysis"),
+        heads=lambda w: inputs.heads(w.subject),
+        length=lambda w: inputs.length(w.subject),
     message:
         "analysing the states of {wildcards.subject}"
     script:

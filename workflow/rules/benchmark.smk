@@ -3,12 +3,12 @@
 
 rule measure:
     output:
-        result=f"{OUT}/measurements/{{benchmark}}/{{measured}}.json",
-        provenance=f"{OUT}/measurements/{{benchmark}}/{{measured}}.json.provenance.json",
+        result=f"{results}/measurements/{{benchmark}}/{{measured}}.json",
+        provenance=f"{results}/measurements/{{benchmark}}/{{measured}}.json.provenance.json",
     log:
-        f"{OUT}/logs/measure/{{benchmark}}/{{measured}}.log",
+        f"{results}/logs/measure/{{benchmark}}/{{measured}}.log",
     benchmark:
-        f"{OUT}/timings/measure/{{benchmark}}-{{measured}}.tsv"
+        f"{results}/timings/measure/{{benchmark}}-{{measured}}.tsv"
     conda:
         "../../envs/model.yaml"
     resources:
@@ -17,9 +17,9 @@ rule measure:
         runtime=60,
     params:
         code=code("measure"),
-        uses=lambda w: READS.uses_cell(w.benchmark, w.measured),
-        cell=lambda w: asdict(READS.cell(w.benchmark, w.measured)),
-        shape=lambda w: READS.shape_of_cell(w.benchmark, w.measured),
+        settings=lambda w: inputs.cell_settings(w.benchmark, w.measured),
+        cell=lambda w: asdict(inputs.cell(w.benchmark, w.measured)),
+        shape=lambda w: inputs.cell_shape(w.benchmark, w.measured),
     message:
         "measuring {wildcards.benchmark}: {wildcards.measured}"
     script:

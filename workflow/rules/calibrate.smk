@@ -4,17 +4,18 @@
 rule calibrate:
     input:
         unpack(
-            lambda w: made(
-                model=AT.base_model(w.model), tokens=AT.tokens(RUN.calibration.data, w.model)
+            lambda w: with_provenance(
+                model=paths.base_model(w.model),
+                tokens=paths.tokens(run_config.calibration.data, w.model),
             )
         ),
     output:
-        folder=directory(f"{OUT}/calibrations/{{model}}/{{seed}}"),
-        provenance=f"{OUT}/calibrations/{{model}}/{{seed}}.provenance.json",
+        folder=directory(f"{results}/calibrations/{{model}}/{{seed}}"),
+        provenance=f"{results}/calibrations/{{model}}/{{seed}}.provenance.json",
     log:
-        f"{OUT}/logs/calibrate/{{model}}-{{seed}}.log",
+        f"{results}/logs/calibrate/{{model}}-{{seed}}.log",
     benchmark:
-        f"{OUT}/timings/calibrate/{{model}}-{{seed}}.tsv"
+        f"{results}/timings/calibrate/{{model}}-{{seed}}.tsv"
     conda:
         "../../envs/model.yaml"
     resources:
@@ -23,7 +24,7 @@ rule calibrate:
         runtime=60,
     params:
         code=code("calibrate"),
-        uses=lambda w: READS.uses_changed("calibration"),
+        settings=lambda w: inputs.section_settings("calibration"),
     message:
         "calibrating {wildcards.model}, seed {wildcards.seed}"
     script:

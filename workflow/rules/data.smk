@@ -3,12 +3,12 @@
 
 rule text:
     output:
-        text=f"{OUT}/text/documentation.jsonl",
-        provenance=f"{OUT}/text/documentation.jsonl.provenance.json",
+        text=f"{results}/text/documentation.jsonl",
+        provenance=f"{results}/text/documentation.jsonl.provenance.json",
     log:
-        f"{OUT}/logs/text.log",
+        f"{results}/logs/text.log",
     benchmark:
-        f"{OUT}/timings/text/documentation.tsv"
+        f"{results}/timings/text/documentation.tsv"
     conda:
         "../../envs/model.yaml"
     resources:
@@ -24,14 +24,14 @@ rule text:
 
 rule tokenizer:
     input:
-        unpack(lambda w: made(text=READS.tokenizer_text(w.tokenizer))),
+        unpack(lambda w: with_provenance(text=inputs.tokenizer_text(w.tokenizer))),
     output:
-        folder=directory(f"{OUT}/tokenizers/{{tokenizer}}"),
-        provenance=f"{OUT}/tokenizers/{{tokenizer}}.provenance.json",
+        folder=directory(f"{results}/tokenizers/{{tokenizer}}"),
+        provenance=f"{results}/tokenizers/{{tokenizer}}.provenance.json",
     log:
-        f"{OUT}/logs/tokenizer/{{tokenizer}}.log",
+        f"{results}/logs/tokenizer/{{tokenizer}}.log",
     benchmark:
-        f"{OUT}/timings/tokenizer/{{tokenizer}}.tsv"
+        f"{results}/timings/tokenizer/{{tokenizer}}.tsv"
     conda:
         "../../envs/model.yaml"
     resources:
@@ -39,9 +39,9 @@ rule tokenizer:
         runtime=60,
     params:
         code=code("tokenizer"),
-        uses=lambda w: READS.uses_tokenizer(w.tokenizer),
-        given=lambda w: READS.digests(READS.tokenizer_text(w.tokenizer)),
-        commit=lambda w: READS.commit("model", RUN.tokenizers[w.tokenizer]),
+        settings=lambda w: inputs.tokenizer_settings(w.tokenizer),
+        user_files=lambda w: inputs.user_digests(inputs.tokenizer_text(w.tokenizer)),
+        commit=lambda w: inputs.commit("model", run_config.tokenizers[w.tokenizer]),
     message:
         "making tokenizer {wildcards.tokenizer}"
     script:
@@ -51,18 +51,18 @@ rule tokenizer:
 rule tokens:
     input:
         unpack(
-            lambda w: made(
-                tokenizer=f"{OUT}/tokenizers/{w.tokenizer}",
-                text=READS.text(w.corpus),
+            lambda w: with_provenance(
+                tokenizer=f"{results}/tokenizers/{w.tokenizer}",
+                text=inputs.text(w.corpus),
             )
         ),
     output:
-        folder=directory(f"{OUT}/tokens/{{corpus}}/{{tokenizer}}"),
-        provenance=f"{OUT}/tokens/{{corpus}}/{{tokenizer}}.provenance.json",
+        folder=directory(f"{results}/tokens/{{corpus}}/{{tokenizer}}"),
+        provenance=f"{results}/tokens/{{corpus}}/{{tokenizer}}.provenance.json",
     log:
-        f"{OUT}/logs/tokens/{{corpus}}-{{tokenizer}}.log",
+        f"{results}/logs/tokens/{{corpus}}-{{tokenizer}}.log",
     benchmark:
-        f"{OUT}/timings/tokens/{{corpus}}-{{tokenizer}}.tsv"
+        f"{results}/timings/tokens/{{corpus}}-{{tokenizer}}.tsv"
     conda:
         "../../envs/model.yaml"
     threads: 16
@@ -71,9 +71,9 @@ rule tokens:
         runtime=720,
     params:
         code=code("tokens"),
-        uses=lambda w: READS.uses_corpus(w.corpus),
-        given=lambda w: READS.digests(READS.text(w.corpus)),
-        commit=lambda w: READS.commit("dataset", RUN.corpora[w.corpus]),
+        settings=lambda w: inputs.corpus_settings(w.corpus),
+        user_files=lambda w: inputs.user_digests(inputs.text(w.corpus)),
+        commit=lambda w: inputs.commit("dataset", run_config.corpora[w.corpus]),
     message:
         "packing {wildcards.corpus} for {wildcards.tokenizer}"
     script:

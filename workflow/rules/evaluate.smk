@@ -1,23 +1,25 @@
 # One model on one suite, one JSON; and the demo's own tasks, which are made from its text.
 
-MADE = READS.made_tasks()
+DEMO_TASKS = inputs.demo_tasks()
 
 
-if MADE:
+if DEMO_TASKS:
 
     rule tasks:
         input:
-            **made(
-                tokens=AT.tokens(RUN.evaluation.made_from, next(iter(RUN.models))),
-                tokenizer=READS.tokenizer(next(iter(RUN.models))),
+            **with_provenance(
+                tokens=paths.tokens(
+                    run_config.evaluation.made_from, next(iter(run_config.models))
+                ),
+                tokenizer=inputs.tokenizer(next(iter(run_config.models))),
             ),
         output:
-            MADE,
-            provenance=f"{MADE[0]}.provenance.json",
+            DEMO_TASKS,
+            provenance=f"{DEMO_TASKS[0]}.provenance.json",
         log:
-            f"{OUT}/logs/tasks.log",
+            f"{results}/logs/tasks.log",
         benchmark:
-            f"{OUT}/timings/tasks/tasks.tsv"
+            f"{results}/timings/tasks/tasks.tsv"
         conda:
             "../../envs/model.yaml"
         resources:
@@ -25,7 +27,7 @@ if MADE:
             runtime=10,
         params:
             code=code("tasks"),
-            data=RUN.evaluation.made_from,
+            data=run_config.evaluation.made_from,
         message:
             "making the demo's tasks"
         script:
@@ -35,15 +37,17 @@ if MADE:
 rule evaluate:
     input:
         unpack(
-            lambda w: made(model=f"{OUT}/{w.subject}", files=READS.task_files(w.suite))
+            lambda w: with_provenance(
+                model=f"{results}/{w.subject}", files=inputs.task_files(w.suite)
+            )
         ),
     output:
-        result=f"{OUT}/evaluations/{{subject}}/{{suite}}.json",
-        provenance=f"{OUT}/evaluations/{{subject}}/{{suite}}.json.provenance.json",
+        result=f"{results}/evaluations/{{subject}}/{{suite}}.json",
+        provenance=f"{results}/evaluations/{{subject}}/{{suite}}.json.provenance.json",
     log:
-        f"{OUT}/logs/evaluate/{{subject}}/{{suite}}.log",
+        f"{results}/logs/evaluate/{{subject}}/{{suite}}.log",
     benchmark:
-        f"{OUT}/timings/evaluate/{{subject}}/{{suite}}.tsv"
+        f"{results}/timings/evaluate/{{subject}}/{{suite}}.tsv"
     conda:
         "../../envs/model.yaml"
     resources:
@@ -52,10 +56,10 @@ rule evaluate:
         runtime=240,
     params:
         code=code("evaluate"),
-        uses=lambda w: READS.uses_suite(w.suite),
-        given=lambda w: READS.digests(READS.task_files(w.suite)),
-        data=lambda w: READS.task_data(w.suite),
-        checkpoints=AT.checkpoints,
+        settings=lambda w: inputs.suite_settings(w.suite),
+        user_files=lambda w: inputs.user_digests(inputs.task_files(w.suite)),
+        data=lambda w: inputs.task_data(w.suite),
+        checkpoints=paths.checkpoints,
     message:
         "evaluating {wildcards.subject} on {wildcards.suite}"
     script:

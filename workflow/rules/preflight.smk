@@ -3,12 +3,12 @@
 
 rule preflight_shape:
     output:
-        verdict=f"{OUT}/preflight/{{shape}}.json",
-        provenance=f"{OUT}/preflight/{{shape}}.json.provenance.json",
+        verdict=f"{results}/preflight/{{shape}}.json",
+        provenance=f"{results}/preflight/{{shape}}.json.provenance.json",
     log:
-        f"{OUT}/logs/preflight/{{shape}}.log",
+        f"{results}/logs/preflight/{{shape}}.log",
     benchmark:
-        f"{OUT}/timings/preflight_shape/{{shape}}.tsv"
+        f"{results}/timings/preflight_shape/{{shape}}.tsv"
     conda:
         "../../envs/model.yaml"
     resources:
@@ -17,8 +17,8 @@ rule preflight_shape:
         runtime=60,
     params:
         code=code("preflight_shape"),
-        uses=lambda w: READS.uses_changed("preflight"),
-        shape=lambda w: asdict(READS.shapes[w.shape]),
+        settings=lambda w: inputs.section_settings("preflight"),
+        shape=lambda w: asdict(inputs.shapes[w.shape]),
     message:
         "checking {wildcards.shape}"
     script:
@@ -27,4 +27,4 @@ rule preflight_shape:
 
 rule preflight:
     input:
-        [AT.preflight(shape) for shape in RUN.trained_shapes()],
+        [paths.preflight(shape) for shape in run_config.trained_shapes()],

@@ -4,32 +4,32 @@
 rule pretrain:
     input:
         unpack(
-            lambda w: made(
-                tokens=AT.tokens(READS.recipe(w.model).data, w.model),
-                tokenizer=READS.tokenizer(w.model),
-                preflight=READS.preflight(w.model),
+            lambda w: with_provenance(
+                tokens=paths.tokens(inputs.recipe(w.model).data, w.model),
+                tokenizer=inputs.tokenizer(w.model),
+                preflight=inputs.preflight(w.model),
             )
         ),
     output:
-        model=directory(f"{OUT}/models/{{model}}"),
-        provenance=f"{OUT}/models/{{model}}.provenance.json",
+        model=directory(f"{results}/models/{{model}}"),
+        provenance=f"{results}/models/{{model}}.provenance.json",
     log:
-        f"{OUT}/logs/pretrain/{{model}}.log",
+        f"{results}/logs/pretrain/{{model}}.log",
     benchmark:
-        f"{OUT}/timings/pretrain/{{model}}.tsv"
+        f"{results}/timings/pretrain/{{model}}.tsv"
     wildcard_constraints:
-        model=one_of(READS.trained()),
+        model=any_of(inputs.trained()),
     conda:
         "../../envs/pretrain.yaml"
     resources:
-        gpu=lambda w: READS.recipe(w.model).gpus,
+        gpu=lambda w: inputs.recipe(w.model).gpus,
         mem_mb=32000,
         runtime=1440,
-        activation_checkpoint=lambda w: READS.recipe(w.model).activation_checkpoint,
+        activation_checkpoint=lambda w: inputs.recipe(w.model).activation_checkpoint,
     params:
         code=code("pretrain"),
-        uses=lambda w: READS.uses_pretraining(w.model),
-        checkpoints=AT.checkpoints,
+        settings=lambda w: inputs.pretraining_settings(w.model),
+        checkpoints=paths.checkpoints,
     message:
         "training {wildcards.model}"
     script:
@@ -39,19 +39,20 @@ rule pretrain:
 rule adopt:
     input:
         unpack(
-            lambda w: made(
-                tokenizer=READS.tokenizer(w.model), given=READS.given_model(w.model)
+            lambda w: with_provenance(
+                tokenizer=inputs.tokenizer(w.model),
+                local_model=inputs.local_model(w.model),
             )
         ),
     output:
-        model=directory(f"{OUT}/models/{{model}}"),
-        provenance=f"{OUT}/models/{{model}}.provenance.json",
+        model=directory(f"{results}/models/{{model}}"),
+        provenance=f"{results}/models/{{model}}.provenance.json",
     log:
-        f"{OUT}/logs/adopt/{{model}}.log",
+        f"{results}/logs/adopt/{{model}}.log",
     benchmark:
-        f"{OUT}/timings/adopt/{{model}}.tsv"
+        f"{results}/timings/adopt/{{model}}.tsv"
     wildcard_constraints:
-        model=one_of(READS.adopted()),
+        model=any_of(inputs.adopted()),
     conda:
         "../../envs/model.yaml"
     resources:
@@ -59,9 +60,11 @@ rule adopt:
         runtime=30,
     params:
         code=code("adopt"),
-        uses=lambda w: READS.uses_adopted(w.model),
-        given=lambda w: READS.digests(READS.given_model(w.model), model_files),
-        commit=lambda w: READS.commit("model", RUN.models[w.model].source),
+        settings=lambda w: inputs.adopted_settings(w.model),
+        user_files=lambda w: inputs.user_digests(
+            inputs.local_model(w.model), model_files
+        ),
+        commit=lambda w: inputs.commit("model", run_config.models[w.model].source),
     message:
         "taking in {wildcards.model}"
     script:

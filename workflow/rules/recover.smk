@@ -4,31 +4,31 @@
 rule recover:
     input:
         unpack(
-            lambda w: made(
-                student=READS.student(w.model, w.cut),
-                teacher=AT.base_model(w.model),
-                tokens=AT.tokens(RUN.recovery.data, w.model),
-                preflight=READS.preflight_of_student(w.model, w.cut),
+            lambda w: with_provenance(
+                student=inputs.student(w.model, w.cut),
+                teacher=paths.base_model(w.model),
+                tokens=paths.tokens(run_config.recovery.data, w.model),
+                preflight=inputs.student_preflight(w.model, w.cut),
             )
         ),
     output:
-        model=directory(f"{OUT}/recovered/{{model}}/{{cut}}"),
-        provenance=f"{OUT}/recovered/{{model}}/{{cut}}.provenance.json",
+        model=directory(f"{results}/recovered/{{model}}/{{cut}}"),
+        provenance=f"{results}/recovered/{{model}}/{{cut}}.provenance.json",
     log:
-        f"{OUT}/logs/recover/{{model}}/{{cut}}.log",
+        f"{results}/logs/recover/{{model}}/{{cut}}.log",
     benchmark:
-        f"{OUT}/timings/recover/{{model}}-{{cut}}.tsv"
+        f"{results}/timings/recover/{{model}}-{{cut}}.tsv"
     conda:
         "../../envs/model.yaml"
     resources:
         gpu=1,
         mem_mb=48000,
         runtime=480,
-        parts=lambda w: RUN.recovery.parts,
+        parts=lambda w: run_config.recovery.parts,
     params:
         code=code("recover"),
-        uses=lambda w: READS.uses_recovery(),
-        checkpoints=AT.checkpoints,
+        settings=lambda w: inputs.recovery_settings(),
+        checkpoints=paths.checkpoints,
     message:
         "recovering {wildcards.model}, {wildcards.cut}"
     script:

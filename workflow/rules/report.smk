@@ -5,14 +5,14 @@ TEMPLATES = os.path.relpath(Path(workflow.basedir) / "templates")
 
 rule frame:
     input:
-        unpack(lambda w: made(sources=READS.of_table(w.table))),
+        unpack(lambda w: with_provenance(sources=inputs.table_sources(w.table))),
     output:
-        frame=f"{OUT}/frames/{{table}}.parquet",
-        provenance=f"{OUT}/frames/{{table}}.parquet.provenance.json",
+        frame=f"{results}/frames/{{table}}.parquet",
+        provenance=f"{results}/frames/{{table}}.parquet.provenance.json",
     log:
-        f"{OUT}/logs/frame/{{table}}.log",
+        f"{results}/logs/frame/{{table}}.log",
     benchmark:
-        f"{OUT}/timings/frame/{{table}}.tsv"
+        f"{results}/timings/frame/{{table}}.tsv"
     conda:
         "../../envs/report.yaml"
     resources:
@@ -20,8 +20,8 @@ rule frame:
         runtime=10,
     params:
         code=code("frame"),
-        uses=lambda w: unlabelled(READS.uses_tables(w.table)),
-        sources=lambda w: READS.sources_of_table(w.table),
+        settings=lambda w: without_labels(inputs.table_settings(w.table)),
+        sources=lambda w: inputs.table_sources_or_none(w.table),
     message:
         "collecting the numbers of {wildcards.table}"
     script:
@@ -30,14 +30,14 @@ rule frame:
 
 rule union:
     input:
-        **made(frames=[AT.frame(table) for table in RUN.tables]),
+        **with_provenance(frames=[paths.frame(table) for table in run_config.tables]),
     output:
-        frame=f"{OUT}/results.parquet",
-        provenance=f"{OUT}/results.parquet.provenance.json",
+        frame=f"{results}/results.parquet",
+        provenance=f"{results}/results.parquet.provenance.json",
     log:
-        f"{OUT}/logs/union.log",
+        f"{results}/logs/union.log",
     benchmark:
-        f"{OUT}/timings/union/results.tsv"
+        f"{results}/timings/union/results.tsv"
     conda:
         "../../envs/report.yaml"
     resources:
@@ -45,7 +45,7 @@ rule union:
         runtime=10,
     params:
         code=code("union"),
-        uses=READS.uses(),
+        settings=inputs.settings(),
     message:
         "joining all numbers"
     script:
@@ -54,29 +54,29 @@ rule union:
 
 rule table:
     input:
-        **made(frame=f"{OUT}/frames/{{table}}.parquet"),
+        **with_provenance(frame=f"{results}/frames/{{table}}.parquet"),
         templates=lambda w: [
             f"{TEMPLATES}/{name}"
             for name in (
                 "table.tex.j2",
                 "table.html.j2",
-                f"{RUN.tables[w.table].kind}.tex.j2",
+                f"{run_config.tables[w.table].kind}.tex.j2",
             )
         ],
     output:
-        tex=f"{OUT}/tables/{{table}}.tex",
-        csv=f"{OUT}/tables/{{table}}.csv",
+        tex=f"{results}/tables/{{table}}.tex",
+        csv=f"{results}/tables/{{table}}.csv",
         html=report(
-            f"{OUT}/tables/{{table}}.html",
+            f"{results}/tables/{{table}}.html",
             caption="../report/table.rst",
             category="Tables",
             labels={"table": "{table}"},
         ),
-        provenance=f"{OUT}/tables/{{table}}.tex.provenance.json",
+        provenance=f"{results}/tables/{{table}}.tex.provenance.json",
     log:
-        f"{OUT}/logs/table/{{table}}.log",
+        f"{results}/logs/table/{{table}}.log",
     benchmark:
-        f"{OUT}/timings/table/{{table}}.tsv"
+        f"{results}/timings/table/{{table}}.tsv"
     conda:
         "../../envs/report.yaml"
     resources:
@@ -84,7 +84,7 @@ rule table:
         runtime=10,
     params:
         code=code("table"),
-        uses=lambda w: READS.uses_tables(w.table),
+        settings=lambda w: inputs.table_settings(w.table),
         templates=lambda w, input: str(Path(input.templates[0]).parent),
     message:
         "printing {wildcards.table}"
@@ -94,20 +94,20 @@ rule table:
 
 rule figure:
     input:
-        unpack(lambda w: made(sources=READS.of_figure(w.figure))),
+        unpack(lambda w: with_provenance(sources=inputs.figure_sources(w.figure))),
     output:
-        pdf=f"{OUT}/figures/{{figure}}.pdf",
+        pdf=f"{results}/figures/{{figure}}.pdf",
         svg=report(
-            f"{OUT}/figures/{{figure}}.svg",
+            f"{results}/figures/{{figure}}.svg",
             caption="../report/figure.rst",
             category="Figures",
             labels={"figure": "{figure}"},
         ),
-        provenance=f"{OUT}/figures/{{figure}}.pdf.provenance.json",
+        provenance=f"{results}/figures/{{figure}}.pdf.provenance.json",
     log:
-        f"{OUT}/logs/figure/{{figure}}.log",
+        f"{results}/logs/figure/{{figure}}.log",
     benchmark:
-        f"{OUT}/timings/figure/{{figure}}.tsv"
+        f"{results}/timings/figure/{{figure}}.tsv"
     conda:
         "../../envs/model.yaml"
     resources:
@@ -115,10 +115,10 @@ rule figure:
         runtime=10,
     params:
         code=code("figure"),
-        uses=lambda w: unlabelled(
-            READS.uses_tables(figures=[w.figure]), of=("caption",)
+        settings=lambda w: without_labels(
+            inputs.table_settings(figures=[w.figure]), of=("caption",)
         ),
-        sources=lambda w: READS.sources_of_figure(w.figure),
+        sources=lambda w: inputs.figure_sources_or_none(w.figure),
     message:
         "drawing {wildcards.figure}"
     script:
@@ -127,18 +127,18 @@ rule figure:
 
 rule document:
     input:
-        **made(
-            tables=[AT.table(table) for table in RUN.tables],
-            figures=[AT.figure(figure) for figure in READS.figures()],
+        **with_provenance(
+            tables=[paths.table(table) for table in run_config.tables],
+            figures=[paths.figure(figure) for figure in inputs.figures()],
         ),
         templates=[f"{TEMPLATES}/document.tex.j2"],
     output:
-        tex=f"{OUT}/document.tex",
-        provenance=f"{OUT}/document.tex.provenance.json",
+        tex=f"{results}/document.tex",
+        provenance=f"{results}/document.tex.provenance.json",
     log:
-        f"{OUT}/logs/document.log",
+        f"{results}/logs/document.log",
     benchmark:
-        f"{OUT}/timings/document/document.tsv"
+        f"{results}/timings/document/document.tsv"
     conda:
         "../../envs/report.yaml"
     resources:
@@ -146,7 +146,7 @@ rule document:
         runtime=10,
     params:
         code=code("document"),
-        uses=lambda w: READS.uses(figures=READS.figures()),
+        settings=lambda w: inputs.settings(figures=inputs.figures()),
         templates=lambda w, input: str(Path(input.templates[0]).parent),
     message:
         "joining tables and figures in one document"
@@ -156,18 +156,18 @@ rule document:
 
 rule pdf:
     input:
-        **made(
-            tex=f"{OUT}/document.tex",
-            tables=[AT.table(table) for table in RUN.tables],
-            figures=[AT.figure(figure) for figure in READS.figures()],
+        **with_provenance(
+            tex=f"{results}/document.tex",
+            tables=[paths.table(table) for table in run_config.tables],
+            figures=[paths.figure(figure) for figure in inputs.figures()],
         ),
     output:
-        pdf=f"{OUT}/document.pdf",
-        provenance=f"{OUT}/document.pdf.provenance.json",
+        pdf=f"{results}/document.pdf",
+        provenance=f"{results}/document.pdf.provenance.json",
     log:
-        f"{OUT}/logs/pdf.log",
+        f"{results}/logs/pdf.log",
     benchmark:
-        f"{OUT}/timings/pdf/document.tsv"
+        f"{results}/timings/pdf/document.tsv"
     localrule: True
     conda:
         "../../envs/report.yaml"
@@ -176,7 +176,7 @@ rule pdf:
         runtime=10,
     params:
         code=code("pdf"),
-        uses=READS.uses(),
+        settings=inputs.settings(),
     message:
         "typesetting the document"
     script:
@@ -185,16 +185,16 @@ rule pdf:
 
 rule verdict:
     input:
-        **made(frames=[AT.frame(table) for table in RUN.tables]),
+        **with_provenance(frames=[paths.frame(table) for table in run_config.tables]),
         published=["config/published/values.csv", "config/published/errata.csv"],
         claims="config/claims.yaml",
     output:
-        folder=directory(f"{OUT}/verdict"),
-        provenance=f"{OUT}/verdict.provenance.json",
+        folder=directory(f"{results}/verdict"),
+        provenance=f"{results}/verdict.provenance.json",
     log:
-        f"{OUT}/logs/verdict.log",
+        f"{results}/logs/verdict.log",
     benchmark:
-        f"{OUT}/timings/verdict/verdict.tsv"
+        f"{results}/timings/verdict/verdict.tsv"
     conda:
         "../../envs/report.yaml"
     resources:
@@ -202,7 +202,7 @@ rule verdict:
         runtime=10,
     params:
         code=code("verdict"),
-        uses=lambda w: unlabelled(READS.uses_tables(*RUN.tables)),
+        settings=lambda w: without_labels(inputs.table_settings(*run_config.tables)),
     message:
         "comparing with the paper"
     script:
@@ -211,26 +211,26 @@ rule verdict:
 
 rule page:
     input:
-        **made(
-            frames=[AT.frame(table) for table in RUN.tables],
-            verdict=f"{OUT}/verdict",
-            results=READS.of_tables(),
-            drawn=[AT.figure(figure) for figure in READS.figures()],
+        **with_provenance(
+            frames=[paths.frame(table) for table in run_config.tables],
+            verdict=f"{results}/verdict",
+            results=inputs.sources_of_tables(),
+            drawn=[paths.figure(figure) for figure in inputs.figures()],
         ),
-        figures=ancient([AT.figure(figure, "svg") for figure in READS.figures()]),
+        figures=ancient([paths.figure(figure, "svg") for figure in inputs.figures()]),
         templates=[
             f"{TEMPLATES}/{name}"
             for name in ("report.html.j2", "report.css", "report.js", "table.html.j2")
         ],
     output:
         html=report(
-            f"{OUT}/report.html", caption="../report/report.rst", category="Report"
+            f"{results}/report.html", caption="../report/report.rst", category="Report"
         ),
-        provenance=f"{OUT}/report.html.provenance.json",
+        provenance=f"{results}/report.html.provenance.json",
     log:
-        f"{OUT}/logs/page.log",
+        f"{results}/logs/page.log",
     benchmark:
-        f"{OUT}/timings/page/report.tsv"
+        f"{results}/timings/page/report.tsv"
     conda:
         "../../envs/report.yaml"
     resources:
@@ -238,10 +238,12 @@ rule page:
         runtime=10,
     params:
         code=code("page"),
-        uses=lambda w: READS.uses_tables(*RUN.tables, figures=READS.figures()),
+        settings=lambda w: inputs.table_settings(
+            *run_config.tables, figures=inputs.figures()
+        ),
         results=lambda w, output: str(Path(output.html).parent),
-        curves=lambda w: [AT.curve(v) for v in READS.shown().variants()],
-        steps=lambda w: [AT.steps(v) for v in READS.shown().variants()],
+        curves=lambda w: [paths.curve(v) for v in inputs.shown().variants()],
+        steps=lambda w: [paths.steps(v) for v in inputs.shown().variants()],
         now=lambda w: code_with_versions(),
         templates=lambda w, input: str(Path(input.templates[0]).parent),
     message:
@@ -252,34 +254,34 @@ rule page:
 
 rule tables:
     input:
-        [AT.table(table) for table in RUN.tables],
-        f"{OUT}/results.parquet",
+        [paths.table(table) for table in run_config.tables],
+        f"{results}/results.parquet",
 
 
 rule figures:
     input:
-        [AT.figure(figure) for figure in READS.figures()],
+        [paths.figure(figure) for figure in inputs.figures()],
 
 
 # The PDF where there is a LaTeX to make it.
 rule report:
     input:
-        f"{OUT}/report.html",
-        f"{OUT}/document.tex",
-        [f"{OUT}/document.pdf"] if shutil.which("pdflatex") else [],
+        f"{results}/report.html",
+        f"{results}/document.tex",
+        [f"{results}/document.pdf"] if shutil.which("pdflatex") else [],
 
 
 rule verify:
     input:
-        **made(verdict=f"{OUT}/verdict"),
+        **with_provenance(verdict=f"{results}/verdict"),
     log:
-        f"{OUT}/logs/verify.log",
+        f"{results}/logs/verify.log",
     localrule: True
     conda:
         "../../envs/report.yaml"
     params:
         code=code("verify"),
-        uses=READS.uses(),
+        settings=inputs.settings(),
     message:
         "looking for numbers outside their tolerance"
     script:
@@ -289,13 +291,13 @@ rule verify:
 # Here, and not on a node of a cluster: those have no network.
 rule download:
     log:
-        f"{OUT}/logs/download.log",
+        f"{results}/logs/download.log",
     localrule: True
     conda:
         "../../envs/model.yaml"
     params:
         code=code("download"),
-        uses=lambda w: RUN.model_dump(mode="json"),
+        settings=lambda w: run_config.model_dump(mode="json"),
     message:
         "fetching what the run needs"
     script:

@@ -4,18 +4,18 @@
 rule score:
     input:
         unpack(
-            lambda w: made(
-                model=AT.base_model(w.model),
-                calibration=READS.calibration(w.model, w.method, w.seed),
+            lambda w: with_provenance(
+                model=paths.base_model(w.model),
+                calibration=inputs.calibration(w.model, w.method, w.seed),
             )
         ),
     output:
-        selection=f"{OUT}/selections/{{model}}/{{method}}-{{target}}-{{ratio}}-{{seed}}.safetensors",
-        provenance=f"{OUT}/selections/{{model}}/{{method}}-{{target}}-{{ratio}}-{{seed}}.safetensors.provenance.json",
+        selection=f"{results}/selections/{{model}}/{{method}}-{{target}}-{{ratio}}-{{seed}}.safetensors",
+        provenance=f"{results}/selections/{{model}}/{{method}}-{{target}}-{{ratio}}-{{seed}}.safetensors.provenance.json",
     log:
-        f"{OUT}/logs/score/{{model}}/{{method}}-{{target}}-{{ratio}}-{{seed}}.log",
+        f"{results}/logs/score/{{model}}/{{method}}-{{target}}-{{ratio}}-{{seed}}.log",
     benchmark:
-        f"{OUT}/timings/score/{{model}}-{{method}}-{{target}}-{{ratio}}-{{seed}}.tsv"
+        f"{results}/timings/score/{{model}}-{{method}}-{{target}}-{{ratio}}-{{seed}}.tsv"
     conda:
         "../../envs/model.yaml"
     resources:
@@ -23,10 +23,10 @@ rule score:
         runtime=30,
     params:
         code=lambda w: code_now(
-            "score", METHODS[RUN.methods[w.method].algorithm].module
+            "score", METHODS[run_config.methods[w.method].algorithm].module
         ),
-        uses=lambda w: READS.uses_method(w.method),
-        kept=lambda w: READS.kept(w.model, w.ratio),
+        settings=lambda w: inputs.method_settings(w.method),
+        kept=lambda w: inputs.kept(w.model, w.ratio),
     message:
         "choosing channels of {wildcards.model}: {wildcards.method}, {wildcards.target}, {wildcards.ratio}, seed {wildcards.seed}"
     script:

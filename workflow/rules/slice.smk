@@ -3,19 +3,19 @@
 
 rule slice:
     input:
-        **made(
-            model=f"{OUT}/models/{{model}}",
-            selection=f"{OUT}/selections/{{model}}/{{method}}-{{target}}-{{ratio}}-{{seed}}.safetensors",
+        **with_provenance(
+            model=f"{results}/models/{{model}}",
+            selection=f"{results}/selections/{{model}}/{{method}}-{{target}}-{{ratio}}-{{seed}}.safetensors",
         ),
     output:
         model=directory(
-            f"{OUT}/sliced/{{model}}/{{method}}-{{target}}-{{ratio}}-{{seed}}"
+            f"{results}/sliced/{{model}}/{{method}}-{{target}}-{{ratio}}-{{seed}}"
         ),
-        provenance=f"{OUT}/sliced/{{model}}/{{method}}-{{target}}-{{ratio}}-{{seed}}.provenance.json",
+        provenance=f"{results}/sliced/{{model}}/{{method}}-{{target}}-{{ratio}}-{{seed}}.provenance.json",
     log:
-        f"{OUT}/logs/slice/{{model}}/{{method}}-{{target}}-{{ratio}}-{{seed}}.log",
+        f"{results}/logs/slice/{{model}}/{{method}}-{{target}}-{{ratio}}-{{seed}}.log",
     benchmark:
-        f"{OUT}/timings/slice/{{model}}-{{method}}-{{target}}-{{ratio}}-{{seed}}.tsv"
+        f"{results}/timings/slice/{{model}}-{{method}}-{{target}}-{{ratio}}-{{seed}}.tsv"
     conda:
         "../../envs/model.yaml"
     resources:

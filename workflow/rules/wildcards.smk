@@ -1,18 +1,18 @@
 # What wildcards may be, what counts of the files that rules read, and the code behind a rule.
 
 
-def made(**artefacts):
+def with_provenance(**artefacts):
     # What rules made, by name: that it is there counts, and what stands beside it; of files that
     # users bring, digests are parameters. Snakemake reruns whatever is older than a folder or than a
     # file of more than 1 MB, also where one was only touched or copied; a small file it compares.
     # Of a partial run, what is there may be alone.
-    if RUN.partial is not None:
+    if run_config.partial is not None:
         return artefacts
     some = [
         [paths] if isinstance(paths, str) else paths for paths in artefacts.values()
     ]
     known = {name: ancient(paths) for name, paths in artefacts.items()}
-    return {**known, "provenance": READS.provenance(chain(*some))}
+    return {**known, "provenance": inputs.provenance(chain(*some))}
 
 
 def code(script, *modules):
@@ -31,14 +31,14 @@ def code_now(script, *modules):
         )
     # The path is relative, so that a checkout may move.
     scripts = os.path.relpath(Path(workflow.basedir).parent / "scripts")
-    return known_code(f"{scripts}/{script}.py", *modules, device=RUN.device)
+    return known_code(f"{scripts}/{script}.py", *modules, device=run_config.device)
 
 
 @cache
 def code_with_versions():
     scripts = Path(workflow.basedir).parent / "scripts"
-    return digests_now(scripts, device=RUN.device)
+    return digests_now(scripts, device=run_config.device)
 
 
 wildcard_constraints:
-    **READS.constraints(),
+    **inputs.constraints(),

@@ -31,7 +31,7 @@ from keycut.config.figures import (
 from keycut.config.models import Model, Pretrained, Shape, shape_of
 from keycut.config.pruning import BASELINE, Calibration, width
 from keycut.config.reading import load_config, parse_config
-from keycut.config.run import Config, Measurement, Part, Variant
+from keycut.config.run import Config, JobConfig, Measurement, Variant
 from keycut.config.section import Kernel, Pass, Section, Stage, Target
 from keycut.config.sources import (
     Corpus,
@@ -72,7 +72,7 @@ __all__ = [
     "MixerBenchmark",
     "Model",
     "ModelBenchmark",
-    "Part",
+    "JobConfig",
     "Pass",
     "Preflight",
     "Pretrained",

@@ -272,7 +272,7 @@ class Config(Section):
                     yield Measurement(name, subject, model.kernel, ratio, d_k, action)
 
 
-class Part(Config):
+class JobConfig(Config):
     """What one job uses of a run: the sections that its rule names, and nothing else.
 
     It comes from a run that fits together, and so it is not checked again.

@@ -42,12 +42,12 @@ class Works:
     """The work of every job of a run."""
 
     def __init__(self, config: Config) -> None:
-        self.config, self.reads = config, Inputs(config)
-        self.cut = {self.reads.paths.subject(v): (v.model, v.ratio) for v in self.reads.variants}
+        self.config, self.inputs = config, Inputs(config)
+        self.cut = {self.inputs.paths.subject(v): (v.model, v.ratio) for v in self.inputs.variants}
 
     def of(self, rule: str, given: Mapping[str, str]) -> Work:
         """By the wildcards of the job."""
-        config, reads = self.config, self.reads
+        config, inputs = self.config, self.inputs
         name, ratio = given.get("model"), float(given.get("ratio", 0))
         subject = given.get("subject")
         if subject or rule == "recover":
@@ -59,7 +59,7 @@ class Works:
         kept = WEIGHT * parameters_at(model, ratio)
         match rule:
             case "pretrain":
-                recipe, disk = reads.recipe(name), CHECKPOINTS * TRAINED * model.parameters + kept
+                recipe, disk = inputs.recipe(name), CHECKPOINTS * TRAINED * model.parameters + kept
                 return replace(work, of=recipe.trainer, tokens=self._tokens(recipe), disk=disk)
             case "calibrate":  # Gram matrices, eight to a head, in float64
                 disk = model.num_hidden_layers * model.num_heads * 8 * model.head_k_dim**2 * 8
@@ -73,11 +73,11 @@ class Works:
             case "evaluate":
                 return evaluation(work, config.evaluation.suites[given["suite"]])
             case "analyze":
-                return replace(work, tokens=reads.length(given["subject"]))
+                return replace(work, tokens=inputs.length(given["subject"]))
         return work  # adopt, whose weights are links
 
     def _without_model(self, rule: str, given: Mapping[str, str]) -> Work:
-        config, reads = self.config, self.reads
+        config, inputs = self.config, self.inputs
         match rule:
             case "tokenizer":
                 return Work(config.tokenizers[given["tokenizer"]].kind)
@@ -87,9 +87,9 @@ class Works:
                 wide = any(model.vocab_size > 1 << 16 for model in config.models.values())
                 return Work(corpus.kind, tokens=tokens, disk=tokens * (4 if wide else 2))
             case "preflight_shape":
-                return Work(given["shape"], reads.shapes[given["shape"]].kernel)
+                return Work(given["shape"], inputs.shapes[given["shape"]].kernel)
             case "measure":
-                cell = reads.cell(given["benchmark"], given["measured"])
+                cell = inputs.cell(given["benchmark"], given["measured"])
                 benchmark = config.benchmarks[cell.benchmark]
                 if isinstance(benchmark, MixerBenchmark):
                     return Work(f"mixer-{benchmark.hidden_size}-{cell.does}", cell.kernel)

@@ -1,7 +1,7 @@
 """What the rules of the workflow read, by their wildcards: files, and parts of the configuration.
 
 Rule files stay free of functions this way, and what a rule depends on can be tested without one.
-A script knows of the configuration what its rule passes on (`uses`), and that decides whether a
+A script knows of the configuration what its rule passes on (`settings`), and that decides whether a
 result is made again: so it holds what the result depends on, and no more. Labels and captions are
 left out of everything but what prints them.
 """
@@ -57,67 +57,69 @@ class Inputs:
         """A pattern for each wildcard: what the configuration does not name is no target."""
         config = self.config
         return {
-            "tokenizer": one_of(config.tokenizers),
-            "corpus": one_of(config.corpora),
-            "model": one_of(config.models),
-            "method": one_of(config.methods),
+            "tokenizer": any_of(config.tokenizers),
+            "corpus": any_of(config.corpora),
+            "model": any_of(config.models),
+            "method": any_of(config.methods),
             "target": "kq|k|q",
-            "ratio": one_of({variant.ratio for variant in self.variants}),
+            "ratio": any_of({variant.ratio for variant in self.variants}),
             "seed": r"\d+",
-            "cut": one_of({cut(variant) for variant in self.variants}),
-            "subject": one_of({self.paths.subject(variant) for variant in self.variants}),
-            "suite": one_of(config.evaluation.suites),
-            "shape": one_of(self.shapes),
-            "benchmark": one_of(config.benchmarks),
-            "measured": one_of({Path(cell).stem for cell in self.cells}),
-            "table": one_of(config.tables),
-            "figure": one_of(self.drawable()),
+            "cut": any_of({cut(variant) for variant in self.variants}),
+            "subject": any_of({self.paths.subject(variant) for variant in self.variants}),
+            "suite": any_of(config.evaluation.suites),
+            "shape": any_of(self.shapes),
+            "benchmark": any_of(config.benchmarks),
+            "measured": any_of({Path(cell).stem for cell in self.cells}),
+            "table": any_of(config.tables),
+            "figure": any_of(self.drawable()),
         }
 
     # ----- the part of a run that a job uses -----
 
-    def uses(self, *names: str, **sections: Any) -> Section:
-        """Sections of the configuration, these as they are and others as given (`config.Part`)."""
+    def settings(self, *names: str, **sections: Any) -> Section:
+        """Sections of the configuration, these as they are and others as given (`config.JobConfig`)."""
         if self.config.partial is not None:
             names = ("partial", *names)
         whole = {name: getattr(self.config, name) for name in ("run", *names)}
         return dict(to_jsonable_python({**whole, **sections}))
 
-    def uses_tokenizer(self, tokenizer: str) -> Section:
+    def tokenizer_settings(self, tokenizer: str) -> Section:
         spec, corpora = self.config.tokenizers[tokenizer], {}
         if spec.kind == "train":  # on its text, however that is packed
             text = _changed(self.config.corpora[spec.corpus], "length", "slices", "boundary")
             corpora[spec.corpus] = {**text, "length": 1, "slices": {}}
-        return self.uses(tokenizers={tokenizer: _changed(spec)}, corpora=corpora)
+        return self.settings(tokenizers={tokenizer: _changed(spec)}, corpora=corpora)
 
-    def uses_corpus(self, corpus: str) -> Section:
-        return self.uses(corpora={corpus: _changed(self.config.corpora[corpus])})
+    def corpus_settings(self, corpus: str) -> Section:
+        return self.settings(corpora={corpus: _changed(self.config.corpora[corpus])})
 
-    def uses_pretraining(self, model: str) -> Section:
+    def pretraining_settings(self, model: str) -> Section:
         spec, recipe = self.config.models[model], self.recipe(model)
-        return self.uses(
+        return self.settings(
             "device",
             models={model: {**_changed(spec, "label", "published_as"), "label": model}},
             recipes={spec.source.recipe: recipe.defining(exclude_defaults=True)},  # type: ignore[union-attr]
         )
 
-    def uses_recovery(self) -> Section:
+    def recovery_settings(self) -> Section:
         assert self.config.recovery
-        return self.uses("device", recovery=self.config.recovery.defining(exclude_defaults=True))
+        return self.settings(
+            "device", recovery=self.config.recovery.defining(exclude_defaults=True)
+        )
 
-    def uses_changed(self, section: str) -> Section:
-        return self.uses("device", **{section: _changed(getattr(self.config, section))})
+    def section_settings(self, section: str) -> Section:
+        return self.settings("device", **{section: _changed(getattr(self.config, section))})
 
-    def uses_method(self, method: str) -> Section:
+    def method_settings(self, method: str) -> Section:
         spec = _changed(self.config.methods[method], "label", "target", "colour", "dash")
-        return self.uses(methods={method: spec})
+        return self.settings(methods={method: spec})
 
-    def uses_suite(self, suite: str) -> Section:
+    def suite_settings(self, suite: str) -> Section:
         spec = self.config.evaluation
         some = {"protocol": spec.protocol, "suites": {suite: spec.suites[suite]}}
-        return unlabelled(self.uses("device", evaluation=some))
+        return without_labels(self.settings("device", evaluation=some))
 
-    def uses_cell(self, benchmark: str, measured: str) -> Section:
+    def cell_settings(self, benchmark: str, measured: str) -> Section:
         """Of a benchmark what one cell is timed with, whatever other cells there are."""
         cell, spec = self.cell(benchmark, measured), self.config.benchmarks[benchmark]
         if isinstance(spec, MixerBenchmark):
@@ -130,9 +132,9 @@ class Inputs:
             alone = {"models": [cell.subject], "ratios": [cell.ratio or 0.5]}
             alone |= {"passes": [cell.does]} if spec.kind == "model" else {}
         benchmarks = {benchmark: {**spec.model_dump(), **alone}}
-        return unlabelled(self.uses("device", benchmarks=benchmarks, models=models))
+        return without_labels(self.settings("device", benchmarks=benchmarks, models=models))
 
-    def uses_tables(self, *tables: str, figures: Iterable[str] = ()) -> Section:
+    def table_settings(self, *tables: str, figures: Iterable[str] = ()) -> Section:
         """What tables and figures show: themselves, and what they name."""
         config, drawn = self.config, {name: self.config.figures[name] for name in figures}
         of_figures = {t for f in drawn.values() if f.kind == "quality" for t in f.tables}
@@ -148,7 +150,7 @@ class Inputs:
         quality = [name for name, table in shown.items() if isinstance(table, QualityTable)]
         suites = {config.suite_of(column) for name in quality for _, column in config.cells(name)}
         spec, recovery = config.evaluation, config.recovery
-        return self.uses(
+        return self.settings(
             "seeds",
             tables=shown,
             figures=drawn,
@@ -186,27 +188,27 @@ class Inputs:
             return [spec.path]
         return self.text(spec.corpus) if spec.kind == "train" else []
 
-    def given_model(self, model: str) -> list[str]:
+    def local_model(self, model: str) -> list[str]:
         source = self.config.models[model].source
         return [source.path] if source.kind == "local" else []
 
-    def given(self, paths: Iterable[str]) -> list[str]:
+    def user_files(self, paths: Iterable[str]) -> list[str]:
         """Those that users bring, and no rule makes."""
         return [path for path in paths if not path.startswith(f"{self.paths.root}/")]
 
-    def digests(
+    def user_digests(
         self, paths: Iterable[str], taken: Callable[[Path], list[Path]] = tokenizer_files
     ) -> dict[str, str]:
         """What is in the files that users bring, as far as they are there, and in those that are
         taken of a folder: a tokenizer's or a model's."""
-        given = [Path(path) for path in self.given(paths)]
+        given = [Path(path) for path in self.user_files(paths)]
         inside = [taken(folder) for folder in given if folder.is_dir()]
         return cached_sha256(sorted({*(path for path in given if path.is_file()), *chain(*inside)}))
 
     def provenance(self, paths: Iterable[str]) -> list[str]:
         """What stands beside those that rules make."""
-        tasks = {file: self.made_tasks()[0] for file in self.made_tasks()}  # made together
-        made = [path for path in paths if not self.given([path])]
+        tasks = {file: self.demo_tasks()[0] for file in self.demo_tasks()}  # made together
+        made = [path for path in paths if not self.user_files([path])]
         return sorted({f"{tasks.get(path, path)}{PROVENANCE}" for path in made})
 
     @cached_property
@@ -220,14 +222,14 @@ class Inputs:
     def missing(self) -> list[str]:
         """What rules read, no rule makes, and is not there."""
         models = needed_models(self.config)
-        files = [file for name in models for file in self.given_model(name)]
+        files = [file for name in models for file in self.local_model(name)]
         for tokenizer in {model.tokenizer for model in models.values()}:
             files += self.tokenizer_text(tokenizer)
         for corpus, _ in self.config.packed():
             files += self.text(corpus)
         for suite in self.config.evaluation.suites:
             files += self.task_files(suite)
-        return sorted(file for file in {*self.given(files)} if not Path(file).exists())
+        return sorted(file for file in {*self.user_files(files)} if not Path(file).exists())
 
     def trained(self) -> list[str]:
         """Models that the run pretrains."""
@@ -241,9 +243,9 @@ class Inputs:
     def tokenizer(self, model: str) -> str:
         return f"{self.paths.root}/tokenizers/{self.config.models[model].tokenizer}"
 
-    def uses_adopted(self, model: str) -> Section:
+    def adopted_settings(self, model: str) -> Section:
         spec = _changed(self.config.models[model], "label", "published_as")
-        return self.uses(models={model: {**spec, "label": model}})
+        return self.settings(models={model: {**spec, "label": model}})
 
     def recipe(self, model: str) -> Recipe:
         source = self.config.models[model].source
@@ -270,13 +272,13 @@ class Inputs:
             return self.paths.base_model(model)
         return f"{self.paths.root}/sliced/{model}/{cut}"
 
-    def preflight_of_student(self, model: str, cut_: str) -> str:
+    def student_preflight(self, model: str, cut_: str) -> str:
         (ratio,) = {v.ratio for v in self.variants if v.model == model and cut(v) == cut_}
         return self.preflight(model, ratio)
 
     # ----- evaluation, benchmarks, analysis -----
 
-    def made_tasks(self) -> list[str]:
+    def demo_tasks(self) -> list[str]:
         """Files of the demo's own tasks, which are made from its text."""
         evaluation = self.config.evaluation
         tasks = [task for suite in evaluation.suites.values() for task in suite.tasks.values()]
@@ -300,7 +302,7 @@ class Inputs:
     def cell(self, benchmark: str, measured: str) -> Measurement:
         return self.cells[f"{self.paths.root}/measurements/{benchmark}/{measured}.json"]
 
-    def shape_of_cell(self, benchmark: str, measured: str) -> Section | None:
+    def cell_shape(self, benchmark: str, measured: str) -> Section | None:
         """Of a whole model: its shape is part of what is timed."""
         models = self.config.models
         subject = self.cell(benchmark, measured).subject
@@ -329,18 +331,20 @@ class Inputs:
 
     # ----- tables and figures -----
 
-    def of_table(self, table: str) -> list[str]:
+    def table_sources(self, table: str) -> list[str]:
         """The results that a table is made of; of a partial run, those that are there."""
-        return self._there(self.all_of_table(table))
+        return self._there(self.all_table_sources(table))
 
-    def all_of_table(self, table: str) -> list[str]:
+    def all_table_sources(self, table: str) -> list[str]:
         config = self.config
         if isinstance(config.tables[table], QualityTable):
             return [self.paths.evaluation(*one) for one in config.evaluations(table)]
         return [self.paths.measurement(cell) for cell in config.timings(table)]
 
-    def of_tables(self) -> list[str]:
-        return sorted({source for table in self.config.tables for source in self.of_table(table)})
+    def sources_of_tables(self) -> list[str]:
+        return sorted(
+            {source for table in self.config.tables for source in self.table_sources(table)}
+        )
 
     def figures(self) -> dict[str, Figure]:
         """Figures to draw: of a partial run, those whose sources are there, or that are drawn."""
@@ -360,20 +364,20 @@ class Inputs:
         return [
             name
             for name, figure in self.config.figures.items()
-            if (some := self.of_figure(name))
-            and (isinstance(figure, RankFigure) or len(some) == len(self.all_of_figure(name)))
+            if (some := self.figure_sources(name))
+            and (isinstance(figure, RankFigure) or len(some) == len(self.all_figure_sources(name)))
         ]
 
     def shown(self) -> Config:
         """The configuration of what is shown."""
         return self.config.model_copy(update={"figures": self.figures()})
 
-    def of_figure(self, figure: str) -> list[str]:
+    def figure_sources(self, figure: str) -> list[str]:
         """What a figure is drawn from; of a partial run, what is there of it."""
-        every = self.all_of_figure(figure)
+        every = self.all_figure_sources(figure)
         return every if self.config.figures[figure].kind == "quality" else self._there(every)
 
-    def all_of_figure(self, figure: str) -> list[str]:
+    def all_figure_sources(self, figure: str) -> list[str]:
         spec = self.config.figures[figure]
         if spec.kind == "filters":
             return [self.paths.base_model(spec.model)]
@@ -384,14 +388,14 @@ class Inputs:
             return [self.paths.frame(table) for table in spec.tables]
         return [self.paths.analysis(variant) for variant in self.config.analyses(figure)]
 
-    def sources_of_table(self, table: str) -> list[str | None]:
+    def table_sources_or_none(self, table: str) -> list[str | None]:
         """The results that a table is made of, in order, and None for what a partial run lacks."""
-        there = {*self.of_table(table)}
-        return [path if path in there else None for path in self.all_of_table(table)]
+        there = {*self.table_sources(table)}
+        return [path if path in there else None for path in self.all_table_sources(table)]
 
-    def sources_of_figure(self, figure: str) -> list[str | None]:
-        there = {*self.of_figure(figure)}
-        return [path if path in there else None for path in self.all_of_figure(figure)]
+    def figure_sources_or_none(self, figure: str) -> list[str | None]:
+        there = {*self.figure_sources(figure)}
+        return [path if path in there else None for path in self.all_figure_sources(figure)]
 
     def _there(self, paths: list[str]) -> list[str]:
         if self.config.partial is None:
@@ -399,14 +403,14 @@ class Inputs:
         return [path for path in paths if _is_there(path)]
 
 
-def unlabelled(part: Any, *, of: tuple[str, ...] = ("label", "caption")) -> Any:
+def without_labels(part: Any, *, of: tuple[str, ...] = ("label", "caption")) -> Any:
     """A part of a run with nothing in labels and captions, for what does not show them."""
     if isinstance(part, dict):
         return {
-            key: "" if key in of and isinstance(value, str) else unlabelled(value, of=of)
+            key: "" if key in of and isinstance(value, str) else without_labels(value, of=of)
             for key, value in part.items()
         }
-    return [unlabelled(value, of=of) for value in part] if isinstance(part, list) else part
+    return [without_labels(value, of=of) for value in part] if isinstance(part, list) else part
 
 
 def _changed(section: Any, *left_out: str) -> Section:
@@ -420,6 +424,6 @@ def _is_there(path: str) -> bool:
     return Path(path).is_file() or any(Path(path).glob("*.safetensors"))
 
 
-def one_of(names: Iterable[object]) -> str:
+def any_of(names: Iterable[object]) -> str:
     """A pattern for these names; without any, one that matches nothing."""
     return "|".join(re.escape(str(name)) for name in names) or r"(?!)"

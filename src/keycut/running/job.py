@@ -4,11 +4,16 @@
         from keycut.something import work
         work(run.section, snakemake.input.thing, snakemake.output.thing)
 
-`run` is the part of the run that the rule names among its parameters (`uses`), and nothing else of
-the configuration is known here. What is said goes to the job's log; the hub is switched off; GPUs
-are shared out, and a job ends at once if torch cannot use the one it asked for; no other job works
-on the same outputs; what was read is checked to be what its own rule would make now; a Slurm job
-whose time is up is queued again; and beside the first output stands where it came from.
+`run` holds the sections of the configuration that the rule passes in its parameter `settings`; a
+script knows nothing else of it. Around the block:
+
+- output goes to the job's log, and the hub is switched off;
+- no other job works on the same outputs at the same time;
+- code, user files and inputs are checked to be those that the job was planned with;
+- GPUs are shared out, and a job ends at once if torch cannot use those that its rule asks for;
+- a Slurm job whose time is up is requeued;
+- the provenance of the first output is written beside it.
+
 Imports stand inside the block, so that a fork server can take the job over before them.
 """
 
@@ -28,7 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from keycut.artefact import cached_sha256, digest, is_full_disk, read_json, write_json
-from keycut.config import Part
+from keycut.config import JobConfig
 from keycut.errors import InputError
 from keycut.running import forkserver
 from keycut.running.code import SOURCE, Code, code_now, same_code
@@ -44,7 +49,7 @@ VERSIONED = (
 
 
 @contextmanager
-def job(snakemake: Any, *, online: bool = False) -> Iterator[Part]:
+def job(snakemake: Any, *, online: bool = False) -> Iterator[JobConfig]:
     """Around the work of a rule's script."""
     if snakemake.threads == 1:
         forkserver.hand_over()
@@ -66,8 +71,8 @@ def job(snakemake: Any, *, online: bool = False) -> Iterator[Part]:
         code = check_code(snakemake)
         if waited:
             exit_if_already_built(snakemake)
-        run = Part.model_validate(snakemake.params.get("uses", {}))
-        check_user_files(snakemake.params.get("given", {}))
+        run = JobConfig.model_validate(snakemake.params.get("settings", {}))
+        check_user_files(snakemake.params.get("user_files", {}))
         for path in snakemake.input:
             check_up_to_date(path, partial=run.partial is not None)
         started = time.time()
@@ -132,10 +137,10 @@ def check_code(snakemake: Any) -> Code:
     return code_now(snakemake.params.code)
 
 
-def check_user_files(given: dict[str, str]) -> None:
+def check_user_files(user_files: dict[str, str]) -> None:
     """An error if files that users bring are not what they were when the job was planned."""
-    now = cached_sha256(given)
-    if other := [path for path, known in given.items() if now[path] != known]:
+    now = cached_sha256(user_files)
+    if other := [path for path, known in user_files.items() if now[path] != known]:
         raise InputError(
             f"{other[0]} was changed after this job was planned: start snakemake again"
         )
