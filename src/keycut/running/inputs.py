@@ -77,7 +77,7 @@ class Inputs:
     # ----- the part of a run that a job uses -----
 
     def settings(self, *names: str, **sections: Any) -> Section:
-        """Sections of the configuration, these as they are and others as given (`config.JobConfig`)."""
+        """Sections of the configuration: these as they are, others as passed (`JobConfig`)."""
         if self.config.partial is not None:
             names = ("partial", *names)
         whole = {name: getattr(self.config, name) for name in ("run", *names)}
