@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import sys
 from pathlib import Path
 
-from keycut import __version__
+from keycut import __version__, logs
 from keycut.errors import InputError
 from keycut.hub import DOWNLOADS, LOCK, model_folder
 from keycut.selection.methods import METHODS
 
+logger = logging.getLogger(__name__)
+
 
 def main(arguments: list[str] | None = None) -> int:
+    logs.start()
     options = parser().parse_args(arguments)
     try:
         options.run(options)
@@ -254,7 +258,7 @@ def _plan(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         for path in filter(None, (options.json, options.figures)):
             check_writable(path)
         costs = read_costs(options.costs)
-        print("asking Snakemake for its jobs", file=sys.stderr, flush=True)
+        logger.info("asking Snakemake for its jobs")
         graph = read_graph(options.targets, configfile=options.configfile, profile=options.profile)
         data: object
         if options.after:
