@@ -98,19 +98,19 @@ def compare(model: Any, ids: torch.Tensor, count: int) -> bool:
 @torch.inference_mode()
 def refused(model: Any, ids: torch.Tensor, count: int) -> bool:
     """Whether there is no memory for a graph, and generation goes on as well."""
-    from keycut.models.generation import generate, is_free, put
+    from keycut.models.generation import generate, is_free, memory_of, put
 
     going, start = prompted(model, ids)
-    expected = plain(going, count)
+    expected, step = memory_of(lambda: plain(going, count))
     put(start, going.tensors())
     steps = generate(model, going.state, going.last)
     found = [next(steps)[0][:, 0].tolist()]
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
-    room = torch.cuda.memory_reserved() + (1 << 20)
+    room = torch.cuda.memory_reserved() + step + step // 8 + (32 << 20)  # for no second one
     total = torch.cuda.get_device_properties(0).total_memory
     torch.cuda.set_per_process_memory_fraction(room / total)
-    missing = not is_free(0)
+    missing = not is_free(step)
     found += [tokens[:, 0].tolist() for tokens, _ in islice(steps, count - 1)]
     torch.cuda.set_per_process_memory_fraction(1.0)
     same = found == expected
