@@ -15,6 +15,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tokenizers
+from hypothesis import given
+from hypothesis import strategies as st
 
 from keycut.data import packing
 from keycut.data.packing import PackedTokens, pack
@@ -427,4 +429,47 @@ def test_progress_says_what_is_left_and_only_of_long_work(
         progress.add(documents=500, tokens=500_000)
     assert capsys.readouterr().err == (
         "packing: 1,500 documents, 1,500,000 tokens, 150,000 tokens/s, 23 s left\n"
+    )
+
+
+def files_of_words(folder: Path, counts: dict[str, tuple[int, int]]) -> list[Path]:
+    """Files of so many documents from a first word on: each says its own word, ten times."""
+    for name, (first, count) in counts.items():
+        lines = (json.dumps({"text": " ".join([f"w{first + i}"] * 10)}) for i in range(count))
+        (folder / name).write_text("\n".join(lines) + "\n")
+    return [folder / name for name in counts]
+
+
+def test_every_slice_takes_from_all_files_in_proportion(tmp_path: Path) -> None:
+    paths = files_of_words(tmp_path, {"a.jsonl": (1000, 300), "b.jsonl": (2000, 100)})
+    sizes = {"held_out": 8, "calibration": 40, "train": 200}
+    options = {"sequence_length": 11, "source": SOURCE, "seed": 0}
+    pack(read(*paths), words(3000), tmp_path / "out", sequences=sizes, **options)
+    seen: set[int] = set()
+    for name, size in sizes.items():
+        part = PackedTokens(tmp_path / "out", slice_name=name)[:]
+        ids = set(part.reshape(-1).tolist()) - {1}
+        assert sum(id >= 2000 for id in ids) == size // 4
+        assert not ids & seen
+        seen |= ids
+
+
+def test_a_file_that_ends_early_is_made_up_for_by_the_others(tmp_path: Path) -> None:
+    paths = files_of_words(tmp_path, {"a.jsonl": (1000, 30), "b.jsonl": (2000, 30)})
+    paths[0].write_text(paths[0].read_text() + "\n" * paths[0].stat().st_size)  # no text in it
+    options = {"sequence_length": 11, "source": SOURCE, "seed": 0}
+    manifest = pack(read(*paths), words(3000), tmp_path / "out", sequences={"x": 60}, **options)
+    ids = set(PackedTokens(tmp_path / "out")[:].reshape(-1).tolist()) - {1}
+    assert manifest.sequences == len(ids) == 60
+    with pytest.raises(InputError, match="holds 60 sequences of 11 tokens, 61 were asked for"):
+        pack(read(*paths), words(3000), tmp_path / "more", sequences={"x": 61}, **options)
+
+
+@given(st.integers(0, 1000), st.lists(st.integers(1, 10**9), min_size=1, max_size=9))
+def test_shares_add_up_and_are_within_one_of_the_proportion(size: int, weights: list[int]) -> None:
+    shares = packing.apportion(size, weights)
+    assert sum(shares) == size
+    assert all(
+        abs(share * sum(weights) - size * weight) < sum(weights)
+        for share, weight in zip(shares, weights, strict=True)
     )

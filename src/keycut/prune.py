@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
@@ -140,9 +140,11 @@ def calibrated(request: Request, checkpoint: Checkpoint) -> Calibration:
     check_vocabulary(tokenizer, checkpoint.config["vocab_size"])
     if request.text is None:
         say("calibrating on the prose of the installed Python packages: give --text for your own")
-        documents, source = documentation(), documentation_source()
+        documents: Iterable[str] = documentation()
+        source = documentation_source()
     else:
-        documents, source = read(request.text, seed=request.seed), describe(request.text)
+        documents = read(request.text, seed=request.seed)
+        source = describe(request.text)
     with TemporaryDirectory() as folder:
         manifest = pack(
             documents,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 from keycut.artefact import atomic_write
@@ -24,7 +24,7 @@ from keycut.hub import resolve
 
 def documents(
     corpus: Corpus, *, downloads: Path, lock: Path, text: Path | None = None
-) -> Iterator[str]:
+) -> Iterable[str]:
     """The text of a corpus, in the order that `read` gives it.
 
     `text` is where `write_text` has put that of the documentation, which takes long to read.

@@ -6,6 +6,8 @@ the end is dropped. Tokens are little-endian, of 16 bits where the vocabulary al
 
 One file serves several uses: named slices follow one another in it, and each begins with a new
 document, so no two share a sequence or a document. A slice added at the end changes none before.
+Where documents come in parts, as those of several files, every slice takes sequences from each part
+in proportion to its size, so that all slices are of the same mixture.
 """
 
 from __future__ import annotations
@@ -24,13 +26,14 @@ import numpy as np
 from keycut import __version__
 from keycut.artefact import atomic_write, read_json, sha256, write_json
 from keycut.data.progress import Progress
-from keycut.data.sources import Source, shuffled
+from keycut.data.sources import Documents, Source, shuffled
 from keycut.data.tokenizer import Tokenizer
 from keycut.errors import InputError, nearest
 
 Boundary = Literal["eos", "bos"]
 
 _BATCH = 1 << 20  # characters handed to a worker at a time
+_WINDOW = 1 << 24  # characters held to shuffle documents
 
 
 @dataclass(frozen=True)
@@ -53,7 +56,7 @@ class Manifest:
 
 
 def pack(
-    documents: Iterable[str],
+    documents: Iterable[str] | Documents,
     tokenizer: Tokenizer,
     out: Path | str,
     *,
@@ -85,11 +88,20 @@ def pack(
 
     with atomic_write(out, force=force, folder=True) as aside:
         progress = Progress("packing", tokens=sum(sizes) * sequence_length or None)
-        encoded = _encoded(shuffled(documents, seed), tokenizer, mark, boundary, workers, progress)
+        parts = documents.parts if isinstance(documents, Documents) else [(1, documents)]
+        window = _WINDOW // len(parts)
+        encoded = [
+            _encoded(
+                shuffled(part, seed, characters=window),
+                tokenizer, mark, boundary, workers, progress,
+            )
+            for _, part in parts
+        ]  # fmt: skip
+        weights = [size for size, _ in parts]
         tokens = 0
         hashed = hashlib.sha256()
         with open(aside / "tokens.bin", "wb") as file:
-            for block in _cut(encoded, sequence_length, sizes or [None]):
+            for block in _cut(encoded, weights, sequence_length, sizes or [None]):
                 data = block.astype(dtype).data
                 file.write(data)
                 hashed.update(data)
@@ -174,22 +186,48 @@ def _batched(documents: Iterator[str]) -> Iterator[list[str]]:
 
 
 def _cut(
-    encoded: Iterator[np.ndarray], sequence_length: int, sizes: Sequence[int | None]
+    parts: Sequence[Iterator[np.ndarray]],
+    weights: Sequence[int],
+    sequence_length: int,
+    sizes: Sequence[int | None],
 ) -> Iterator[np.ndarray]:
     """Whole sequences end to end: as many as each slice wants, or all there are for None."""
     for size in sizes:
-        rest = np.empty(0, np.int64)
-        given = 0
-        for tokens in encoded:
-            rest = np.concatenate([rest, tokens])
-            full = len(rest) // sequence_length
-            if size is not None:
-                full = min(full, size - given)
-            yield rest[: full * sequence_length]
-            rest = rest[full * sequence_length :]
-            given += full
-            if given == size:
-                break  # what is left of this document belongs to no slice
+        if size is None:
+            for part in parts:
+                yield from _sequences(part, sequence_length, None)
+            continue
+        shares = apportion(size, weights)
+        # The second time around, parts that have more make up for those that have ended.
+        for part, share in [*zip(parts, shares, strict=True), *((part, size) for part in parts)]:
+            for block in _sequences(part, sequence_length, min(share, size)):
+                size -= len(block) // sequence_length
+                yield block
+
+
+def _sequences(
+    encoded: Iterator[np.ndarray], sequence_length: int, size: int | None
+) -> Iterator[np.ndarray]:
+    """Those of the next documents: so many, or all there are for None."""
+    rest = np.empty(0, np.int64)
+    count = 0
+    while count != size and (tokens := next(encoded, None)) is not None:
+        rest = np.concatenate([rest, tokens])
+        full = len(rest) // sequence_length
+        if size is not None:
+            full = min(full, size - count)
+        yield rest[: full * sequence_length]
+        rest = rest[full * sequence_length :]
+        count += full
+    # What is left of the last document belongs to no slice.
+
+
+def apportion(size: int, weights: Sequence[int]) -> list[int]:
+    """Whole numbers that add up to `size`, in proportion to the weights: largest remainders."""
+    shares = [divmod(size * weight, sum(weights)) for weight in weights]
+    rest = size - sum(whole for whole, _ in shares)
+    largest = sorted(range(len(shares)), key=lambda i: -shares[i][1])[:rest]
+    return [whole + (i in largest) for i, (whole, _) in enumerate(shares)]
 
 
 class PackedTokens:

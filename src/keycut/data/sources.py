@@ -8,8 +8,8 @@ files.
 
 Corpora have an order of their own, by date or by site, and most uses need a small part of one. So
 the row groups of parquet files are read 64 side by side, at even distances over all files: whoever
-takes the first documents has some from everywhere. Other files have no such index and are read
-from their start, in the order of their names.
+takes the first documents has some from everywhere. Other files have no such index: each is a part
+of its own, read from its start, and packing takes from all parts at once.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ _LONGEST_DOCUMENT = 1 << 25  # bytes, far above any novel
 
 _SIDE_BY_SIDE = 64  # row groups, for each of which pyarrow holds some 10 MB
 _GOLDEN = 0.6180339887498949
+
+_Stream = tuple[Path, Iterator[str]]  # a file, and documents of it
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,18 @@ def write(documents: Iterable[str], path: Path | str, *, force: bool = False) ->
             file.write(canonical_json({"text": text}) + "\n")
 
 
-def read(*paths: Path | str, field: str = "text", seed: int = 0) -> Iterator[str]:
+class Documents:
+    """Documents, one after another. `parts` are the same by where they come from, each with the
+    bytes of its files."""
+
+    def __init__(self, parts: list[tuple[int, Iterator[str]]]) -> None:
+        self.parts = parts
+
+    def __iter__(self) -> Iterator[str]:
+        return chain.from_iterable(documents for _, documents in self.parts)
+
+
+def read(*paths: Path | str, field: str = "text", seed: int = 0) -> Documents:
     """The documents of files or folders, each once; those of nothing but white space are left out.
 
     Row groups come first, in an order drawn from `seed`, then files without them, one by one.
@@ -103,7 +116,18 @@ def read(*paths: Path | str, field: str = "text", seed: int = 0) -> Iterator[str
         group for file in files if _kind(file) == ".parquet" for group in _row_groups(file, field)
     ]
     ordered = [groups[i] for i in at_even_distances(len(groups), seed)]
-    return _documents(files, ordered, field)
+    tables = [file for file in files if _kind(file) == ".parquet"]
+    # Row groups are opened one by one, as their turn comes.
+    parts: list[tuple[list[Path], Iterable[_Stream]]]
+    parts = [(tables, ((group.file, _row_group(group, field)) for group in ordered))]
+    parts += [([file], [(file, _reader(file, field))]) for file in files if file not in tables]
+    return Documents(
+        [
+            (sum(file.stat().st_size for file in inside), _with_text(inside, streams))
+            for inside, streams in parts
+            if inside
+        ]
+    )
 
 
 def tokenizer_files(folder: Path) -> list[Path]:
@@ -155,7 +179,7 @@ def at_even_distances(count: int, seed: int) -> list[int]:
     return sorted(range(count), key=lambda i: (i * _GOLDEN + shift) % 1)
 
 
-def _documents(files: list[Path], groups: list[_RowGroup], field: str) -> Iterator[str]:
+def _with_text(files: list[Path], streams: Iterable[_Stream]) -> Iterator[str]:
     without_text = set(files)
 
     def texts(file: Path, stream: Iterator[str]) -> Iterator[str]:
@@ -164,10 +188,8 @@ def _documents(files: list[Path], groups: list[_RowGroup], field: str) -> Iterat
                 without_text.discard(file)
                 yield text
 
-    yield from _side_by_side(texts(group.file, _row_group(group, field)) for group in groups)
+    yield from _side_by_side(texts(file, stream) for file, stream in streams)
     for file in files:
-        if _kind(file) != ".parquet":
-            yield from texts(file, _reader(file, field))
         if file in without_text:
             raise InputError(f"{file}: holds no text")
 
