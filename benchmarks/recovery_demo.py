@@ -23,7 +23,6 @@ from keycut.config import Config, load_config, width
 from keycut.data.corpora import make_tokenizer, pack_corpus
 from keycut.data.packing import PackedTokens
 from keycut.data.tokenizer import load_tokenizer
-from keycut.hub import DOWNLOADS, LOCK
 from keycut.models import load
 from keycut.models.checkpoint import Checkpoint
 from keycut.selection.evidence import Evidence
@@ -39,12 +38,11 @@ RATIOS = (0.5, 0.75)
 
 def text(config: Config, folder: Path) -> Path:
     """The tokenizer and the packed text."""
-    places: dict[str, Any] = {"downloads": DOWNLOADS, "lock": LOCK}
     if not (folder / "tokenizer").exists():
-        make_tokenizer(config, TOKENIZER, folder / "tokenizer", **places)
+        make_tokenizer(config, TOKENIZER, folder / "tokenizer")
     if not (folder / "tokens").exists():
         tokenizer = load_tokenizer(folder / "tokenizer")
-        pack_corpus(config, CORPUS, tokenizer, folder / "tokens", **places)
+        pack_corpus(config, CORPUS, tokenizer, folder / "tokens")
     return folder / "tokens"
 
 

@@ -1,13 +1,10 @@
 from keycut.running.job import job
 
 with job(snakemake) as run:
-    from keycut.hub import DOWNLOADS, LOCK
     from keycut.models.adoption import adopt
 
     adopt(
         run.models[snakemake.wildcards.model],
         snakemake.input.tokenizer,
         snakemake.output.model,
-        downloads=DOWNLOADS,
-        lock=LOCK,
     )

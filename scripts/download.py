@@ -1,7 +1,7 @@
 from keycut.running.job import job
 
 with job(snakemake, online=True) as run:
-    from keycut.content_check import download_and_check
+    from keycut.hub.check import download_and_check
 
     report = download_and_check(run)
     print(report.table())

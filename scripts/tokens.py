@@ -5,15 +5,12 @@ from keycut.running.job import job
 with job(snakemake) as run:
     from keycut.data.corpora import pack_corpus
     from keycut.data.tokenizer import load_tokenizer
-    from keycut.hub import DOWNLOADS, LOCK
 
     pack_corpus(
         run,
         snakemake.wildcards.corpus,
         load_tokenizer(snakemake.input.tokenizer),
         Path(snakemake.output.folder),
-        downloads=DOWNLOADS,
-        lock=LOCK,
         text=Path(snakemake.input.text[0]) if snakemake.input.text else None,
         workers=snakemake.threads,
         force=True,

@@ -9,7 +9,8 @@ from safetensors.torch import load_file, save_file
 from small_models import SMALL
 
 from keycut.errors import InputError
-from keycut.hub import DOWNLOADS, LOCK, HubItem, download
+from keycut.hub.downloads import HubItem
+from keycut.hub.fetch import fetch
 from keycut.models import create, load, save
 from keycut.models.architectures import ARCHITECTURES, architecture
 from keycut.models.checkpoint import Checkpoint, todays_name
@@ -139,7 +140,7 @@ def test_a_downloaded_hub_model_loads_by_its_name(folder, monkeypatch):
     monkeypatch.chdir(folder.parent)
     with Hub() as hub:
         hub.push("model", "owner/net", {p.name: p.read_bytes() for p in folder.iterdir()})
-        download([HubItem("model", "owner/net")], DOWNLOADS, LOCK, endpoint=hub.url)
+        assert fetch([HubItem("model", "owner/net")], endpoint=hub.url) == {}
     assert torch.equal(logits("owner/net"), expected)
     with pytest.raises(InputError, match="model owner/other is not in"):
         load("owner/other")

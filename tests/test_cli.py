@@ -316,7 +316,7 @@ def test_force_replaces_packed_text_and_nothing_else(workplace, tmp_path, capsys
 
 def test_importing_keycut_imports_nothing_slow():
     code = (
-        "import sys, keycut, keycut.cli, keycut.config, keycut.hub;"
+        "import sys, keycut, keycut.cli, keycut.config, keycut.hub.downloads;"
         "print([m for m in ('torch', 'fla', 'transformers', 'scipy') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

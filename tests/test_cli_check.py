@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from keycut.cli import LOCK, main
+from keycut.cli import main
 from keycut.config import load_config
-from keycut.hub import DEFAULT_PATTERNS, HubItem
+from keycut.hub.downloads import DOWNLOADS, HubItem
 
 CONFIG = Path(__file__).parents[1] / "config"
 PAPER = str(CONFIG / "paper.yaml")
@@ -34,8 +34,8 @@ def lock(items: Iterable[HubItem]) -> None:
             "patterns": item.patterns,
             "files": {},
         }
-    LOCK.parent.mkdir()
-    LOCK.write_text(json.dumps(written))
+    DOWNLOADS.lock.parent.mkdir()
+    DOWNLOADS.lock.write_text(json.dumps(written))
 
 
 def test_check_names_what_is_not_in_the_lock(capsys: pytest.CaptureFixture[str]) -> None:
@@ -104,9 +104,9 @@ def test_download_fetches_what_the_configuration_needs(
         fetched.extend(items)
         return {(item.kind, item.name): f"{item}: offline" for item in items}
 
-    monkeypatch.setattr("keycut.content_check.fetch", fetch)
+    monkeypatch.setattr("keycut.hub.check.fetch", fetch)
     assert main(["download", "--configfile", PAPER, "--model", "owner/mine"]) == 2
-    mine = HubItem("model", "owner/mine", patterns=DEFAULT_PATTERNS["model"])
+    mine = HubItem("model", "owner/mine")
     assert fetched == [mine, *load_config(PAPER).hub_sources()]
     said = capsys.readouterr()
     items = [line.split("  ")[0] for line in said.out.splitlines()[1:]]

@@ -37,7 +37,7 @@ from keycut.config import (
 from keycut.config.evaluation import DATA_SETS
 from keycut.config.section import PATTERNS
 from keycut.errors import InputError
-from keycut.hub import DEFAULT_PATTERNS, HubItem
+from keycut.hub.downloads import DEFAULT_PATTERNS, HubItem
 
 FOLDER = Path(__file__).parents[1] / "config"
 RUNS = ("demo", "lab", "paper")

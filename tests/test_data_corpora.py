@@ -13,11 +13,11 @@ from keycut.data.corpora import documents, make_tokenizer, pack_corpus, source
 from keycut.data.packing import PackedTokens
 from keycut.data.tokenizer import load_tokenizer
 from keycut.errors import InputError
-from keycut.hub import HubItem, download
+from keycut.hub.downloads import Downloads, HubItem
+from keycut.hub.fetch import fetch
 
 CONFIG = Path(__file__).parents[1] / "config"
 TEXTS = [f"Sentence number {i} has some words in it, and {i * i} is a square." for i in range(300)]
-NO_HUB = {"downloads": Path("nowhere"), "lock": Path("nowhere.lock")}
 
 
 def configured(corpus, tokenizer=None):
@@ -42,10 +42,9 @@ def configured(corpus, tokenizer=None):
 SLICES = ("held_out", "calibration", "recovery", "pretraining")
 
 
-def packed(config, root, **places):
-    places = places or NO_HUB
-    tokenizer = make_tokenizer(config, "demo", root / "tokenizer", **places)
-    pack_corpus(config, "documentation", tokenizer, root / "tokens", **places)
+def packed(config, root, **downloads):
+    tokenizer = make_tokenizer(config, "demo", root / "tokenizer", **downloads)
+    pack_corpus(config, "documentation", tokenizer, root / "tokens", **downloads)
     return PackedTokens(root / "tokens", verify=True)
 
 
@@ -68,13 +67,13 @@ def test_local_text_with_a_tokenizer_trained_on_it(text, tmp_path):
 
 def test_a_file_that_two_patterns_match_is_read_once(text):
     config = configured({"kind": "local", "files": ["text/*.txt", "text/a*.txt"]})
-    assert list(documents(config.corpora["documentation"], **NO_HUB)) == TEXTS
+    assert list(documents(config.corpora["documentation"])) == TEXTS
 
 
 def test_a_local_tokenizer_folder_is_copied(text, tmp_path):
     packed(configured(text), tmp_path)
     again = configured(text, {"kind": "local", "path": "tokenizer"})
-    copied = make_tokenizer(again, "demo", tmp_path / "copy", **NO_HUB)
+    copied = make_tokenizer(again, "demo", tmp_path / "copy")
     assert copied.digest == load_tokenizer(tmp_path / "tokenizer").digest
 
 
@@ -83,23 +82,21 @@ def test_hub_text_and_tokenizer_at_their_commit(text, tmp_path):
     wanted, other = tmp_path / "wanted.parquet", tmp_path / "other.parquet"
     pq.write_table(pa.table({"text": TEXTS}), wanted)
     pq.write_table(pa.table({"text": ["not this"] * 9}), other)
-    places = {"downloads": tmp_path / "hub", "lock": tmp_path / "lock"}
+    downloads = Downloads(tmp_path / "hub", tmp_path / "lock")
     with Hub() as hub:
         files = {"sample/a.parquet": wanted.read_bytes(), "rest/b.parquet": other.read_bytes()}
         commit = hub.push("dataset", "owner/text", files)
         hub.push("model", "owner/words", {
             path.name: path.read_bytes() for path in (tmp_path / "tokenizer").iterdir()
         })  # fmt: skip
-        download(
-            [
-                HubItem("dataset", "owner/text", patterns=("sample/*", "rest/*")),
-                HubItem("model", "owner/words", patterns=("*token*",)),
-            ],
-            places["downloads"], places["lock"], endpoint=hub.url,
-        )  # fmt: skip
+        items = [
+            HubItem("dataset", "owner/text", patterns=("sample/*", "rest/*")),
+            HubItem("model", "owner/words", patterns=("*token*",)),
+        ]
+        assert fetch(items, downloads, endpoint=hub.url) == {}
     corpus = {"kind": "hub", "name": "owner/text", "files": ["sample/*"]}
     config = configured(corpus, {"kind": "hub", "name": "owner/words"})
-    tokens = packed(config, tmp_path / "again", **places)
+    tokens = packed(config, tmp_path / "again", downloads=downloads)
     assert tokens.manifest.source.revision == commit
     # The same documents as in the local file, and none of the data set's other files.
     assert np.array_equal(tokens[:], PackedTokens(tmp_path / "tokens")[:])
@@ -108,10 +105,10 @@ def test_hub_text_and_tokenizer_at_their_commit(text, tmp_path):
 def test_hub_text_that_was_not_downloaded_is_refused(tmp_path):
     config = configured({"kind": "hub", "name": "owner/text"})
     with pytest.raises(InputError, match=r"owner/text is not in .*: run `keycut download"):
-        source(config.corpora["documentation"], **NO_HUB)
+        source(config.corpora["documentation"])
 
 
 def test_files_that_match_nothing_are_named(text, tmp_path):
     config = configured({"kind": "local", "files": ["text/*.jsonl"]})
     with pytest.raises(InputError, match=r"no file matches text/\*\.jsonl"):
-        make_tokenizer(config, "demo", tmp_path / "tokenizer", **NO_HUB)
+        make_tokenizer(config, "demo", tmp_path / "tokenizer")

@@ -92,7 +92,7 @@ def test_both_find_the_same_articles(files):
     task = column("wikitext", "word_perplexity", files / "wiki.raw", version=2)
     config = run_config({"window": 24, "tasks": {"wiki": task}})
     (stated,) = config.evaluation.suites["suite"].tasks.values()
-    found = data.documents(stated, downloads=files, lock=files)
+    found = data.documents(stated)
     assert [document["page"] for document in found] == pages(files / "wiki.raw") == PAGES
 
 

@@ -28,6 +28,7 @@ from keycut.evaluation.language_model import Encoder, LanguageModel
 from keycut.evaluation.protocol import PAPER, refuse_deviations, refuse_drift
 from keycut.evaluation.statistics import standard_error
 from keycut.evaluation.suite import SHIPPED, Requests, make_requests, make_task, measure, task_file
+from keycut.hub.downloads import Downloads
 
 TASK_FIELDS = {
     "demo_prose": [{"page": line} for line in TEXT.split("\n")[:4]],
@@ -499,7 +500,7 @@ WRONG = [
 def test_a_wrong_document_is_one_line_with_its_place(task, right, change, message, tmp_path):
     def check():
         stated = parse_task(task, file=str(tmp_path / "x.jsonl"))
-        return data.check_documents(stated, downloads=tmp_path, lock=tmp_path / "lock")
+        return data.check_documents(stated, downloads=Downloads(tmp_path, tmp_path / "lock"))
 
     # Fields that the task does not read may be anything.
     write_lines(tmp_path / "x.jsonl", [right, {**right, "id": 1}, {**right, "id": ["a", None]}])
@@ -595,7 +596,11 @@ def test_what_was_not_downloaded_is_named(model, tmp_path):
     config = run_config({"window": 40, "tasks": {"it": column("piqa", "acc")}})
     with pytest.raises(InputError, match=r"the data of piqa is missing: dataset baber/piqa is not"):
         evaluate(
-            model, "suite", config, tmp_path / "o.json", downloads=tmp_path, lock=tmp_path / "lock"
+            model,
+            "suite",
+            config,
+            tmp_path / "o.json",
+            downloads=Downloads(tmp_path, tmp_path / "lock"),
         )
 
 
@@ -625,7 +630,7 @@ def test_a_downloaded_data_set_is_read_by_its_card(model, tmp_path, monkeypatch)
         "---\nconfigs:\n- config_name: default\n  data_files:\n"
         "  - split: validation\n    path: sub/validation-*\n---\n"
     )
-    monkeypatch.setattr(data, "resolve", lambda *_, **__: folder)
+    monkeypatch.setattr(Downloads, "resolve", lambda *_, **__: folder)
     config = run_config({"window": 40, "tasks": {"it": column("piqa", "acc_norm")}})
     result = evaluate(model, "suite", config, tmp_path / "o.json", cache=tmp_path / "cache")
     assert result["tasks"]["it"]["documents"] == 6
@@ -633,7 +638,7 @@ def test_a_downloaded_data_set_is_read_by_its_card(model, tmp_path, monkeypatch)
         "name": "baber/piqa/validation",
         "revision": "c" * 40,
     }
-    assert data.check_documents(parse_task("piqa"), downloads=tmp_path, lock=tmp_path) == 6
+    assert data.check_documents(parse_task("piqa")) == 6
     wrong = pyarrow.Table.from_pylist([*rows, {**rows[0], "label": -1}])
     pyarrow.parquet.write_table(wrong, folder / "sub/validation-00000-of-00001.parquet")
     with pytest.raises(InputError, match=f"{folder}, validation row 7: field 'label' is -1"):
@@ -709,6 +714,6 @@ def test_without_a_card_a_configuration_is_a_folder(tmp_path, monkeypatch):
         (tmp_path / name / "test").mkdir(parents=True)
         table = pyarrow.table({"text": [f"{name} {n}" for n in range(count)]})
         pyarrow.parquet.write_table(table, tmp_path / name / "test" / "0000.parquet")
-    monkeypatch.setattr(data, "resolve", lambda *_, **__: tmp_path)
+    monkeypatch.setattr(Downloads, "resolve", lambda *_, **__: tmp_path)
     task = parse_task("lambada_openai")
-    assert data.check_documents(task, downloads=tmp_path, lock=tmp_path) == 3
+    assert data.check_documents(task) == 3

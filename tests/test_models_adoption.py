@@ -18,19 +18,13 @@ from keycut.cli import main
 from keycut.config import Model, load_config
 from keycut.config.sources import FromDisk
 from keycut.errors import InputError
-from keycut.hub import DOWNLOADS, LOCK
 from keycut.models import create, load, save
-from keycut.models.adoption import adopt as adopted
-from keycut.models.adoption import model_files
+from keycut.models.adoption import adopt, model_files
 from keycut.models.checkpoint import Checkpoint
 from keycut.running.inputs import Inputs
 
 ROOT = Path(__file__).parents[1]
 DEMO, PAPER = ROOT / "config" / "demo.yaml", ROOT / "config" / "paper.yaml"
-
-
-def adopt(model: Model, tokenizer: Path, out: Path) -> None:
-    adopted(model, tokenizer, out, downloads=DOWNLOADS, lock=LOCK)
 
 
 @pytest.fixture(scope="module")

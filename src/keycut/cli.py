@@ -9,7 +9,7 @@ from pathlib import Path
 
 from keycut import __version__, logs
 from keycut.errors import InputError
-from keycut.hub import DOWNLOADS, LOCK, model_folder
+from keycut.hub.downloads import DOWNLOADS, model_folder
 from keycut.selection.methods import METHODS
 
 logger = logging.getLogger(__name__)
@@ -135,7 +135,6 @@ def _check(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         from keycut.config import load_config
         from keycut.config.needs import without_trainer
         from keycut.evaluation.protocol import refuse_deviations
-        from keycut.hub import resolve
         from keycut.models.adoption import refuse_contradictions
         from keycut.running.inputs import Inputs
         from keycut.running.slurm_check import profile_config, unmet_requests
@@ -144,7 +143,7 @@ def _check(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
             options.config = profile_config(options.profile)
         config = load_config(options.config)
         refuse_deviations(config.evaluation)
-        refuse_contradictions(config, downloads=DOWNLOADS, lock=LOCK)
+        refuse_contradictions(config)
         print(
             f"{options.config}: {len(config.models)} models, {len(config.methods)} methods, "
             f"{len(config.variants())} variants, {len(config.tables)} tables, "
@@ -152,14 +151,7 @@ def _check(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         )
         for item in config.hub_sources():
             try:
-                resolve(
-                    item.name,
-                    item.kind,
-                    DOWNLOADS,
-                    LOCK,
-                    revision=item.revision,
-                    patterns=item.patterns,
-                )
+                DOWNLOADS.resolve(*item.key, revision=item.revision, patterns=item.patterns)
             except InputError as error:
                 # No mistake in the configuration: it may be checked before anything is fetched.
                 print(error)
@@ -311,9 +303,9 @@ def _download(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         "download",
         help="fetch what a configuration needs from the hub",
         description="Fetch models, tokenizers and data sets at pinned commits, convert pickled "
-        f"weights, and write commits and hashes to {LOCK}. Goes on where it was cut off. Then look "
-        "into all of it, print what is there, and exit with 2 if something is not what the run "
-        "needs.",
+        f"weights, and write commits and hashes to {DOWNLOADS.lock}. Goes on where it was cut "
+        "off. Then look into all of it, print what is there, and exit with 2 if something is not "
+        "what the run needs.",
     )
     command.add_argument("--configfile", type=Path, help="fetch all that it names")
     command.add_argument("--model", action="append", default=[], metavar="OWNER/NAME",
@@ -323,7 +315,7 @@ def _download(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
 
     def run(options: argparse.Namespace) -> None:
         from keycut.config import load_config
-        from keycut.content_check import download_and_check
+        from keycut.hub.check import download_and_check
 
         if options.configfile is None and not options.model:
             raise InputError("nothing to download: give --configfile or --model")

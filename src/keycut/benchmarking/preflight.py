@@ -204,14 +204,13 @@ def preflight(request: Request) -> bool:
 
 def _asked(request: Request) -> tuple[list[Shape], Preflight]:
     from keycut.config import load_config
-    from keycut.hub import DOWNLOADS, LOCK
     from keycut.models.adoption import refuse_contradictions
 
     if (request.configfile is None) == (request.kernel is None):
         raise InputError("give either --configfile, or --kernel and --widths")
     if request.configfile is not None:
         config = load_config(request.configfile)
-        refuse_contradictions(config, downloads=DOWNLOADS, lock=LOCK)
+        refuse_contradictions(config)
         return list(config.trained_shapes()), config.preflight
     numbers = (request.widths or "").split(",")
     if not all(number.strip().isdigit() for number in numbers):

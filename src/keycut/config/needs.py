@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from keycut.config.evaluation import DATA_SETS
-from keycut.hub import DEFAULT_PATTERNS, HubItem
+from keycut.hub.downloads import DEFAULT_PATTERNS, HubItem
 
 if TYPE_CHECKING:
     from keycut.config.evaluation import Task

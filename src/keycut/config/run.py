@@ -20,7 +20,7 @@ from keycut.config.sources import Corpus, Tokenizer
 from keycut.config.tables import DecodingTable, QualityTable, Table
 from keycut.config.training import Recipe, Recovery
 from keycut.errors import InputError, nearest
-from keycut.hub import HubItem, united
+from keycut.hub.downloads import HubItem, merge_items
 
 T = TypeVar("T")
 
@@ -211,7 +211,7 @@ class Config(Section):
 
     def hub_sources(self) -> tuple[HubItem, ...]:
         """Everything on the hub that the run needs, each repository once."""
-        return tuple(united(item for _, item in wanted(self)))
+        return tuple(merge_items(item for _, item in wanted(self)))
 
     def packed(self) -> tuple[tuple[str, str], ...]:
         """Every (corpus, tokenizer) that the run reads."""

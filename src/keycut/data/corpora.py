@@ -19,11 +19,11 @@ from keycut.data.tokenizer import (
     train_tokenizer,
 )
 from keycut.errors import InputError
-from keycut.hub import resolve
+from keycut.hub.downloads import DOWNLOADS, Downloads
 
 
 def documents(
-    corpus: Corpus, *, downloads: Path, lock: Path, text: Path | None = None
+    corpus: Corpus, *, downloads: Downloads = DOWNLOADS, text: Path | None = None
 ) -> Iterable[str]:
     """The text of a corpus, in the order that `read` gives it.
 
@@ -31,7 +31,7 @@ def documents(
     """
     if corpus.kind == "documentation":
         return documentation() if text is None else read(text)
-    return read(*_files(corpus, downloads, lock), field=corpus.text_field, seed=corpus.seed)
+    return read(*_files(corpus, downloads), field=corpus.text_field, seed=corpus.seed)
 
 
 def write_text(out: Path | str) -> None:
@@ -39,27 +39,27 @@ def write_text(out: Path | str) -> None:
     write(documentation(), out, force=True)
 
 
-def source(corpus: Corpus, *, downloads: Path, lock: Path) -> Source:
+def source(corpus: Corpus, *, downloads: Downloads = DOWNLOADS) -> Source:
     """Where that text is from."""
     if corpus.kind == "documentation":
         return documentation_source()
     if corpus.kind == "hub":
         # The folder of a download is named after its commit.
-        return Source(corpus.name, _root(corpus, downloads, lock).name)
-    return describe(*_files(corpus, downloads, lock))
+        return Source(corpus.name, _root(corpus, downloads).name)
+    return describe(*_files(corpus, downloads))
 
 
 def survey_corpus(
-    corpus: HubCorpus | LocalCorpus, *, downloads: Path, lock: Path
+    corpus: HubCorpus | LocalCorpus, *, downloads: Downloads = DOWNLOADS
 ) -> tuple[int, int | None]:
     """How many files and, where they say it themselves, rows a corpus has; each file is opened."""
-    return survey(*_files(corpus, downloads, lock), field=corpus.text_field)
+    return survey(*_files(corpus, downloads), field=corpus.text_field)
 
 
-def _files(corpus: HubCorpus | LocalCorpus, downloads: Path, lock: Path) -> list[Path]:
+def _files(corpus: HubCorpus | LocalCorpus, downloads: Downloads) -> list[Path]:
     if corpus.kind == "hub":
         # Two corpora may come from one data set, so its folder may hold more than is wanted.
-        root = _root(corpus, downloads, lock)
+        root = _root(corpus, downloads)
         there = sorted(path for path in root.rglob("*") if path.is_file())
         wanted = [p for p in there if _matches(p.relative_to(root).as_posix(), corpus.files)]
     else:
@@ -70,14 +70,9 @@ def _files(corpus: HubCorpus | LocalCorpus, downloads: Path, lock: Path) -> list
     return wanted
 
 
-def _root(corpus: HubCorpus, downloads: Path, lock: Path) -> Path:
-    return resolve(
-        corpus.name,
-        "dataset",
-        downloads,
-        lock,
-        revision=corpus.revision,
-        patterns=corpus.files,
+def _root(corpus: HubCorpus, downloads: Downloads) -> Path:
+    return downloads.resolve(
+        "dataset", corpus.name, revision=corpus.revision, patterns=corpus.files
     )
 
 
@@ -90,8 +85,7 @@ def make_tokenizer(
     name: str,
     out: Path,
     *,
-    downloads: Path,
-    lock: Path,
+    downloads: Downloads = DOWNLOADS,
     text: Path | None = None,
     force: bool = False,
 ) -> Tokenizer:
@@ -99,10 +93,10 @@ def make_tokenizer(
     spec = config.tokenizers[name]
     if spec.kind == "train":
         corpus = config.corpora[spec.corpus]
-        found = documents(corpus, downloads=downloads, lock=lock, text=text)
+        found = documents(corpus, downloads=downloads, text=text)
         return train_tokenizer(found, out, vocabulary_size=spec.vocab_size, force=force)
     if spec.kind == "hub":
-        folder = resolve(spec.name, "model", downloads, lock, revision=spec.revision)
+        folder = downloads.resolve("model", spec.name, revision=spec.revision)
     else:
         folder = Path(spec.path)
         if folder.is_file():
@@ -120,8 +114,7 @@ def pack_corpus(
     tokenizer: Tokenizer,
     out: Path,
     *,
-    downloads: Path,
-    lock: Path,
+    downloads: Downloads = DOWNLOADS,
     text: Path | None = None,
     workers: int = 1,
     force: bool = False,
@@ -129,13 +122,13 @@ def pack_corpus(
     """All slices of a corpus in one packed folder."""
     corpus = config.corpora[name]
     return pack(
-        documents(corpus, downloads=downloads, lock=lock, text=text),
+        documents(corpus, downloads=downloads, text=text),
         tokenizer,
         out,
         sequence_length=corpus.length,
         sequences=corpus.slices,
         boundary=corpus.boundary,
-        source=source(corpus, downloads=downloads, lock=lock),
+        source=source(corpus, downloads=downloads),
         seed=corpus.seed,
         workers=workers,
         force=force,

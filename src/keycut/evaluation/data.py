@@ -14,7 +14,7 @@ from keycut.config import Task
 from keycut.config.evaluation import DATA_SETS
 from keycut.data.sources import Source
 from keycut.errors import InputError
-from keycut.hub import resolve
+from keycut.hub.downloads import DOWNLOADS, Downloads
 
 # What each task reads of a document; other fields are left aside. A list holds texts.
 FIELDS: dict[str, dict[str, type]] = {
@@ -43,23 +43,23 @@ CUT_AROUND_THE_ANSWER = ("based_fda", "based_nq", "based_squadv2", "based_swde")
 Document = dict[str, Any]
 
 
-def source(task: Task, *, downloads: Path, lock: Path) -> Source:
+def source(task: Task, *, downloads: Downloads = DOWNLOADS) -> Source:
     """Which data it is, without reading it: a file by its digest, a download by its commit."""
     if task.file is not None:
         return Source(Path(task.file).name, f"sha256:{sha256(_local(task))}")
-    folder = _downloaded(task, downloads, lock)
+    folder = _downloaded(task, downloads)
     name, configuration, split = DATA_SETS[task.task]
     return Source("/".join(filter(None, [name, configuration, split])), folder.name)
 
 
-def documents(task: Task, *, downloads: Path, lock: Path) -> list[Document]:
+def documents(task: Task, *, downloads: Downloads = DOWNLOADS) -> list[Document]:
     """All of them, each with the fields that the task reads, and nothing that it cannot score."""
     if task.file is not None:
         path = _local(task)
         numbered = _articles(path) if path.suffix == ".raw" else _lines(path)
         where = str(path)
     else:
-        folder = _downloaded(task, downloads, lock)
+        folder = _downloaded(task, downloads)
         numbered = _rows(task, folder)
         where = str(folder)
     found = [_checked(task.task, document, place) for place, document in numbered]
@@ -68,9 +68,9 @@ def documents(task: Task, *, downloads: Path, lock: Path) -> list[Document]:
     return found
 
 
-def check_documents(task: Task, *, downloads: Path, lock: Path) -> int:
+def check_documents(task: Task, *, downloads: Downloads = DOWNLOADS) -> int:
     """How many documents a task has, all of them read and checked. No model is needed."""
-    return len(documents(task, downloads=downloads, lock=lock))
+    return len(documents(task, downloads=downloads))
 
 
 def _local(task: Task) -> Path:
@@ -88,10 +88,10 @@ def _local(task: Task) -> Path:
     return path
 
 
-def _downloaded(task: Task, downloads: Path, lock: Path) -> Path:
+def _downloaded(task: Task, downloads: Downloads) -> Path:
     name, _, _ = DATA_SETS[task.task]
     try:
-        return resolve(name, "dataset", downloads, lock, revision=task.revision)
+        return downloads.resolve("dataset", name, revision=task.revision)
     except InputError as error:
         raise InputError(f"the data of {task.task} is missing: {error}") from None
 

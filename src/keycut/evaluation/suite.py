@@ -38,7 +38,7 @@ from keycut.evaluation import data, retrieval
 from keycut.evaluation.language_model import Encoder, LanguageModel
 from keycut.evaluation.protocol import refuse_deviations, refuse_drift
 from keycut.evaluation.statistics import RESAMPLES, SEED, kept_draws, standard_error
-from keycut.hub import DOWNLOADS, LOCK
+from keycut.hub.downloads import DOWNLOADS, Downloads
 from keycut.models.checkpoint import Checkpoint
 
 Record = dict[str, Any]
@@ -98,8 +98,7 @@ def evaluate(
     out: Path | str,
     *,
     cache: Path | str | None = None,
-    downloads: Path = DOWNLOADS,
-    lock: Path = LOCK,
+    downloads: Downloads = DOWNLOADS,
     device: str | None = None,
     dtype: torch.dtype | None = None,
 ) -> Record:
@@ -122,7 +121,7 @@ def evaluate(
     for column, task in spec.tasks.items():
         if not task.not_attempted:
             refuse_drift(column, task, task_file(task.task))
-            jobs[column] = _job(task, common, tokenizer, cache, downloads, lock)
+            jobs[column] = _job(task, common, tokenizer, cache, downloads)
     if not jobs:
         raise InputError(f"suite {suite!r}: none of its tasks is attempted")
 
@@ -327,10 +326,9 @@ def _job(
     common: Mapping[str, Any],
     tokenizer: Tokenizer,
     cache: Path,
-    downloads: Path,
-    lock: Path,
+    downloads: Downloads,
 ) -> Job:
-    where = data.source(task, downloads=downloads, lock=lock)
+    where = data.source(task, downloads=downloads)
     identity = {
         **common,
         "task": task.task,
@@ -340,7 +338,7 @@ def _job(
     job = Job(task.task, identity, None)
     if (cache / job.record).is_file():
         return job
-    return Job(task.task, identity, _requests(task, identity, tokenizer, cache, downloads, lock))
+    return Job(task.task, identity, _requests(task, identity, tokenizer, cache, downloads))
 
 
 def _requests(
@@ -348,8 +346,7 @@ def _requests(
     identity: Mapping[str, Any],
     tokenizer: Tokenizer,
     cache: Path,
-    downloads: Path,
-    lock: Path,
+    downloads: Downloads,
 ) -> Requests:
     """What a task asks, kept for all models: to make it takes longer than a small model takes to
     answer it."""
@@ -359,7 +356,7 @@ def _requests(
     kept = cache / "requests" / f"{task.task}-{digest(asked_by)[:24]}.json"
     if kept.is_file():
         return Requests(**read_json(kept))
-    documents = data.documents(task, downloads=downloads, lock=lock)
+    documents = data.documents(task, downloads=downloads)
     if task.task in retrieval.TEXTS:
         documents = retrieval.cut(documents, task.task, tokenizer, identity["window"])
         if not documents:

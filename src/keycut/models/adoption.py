@@ -8,13 +8,17 @@ from pathlib import Path
 from keycut.artefact import atomic_write, read_json
 from keycut.config import Config, Model
 from keycut.errors import InputError
-from keycut.hub import downloaded, resolve
+from keycut.hub.downloads import DOWNLOADS, Downloads
 from keycut.models.architectures import architecture
 from keycut.models.architectures.base import need
 
 
 def adopt(
-    model: Model, tokenizer: Path | str, out: Path | str, *, downloads: Path, lock: Path
+    model: Model,
+    tokenizer: Path | str,
+    out: Path | str,
+    *,
+    downloads: Downloads = DOWNLOADS,
 ) -> None:
     """A folder of links to the model's files, with the tokenizer that the configuration names.
 
@@ -22,10 +26,8 @@ def adopt(
     plan of the run, follow from those.
     """
     if model.source.kind == "hub":
-        found = resolve(
-            model.source.name, "model", downloads, lock,
-            revision=model.source.revision, verify=True,
-        )  # fmt: skip
+        source = model.source
+        found = downloads.resolve("model", source.name, revision=source.revision, verify=True)
     elif model.source.kind == "local":
         found = Path(model.source.path)
     else:
@@ -48,7 +50,7 @@ def model_files(folder: Path) -> list[Path]:
     )
 
 
-def refuse_contradictions(config: Config, *, downloads: Path, lock: Path) -> None:
+def refuse_contradictions(config: Config, *, downloads: Downloads = DOWNLOADS) -> None:
     """An error if a model that is here already is not the one that the configuration describes.
 
     Timings and the preflight are of the sizes in the configuration, and read no model: what they
@@ -57,8 +59,7 @@ def refuse_contradictions(config: Config, *, downloads: Path, lock: Path) -> Non
     for model in config.models.values():
         folder = None
         if model.source.kind == "hub":
-            place = (downloads, lock)
-            folder = downloaded(model.source.name, "model", *place, revision=model.source.revision)
+            folder = downloads.find("model", model.source.name, revision=model.source.revision)
         elif model.source.kind == "local":
             folder = Path(model.source.path)
         if folder and (folder / "config.json").is_file():

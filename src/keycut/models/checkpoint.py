@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 
 from keycut.artefact import atomic_write, digest, read_json, sha256
 from keycut.errors import InputError
-from keycut.hub import model_folder
+from keycut.hub.downloads import model_folder
 from keycut.models.architectures import architecture, register
 from keycut.models.architectures.base import Config
 

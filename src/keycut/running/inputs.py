@@ -32,7 +32,7 @@ from keycut.config import (
 from keycut.config.evaluation import DATA_SETS
 from keycut.config.needs import needed_models
 from keycut.data.sources import matching, tokenizer_files
-from keycut.hub import locked_commits
+from keycut.hub.downloads import DOWNLOADS, Key, Kind
 from keycut.running.paths import PROVENANCE, Paths, cut
 
 Section = dict[str, Any]
@@ -212,10 +212,10 @@ class Inputs:
         return sorted({f"{tasks.get(path, path)}{PROVENANCE}" for path in made})
 
     @cached_property
-    def locked(self) -> dict[tuple[str, str], str]:
-        return locked_commits()
+    def locked(self) -> dict[Key, str]:
+        return DOWNLOADS.commits()
 
-    def commit(self, kind: str, source: Any) -> str | None:
+    def commit(self, kind: Kind, source: Any) -> str | None:
         """Of what comes from the hub: another one is another input."""
         return self.locked.get((kind, source.name)) if source.kind == "hub" else None
 

@@ -1,13 +1,13 @@
 """Whether what was downloaded is what the run needs, before a job finds out that it is not.
 
-Hashes say that files are those of the hub. Here they are opened: models must have the run's sizes,
-the parameters of their class and the run's tokens, tasks their documents, and corpora their text.
-Of weights only the headers are read.
+Hashes prove that files are those of the hub. Here they are opened: models must have the run's
+sizes, the parameters of their class and the run's tokens, tasks their documents, corpora their
+text. Of weights only the headers are read.
 """
 
 from __future__ import annotations
 
-import sys
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +30,10 @@ from keycut.data.tokenizer import Tokenizer, check_vocabulary, load_backend
 from keycut.errors import InputError
 from keycut.evaluation.data import check_documents
 from keycut.evaluation.protocol import DOCUMENTS
-from keycut.hub import DOWNLOADS, GO_ON, LOCK, HubItem, fetch, locked_commits, resolve, united
+from keycut.hub.downloads import DOWNLOADS, Downloads, HubItem, Key
+from keycut.hub.fetch import fetch
+
+logger = logging.getLogger(__name__)
 
 # What tokenizers of one vocabulary may still differ in: spaces, line ends, digits, other scripts.
 PROBES = (
@@ -41,42 +44,42 @@ PROBES = (
     "</s><s><|endoftext|>",
 )
 
-Key = tuple[str, str]  # kind and name of a repository on the hub
-
 
 @dataclass(frozen=True)
 class Finding:
-    """What was found in one thing that the run needs, or what is wrong with it."""
+    """What one item that the run needs contains, or what is wrong with it."""
 
     item: str
     commit: str
-    found: str
+    content: str
     problem: str = ""
 
 
 @dataclass(frozen=True)
-class Report:
-    """What came of a download."""
+class DownloadReport:
+    """The result of a download."""
 
     findings: tuple[Finding, ...]
-    failures: Mapping[Key, str]  # what could not be fetched, and why
+    failures: Mapping[Key, str]  # why repositories could not be fetched
 
     def table(self) -> str:
-        rows = [("item", "commit", "what was found")]
-        rows += [(one.item, one.commit[:8], one.found) for one in self.findings]
+        rows = [("item", "commit", "content")]
+        rows += [(finding.item, finding.commit[:8], finding.content) for finding in self.findings]
         wide, short = (max(len(row[column]) for row in rows) for column in (0, 1))
         return "\n".join(f"{a:<{wide}}  {b:<{short}}  {c}".rstrip() for a, b, c in rows)
 
     def raise_problems(self) -> None:
-        """An error that names all that is wrong, if anything is."""
-        problems = [f"{one.item}: {one.problem}" for one in self.findings if one.problem]
-        said = []
+        """An error that names everything that is wrong, if anything is."""
+        problems = [f"{item.item}: {item.problem}" for item in self.findings if item.problem]
+        lines = []
         if self.failures:
-            said.append("\n  ".join([f"not downloaded ({GO_ON}):", *self.failures.values()]))
+            lines += ["not downloaded (run the same command again to go on from here):"]
+            lines += [f"  {reason}" for reason in self.failures.values()]
         if problems:
-            said.append("\n  ".join(["downloaded, but not what is needed:", *problems]))
-        if said:
-            raise InputError("\n".join(said))
+            lines += ["downloaded, but not what is needed:"]
+            lines += [f"  {problem}" for problem in problems]
+        if lines:
+            raise InputError("\n".join(lines))
 
 
 def download_and_check(
@@ -84,37 +87,36 @@ def download_and_check(
     models: Sequence[str] = (),
     *,
     update: Sequence[str] = (),
-    downloads: Path = DOWNLOADS,
-    lock: Path = LOCK,
+    downloads: Downloads = DOWNLOADS,
     endpoint: str | None = None,
-) -> Report:
-    """Fetch all that a configuration needs, and models by their hub names, and look into it."""
-    items = united(
-        [*(HubItem("model", name) for name in models), *(config.hub_sources() if config else ())]
-    )
+) -> DownloadReport:
+    """Fetch all that a configuration needs, and models by their hub names, and open all of it."""
+    items = [
+        *(HubItem("model", name) for name in models),
+        *(config.hub_sources() if config else ()),
+    ]
     failures: Mapping[Key, str] = {}
     if items or update:
-        failures = fetch(items, downloads, lock, update=update, endpoint=endpoint)
-    check = _Check(failures, downloads, lock)
+        failures = fetch(items, downloads, update=update, endpoint=endpoint)
+    check = _Check(failures, downloads)
     findings = [*(check.run(config) if config else ()), *check.named(models)]
-    return Report(tuple(findings), failures)
+    return DownloadReport(tuple(findings), failures)
 
 
 class _Check:
-    def __init__(self, failures: Mapping[Key, str], downloads: Path, lock: Path) -> None:
+    def __init__(self, failures: Mapping[Key, str], downloads: Downloads) -> None:
         self.failures = failures
-        self.downloads, self.lock = downloads, lock
-        self.commits = locked_commits(lock)
+        self.downloads = downloads
+        self.commits = downloads.commits()
         self.tokenizers: dict[str, Tokenizer] = {}
 
     def run(self, config: Config) -> Iterator[Finding]:
         """All that the run reads and does not make."""
-        models = needed_models(config)
         for name, spec in needed_tokenizers(config).items():
             if spec.kind != "train":
-                key = ("model", spec.name) if spec.kind == "hub" else None
+                key: Key | None = ("model", spec.name) if spec.kind == "hub" else None
                 yield self._finding(f"tokenizer {name}", key, self._tokenizer, config, name)
-        for name, model in models.items():
+        for name, model in needed_models(config).items():
             if (source := model.source).kind != "pretrain":
                 key = ("model", source.name) if source.kind == "hub" else None
                 yield self._finding(f"model {name}", key, self._model, model)
@@ -125,17 +127,16 @@ class _Check:
             if corpus.kind != "documentation":
                 key = ("dataset", corpus.name) if corpus.kind == "hub" else None
                 yield self._finding(f"corpus {name}", key, self._corpus, corpus)
-        # Columns of one task share its documents; the demo's are made by the run.
+        # Columns of one task share its documents; the run itself makes the demo's.
         tasks = {(task.task, task.file): task for _, task in needed_tasks(config)}
-        made = config.evaluation.made_from is not None
         for task in tasks.values():
-            if task.task in DATA_SETS or not made:
+            if task.task in DATA_SETS or config.evaluation.made_from is None:
                 key = None if task.file else ("dataset", DATA_SETS[task.task][0])
-                promised = config.evaluation.protocol == "paper"
-                yield self._finding(f"task {task.task}", key, self._task, task, promised)
+                paper = config.evaluation.protocol == "paper"
+                yield self._finding(f"task {task.task}", key, self._task, task, paper)
 
     def named(self, models: Sequence[str]) -> Iterator[Finding]:
-        """Models by their hub names: what can be said of them without a configuration."""
+        """Models by their hub names, as far as they can be checked without a configuration."""
         for name in models:
             yield self._finding(f"model {name}", ("model", name), self._named, name)
 
@@ -145,32 +146,31 @@ class _Check:
         if key in self.failures:
             return Finding(item, "", "not downloaded")
         commit = self.commits.get(key, "") if key else "local"
-        print(f"looking into {item}", file=sys.stderr, flush=True)
+        logger.info("looking into %s", item)
         try:
             return Finding(item, commit, look(*arguments))
         except InputError as error:
             return Finding(item, commit, "WRONG, see below", str(error))
-        except Exception as error:  # of a library; what else was found is still to be said
-            said = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
-            return Finding(item, commit, "WRONG, see below", said)
+        except Exception as error:  # of a library; the other items are still to be reported
+            problem = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+            return Finding(item, commit, "WRONG, see below", problem)
 
     def _tokenizer(self, config: Config, name: str) -> str:
         with TemporaryDirectory() as scratch:
             out = Path(scratch) / name
-            made = make_tokenizer(config, name, out, downloads=self.downloads, lock=self.lock)
+            tokenizer = make_tokenizer(config, name, out, downloads=self.downloads)
         for model in needed_models(config).values():
             if model.tokenizer == name:
-                check_vocabulary(made, model.vocab_size)
-        self.tokenizers[name] = made
-        return f"{made.vocabulary_size:,} tokens"
+                check_vocabulary(tokenizer, model.vocab_size)
+        self.tokenizers[name] = tokenizer
+        return f"{tokenizer.vocabulary_size:,} tokens"
 
     def _model(self, model: Model) -> str:
         from keycut.models.adoption import refuse_other_sizes
 
         source = model.source
         if source.kind == "hub":
-            places = (self.downloads, self.lock)
-            folder = resolve(source.name, "model", *places, revision=source.revision)
+            folder = self.downloads.resolve("model", source.name, revision=source.revision)
         else:
             assert source.kind == "local"
             folder = Path(source.path)
@@ -178,11 +178,11 @@ class _Check:
         return f"{_parameters(folder)}; {self._own_tokenizer(folder, model.tokenizer)}"
 
     def _shape(self, model: Model) -> str:
-        """Of a model that is only timed its config is all that was fetched."""
+        """Of a model that is only timed nothing but its config was fetched."""
         from keycut.models.adoption import refuse_other_sizes
 
         assert model.source.kind == "hub"
-        refuse_other_sizes(model, resolve(model.source.name, "model", self.downloads, self.lock))
+        refuse_other_sizes(model, self.downloads.resolve("model", model.source.name))
         return (
             f"{model.num_hidden_layers} layers, {model.num_heads} heads of {model.head_k_dim}; "
             "only timed, without its weights"
@@ -191,45 +191,49 @@ class _Check:
     def _named(self, name: str) -> str:
         from keycut.models.architectures import ARCHITECTURES
 
-        folder = resolve(name, "model", self.downloads, self.lock)
+        folder = self.downloads.resolve("model", name)
         model_type = read_json(folder / "config.json").get("model_type")
         if model_type not in ARCHITECTURES:
             return f"model_type {model_type!r} is none that Keycut knows: its hashes only"
         return _parameters(folder)
 
     def _own_tokenizer(self, folder: Path, name: str) -> str:
-        """Whether the tokenizer that comes with a model gives the ids of the one it will get."""
+        """Whether the tokenizer in a model's folder gives the ids of the one the run gives it."""
         own = _tokens_and_encoder(folder)
         if own is None:
             return "no tokenizer of its own"
         if name not in self.tokenizers:
             return f"its own tokenizer was not compared: {name} is not there"
-        (ids, encode), given = own, self.tokenizers[name]
-        new = given.backend.get_vocab(with_added_tokens=False)
-        differ = sorted(token for token in ids | new if ids.get(token) != new.get(token))
-        said = [
-            f"{t!r} has id {ids.get(t, 'none')} in its own, {new.get(t, 'none')} in {name}"
-            for t in differ
+        (ids, encode), tokenizer = own, self.tokenizers[name]
+        new = tokenizer.backend.get_vocab(with_added_tokens=False)
+        differences = [
+            f"{token!r} has id {ids.get(token, 'none')} in its own, {new.get(token, 'none')} in "
+            f"{name}"
+            for token in sorted(ids | new)
+            if ids.get(token) != new.get(token)
         ]
-        texts = [text for text in PROBES if encode(text) != given.encode(text).tolist()]
-        said += [f"{text!r} is cut into other tokens" for text in texts]
-        if said:
-            more = f"; and {len(said) - 3} more differences" if said[3:] else ""
+        differences += [
+            f"{text!r} is cut into other tokens"
+            for text in PROBES
+            if encode(text) != tokenizer.encode(text).tolist()
+        ]
+        if differences:
+            more = f"; and {len(differences) - 3} more differences" if differences[3:] else ""
             raise InputError(
                 f"{folder}: its own tokenizer is not {name}, which the run gives it: "
-                f"{'; '.join(said[:3])}{more}: give it its own in `tokenizers`"
+                f"{'; '.join(differences[:3])}{more}: give it its own in `tokenizers`"
             )
         return f"its own tokenizer is {name}"
 
     def _corpus(self, corpus: HubCorpus | LocalCorpus) -> str:
-        files, rows = survey_corpus(corpus, downloads=self.downloads, lock=self.lock)
+        files, rows = survey_corpus(corpus, downloads=self.downloads)
         return f"{files:,} files, " + (f"{rows:,} rows" if rows is not None else "each opened")
 
-    def _task(self, task: Task, promised: bool) -> str:
-        found = check_documents(task, downloads=self.downloads, lock=self.lock)
-        if promised and (expected := DOCUMENTS.get(task.task, found)) != found:
-            raise InputError(f"{found:,} documents, and the paper's protocol has {expected:,}")
-        return f"{found:,} documents" + (f" ({task.note})" if task.note else "")
+    def _task(self, task: Task, paper: bool) -> str:
+        count = check_documents(task, downloads=self.downloads)
+        if paper and (expected := DOCUMENTS.get(task.task, count)) != count:
+            raise InputError(f"{count:,} documents, and the paper's protocol has {expected:,}")
+        return f"{count:,} documents" + (f" ({task.note})" if task.note else "")
 
 
 def _parameters(folder: Path) -> str:
@@ -237,17 +241,19 @@ def _parameters(folder: Path) -> str:
 
     checkpoint = Checkpoint(folder)
     shape = checkpoint.shape
-    widths = {shape.width, shape.value_width}
-    said = (
+    widths = dict.fromkeys((shape.width, shape.value_width))
+    layers = (
         f"{checkpoint.config['num_hidden_layers']} layers, {shape.heads} heads of "
-        f"{' x '.join(map(str, (shape.width, shape.value_width)[: len(widths)]))}"
+        f"{' x '.join(map(str, widths))}"
     )
     try:
         count, ignored = check_parameters(checkpoint)
     except ImportError as error:  # a hybrid's class needs flash-attn
-        return f"{said}; its class cannot be made here, so its parameters are not compared: {error}"
+        return (
+            f"{layers}; its class cannot be made here, so its parameters are not compared: {error}"
+        )
     unused = f"; {len(ignored)} tensors are not used ({ignored[0]}, ...)" if ignored else ""
-    return f"{said}, {count:,} parameters{unused}"
+    return f"{layers}, {count:,} parameters{unused}"
 
 
 def _tokens_and_encoder(

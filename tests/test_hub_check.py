@@ -20,9 +20,10 @@ from hub_server import Hub
 from safetensors.torch import load_file, save
 
 from keycut.config import parse_config
-from keycut.content_check import Report, download_and_check
 from keycut.data.tokenizer import train_tokenizer
 from keycut.errors import InputError
+from keycut.hub.check import DownloadReport, download_and_check
+from keycut.hub.downloads import Downloads
 
 ROWS = [
     {"goal": f"to {word}", "sol1": "a key", "sol2": word, "label": i % 2}
@@ -103,7 +104,7 @@ class World:
     words: Files
     settings: dict[str, Any] = field(default_factory=settings)
 
-    def download(self, *models: str, configured: bool = True) -> Report:
+    def download(self, *models: str, configured: bool = True) -> DownloadReport:
         for kind, name, files in (
             ("model", "owner/net", self.net),
             ("model", "owner/words", self.words),
@@ -114,8 +115,7 @@ class World:
         return download_and_check(
             parse_config(self.settings, "test.yaml") if configured else None,
             models,
-            downloads=self.folder / "hub",
-            lock=self.folder / "lock",
+            downloads=Downloads(self.folder / "hub", self.folder / "lock"),
             endpoint=self.hub.url,
         )
 
@@ -146,7 +146,7 @@ def world(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
         yield World(hub, tmp_path, net, web, piqa, words)
 
 
-def problem(report: Report) -> str:
+def problem(report: DownloadReport) -> str:
     with pytest.raises(InputError) as caught:
         report.raise_problems()
     return str(caught.value)
@@ -159,7 +159,7 @@ def test_what_is_there_is_said_in_a_table(world: World) -> None:
     assert [line.split() for line in report.table().splitlines()] == [
         line.split()
         for line in (
-            "item commit what was found",
+            "item commit content",
             f"tokenizer words {commits['owner/words']} 300 tokens",
             f"model net {commits['owner/net']} 2 layers, 2 heads of 16, {PARAMETERS}; "
             "its own tokenizer is words",
@@ -281,13 +281,14 @@ def test_text_that_cannot_be_read(world: World) -> None:
 def test_a_file_that_breaks_off_leaves_the_rest_checked(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("keycut.hub.LARGE", 1000)
-    world.hub.cut["data/1.parquet"] = 1100
+    monkeypatch.setattr("huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE", 1000)
+    world.hub.cut["data/1.parquet"] = 1000
     report = world.download()
     assert re.search(r"corpus web +not downloaded", report.table())
     said = problem(report)
     assert "not downloaded (run the same command again" in said
-    assert "dataset owner/web: the hub answered 503" in said
+    assert "dataset owner/web: HfHubHTTPError: " in said
+    assert "503" in said
     assert "downloaded, but" not in said
     assert "6 documents" in report.table()
 
@@ -363,7 +364,7 @@ def test_what_a_library_says_of_one_thing_does_not_keep_the_others_from_being_to
     def broken(*_: Any, **__: Any) -> int:
         raise RuntimeError("no such thing\nand more")
 
-    monkeypatch.setattr("keycut.content_check.check_documents", broken)
+    monkeypatch.setattr("keycut.hub.check.check_documents", broken)
     report = world.download()
     assert "task piqa: RuntimeError: no such thing" in problem(report)
     assert PARAMETERS in report.table()
