@@ -185,7 +185,7 @@ def paths(settings: Settings) -> dict[str, Any]:
     from perplexity import COLUMNS, cut, one_suite
 
     from keycut.data.tokenizer import load_tokenizer
-    from keycut.evaluation import evaluate
+    from keycut.evaluation.suite import evaluate
 
     work = Path(settings.work) / f"paths-{os.getpid()}"
     work.mkdir(parents=True)
@@ -379,18 +379,18 @@ def unstoppable(lm: Any) -> None:
     """Every answer has all its 48 tokens: how soon a model stops is not what is measured."""
 
     def finished(ids: list[int], until: tuple[str, ...], limit: int) -> str | None:
-        return lm.words.backend.decode(ids) if len(ids) == limit else None
+        return lm.tokenizer.backend.decode(ids) if len(ids) == limit else None
 
     lm._finished = finished
 
 
 def throughput(settings: Settings) -> dict[str, Any]:
-    from keycut.evaluation.suite import make_requests, measure
+    from keycut.evaluation.harness import make_requests, measure
 
     found = language_model(settings)
     # On a GPU the first run compiles kernels. A busy machine takes nothing from CPU seconds.
     runs, clock = (2, time.perf_counter) if settings.device == "cuda" else (1, time.process_time)
-    retrieval = retrieval_documents(settings, found.words)
+    retrieval = retrieval_documents(settings, found.tokenizer)
     choices = choice_documents(settings)
     cases = {
         "retrieval_state": (found, "based_nq", retrieval),

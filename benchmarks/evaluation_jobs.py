@@ -54,11 +54,12 @@ STAGES = {
     "tokenise": ["keycut.data.tokenizer:Tokenizer.encode",
                  "keycut.evaluation.suite:load_tokenizer",
                  "keycut.evaluation.language_model:load_tokenizer"],
-    "digests": ["keycut.evaluation.suite:_common"],
+    "digests": ["keycut.evaluation.suite:_conditions"],
     "load": ["keycut.evaluation.language_model:load"],
     "model": ["keycut.evaluation.language_model:LanguageModel._scores"],
     "lm-eval": ["keycut.evaluation.suite:measure", "keycut.evaluation.suite:make_requests"],
-    "statistics": ["keycut.evaluation.suite:standard_error", "keycut.evaluation.suite:kept_draws"],
+    "statistics": ["keycut.evaluation.harness:standard_error",
+                   "keycut.evaluation.harness:kept_draws"],
 }  # fmt: skip
 
 

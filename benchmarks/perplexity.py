@@ -22,7 +22,7 @@ from plain_perplexity import PlainModel, lambada, pages, wikitext
 
 from keycut.artefact import write_json
 from keycut.config import Config, parse_config
-from keycut.evaluation import evaluate
+from keycut.evaluation.suite import evaluate
 
 DEMO = Path(__file__).parents[1] / "config" / "demo.yaml"
 COLUMNS = {

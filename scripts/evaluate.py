@@ -3,13 +3,14 @@ from pathlib import Path
 from keycut.running.job import job
 
 with job(snakemake) as run:
-    from keycut.evaluation import evaluate
+    from keycut.evaluation.suite import evaluate
 
     evaluate(
         snakemake.input.model,
         snakemake.wildcards.suite,
         run,
         snakemake.output.result,
-        cache=Path(snakemake.params.checkpoints) / "evaluation",
+        # The code counts: what other code has finished is not taken up.
+        cache=Path(snakemake.params.checkpoints) / "evaluation" / snakemake.params.code["digest"],
         device=run.device,
     )

@@ -78,7 +78,6 @@ def evaluation(config: Config, variant: Variant, suite: str, near: Mapping[Key, 
         "device": "cpu",
         "dtype": "float32",
         "versions": VERSIONS,
-        "code": digest("code"),
         "commit": "0123456789abcdef0123456789abcdef01234567",
         "results": results,
         "tasks": {

@@ -9,8 +9,9 @@ import torch
 from evaluation_runs import WORDS, column, make_model, run_config, write_lines
 from plain_model import plain_logits
 
-from keycut.evaluation import data, evaluate
+from keycut.evaluation import data
 from keycut.evaluation.statistics import KEPT, kept_draws, resampled, standard_error
+from keycut.evaluation.suite import evaluate
 from keycut.models import load
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))

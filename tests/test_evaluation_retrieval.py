@@ -8,8 +8,8 @@ from evaluation_runs import TEXT
 from lm_eval.api.model import LM
 
 from keycut.data.tokenizer import load_tokenizer, train_tokenizer
+from keycut.evaluation.harness import make_requests, make_task, measure
 from keycut.evaluation.retrieval import ANSWER_TOKENS, EXAMPLES, contains, cut
-from keycut.evaluation.suite import make_requests, make_task, measure
 
 QA = {
     "context": "Paris is the capital. It is old.",

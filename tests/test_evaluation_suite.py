@@ -23,11 +23,20 @@ from keycut.data.packing import pack
 from keycut.data.sources import Source
 from keycut.data.tokenizer import load_tokenizer
 from keycut.errors import InputError
-from keycut.evaluation import data, demo, evaluate, make_demo_tasks, suite
+from keycut.evaluation import data, demo, suite
+from keycut.evaluation.demo import make_demo_tasks
+from keycut.evaluation.harness import (
+    SHIPPED,
+    Requests,
+    make_requests,
+    make_task,
+    measure,
+    task_file,
+)
 from keycut.evaluation.language_model import Encoder, LanguageModel
-from keycut.evaluation.protocol import PAPER, refuse_deviations, refuse_drift
+from keycut.evaluation.protocol import PAPER, check_protocol, check_task_file
 from keycut.evaluation.statistics import standard_error
-from keycut.evaluation.suite import SHIPPED, Requests, make_requests, make_task, measure, task_file
+from keycut.evaluation.suite import evaluate
 from keycut.hub.downloads import Downloads
 
 TASK_FIELDS = {
@@ -130,7 +139,7 @@ def test_generation_from_the_state_is_that_from_the_whole_prefix(name, tmp_path)
         for _ in range(12):
             with torch.no_grad():
                 ids.append(int(lm.model(torch.tensor([ids])).logits[0, -1].argmax()))
-        expected.append(lm.words.backend.decode(ids[-12:]))
+        expected.append(lm.tokenizer.backend.decode(ids[-12:]))
     assert len(set(expected)) > 1
     assert lm.generate_until([asked(text, until="\0") for text in PROMPTS]) == expected
 
@@ -163,8 +172,8 @@ def test_generation_ends_before_the_stop_and_at_the_end_of_text(model):
     letter, newline = (lm.tok_encode(text)[0] for text in ("a", "\n"))
     for said, text in [
         ([letter, newline, letter], "a"),
-        ([letter, lm.words.eos], "a"),
-        ([lm.words.eos], ""),
+        ([letter, lm.tokenizer.eos], "a"),
+        ([lm.tokenizer.eos], ""),
         ([letter] * 12, "a" * 12),
     ]:
         said = iter(said)
@@ -281,7 +290,7 @@ def test_data_from_elsewhere_is_still_the_papers_protocol_if_it_is_pinned():
         ({}, ""),
     ]:
         config = edited_paper("suites/ppl/tasks/lambada_ppl", stated | more)
-        refuse_deviations(config.evaluation, "ppl")
+        check_protocol(config.evaluation, "ppl")
         assert config.evaluation.suites["ppl"].tasks["lambada_ppl"].note == note
     with pytest.raises(InputError, match="sha256 is that of a local `file`, and there is none"):
         edited_paper("suites/ppl/tasks/lambada_ppl/sha256", "ab" * 32)
@@ -307,13 +316,13 @@ def test_a_column_that_the_paper_has_not_is_a_deviation():
     more = column("wikitext", "bits_per_byte", version=2)
     config = edited_paper("suites/ppl/tasks/more", more)
     with pytest.raises(InputError, match="more is not the paper's"):
-        refuse_deviations(config.evaluation, "ppl")
+        check_protocol(config.evaluation, "ppl")
 
 
 def test_under_another_name_the_same_is_allowed_and_marked(model, files, tmp_path):
     config = edited_paper("suites/ppl/window", 2048)
     mine = config.evaluation.model_copy(update={"protocol": "mine"})
-    refuse_deviations(mine, "ppl")
+    check_protocol(mine, "ppl")
     config = one("demo_prose", "word_perplexity", files / "demo_prose.jsonl")
     result = evaluate(model, "suite", config, tmp_path / "out.json", cache=tmp_path / "c")
     assert result["protocol"] == "test"
@@ -322,9 +331,9 @@ def test_under_another_name_the_same_is_allowed_and_marked(model, files, tmp_pat
 def test_the_papers_own_configuration_passes():
     evaluation = load_config("config/paper.yaml").evaluation
     for name in PAPER:
-        refuse_deviations(evaluation, name)
+        check_protocol(evaluation, name)
         for key, task in evaluation.suites[name].tasks.items():
-            refuse_drift(key, task, task_file(task.task))
+            check_task_file(key, task, task_file(task.task))
 
 
 @pytest.mark.parametrize(
@@ -345,7 +354,7 @@ def test_a_metric_that_lm_eval_no_longer_reports_is_refused(files):
     task = one("demo_choice", "acc_norm", files / "x").evaluation.suites["suite"].tasks["it"]
     loaded = {"metadata": {"version": 1}, "metric_list": [{"metric": "acc"}]}
     with pytest.raises(InputError, match="lm-eval would report acc"):
-        refuse_drift("it", task, loaded)
+        check_task_file("it", task, loaded)
 
 
 @pytest.mark.parametrize("task", SHIPPED)
@@ -500,7 +509,7 @@ WRONG = [
 def test_a_wrong_document_is_one_line_with_its_place(task, right, change, message, tmp_path):
     def check():
         stated = parse_task(task, file=str(tmp_path / "x.jsonl"))
-        return data.check_documents(stated, downloads=Downloads(tmp_path, tmp_path / "lock"))
+        return len(data.documents(stated, downloads=Downloads(tmp_path, tmp_path / "lock")))
 
     # Fields that the task does not read may be anything.
     write_lines(tmp_path / "x.jsonl", [right, {**right, "id": 1}, {**right, "id": ["a", None]}])
@@ -545,7 +554,7 @@ def test_the_numbers_are_those_of_lm_evals_evaluator(lm, task):
         bootstrap_iters=0,
     )
     samples = plain["samples"][task]
-    requests = make_requests(task, documents, Encoder(lm.words))
+    requests = make_requests(task, documents, Encoder(lm.tokenizer))
     kept = Requests(**json.loads(canonical_json(vars(requests))))
     found = measure(lm, task, kept)
     assert found == measure(lm, task, requests)
@@ -638,7 +647,7 @@ def test_a_downloaded_data_set_is_read_by_its_card(model, tmp_path, monkeypatch)
         "name": "baber/piqa/validation",
         "revision": "c" * 40,
     }
-    assert data.check_documents(parse_task("piqa")) == 6
+    assert len(data.documents(parse_task("piqa"))) == 6
     wrong = pyarrow.Table.from_pylist([*rows, {**rows[0], "label": -1}])
     pyarrow.parquet.write_table(wrong, folder / "sub/validation-00000-of-00001.parquet")
     with pytest.raises(InputError, match=f"{folder}, validation row 7: field 'label' is -1"):
@@ -716,4 +725,4 @@ def test_without_a_card_a_configuration_is_a_folder(tmp_path, monkeypatch):
         pyarrow.parquet.write_table(table, tmp_path / name / "test" / "0000.parquet")
     monkeypatch.setattr(Downloads, "resolve", lambda *_, **__: tmp_path)
     task = parse_task("lambada_openai")
-    assert data.check_documents(task) == 3
+    assert len(data.documents(task)) == 3

@@ -364,7 +364,7 @@ def test_what_a_library_says_of_one_thing_does_not_keep_the_others_from_being_to
     def broken(*_: Any, **__: Any) -> int:
         raise RuntimeError("no such thing\nand more")
 
-    monkeypatch.setattr("keycut.hub.check.check_documents", broken)
+    monkeypatch.setattr("keycut.hub.check.documents", broken)
     report = world.download()
     assert "task piqa: RuntimeError: no such thing" in problem(report)
     assert PARAMETERS in report.table()

@@ -134,7 +134,7 @@ def _check(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     def run(options: argparse.Namespace) -> None:
         from keycut.config import load_config
         from keycut.config.needs import without_trainer
-        from keycut.evaluation.protocol import refuse_deviations
+        from keycut.evaluation.protocol import check_protocol
         from keycut.models.adoption import refuse_contradictions
         from keycut.running.inputs import Inputs
         from keycut.running.slurm_check import profile_config, unmet_requests
@@ -142,7 +142,7 @@ def _check(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         if options.config is None:
             options.config = profile_config(options.profile)
         config = load_config(options.config)
-        refuse_deviations(config.evaluation)
+        check_protocol(config.evaluation)
         refuse_contradictions(config)
         print(
             f"{options.config}: {len(config.models)} models, {len(config.methods)} methods, "

@@ -1,4 +1,4 @@
-"""The documents of a task: from a local file of the same form, or from what was downloaded."""
+"""The documents of a task, from a local file or from a downloaded data set."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from keycut.config import Task
 from keycut.config.evaluation import DATA_SETS
 from keycut.data.sources import Source
 from keycut.errors import InputError
+from keycut.evaluation.retrieval import TEXTS, Document
 from keycut.hub.downloads import DOWNLOADS, Downloads
 
-# What each task reads of a document; other fields are left aside. A list holds texts.
+# What each task reads of a document; other fields are ignored. A list holds texts.
 FIELDS: dict[str, dict[str, type]] = {
     "wikitext": {"page": str},
     "lambada_openai": {"text": str},
@@ -36,15 +37,13 @@ FIELDS: dict[str, dict[str, type]] = {
     "demo_choice": {"query": str, "choices": list, "gold": int},
     "demo_recall": {"context": str, "question": str, "answers": list},
 }
-# What tasks whose text is cut around the answer read where it is there: its other names, its token.
+# What tasks whose text is cut around the answer read if a document has it: other names of the
+# answer, and the place of its token.
 OPTIONAL: dict[str, type] = {"alt_answers": list, "tok_pos": int}
-CUT_AROUND_THE_ANSWER = ("based_fda", "based_nq", "based_squadv2", "based_swde")
-
-Document = dict[str, Any]
 
 
 def source(task: Task, *, downloads: Downloads = DOWNLOADS) -> Source:
-    """Which data it is, without reading it: a file by its digest, a download by its commit."""
+    """Which data it is: a file by its digest, a download by its commit."""
     if task.file is not None:
         return Source(Path(task.file).name, f"sha256:{sha256(_local(task))}")
     folder = _downloaded(task, downloads)
@@ -53,7 +52,7 @@ def source(task: Task, *, downloads: Downloads = DOWNLOADS) -> Source:
 
 
 def documents(task: Task, *, downloads: Downloads = DOWNLOADS) -> list[Document]:
-    """All of them, each with the fields that the task reads, and nothing that it cannot score."""
+    """All documents, checked, with the fields that the task reads."""
     if task.file is not None:
         path = _local(task)
         numbered = _articles(path) if path.suffix == ".raw" else _lines(path)
@@ -62,15 +61,10 @@ def documents(task: Task, *, downloads: Downloads = DOWNLOADS) -> list[Document]
         folder = _downloaded(task, downloads)
         numbered = _rows(task, folder)
         where = str(folder)
-    found = [_checked(task.task, document, place) for place, document in numbered]
-    if not found:
+    checked = [_checked(task.task, document, place) for place, document in numbered]
+    if not checked:
         raise InputError(f"{where}: no documents for {task.task}: the data set is empty")
-    return found
-
-
-def check_documents(task: Task, *, downloads: Downloads = DOWNLOADS) -> int:
-    """How many documents a task has, all of them read and checked. No model is needed."""
-    return len(documents(task, downloads=downloads))
+    return checked
 
 
 def _local(task: Task) -> Path:
@@ -81,9 +75,9 @@ def _local(task: Task) -> Path:
         raise InputError(f"{path}: expected .jsonl, one document a line, or WikiText's .raw")
     if path.suffix == ".raw" and task.task != "wikitext":
         raise InputError(f"{path}: a .raw file is WikiText's; {task.task} takes .jsonl")
-    if task.sha256 and (found := sha256(path)) != task.sha256:
+    if task.sha256 and (actual := sha256(path)) != task.sha256:
         raise InputError(
-            f"{path}: its sha256 is {found}, the configuration says {task.sha256} for {task.task}"
+            f"{path}: its sha256 is {actual}, the configuration says {task.sha256} for {task.task}"
         )
     return path
 
@@ -121,7 +115,7 @@ def _articles(path: Path) -> Iterator[tuple[str, Document]]:
 
 
 def _rows(task: Task, folder: Path) -> Iterator[tuple[str, Document]]:
-    """A downloaded data set; its own card says which files its configurations and splits are."""
+    """A downloaded data set; its card says which files belong to a configuration and split."""
     import datasets
 
     datasets.disable_progress_bars()  # of seconds
@@ -129,11 +123,11 @@ def _rows(task: Task, folder: Path) -> Iterator[tuple[str, Document]]:
     with tempfile.TemporaryDirectory() as cache:
         try:
             # Without a card, as on the hub's branch of converted files, a configuration is a
-            # folder; all of them would come as one.
-            given: dict[str, Any] = {"name": configuration}
+            # folder; `name` would load all of them as one.
+            which: dict[str, Any] = {"name": configuration}
             if (folder / str(configuration)).is_dir() and not (folder / "README.md").is_file():
-                given = {"data_dir": configuration}
-            rows = datasets.load_dataset(str(folder), split=split, cache_dir=cache, **given)
+                which = {"data_dir": configuration}
+            rows = datasets.load_dataset(str(folder), split=split, cache_dir=cache, **which)
         except (datasets.exceptions.DatasetsError, ValueError, OSError) as error:
             raise InputError(
                 f"{folder}: {task.task} needs its split {split!r}"
@@ -145,43 +139,43 @@ def _rows(task: Task, folder: Path) -> Iterator[tuple[str, Document]]:
 
 
 def _checked(task: str, document: Any, place: str) -> Document:
-    """A document, less what the task does not read: extra fields may be anything."""
+    """A document with the fields that the task reads; others may be anything."""
     if not isinstance(document, dict):
         raise InputError(f"{place}: a JSON object was expected")
     fields = dict(FIELDS[task])
-    if task in CUT_AROUND_THE_ANSWER:
+    if task in TEXTS and TEXTS[task].around:
         fields |= {f: kind for f, kind in OPTIONAL.items() if document.get(f) is not None}
     for field, kind in fields.items():
         if field not in document:
-            there = ", ".join(sorted(document))
-            raise InputError(f"{place}: {task} needs the field {field!r}; it has {there}")
+            names = ", ".join(sorted(document))
+            raise InputError(f"{place}: {task} needs the field {field!r}; it has {names}")
         problem = _not_a(kind, document[field])
         if document[field] == [] and field not in OPTIONAL:
             problem = "is empty"
         if problem:
             raise InputError(f"{place}: field {field!r} {problem}")
-    given = {field: document[field] for field in fields}
-    if problem := _contradiction(task, given):
+    needed = {field: document[field] for field in fields}
+    if problem := _contradiction(task, needed):
         raise InputError(f"{place}: {problem}")
-    return given
+    return needed
 
 
 def _not_a(kind: type, value: Any) -> str | None:
-    """Why a value is not of this kind, if it is not."""
-    # A bool is an int to Python, but no label.
+    """Why a value is not of this type, if it is not."""
+    # A bool is an int in Python, but no label.
     if not isinstance(value, kind) or isinstance(value, bool):
         return f"is {type(value).__name__}, {kind.__name__} was expected"
     if isinstance(value, list):
         problems = (_not_a(str, item) for item in value)
         return next((f"has an item that {problem}" for problem in problems if problem), None)
-    # JSON can spell half of a pair, which is no character and has no bytes.
+    # JSON can escape half of a surrogate pair, which cannot be encoded.
     if isinstance(value, str) and (lone := re.search("[\ud800-\udfff]", value)):
         return f"has half of a surrogate pair, {lone[0]!r}, which is no character"
     return None
 
 
 def _contradiction(task: str, document: Document) -> str | None:
-    """What is wrong with fields of which each is of the right kind."""
+    """What is wrong with fields that each have the right type."""
     if task in ("arc_easy", "arc_challenge"):
         choices = {field: document["choices"].get(field) for field in ("text", "label")}
         for field, values in choices.items():

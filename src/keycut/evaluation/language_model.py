@@ -1,9 +1,8 @@
-"""One of our models as lm-eval wants to see it.
+"""A model folder as a language model of lm-eval.
 
-lm-eval's own HFLM would serve, but it computes the logits of every position, scores one window
-length that it finds in the model's config, and leaves generation to transformers. What it computes
-is kept: the same windows, the same cut on the left of what is too long, the same token before a
-text.
+lm-eval's own HFLM computes the logits of every position, takes its window from the model's config,
+and leaves generation to transformers. The results here are the same: the same windows, the same
+truncation on the left, the same token before a text.
 """
 
 from __future__ import annotations
@@ -30,37 +29,38 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 # Tokens of a batch whose size is not given. A CPU gains nothing beyond this; a GPU starts here
-# and comes down to what its memory holds.
+# and halves them until they fit into its memory.
 TOKENS_AT_ONCE = {"cpu": 1 << 12, "cuda": 1 << 17}
 # Positions whose logits exist at once: 2,048 of a vocabulary of 32,000 are 250 MB.
 LOGITS_AT_ONCE = 1 << 11
-# A batch is as wide as a multiple of this. On a GPU fla tunes its norms again for every count of
-# some thousand tokens, for seconds each: batches should come in few sizes, and its chunks have 64.
+# Widths of batches are multiples of this. On a GPU fla tunes its norms again, for seconds, for
+# every count of some thousand tokens: batches should have few sizes. Its chunks have 64 tokens.
 GRAIN = {"cpu": 1, "cuda": 64}
 
 
 class Encoder(TemplateLM):
-    """A tokenizer in the place of a model: it answers a request with the request's own arguments,
-    tokens instead of texts. A model takes these as it takes texts, which lm-eval would encode
-    again for every model."""
+    """Answers a request with the request's own arguments, in tokens instead of texts.
 
-    def __init__(self, words: Tokenizer) -> None:
+    A `LanguageModel` takes tokens as it takes texts, which it would encode again for each model.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
         super().__init__()
-        self.words = words
+        self.tokenizer = tokenizer
 
     @property
     def eot_token_id(self) -> int:
-        return self.words.eos
+        return self.tokenizer.eos
 
     @property
     def prefix_token_id(self) -> int:
         """What stands before a text: bos, or eos where there is none."""
-        return self.words.eos if self.words.bos is None else self.words.bos
+        return self.tokenizer.eos if self.tokenizer.bos is None else self.tokenizer.bos
 
     def tok_encode(
         self, string: str | list[int], add_special_tokens: bool | None = None, **kwargs: Any
     ) -> list[int]:
-        return self.words.encode(string).tolist() if isinstance(string, str) else string
+        return self.tokenizer.encode(string).tolist() if isinstance(string, str) else string
 
     def _encode_pair(self, context: Any, continuation: Any) -> tuple[list[int], list[int]]:
         if isinstance(context, str):
@@ -87,8 +87,8 @@ class Encoder(TemplateLM):
 class LanguageModel(Encoder):
     """A model folder, scored and continued at most `window` tokens at a time.
 
-    `batch` is the number of requests in a batch, by default as many as fit. `words` is the folder's
-    tokenizer, if it is loaded already.
+    `batch` is the number of requests in a batch, by default as many as fit. `tokenizer` is the
+    folder's, if it is loaded already.
     """
 
     def __init__(
@@ -99,17 +99,17 @@ class LanguageModel(Encoder):
         batch: int | None = None,
         device: torch.device | str = "cpu",
         dtype: torch.dtype | None = None,
-        words: Tokenizer | None = None,
+        tokenizer: Tokenizer | None = None,
     ) -> None:
-        super().__init__(words or load_tokenizer(folder))
+        super().__init__(tokenizer or load_tokenizer(folder))
         self._device = torch.device(device)
         self.model = load(folder, dtype=dtype, device=self._device)
-        check_vocabulary(self.words, self.model.config.vocab_size)
+        check_vocabulary(self.tokenizer, self.model.config.vocab_size)
         self.window = window
         self.batch = batch
         self.tokens_at_once = TOKENS_AT_ONCE[self._device.type]
         self.grain = GRAIN[self._device.type]
-        self.broken = False  # whether a logit was ever no number
+        self.non_finite = False  # whether a logit was ever NaN or infinite
 
     def loglikelihood_rolling(
         self, requests: list[Instance], disable_tqdm: bool = True
@@ -135,7 +135,7 @@ class LanguageModel(Encoder):
             if not 0 < len(continuation) <= self.window:
                 raise InputError(
                     f"a text of {len(continuation)} tokens cannot be scored in a window of "
-                    f"{self.window}: {self.words.backend.decode(continuation)[-80:]!r}"
+                    f"{self.window}: {self.tokenizer.backend.decode(continuation)[-80:]!r}"
                 )
         rows = [
             ((context + continuation)[-self.window - 1 :], len(continuation))
@@ -146,7 +146,7 @@ class LanguageModel(Encoder):
     @torch.inference_mode()
     def _scores(self, rows: Sequence[tuple[list[int], int]]) -> list[tuple[float, bool]]:
         """Rows of tokens, of which the last n are scored."""
-        # On the right, where nothing that is scored can see it, any token serves as padding.
+        # Padding is on the right, where nothing that is scored can see it: any token will do.
         width = self._width(max(len(ids) for ids, _ in rows) - 1)
         inputs = torch.zeros(len(rows), width, dtype=torch.long)
         for row, (ids, _) in enumerate(rows):
@@ -198,9 +198,9 @@ class LanguageModel(Encoder):
         rows = [ids for ids, _, _ in prompts]
         width = self._width(max(map(len, rows)))
         if self.grain > 1 and (missing := -sum(map(len, rows)) % width):
-            # What the mask leaves is what kernels see: a row that nobody asked for rounds it up.
+            # Kernels see what the mask leaves: one more row rounds the count of tokens up.
             rows.append([self.prefix_token_id] * missing)
-        # On the left, so that all end together; the mask keeps it out of the state.
+        # Padded on the left, so that all end together; the mask keeps the padding out of the state.
         inputs = torch.zeros(len(rows), width, dtype=torch.long)
         mask = torch.zeros_like(inputs)
         for row, ids in enumerate(rows):
@@ -242,14 +242,14 @@ class LanguageModel(Encoder):
         return logits, best.indices
 
     def _check_finite(self, best: Tensor) -> None:
-        # Of no numbers, maxima and comparisons make answers that look like chance. A maximum over
-        # anything that is no number is none either.
-        self.broken |= not bool(best.isfinite().all())
+        # Maxima and comparisons of NaN give answers that look like chance. The maximum over a row
+        # with a NaN is NaN, so the maxima are enough.
+        self.non_finite |= not bool(best.isfinite().all())
 
     def _finished(self, ids: list[int], until: tuple[str, ...], limit: int) -> str | None:
-        """The text, once it has come to its end, without the string that ended it."""
-        ended = ids[-1] == self.words.eos
-        text = self.words.backend.decode(ids[:-1] if ended else ids, skip_special_tokens=False)
+        """The text without the string that ended it, or None if it goes on."""
+        ended = ids[-1] == self.tokenizer.eos
+        text = self.tokenizer.backend.decode(ids[:-1] if ended else ids, skip_special_tokens=False)
         stops = [text.index(stop) for stop in until if stop in text]
         return text[: min(stops, default=None)] if stops or ended or len(ids) == limit else None
 
@@ -260,7 +260,8 @@ class LanguageModel(Encoder):
         length: Callable[[T], int],
         compute: Callable[[Sequence[T]], list[R]],
     ) -> list[R]:
-        """compute() of all items, in their order: the longest first, like with like."""
+        """compute() of all items, in their order. The longest are computed first, so that items of
+        a batch have similar lengths, and too large a batch shows at once."""
         order = sorted(range(len(items)), key=lambda i: -length(items[i]))
         progress = Progress(work, tokens=sum(map(length, items)))
         results: dict[int, R] = {}
@@ -268,11 +269,11 @@ class LanguageModel(Encoder):
             longest = length(items[order[len(results)]])
             size = self.batch or max(1, self.tokens_at_once // self._width(longest))
             chosen = order[len(results) : len(results) + size]
-            found: list[R] | None = None
-            # An error keeps alive what it was raised among: no memory comes free inside `except`.
+            computed: list[R] | None = None
+            # Not in an `except` block: an error refers to its frames, and so keeps their memory.
             with suppress(torch.OutOfMemoryError):
-                found = compute([items[i] for i in chosen])
-            if found is None:
+                computed = compute([items[i] for i in chosen])
+            if computed is None:
                 if self.batch or len(chosen) == 1:
                     raise InputError(
                         f"{len(chosen)} requests of {longest} tokens do not fit into the memory "
@@ -281,7 +282,7 @@ class LanguageModel(Encoder):
                 self.tokens_at_once = len(chosen) * self._width(longest) // 2
                 torch.cuda.empty_cache()
                 continue
-            results.update(zip(chosen, found, strict=True))
+            results.update(zip(chosen, computed, strict=True))
             tokens = sum(length(items[i]) for i in chosen)
             progress.add(documents=len(chosen), tokens=tokens)
         return [results[i] for i in range(len(items))]

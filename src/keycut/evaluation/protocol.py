@@ -1,8 +1,8 @@
-"""The protocol guard: what is not evaluated as stated is not evaluated.
+"""Checks that an evaluation is what its configuration states.
 
-A configuration whose protocol is `paper` promises the paper's settings, and they stand here once
-more, so that no edit of a file can move them. Whatever the protocol, what a configuration states
-of a task must be what lm-eval is about to run.
+The settings of the protocol `paper` are repeated here, so that no edit of a configuration can
+change them unnoticed. Whatever the protocol, the version and metric that a configuration states
+for a task must be those of lm-eval's task file.
 """
 
 from __future__ import annotations
@@ -49,8 +49,7 @@ PAPER: dict[str, tuple[int, str | None, dict[str, tuple[str, str, int]]]] = {
     ),
 }
 
-# How many documents the splits have that lm-eval scores. Those of the retrieval sets we have not
-# counted.
+# Documents in the splits that lm-eval scores. Those of the retrieval sets were not counted.
 DOCUMENTS = {
     "wikitext": 62,
     "lambada_openai": 5_153,
@@ -62,17 +61,16 @@ DOCUMENTS = {
 }
 
 
-def refuse_deviations(evaluation: Evaluation, *names: str) -> None:
-    """An error that names everything in which suites, these or all, are not what their protocol
-    promises."""
+def check_protocol(evaluation: Evaluation, *names: str) -> None:
+    """An error that names every setting of these suites, or of all, that is not the protocol's."""
     if evaluation.protocol != "paper":
         return
     suites = names or evaluation.suites
-    found = [one for name in suites for one in _deviations(evaluation.suites[name], name)]
-    if found:
+    deviations = [line for name in suites for line in _deviations(evaluation.suites[name], name)]
+    if deviations:
         raise InputError(
             "the protocol `paper` is promised, but:\n  "
-            + "\n  ".join(found)
+            + "\n  ".join(deviations)
             + "\nto evaluate like this, give evaluation.protocol another name: results carry it"
         )
 
@@ -102,7 +100,7 @@ def _deviations(suite: Suite, name: str) -> Iterator[str]:
                 value = getattr(stated, field)
                 if value != paper:
                     yield f"{path}.tasks.{column}.{field}: {value}, the paper's is {paper}"
-            # Data sets leave the hub. What stands in for one is said beside its numbers.
+            # Data sets leave the hub. A file that replaces one is named next to its numbers.
             if stated.file is not None and stated.sha256 is None:
                 yield (
                     f"{path}.tasks.{column}.file: {stated.file}: a local file is the paper's "
@@ -110,7 +108,7 @@ def _deviations(suite: Suite, name: str) -> Iterator[str]:
                 )
 
 
-def refuse_drift(column: str, stated: Task, loaded: Mapping[str, Any]) -> None:
+def check_task_file(column: str, stated: Task, loaded: Mapping[str, Any]) -> None:
     """An error if lm-eval's task file is not what the configuration states."""
     version = loaded["metadata"]["version"]
     if float(version) != stated.version:

@@ -1,9 +1,9 @@
 """The six retrieval tasks: how a document becomes a prompt, and when an answer counts.
 
 The protocol is that of HazyResearch/prefix-linear-attention (7490f22), which the paper names: a
-text is cut to the window around the first place of its answer, the model reads it and a question,
-writes one line of at most 48 tokens, and is right if the answer occurs in it. Prompts are the
-reference's to the token, with what looks like its oversights: numbers are to be compared.
+text is cut to the window around the first occurrence of its answer, the model reads it and a
+question, writes one line of at most 48 tokens, and is right if the answer occurs in it. Prompts are
+the reference's to the token, apparent oversights included, so that numbers can be compared.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ EXAMPLES = "Summary of information above..."
 
 
 @dataclass(frozen=True)
-class Text:
-    """Where a task's long text is, and the fields it is cut around; none: its beginning stays."""
+class LongText:
+    """The field of a task's long text, and those it is cut around; none: its beginning stays."""
 
     field: str
     around: tuple[str, ...] = ()
 
 
 TEXTS = {
-    "based_drop": Text("context"),
-    "based_fda": Text("text", around=("key", "value")),
-    "based_nq": Text("context", around=("answers",)),
-    "based_squadv2": Text("text", around=("value",)),
-    "based_swde": Text("text", around=("key", "value")),
-    "based_triviaqa": Text("context"),
+    "based_drop": LongText("context"),
+    "based_fda": LongText("text", around=("key", "value")),
+    "based_nq": LongText("context", around=("answers",)),
+    "based_squadv2": LongText("text", around=("value",)),
+    "based_swde": LongText("text", around=("key", "value")),
+    "based_triviaqa": LongText("context"),
 }
 
 
@@ -54,13 +54,13 @@ def cut(
         raise InputError(
             f"window {window}: {task} keeps {ANSWER_TOKENS} tokens of it for the answer"
         )
-    where = TEXTS[task]
+    text = TEXTS[task]
     shortened = []
     for document in documents:
-        sought = [_first(document[field]) for field in where.around]
-        if all(len(text) > 1 for text in sought):
-            text = _cut(document, where, sought, tokenizer, window - ANSWER_TOKENS)
-            shortened.append({**document, where.field: text})
+        sought = [_first(document[field]) for field in text.around]
+        if all(len(answer) > 1 for answer in sought):
+            short = _cut(document, text, sought, tokenizer, window - ANSWER_TOKENS)
+            shortened.append({**document, text.field: short})
     return shortened
 
 
@@ -69,7 +69,7 @@ def _first(answer: str | list[str]) -> str:
 
 
 def _cut(
-    document: Document, where: Text, sought: list[str], tokenizer: Tokenizer, length: int
+    document: Document, long: LongText, sought: list[str], tokenizer: Tokenizer, length: int
 ) -> str:
     """At most `length` tokens: half of them before the answer, the others from there on.
 
@@ -82,8 +82,8 @@ def _cut(
     def encode(text: str) -> list[int]:
         return tokenizer.backend.encode(text).ids
 
-    text = document[where.field].strip()
-    place = _place(text, sought, document.get("alt_answers") or ()) if where.around else 0
+    text = document[long.field].strip()
+    place = _place(text, sought, document.get("alt_answers") or ()) if long.around else 0
     middle = len(encode(text[:place]))
     if place == -1 and middle > length:
         middle = document.get("tok_pos", middle)
@@ -95,9 +95,9 @@ def _place(text: str, sought: list[str], others: Iterable[str]) -> int:
     """Where the first of the texts sought begins, in characters, or the first other name of the
     answer that occurs; -1 if none does."""
     for candidates in (sought, *([other] for other in others)):
-        found = [match.start() for answer in candidates if (match := _search(answer, text))]
-        if found:
-            return min(found)
+        places = [match.start() for answer in candidates if (match := _search(answer, text))]
+        if places:
+            return min(places)
     return -1
 
 
@@ -110,13 +110,13 @@ def _search(answer: str, text: str) -> re.Match[str] | None:
 
 def drop_prompt(document: Document) -> str:
     """`context. question`."""
-    return _asked(document["context"].strip(), document["question"].strip())
+    return _with_question(document["context"].strip(), document["question"].strip())
 
 
 def triviaqa_prompt(document: Document) -> str:
     """The same without the marks of its paragraphs."""
     context = re.sub(r"\[(PAR|DOC|TLE)\]", "", document["context"].strip())
-    return _asked(context, document["question"].strip())
+    return _with_question(context, document["question"].strip())
 
 
 def nq_prompt(document: Document) -> str:
@@ -143,7 +143,7 @@ def squad_prompt(document: Document) -> str:
     return document["text"].strip()
 
 
-def _asked(context: str, question: str) -> str:
+def _with_question(context: str, question: str) -> str:
     return f"{_without_ending(context, question).strip().strip('.')}. {question}"
 
 
@@ -163,9 +163,9 @@ def _capitalised(key: str) -> str:
 
 def answers(document: Document) -> list[str]:
     """What counts as right. Used as a target by the task files."""
-    found = document["answers"] if "answers" in document else [document["value"]]
+    candidates = document["answers"] if "answers" in document else [document["value"]]
     # An empty one would be found in any output.
-    return [answer for answer in found if answer]
+    return [answer for answer in candidates if answer]
 
 
 def contains(document: Document, outputs: list[str]) -> dict[str, int]:

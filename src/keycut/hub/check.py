@@ -28,7 +28,7 @@ from keycut.config.sources import HubCorpus, LocalCorpus
 from keycut.data.corpora import make_tokenizer, survey_corpus
 from keycut.data.tokenizer import Tokenizer, check_vocabulary, load_backend
 from keycut.errors import InputError
-from keycut.evaluation.data import check_documents
+from keycut.evaluation.data import documents
 from keycut.evaluation.protocol import DOCUMENTS
 from keycut.hub.downloads import DOWNLOADS, Downloads, HubItem, Key
 from keycut.hub.fetch import fetch
@@ -230,7 +230,7 @@ class _Check:
         return f"{files:,} files, " + (f"{rows:,} rows" if rows is not None else "each opened")
 
     def _task(self, task: Task, paper: bool) -> str:
-        count = check_documents(task, downloads=self.downloads)
+        count = len(documents(task, downloads=self.downloads))
         if paper and (expected := DOCUMENTS.get(task.task, count)) != count:
             raise InputError(f"{count:,} documents, and the paper's protocol has {expected:,}")
         return f"{count:,} documents" + (f" ({task.note})" if task.note else "")
