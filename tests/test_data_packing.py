@@ -417,19 +417,20 @@ def test_packing_imports_nothing_heavy() -> None:
 
 
 def test_progress_says_what_is_left_and_only_of_long_work(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level("INFO")
     clock = iter([0.0, 3.0, 9.9, 10.0, 15.0])
-    monkeypatch.setattr("time.monotonic", lambda: next(clock))
+    monkeypatch.setattr("keycut.data.progress.time.monotonic", lambda: next(clock))
     progress = Progress("packing", tokens=5_000_000)
     for _ in range(2):
         progress.add(documents=500, tokens=500_000)
-    assert capsys.readouterr().err == ""
+    assert caplog.messages == []
     for _ in range(2):
         progress.add(documents=500, tokens=500_000)
-    assert capsys.readouterr().err == (
-        "packing: 1,500 documents, 1,500,000 tokens, 150,000 tokens/s, 23 s left\n"
-    )
+    assert caplog.messages == [
+        "packing: 1,500 documents, 1,500,000 tokens, 150,000 tokens/s, 23 s left"
+    ]
 
 
 def files_of_words(folder: Path, counts: dict[str, tuple[int, int]]) -> list[Path]:

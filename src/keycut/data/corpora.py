@@ -1,4 +1,4 @@
-"""The corpora and tokenizers of a configuration, made into files."""
+"""From the corpora and tokenizers of a configuration to packed tokens and tokenizer folders."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def documents(
 ) -> Iterable[str]:
     """The text of a corpus, in the order that `read` gives it.
 
-    `text` is where `write_text` has put that of the documentation, which takes long to read.
+    `text` is a file that `write_text` wrote: the documentation takes long to read.
     """
     if corpus.kind == "documentation":
         return documentation() if text is None else read(text)
@@ -35,12 +35,12 @@ def documents(
 
 
 def write_text(out: Path | str) -> None:
-    """The documentation's text in a file, read from the packages once for all who need it."""
+    """Write the documentation's text to a file, which is faster to read than the packages."""
     write(documentation(), out, force=True)
 
 
 def source(corpus: Corpus, *, downloads: Downloads = DOWNLOADS) -> Source:
-    """Where that text is from."""
+    """Where the text of a corpus comes from."""
     if corpus.kind == "documentation":
         return documentation_source()
     if corpus.kind == "hub":
@@ -52,22 +52,25 @@ def source(corpus: Corpus, *, downloads: Downloads = DOWNLOADS) -> Source:
 def survey_corpus(
     corpus: HubCorpus | LocalCorpus, *, downloads: Downloads = DOWNLOADS
 ) -> tuple[int, int | None]:
-    """How many files and, where they say it themselves, rows a corpus has; each file is opened."""
+    """The number of files and, if their format states it, of rows; each file is opened."""
     return survey(*_files(corpus, downloads), field=corpus.text_field)
 
 
 def _files(corpus: HubCorpus | LocalCorpus, downloads: Downloads) -> list[Path]:
     if corpus.kind == "hub":
-        # Two corpora may come from one data set, so its folder may hold more than is wanted.
+        # Two corpora may come from one data set, whose folder then has files of both.
         root = _root(corpus, downloads)
-        there = sorted(path for path in root.rglob("*") if path.is_file())
-        wanted = [p for p in there if _matches(p.relative_to(root).as_posix(), corpus.files)]
+        files = [
+            path
+            for path in sorted(root.rglob("*"))
+            if path.is_file() and _matches(path.relative_to(root).as_posix(), corpus.files)
+        ]
     else:
         matches = (path for pattern in corpus.files for path in matching(pattern))
-        wanted = list(dict.fromkeys(matches))  # patterns may overlap
-    if not wanted:
+        files = list(dict.fromkeys(matches))  # patterns may overlap
+    if not files:
         raise InputError(f"corpus: no file matches {', '.join(corpus.files)}")
-    return wanted
+    return files
 
 
 def _root(corpus: HubCorpus, downloads: Downloads) -> Path:
@@ -89,19 +92,19 @@ def make_tokenizer(
     text: Path | None = None,
     force: bool = False,
 ) -> Tokenizer:
-    """The folder of a tokenizer: trained, converted, or copied from where it is."""
+    """Write a tokenizer folder: trained, converted or copied."""
     spec = config.tokenizers[name]
     if spec.kind == "train":
         corpus = config.corpora[spec.corpus]
-        found = documents(corpus, downloads=downloads, text=text)
-        return train_tokenizer(found, out, vocabulary_size=spec.vocab_size, force=force)
+        texts = documents(corpus, downloads=downloads, text=text)
+        return train_tokenizer(texts, out, vocabulary_size=spec.vocab_size, force=force)
     if spec.kind == "hub":
         folder = downloads.resolve("model", spec.name, revision=spec.revision)
     else:
         folder = Path(spec.path)
         if folder.is_file():
             return convert_sentencepiece(folder, out, force=force)
-    load_tokenizer(folder)  # an error now rather than in whoever reads the copy
+    load_tokenizer(folder)  # an error before the copy is made
     with atomic_write(out, force=force, folder=True) as aside:
         for path in tokenizer_files(folder):
             shutil.copyfile(path, aside / path.name)
@@ -119,7 +122,7 @@ def pack_corpus(
     workers: int = 1,
     force: bool = False,
 ) -> Manifest:
-    """All slices of a corpus in one packed folder."""
+    """Pack all slices of a corpus into one folder."""
     corpus = config.corpora[name]
     return pack(
         documents(corpus, downloads=downloads, text=text),

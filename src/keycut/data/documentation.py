@@ -1,7 +1,7 @@
-"""The demo's own text: prose that every installation of Keycut already has.
+"""The demo's text: prose that every installation of Keycut has.
 
-It is read from Python's documentation topics and from the docstrings of four packages, parsed and
-never imported. What is kept is what reads as sentences; code, tables and signatures fall away.
+It is read from Python's documentation topics and from the docstrings of four packages, which are
+parsed and not imported. Only sentences are kept: no code, tables or signatures.
 """
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ from keycut.errors import InputError
 
 PACKAGES = ("numpy", "pandas", "scipy", "torch")
 
-# Folders of code that no user calls. Those with a leading underscore are left out too.
+# Folders that are left out, as are those with a leading underscore.
 _TESTS = {"tests", "test", "testing"}
 
 _SHORTEST = 8  # words in a paragraph: fewer are labels and signatures
 
 
 def documentation() -> Iterator[str]:
-    """The documents, in an order that depends on nothing but the installed versions.
+    """The documents, in an order that depends only on the installed versions.
 
-    A paragraph stands in the text once, at its first place: copied and inherited docstrings would
-    otherwise carry the same sentences into training and held-out text.
+    A paragraph is kept where it occurs first: copied and inherited docstrings would otherwise
+    bring the same sentences into training and held-out text.
     """
     progress = Progress("reading docstrings")
     seen: set[str] = set()
     for text in _texts():
         progress.add(documents=1)
-        fresh = [paragraph for paragraph in dict.fromkeys(prose(text)) if paragraph not in seen]
-        seen.update(fresh)
-        if fresh:
-            yield "\n\n".join(fresh)
+        new = [paragraph for paragraph in dict.fromkeys(prose(text)) if paragraph not in seen]
+        seen.update(new)
+        if new:
+            yield "\n\n".join(new)
 
 
 def documentation_source() -> Source:
-    """Which versions the text was read from."""
+    """The versions that the text was read from."""
     versions = [f"{name} {metadata.version(name)}" for name in PACKAGES]
     return Source(
         name="documentation", revision=", ".join([f"python {platform.python_version()}", *versions])
@@ -55,7 +55,7 @@ def prose(text: str) -> Iterator[str]:
     """The paragraphs of a docstring or topic that read as sentences, each on one line."""
     lines = [line.rstrip() for line in inspect.cleandoc(text).split("\n")]
     lines = ["" if _MARKUP_LINE.match(line) else line for line in lines]
-    # A change of indentation ends a paragraph: so `axis : int` and its description part.
+    # A change of indentation ends a paragraph: it separates `axis : int` from its description.
     for _, run in groupby(lines, key=lambda line: len(line) - len(line.lstrip()) if line else -1):
         paragraph = " ".join(" ".join(run).split())
         if paragraph.count(" ") >= _SHORTEST - 1 and _is_prose(paragraph := _unmark(paragraph)):
@@ -109,10 +109,10 @@ def _texts() -> Iterator[str]:
 
 
 def _folder(package: str) -> Path:
-    found = util.find_spec(package)
-    if found is None or found.origin is None:
+    spec = util.find_spec(package)
+    if spec is None or spec.origin is None:
         raise InputError(f"{package} is not installed: the demo's text is read from its docstrings")
-    return Path(found.origin).parent
+    return Path(spec.origin).parent
 
 
 def _docstrings(node: ast.Module | ast.ClassDef | ast.FunctionDef) -> Iterator[str]:

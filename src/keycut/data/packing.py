@@ -68,9 +68,10 @@ def pack(
     workers: int = 1,
     force: bool = False,
 ) -> Manifest:
-    """Write the folder `out`: exactly so many sequences, in all or per slice, or all there are.
+    """Write the folder `out` with exactly `sequences` sequences, in all or per slice; None: with
+    all that the text gives.
 
-    `workers` is the number of threads that encode. It changes the time taken and no byte.
+    `workers` is the number of threads that encode; the result does not depend on it.
     """
     slices = sequences if isinstance(sequences, Mapping) else {}
     sizes = [sequences] if isinstance(sequences, int) else list(slices.values())
@@ -154,8 +155,8 @@ def _encoded(
         pairs = ((tokenizer.encode(text), marked) for text in batch)
         return [np.concatenate(pair if boundary == "eos" else pair[::-1]) for pair in pairs]
 
-    # Threads, since the tokenizer works outside the interpreter's lock. At most two batches for
-    # each wait, so a slow disk is not outrun and memory stays bounded.
+    # Threads, because the tokenizer releases the GIL. At most two batches wait for each, so that
+    # memory stays bounded where the disk is slower.
     waiting: deque[Future[list[np.ndarray]]] = deque()
     with ThreadPoolExecutor(workers) as pool:
 
@@ -191,7 +192,7 @@ def _cut(
     sequence_length: int,
     sizes: Sequence[int | None],
 ) -> Iterator[np.ndarray]:
-    """Whole sequences end to end: as many as each slice wants, or all there are for None."""
+    """Complete sequences end to end: as many as each slice has, or all for None."""
     for size in sizes:
         if size is None:
             for part in parts:
@@ -268,10 +269,10 @@ class PackedTokens:
         return self._rows[which].astype(np.int64)
 
     def batches(self, batch_size: int, *, seed: int, start: int = 0) -> Iterator[np.ndarray]:
-        """(batch_size, sequence_length) int64, for ever, from batch number `start` on.
+        """(batch_size, sequence_length) int64, endless, from batch number `start` on.
 
-        Every pass over the data has an order of its own, drawn from the seed and its number. So
-        batch n is the same whether it is reached from the first or by starting there.
+        The order of each pass over the data is drawn from the seed and the number of the pass, so
+        batch n does not depend on `start`.
         """
         if batch_size < 1:
             raise InputError(f"batch_size {batch_size}: must be at least 1")

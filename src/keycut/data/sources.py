@@ -1,15 +1,14 @@
-"""Documents as a stream, from the files that hold them. A few are in memory at a time.
+"""Documents as a stream from files, a few in memory at a time.
 
 A `.jsonl` file holds one JSON object per line, its text in one field. In a `.txt` file two or more
-blank lines end a document; a single one is only a new paragraph, and
-spaces at the ends of lines go. Both may be compressed (`.xz`,
-`.gz`, `.zst`). A folder is a data set as the hub stores it: all its `.parquet` or all its `.jsonl`
-files.
+blank lines end a document, a single one only a paragraph, and spaces at the ends of lines are
+dropped. Both may be compressed (`.xz`, `.gz`, `.zst`). A folder is a data set as the hub stores it:
+all its `.parquet` or all its `.jsonl` files.
 
-Corpora have an order of their own, by date or by site, and most uses need a small part of one. So
-the row groups of parquet files are read 64 side by side, at even distances over all files: whoever
-takes the first documents has some from everywhere. Other files have no such index: each is a part
-of its own, read from its start, and packing takes from all parts at once.
+Corpora are sorted, by date or by site, and most uses need a small part of one. So 64 row groups of
+parquet files are read in turn, at even distances over all files: the first documents are then from
+everywhere. Other files have no row groups: each is a part, read from its start, and packing takes
+from all parts at once.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from keycut.errors import InputError
 
 COMPRESSIONS = (".xz", ".gz", ".zst")
 
-# Without this a large text with no two blank lines anywhere would be read into memory as one.
+# A large text without two blank lines would otherwise be read into memory as one document.
 _LONGEST_DOCUMENT = 1 << 25  # bytes, far above any novel
 
 _SIDE_BY_SIDE = 64  # row groups, for each of which pyarrow holds some 10 MB
@@ -41,7 +40,7 @@ _Stream = tuple[Path, Iterator[str]]  # a file, and documents of it
 
 @dataclass(frozen=True)
 class Source:
-    """Where text comes from, well enough to find the same text again."""
+    """Where text comes from, precise enough to find the same text again."""
 
     name: str
     revision: str
@@ -52,10 +51,10 @@ def shuffled(documents: Iterable[str], seed: int, *, characters: int = 1 << 24) 
 
     A text smaller than that is shuffled as a whole, a larger one within a moving window.
     """
-    # random() is the one draw that Python promises to keep the same from version to version.
+    # Of all draws Python promises only random() to be the same in every version.
     draw = random.Random(seed).random
     window: list[str] = []
-    held = 0
+    size = 0
 
     def take() -> str:
         chosen = int(draw() * len(window))
@@ -64,17 +63,17 @@ def shuffled(documents: Iterable[str], seed: int, *, characters: int = 1 << 24) 
 
     for text in documents:
         window.append(text)
-        held += len(text)
-        while held > characters:
+        size += len(text)
+        while size > characters:
             text = take()
-            held -= len(text)
+            size -= len(text)
             yield text
     while window:
         yield take()
 
 
 def describe(*paths: Path | str) -> Source:
-    """The source of `read(*paths)`, known by the digest of its files and not by where they lie."""
+    """The source of `read(*paths)`, by the digest of its files and not by their folder."""
     digests = [
         [file.relative_to(path).as_posix(), sha256(file)]
         for path in map(Path, paths)
@@ -85,15 +84,15 @@ def describe(*paths: Path | str) -> Source:
 
 
 def write(documents: Iterable[str], path: Path | str, *, force: bool = False) -> None:
-    """Keep a stream as a `.jsonl` file, for text that is dear to make and read more than once."""
+    """Write a stream as a `.jsonl` file."""
     with atomic_write(path, force=force) as aside, open(aside, "w", encoding="utf-8") as file:
         for text in documents:
             file.write(canonical_json({"text": text}) + "\n")
 
 
 class Documents:
-    """Documents, one after another. `parts` are the same by where they come from, each with the
-    bytes of its files."""
+    """Documents, one after another. `parts` has the same by their origin, each with the size of its
+    files in bytes."""
 
     def __init__(self, parts: list[tuple[int, Iterator[str]]]) -> None:
         self.parts = parts
@@ -103,10 +102,10 @@ class Documents:
 
 
 def read(*paths: Path | str, field: str = "text", seed: int = 0) -> Documents:
-    """The documents of files or folders, each once; those of nothing but white space are left out.
+    """The documents of files or folders, each once; those of white space alone are left out.
 
-    Row groups come first, in an order drawn from `seed`, then files without them, one by one.
-    What can be known without reading is checked at once, not when the first document is asked for.
+    Row groups come first, in an order drawn from `seed`, then files without them, one by one. What
+    needs no reading is checked by the call itself, before the first document is taken.
     """
     files = [file for path in paths for file in _files(Path(path))]
     for file in files:
@@ -131,18 +130,18 @@ def read(*paths: Path | str, field: str = "text", seed: int = 0) -> Documents:
 
 
 def tokenizer_files(folder: Path) -> list[Path]:
-    """What is taken of a folder with a tokenizer: a model may be in it too."""
+    """The files of a tokenizer in a folder that may hold a model too."""
     return sorted(path for path in folder.glob("*token*") if path.is_file())
 
 
 def matching(pattern: str) -> list[Path]:
-    """The files that a pattern means, relative to the working directory or absolute."""
+    """The files that match a pattern, relative to the working directory or absolute."""
     root = Path(Path(pattern).anchor)
     return sorted(root.glob(str(Path(pattern).relative_to(root))))
 
 
 def survey(*paths: Path | str, field: str = "text") -> tuple[int, int | None]:
-    """How many files `read(*paths)` reads, and how many rows they have where each says it itself.
+    """The number of files that `read(*paths)` reads, and of their rows if all are parquet files.
 
     Each is opened, and its first document read.
     """
@@ -162,7 +161,7 @@ def _rows(file: Path) -> int:
 
 
 def _reader(file: Path, field: str) -> Iterator[str]:
-    """The documents of one file, from its first on."""
+    """The documents of one file in its own order."""
     if _kind(file) == ".parquet":
         groups = _row_groups(file, field)
         return chain.from_iterable(_row_group(group, field) for group in groups)
@@ -170,7 +169,7 @@ def _reader(file: Path, field: str) -> Iterator[str]:
 
 
 def at_even_distances(count: int, seed: int) -> list[int]:
-    """The numbers below `count`, ordered so that every stretch of the list is spread over them all.
+    """The numbers below `count` in an order in which every stretch is spread over all of them.
 
     A stretch holds the i for which i * golden mod 1 lies in one interval, and such i are one of
     three distances apart, of which the largest is less than three times the mean.
@@ -195,7 +194,7 @@ def _with_text(files: list[Path], streams: Iterable[_Stream]) -> Iterator[str]:
 
 
 def _side_by_side(streams: Iterator[Iterator[str]]) -> Iterator[str]:
-    """One document of each open stream in turn; the next one takes the place of one that ends."""
+    """One document of each open stream in turn; a new stream replaces one that ends."""
     reading = deque(islice(streams, _SIDE_BY_SIDE))
     while reading:
         stream = reading.popleft()
@@ -221,7 +220,7 @@ def _files(path: Path) -> list[Path]:
         for file in path.rglob("*")
         if _kind(file) in (".jsonl", ".parquet")
     ]
-    # The hub's client keeps its own files in hidden folders.
+    # huggingface_hub keeps its own files in hidden folders.
     files = [
         file
         for name, file in sorted(inside, key=lambda pair: pair[0].as_posix())
@@ -244,7 +243,7 @@ def _kind(file: Path) -> str:
 
 
 def _lines(file: Path) -> Iterator[tuple[int, bytes]]:
-    """The numbered lines of a file. One that was cut short is an error, not an early end."""
+    """The numbered lines of a file; one that is cut short is an error."""
     number = 0
     try:
         with _open(file) as stream:
@@ -260,7 +259,7 @@ def _open(file: Path) -> io.BufferedIOBase:
     if file.suffix == ".xz":
         return lzma.open(file)
     if file.suffix == ".zst":
-        # Not the zstandard package: it takes a file that was cut short for a finished one.
+        # Not the zstandard package, which reads a file that is cut short without an error.
         import pyarrow
 
         return io.BufferedReader(pyarrow.input_stream(str(file), compression="zstd"))
@@ -314,7 +313,7 @@ class _RowGroup:
 
 
 def _row_groups(file: Path, field: str) -> list[_RowGroup]:
-    """Those of a parquet file, from its footer alone."""
+    """The row groups of a parquet file, from its footer."""
     import pyarrow
     from pyarrow import parquet
 
