@@ -23,6 +23,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate, chain, islice
 from pathlib import Path
+from typing import Any
 
 from keycut.artefact import atomic_write, canonical_json, digest, sha256
 from keycut.errors import InputError
@@ -266,21 +267,26 @@ def _open(file: Path) -> io.BufferedIOBase:
     return open(file, "rb")
 
 
-def _jsonl(file: Path, field: str) -> Iterator[str]:
+def json_lines(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The objects of a `.jsonl` file, each with its place in words."""
     for number, line in _lines(file):
         if line.isspace():
             continue
+        place = f"{file}, line {number}"
         try:
             record = json.loads(line)
         except ValueError as error:
-            raise InputError(f"{file}, line {number}: not valid JSON ({error})") from None
+            raise InputError(f"{place}: not valid JSON ({error})") from None
         if not isinstance(record, dict):
-            raise InputError(f"{file}, line {number}: a JSON object was expected")
+            raise InputError(f"{place}: a JSON object was expected")
+        yield place, record
+
+
+def _jsonl(file: Path, field: str) -> Iterator[str]:
+    for place, record in json_lines(file):
         if field not in record:
-            raise InputError(
-                f"{file}, line {number}: no field {field!r}; it has {', '.join(sorted(record))}"
-            )
-        yield _checked(record[field], field, f"{file}, line {number}")
+            raise InputError(f"{place}: no field {field!r}; it has {', '.join(sorted(record))}")
+        yield _checked(record[field], field, place)
 
 
 def _text(file: Path, field: str) -> Iterator[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import tempfile
 from collections.abc import Collection, Iterator
@@ -12,7 +11,7 @@ from typing import Any
 from keycut.artefact import sha256
 from keycut.config import Task
 from keycut.config.evaluation import DATA_SETS
-from keycut.data.sources import Source
+from keycut.data.sources import Source, json_lines
 from keycut.errors import InputError
 from keycut.evaluation.retrieval import TEXTS, Document
 from keycut.hub.downloads import DOWNLOADS, Downloads
@@ -45,7 +44,8 @@ OPTIONAL: dict[str, type] = {"alt_answers": list, "tok_pos": int}
 def source(task: Task, *, downloads: Downloads = DOWNLOADS) -> Source:
     """Which data it is: a file by its digest, a download by its commit."""
     if task.file is not None:
-        return Source(Path(task.file).name, f"sha256:{sha256(_local(task))}")
+        path, digest = _local(task)
+        return Source(path.name, f"sha256:{digest}")
     folder = _downloaded(task, downloads)
     name, configuration, split = DATA_SETS[task.task]
     return Source("/".join(filter(None, [name, configuration, split])), folder.name)
@@ -53,21 +53,20 @@ def source(task: Task, *, downloads: Downloads = DOWNLOADS) -> Source:
 
 def documents(task: Task, *, downloads: Downloads = DOWNLOADS) -> list[Document]:
     """All documents, checked, with the fields that the task reads."""
-    if task.file is not None:
-        path = _local(task)
-        numbered = _articles(path) if path.suffix == ".raw" else _lines(path)
-        where = str(path)
+    if task.file is None:
+        path = _downloaded(task, downloads)
+        numbered = _rows(task, path)
     else:
-        folder = _downloaded(task, downloads)
-        numbered = _rows(task, folder)
-        where = str(folder)
+        path, _ = _local(task)
+        numbered = _articles(path) if path.suffix == ".raw" else json_lines(path)
     checked = [_checked(task.task, document, place) for place, document in numbered]
     if not checked:
-        raise InputError(f"{where}: no documents for {task.task}: the data set is empty")
+        raise InputError(f"{path}: no documents for {task.task}: the data set is empty")
     return checked
 
 
-def _local(task: Task) -> Path:
+def _local(task: Task) -> tuple[Path, str]:
+    """The local file, and its sha256."""
     path = Path(str(task.file))
     if not path.is_file():
         raise InputError(f"{path}: no such file; it was to hold the data of {task.task}")
@@ -75,11 +74,12 @@ def _local(task: Task) -> Path:
         raise InputError(f"{path}: expected .jsonl, one document a line, or WikiText's .raw")
     if path.suffix == ".raw" and task.task != "wikitext":
         raise InputError(f"{path}: a .raw file is WikiText's; {task.task} takes .jsonl")
-    if task.sha256 and (actual := sha256(path)) != task.sha256:
+    digest = sha256(path)
+    if task.sha256 not in (None, digest):
         raise InputError(
-            f"{path}: its sha256 is {actual}, the configuration says {task.sha256} for {task.task}"
+            f"{path}: its sha256 is {digest}, the configuration says {task.sha256} for {task.task}"
         )
-    return path
+    return path, digest
 
 
 def _downloaded(task: Task, downloads: Downloads) -> Path:
@@ -88,17 +88,6 @@ def _downloaded(task: Task, downloads: Downloads) -> Path:
         return downloads.resolve("dataset", name, revision=task.revision)
     except InputError as error:
         raise InputError(f"the data of {task.task} is missing: {error}") from None
-
-
-def _lines(path: Path) -> Iterator[tuple[str, Any]]:
-    with open(path, "rb") as file:
-        for number, line in enumerate(file, start=1):
-            if line.isspace():
-                continue
-            try:
-                yield f"{path}, line {number}", json.loads(line)
-            except ValueError as error:
-                raise InputError(f"{path}, line {number}: not valid JSON ({error})") from None
 
 
 def _articles(path: Path) -> Iterator[tuple[str, Document]]:
@@ -138,10 +127,8 @@ def _rows(task: Task, folder: Path) -> Iterator[tuple[str, Document]]:
             yield f"{folder}, {split} row {number}", row
 
 
-def _checked(task: str, document: Any, place: str) -> Document:
+def _checked(task: str, document: Document, place: str) -> Document:
     """A document with the fields that the task reads; others may be anything."""
-    if not isinstance(document, dict):
-        raise InputError(f"{place}: a JSON object was expected")
     fields = dict(FIELDS[task])
     if task in TEXTS and TEXTS[task].around:
         fields |= {f: kind for f, kind in OPTIONAL.items() if document.get(f) is not None}

@@ -1,4 +1,4 @@
-"""The demo's tasks, made from its own held-out text in the shapes of the real ones."""
+"""The demo's tasks, made from its held-out text, each in the form of a real task."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ def make_demo_tasks(
 
 
 def _some(documents: list[dict[str, Any]], draw: random.Random) -> list[dict[str, Any]]:
-    """QUESTIONS of them, or all there are. By draw.random() alone, which Python promises never to
-    change."""
+    """QUESTIONS of them, or all if they are fewer. Drawn with random(), which is the same in every
+    version of Python."""
     return sorted(documents, key=lambda _: draw.random())[:QUESTIONS]
 
 
@@ -81,8 +81,8 @@ def _sentences(pages: list[str]) -> Iterator[tuple[list[str], list[str]]]:
 
 
 def _last_words(pages: list[str], draw: random.Random) -> Iterator[dict[str, Any]]:
-    """A sentence broken off at a word of its second half: the small models do not know the rare
-    words that sentences end with."""
+    """A sentence up to a word of its second half; small models do not know the rare words that
+    sentences end with."""
     for before, sentence in _sentences(pages):
         half = len(sentence) // 2
         last = half + int(draw.random() * half)
@@ -91,17 +91,17 @@ def _last_words(pages: list[str], draw: random.Random) -> Iterator[dict[str, Any
 
 
 def _choices(pages: list[str], draw: random.Random) -> Iterator[dict[str, Any]]:
-    """The second half of a sentence, and the same with two pairs of its words exchanged: the one
-    pair, the other, or both. So each choice is as near to the others as any, and a model that
-    knows nothing of the order of words is right once in four times."""
+    """The second half of a sentence, and the same with two pairs of its words exchanged: the first
+    pair, the second, or both. So no choice is nearer to the others, and a model that ignores the
+    order of words is right once in four times."""
     for before, sentence in _sentences(pages):
         if len(sentence) in SENTENCE:
             half = len(sentence) // 2
             words = sentence[half:]
             places = sorted(range(len(words)), key=lambda _: draw.random())
-            one, other = places[:2], places[2:4]
-            wrong = [_exchanged(words, *one), _exchanged(words, *other)]
-            wrong.append(_exchanged(wrong[0], *other))
+            first, second = places[:2], places[2:4]
+            wrong = [_exchanged(words, *first), _exchanged(words, *second)]
+            wrong.append(_exchanged(wrong[0], *second))
             choices = [" ".join(choice) for choice in wrong]
             gold = int(draw.random() * CHOICES)
             choices.insert(gold, " ".join(words))
@@ -117,7 +117,7 @@ def _exchanged(words: list[str], first: int, second: int) -> list[str]:
 
 
 def _recall(pages: list[str], draw: random.Random) -> Iterator[dict[str, Any]]:
-    """Pairs of words, then one of the first words again: what went with it?"""
+    """Pairs of words, then the first word of a pair again: the answer is its second."""
     known = sorted({word for page in pages for word in re.findall(r"\b[a-z]{4,8}\b", page)})
     if len(known) < 2 * PAIRS:
         return

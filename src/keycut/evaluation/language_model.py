@@ -41,7 +41,7 @@ GRAIN = {"cpu": 1, "cuda": 64}
 class Encoder(TemplateLM):
     """Answers a request with the request's own arguments, in tokens instead of texts.
 
-    A `LanguageModel` takes tokens as it takes texts, which it would encode again for each model.
+    A `LanguageModel` takes either. Encoded once, requests can be used for every model.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -54,7 +54,7 @@ class Encoder(TemplateLM):
 
     @property
     def prefix_token_id(self) -> int:
-        """What stands before a text: bos, or eos where there is none."""
+        """The token before a text: bos, or eos where there is no bos."""
         return self.tokenizer.eos if self.tokenizer.bos is None else self.tokenizer.bos
 
     def tok_encode(
@@ -114,7 +114,7 @@ class LanguageModel(Encoder):
     def loglikelihood_rolling(
         self, requests: list[Instance], disable_tqdm: bool = True
     ) -> list[float]:
-        """Windows of all documents go through the model together, and are summed by document."""
+        """Windows of all documents are scored together, and summed by document."""
         windows = []
         for number, request in enumerate(requests):
             for pair in utils.get_rolling_token_windows(

@@ -73,10 +73,9 @@ def _cut(
 ) -> str:
     """At most `length` tokens: half of them before the answer, the others from there on.
 
-    What half of the window does not reach before a place near the beginning is given to what
-    comes after it; near the end nothing is given back. A bos, where the tokenizer puts one, is
-    one of the tokens. An answer that is not there is at -1: before the last character, or at the
-    token that the document names, if there are more than `length`.
+    Near the beginning more than half are from there on; near the end there are fewer in all. A bos,
+    where the tokenizer adds one, counts. An answer that does not occur has the place -1, before the
+    last character; in a text of more than `length` tokens `tok_pos` replaces it.
     """
 
     def encode(text: str) -> list[int]:
@@ -92,8 +91,8 @@ def _cut(
 
 
 def _place(text: str, sought: list[str], others: Iterable[str]) -> int:
-    """Where the first of the texts sought begins, in characters, or the first other name of the
-    answer that occurs; -1 if none does."""
+    """The place in characters of the first text sought, or of the first other name of the answer
+    that occurs; -1 if none does."""
     for candidates in (sought, *([other] for other in others)):
         places = [match.start() for answer in candidates if (match := _search(answer, text))]
         if places:

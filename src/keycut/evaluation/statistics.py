@@ -1,4 +1,4 @@
-"""How far what a task reports depends on the draw of its documents."""
+"""Standard errors of metrics: how much they depend on the choice of documents."""
 
 from __future__ import annotations
 
@@ -11,18 +11,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 RESAMPLES = 1000
-KEPT = 200
-"""Of the resampled values so many are written down."""
+KEPT = 200  # resampled values that a result has
 SEED = 0
 
 PERPLEXITIES = ("word_perplexity", "byte_perplexity", "bits_per_byte", "perplexity")
 
 
 def standard_error(metric: str, items: Sequence[Any]) -> float | None:
-    """`items` are what lm-eval keeps per document: a score, a log-likelihood, or a pair of
-    log-likelihood and length. One document says nothing of the spread between documents.
+    """That of a mean by its formula, that of a perplexity by bootstrap; None of a single document.
 
-    The error of a mean has a formula. Perplexities are bootstrapped.
+    `items` are what lm-eval keeps per document: a score, a log-likelihood, or a pair of
+    log-likelihood and length.
     """
     if len(items) < 2:
         return None
@@ -39,12 +38,12 @@ def kept_draws(metric: str, items: Sequence[Any]) -> list[float] | None:
 
 
 def resampled(metric: str, items: Sequence[Any], resamples: int = RESAMPLES) -> NDArray[np.float64]:
-    """The metric on documents drawn with replacement, whole, since the words of one stand or fall
-    together.
+    """The metric on documents drawn with replacement; documents, because the words of one are not
+    independent.
 
-    Which documents a draw takes follows from their number alone. So two models on the same
-    documents have the same draws, and what is uncertain of their difference is its spread from
-    draw to draw, without what both owe to easy and hard documents.
+    Draws depend only on the number of documents. So two models have the same draws on the same
+    documents, and the spread of their difference over draws is its uncertainty, without what easy
+    and hard documents do to both.
     """
     pairs = np.array([i if np.size(i) == 2 else (i, 1) for i in items], dtype=np.float64)
     total, length = (_times_drawn(len(items), resamples) @ pairs).T
