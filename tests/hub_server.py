@@ -2,9 +2,9 @@
 
     with Hub() as hub:
         commit = hub.push("model", "owner/name", {"config.json": b"{}"})
-        download([HubItem("model", "owner/name")], ..., endpoint=hub.url)
+        fetch([HubItem("model", "owner/name")], ..., endpoint=hub.url)
 
-Repositories live in memory. Faults are asked for by file name: `cut`, `hiccup`, `spoiled`, ...
+Repositories are kept in memory. Faults are set by file name: `cut`, `hiccup`, `spoiled`, ...
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ class Hub:
     ) -> str:
         """Make the files (or all that lie in a folder) the branch's new commit, and return it."""
         if isinstance(files, Path):
-            found = (path for path in sorted(files.rglob("*")) if path.is_file())
-            files = {path.relative_to(files).as_posix(): path.read_bytes() for path in found}
+            paths = (path for path in sorted(files.rglob("*")) if path.is_file())
+            files = {path.relative_to(files).as_posix(): path.read_bytes() for path in paths}
         commits = self.commits.setdefault((kind, name), {})
         commit = hashlib.sha1(f"{name} {len(commits)}".encode()).hexdigest()
         commits[commit] = dict(files)
@@ -100,7 +100,7 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self.refuse(404, "EntryNotFound")
 
-    def found(self, kind: str, name: str, revision: str) -> tuple[str, Files] | None:
+    def snapshot(self, kind: str, name: str, revision: str) -> tuple[str, Files] | None:
         if (kind, name) not in self.hub.commits:
             self.refuse(404, "RepoNotFound")
             return None
@@ -111,15 +111,15 @@ class _Handler(BaseHTTPRequestHandler):
         return commit, self.hub.commits[kind, name][commit]
 
     def info(self, kind: str, name: str, revision: str) -> None:
-        if found := self.found(kind, name, revision):
-            siblings = [{"rfilename": path} for path in found[1]]
-            self.json({"id": name, "sha": found[0], "siblings": siblings})
+        if snapshot := self.snapshot(kind, name, revision):
+            siblings = [{"rfilename": path} for path in snapshot[1]]
+            self.json({"id": name, "sha": snapshot[0], "siblings": siblings})
 
     def tree(self, kind: str, name: str, revision: str) -> None:
-        if not (found := self.found(kind, name, revision)):
+        if not (snapshot := self.snapshot(kind, name, revision)):
             return
         entries = []
-        for path, content in found[1].items():
+        for path, content in snapshot[1].items():
             entry = {"type": "file", "path": path, "size": len(content), "oid": git_hash(content)}
             if path.endswith(LFS):
                 digest = hashlib.sha256(content).hexdigest()
@@ -128,21 +128,21 @@ class _Handler(BaseHTTPRequestHandler):
         self.json(entries)
 
     def file(self, kind: str, name: str, revision: str, path: str) -> None:
-        if not (found := self.found(kind, name, revision)):
+        if not (snapshot := self.snapshot(kind, name, revision)):
             return
         if name in self.hub.gated:
             self.refuse(403, "GatedRepo")
-        elif path not in found[1]:
+        elif path not in snapshot[1]:
             self.refuse(404, "EntryNotFound")
         elif self.command == "HEAD":
-            headers = {"X-Repo-Commit": found[0], "ETag": f'"{git_hash(found[1][path])}"'}
-            self.answer(200, b"", **headers, **{"Content-Length": str(len(found[1][path]))})
+            headers = {"X-Repo-Commit": snapshot[0], "ETag": f'"{git_hash(snapshot[1][path])}"'}
+            self.answer(200, b"", **headers, **{"Content-Length": str(len(snapshot[1][path]))})
         elif path.endswith(LFS):
             # Large files live on another server, as on the real hub.
-            digest = hashlib.sha256(found[1][path]).hexdigest()
+            digest = hashlib.sha256(snapshot[1][path]).hexdigest()
             self.answer(302, b"", Location=f"/storage/{digest}/{path}")
         else:
-            self.content(found[1][path], path)
+            self.content(snapshot[1][path], path)
 
     def stored(self, digest: str) -> bytes:
         everything = (
@@ -154,21 +154,21 @@ class _Handler(BaseHTTPRequestHandler):
         return next(c for c in everything if hashlib.sha256(c).hexdigest() == digest)
 
     def content(self, content: bytes, path: str) -> None:
-        """The bytes that are asked for, as far as the faults let them through."""
+        """The bytes of the requested range, as far as the faults allow."""
         if path in self.hub.spoiled:
             content = content[:-1] + bytes([content[-1] ^ 1])
-        asked = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
+        byte_range = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
         if path in self.hub.rangeless:
-            asked = None
-        first = int(asked[1]) if asked else 0
+            byte_range = None
+        first = int(byte_range[1]) if byte_range else 0
         last = self.hub.hiccup.pop(path, self.hub.cut.get(path, len(content)))
         if first >= last and path in self.hub.cut:
             self.refuse(503, "Overloaded")
             return
         headers = {"Content-Length": str(len(content) - first)}
-        if asked:
+        if byte_range:
             headers["Content-Range"] = f"bytes {first}-{len(content) - 1}/{len(content)}"
-        self.answer(206 if asked else 200, b"", **headers)
+        self.answer(206 if byte_range else 200, b"", **headers)
         self.close_connection = last < len(content)
         for start in range(first, last, 1 << 16):
             piece = content[start : min(start + (1 << 16), last)]

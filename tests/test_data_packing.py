@@ -56,9 +56,9 @@ def test_every_document_is_there_in_order_with_eos_behind_it(
     stream = PackedTokens(tmp_path / "a")[:].reshape(-1)
     assert manifest.tokens == len(stream) == manifest.sequences * 16
     ends = np.flatnonzero(stream == bpe.eos)
-    found = [bpe.backend.decode(part.tolist()) for part in np.split(stream, ends + 1)]
+    decoded = [bpe.backend.decode(part.tolist()) for part in np.split(stream, ends + 1)]
     order = {text: i for i, text in enumerate(texts)}
-    complete = [order[text.removesuffix("<|endoftext|>")] for text in found[:-1]]
+    complete = [order[text.removesuffix("<|endoftext|>")] for text in decoded[:-1]]
     # Less than a sequence is dropped, so only the last document can be cut.
     assert len(complete) >= len(texts) - 2
     assert len(set(complete)) == len(complete)
@@ -221,8 +221,8 @@ def test_slices_share_no_document(tmp_path: Path, boundary: packing.Boundary) ->
     assert PackedTokens(tmp_path / "a").manifest == manifest
     parts = {name: PackedTokens(tmp_path / "a", slice_name=name) for name in sizes}
     assert {name: len(part) for name, part in parts.items()} == sizes
-    found = [set(part[:].reshape(-1).tolist()) - {0, 1} for part in parts.values()]
-    assert sum(map(len, found)) == len(set().union(*found))
+    pieces = [set(part[:].reshape(-1).tolist()) - {0, 1} for part in parts.values()]
+    assert sum(map(len, pieces)) == len(set().union(*pieces))
     for part in parts.values():
         first = part[0].tolist()
         document = [0] + [first[1]] * 10 if boundary == "bos" else [first[0]] * 10 + [1]

@@ -213,9 +213,9 @@ def test_a_source_is_known_by_its_bytes(tmp_path: Path) -> None:
     for folder, documents in (("a", DOCUMENTS), ("b", DOCUMENTS), ("c", DOCUMENTS[::-1])):
         (tmp_path / folder / "set").mkdir(parents=True)
         (tmp_path / folder / "set" / "x.jsonl").write_bytes(jsonl(documents))
-    found = [describe(tmp_path / folder / "set") for folder in "abc"]
-    assert found[0] == found[1] != found[2]
-    assert describe(tmp_path / "a" / "set" / "x.jsonl").revision == found[0].revision
+    sources = [describe(tmp_path / folder / "set") for folder in "abc"]
+    assert sources[0] == sources[1] != sources[2]
+    assert describe(tmp_path / "a" / "set" / "x.jsonl").revision == sources[0].revision
     both = [tmp_path / "a" / "set" / "x.jsonl", tmp_path / "c" / "set"]
     assert describe(*both).name == "x.jsonl, set"
     assert describe(*both) != describe(*both[::-1])

@@ -78,8 +78,8 @@ def test_both_perplexities_are_those_of_plain_pytorch(
         }
     )
     result = evaluate(model, "suite", config, tmp_path / "out.json", cache=tmp_path / "cache")
-    found = [result["results"][name]["value"] for name in ("wiki", "lambada", "accuracy")]
-    assert found == pytest.approx(expected[window], rel=1e-4)
+    values = [result["results"][name]["value"] for name in ("wiki", "lambada", "accuracy")]
+    assert values == pytest.approx(expected[window], rel=1e-4)
     assert result["tasks"]["wiki"]["documents"] == 3
     assert result["window"] == window
 
@@ -93,8 +93,8 @@ def test_both_find_the_same_articles(files):
     task = column("wikitext", "word_perplexity", files / "wiki.raw", version=2)
     config = run_config({"window": 24, "tasks": {"wiki": task}})
     (stated,) = config.evaluation.suites["suite"].tasks.values()
-    found = data.documents(stated)
-    assert [document["page"] for document in found] == pages(files / "wiki.raw") == PAGES
+    documents = data.documents(stated)
+    assert [document["page"] for document in documents] == pages(files / "wiki.raw") == PAGES
 
 
 def test_the_page_computes_the_model_that_is_written_out_elsewhere(model):

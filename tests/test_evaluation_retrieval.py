@@ -56,14 +56,14 @@ def tokenizer(tmp_path_factory):
 
 
 class Scripted(LM):
-    """Answers every prompt by a function of it, and keeps what it was asked."""
+    """Answers every prompt by a function of it, and keeps the requests."""
 
     def __init__(self, answer):
         super().__init__()
-        self.answer, self.asked = answer, []
+        self.answer, self.requests = answer, []
 
     def generate_until(self, requests, **_):
-        self.asked += [request.args for request in requests]
+        self.requests += [request.args for request in requests]
         return [self.answer(request.args[0]) for request in requests]
 
     def loglikelihood(self, requests, **_):
@@ -77,7 +77,7 @@ def test_what_the_model_is_asked(task):
     """The prompt and nothing around it, greedily, to the end of the line, 48 tokens at most."""
     lm = Scripted(lambda prompt: "nothing")
     measure(lm, task, make_requests(task, [DOCUMENTS[task]]))
-    ((prompt, settings),) = lm.asked
+    ((prompt, settings),) = lm.requests
     assert prompt == PROMPTS[task]
     assert (settings["until"], settings["max_gen_toks"], settings["do_sample"]) == (
         ["\n"],
@@ -108,7 +108,7 @@ def test_a_question_that_ends_the_text_already_is_not_asked_twice(task):
         ("based_swde", "\n a \n b \n", "key", "a \n b. Key:"),
         ("based_squadv2", "\n a \n b \n", None, "a \n b"),
         ("based_drop", "\n a \n b \n", " q ", "a \n b. q"),
-        # What is compared with the ending is the key as it is, what is asked begins with a capital.
+        # What is compared with the ending is the key as it is, the prompt's begins with a capital.
         ("based_fda", "a ßk:ßK:", "ßk", "a . SSk:"),
         ("based_swde", "a KEY:key:", "key", "a. Key:"),
         # A question that ends the context: any number in any case, but in NQ one as it is.
@@ -123,8 +123,8 @@ def test_a_question_that_ends_the_text_already_is_not_asked_twice(task):
 )
 def test_what_a_prompt_keeps_of_its_text(task, text, question, prompt):
     field, _ = PLACES[task]
-    asked = "question" if field == "context" else "key"
-    document = {**DOCUMENTS[task], field: text, asked: question}
+    field_of_question = "question" if field == "context" else "key"
+    document = {**DOCUMENTS[task], field: text, field_of_question: question}
     assert make_task(task, [document]).doc_to_text(document) == prompt
 
 
@@ -146,12 +146,9 @@ def test_an_answer_counts_wherever_it_is_in_whatever_case(task, output, right, a
     document["answers" if "answers" in document else "value"] = (
         [answer] if "answers" in document else answer
     )
-    for said in (
-        output.format(answer),
-        output.format(answer).upper(),
-        output.format(answer).lower(),
-    ):
-        assert contains(document, [said]) == {"contains": right}
+    text = output.format(answer)
+    for spelling in (text, text.upper(), text.lower()):
+        assert contains(document, [spelling]) == {"contains": right}
 
 
 def test_a_dot_in_an_answer_is_a_dot():

@@ -121,7 +121,7 @@ def test_columns_left_out_say_why_and_take_the_mean_with_them(model, files, tmp_
 # The language model
 
 
-def asked(text, until="\n", limit=12):
+def generation(text, until="\n", limit=12):
     settings = {"until": [until], "max_gen_toks": limit, "do_sample": False}
     return Instance("generate_until", {}, (text, settings), 0, ("t", 0, 1))
 
@@ -141,7 +141,7 @@ def test_generation_from_the_state_is_that_from_the_whole_prefix(name, tmp_path)
                 ids.append(int(lm.model(torch.tensor([ids])).logits[0, -1].argmax()))
         expected.append(lm.tokenizer.backend.decode(ids[-12:]))
     assert len(set(expected)) > 1
-    assert lm.generate_until([asked(text, until="\0") for text in PROMPTS]) == expected
+    assert lm.generate_until([generation(text, until="\0") for text in PROMPTS]) == expected
 
 
 @pytest.mark.parametrize("name", ["delta_net", "gated"])
@@ -149,7 +149,7 @@ def test_wider_batches_say_the_same(name, tmp_path):
     """As on a GPU, where widths and numbers of tokens are rounded up."""
     lm = LanguageModel(make_model(tmp_path, name), window=60)
     pairs = [Instance("loglikelihood", {}, (text, " a key"), 0) for text in PROMPTS]
-    prompts = [asked(text, until="\0") for text in PROMPTS]
+    prompts = [generation(text, until="\0") for text in PROMPTS]
     shapes = []
     lm.model.model.register_forward_pre_hook(
         lambda _, args, kwargs: shapes.append((args[0].shape, kwargs.get("attention_mask"))),
@@ -157,10 +157,10 @@ def test_wider_batches_say_the_same(name, tmp_path):
     )
     expected = lm.loglikelihood(pairs), lm.generate_until(prompts)
     lm.grain, shapes[:] = 16, []
-    found = lm.loglikelihood(pairs), lm.generate_until(prompts)
-    assert found[1] == expected[1]
-    for one, other in zip(found[0], expected[0], strict=True):
-        assert one == (pytest.approx(other[0]), other[1])
+    wide = lm.loglikelihood(pairs), lm.generate_until(prompts)
+    assert wide[1] == expected[1]
+    for scored, other in zip(wide[0], expected[0], strict=True):
+        assert scored == (pytest.approx(other[0]), other[1])
     (scored, _), (read, mask), *steps = shapes
     assert scored[1] % 16 == read[1] % 16 == 0
     assert int(mask.sum()) % read[1] == 0
@@ -170,17 +170,17 @@ def test_wider_batches_say_the_same(name, tmp_path):
 def test_generation_ends_before_the_stop_and_at_the_end_of_text(model):
     lm = LanguageModel(model, window=60)
     letter, newline = (lm.tok_encode(text)[0] for text in ("a", "\n"))
-    for said, text in [
+    for tokens, text in [
         ([letter, newline, letter], "a"),
         ([letter, lm.tokenizer.eos], "a"),
         ([lm.tokenizer.eos], ""),
         ([letter] * 12, "a" * 12),
     ]:
-        said = iter(said)
-        lm.model.lm_head.forward = lambda states, said=said: torch.nn.functional.one_hot(
-            torch.tensor([next(said)]), 300
+        tokens = iter(tokens)
+        lm.model.lm_head.forward = lambda states, tokens=tokens: torch.nn.functional.one_hot(
+            torch.tensor([next(tokens)]), 300
         )
-        assert lm.generate_until([asked("x")]) == [text]
+        assert lm.generate_until([generation("x")]) == [text]
 
 
 def test_a_batch_that_does_not_fit_is_halved(model):
@@ -198,8 +198,8 @@ def test_a_batch_that_does_not_fit_is_halved(model):
         return compute(rows)
 
     lm._scores = small
-    for found, whole in zip(lm.loglikelihood(requests), expected, strict=True):
-        assert found == (pytest.approx(whole[0]), whole[1])
+    for halved, whole in zip(lm.loglikelihood(requests), expected, strict=True):
+        assert halved == (pytest.approx(whole[0]), whole[1])
     assert max(sizes) == 2
     lm.batch = 4
     with pytest.raises(InputError, match=r"4 requests of .* do not fit into the memory of cpu"):
@@ -211,7 +211,7 @@ def test_what_cannot_be_scored_or_generated_is_refused(model):
     with pytest.raises(InputError, match="tokens cannot be scored in a window of 8"):
         lm.loglikelihood([Instance("loglikelihood", {}, ("a", TEXT[:200]), 0)])
     with pytest.raises(InputError, match="12 tokens to generate leave no room"):
-        lm.generate_until([asked("x")])
+        lm.generate_until([generation("x")])
 
 
 # A model that generates nothing
@@ -301,8 +301,11 @@ def test_data_from_elsewhere_is_still_the_papers_protocol_if_it_is_pinned():
 def test_a_file_with_another_hash_is_refused_and_one_with_its_hash_is_said(model, files, tmp_path):
     file = files / "demo_prose.jsonl"
     digest = sha256(file)
-    for said, message in [(digest, ""), ("ab" * 32, f"its sha256 is {digest}, the configuration")]:
-        stated = column("demo_prose", "word_perplexity", file, sha256=said)
+    for known, message in [
+        (digest, ""),
+        ("ab" * 32, f"its sha256 is {digest}, the configuration"),
+    ]:
+        stated = column("demo_prose", "word_perplexity", file, sha256=stated_digest)
         config = run_config({"window": 40, "tasks": {"it": stated}})
         if message:
             with pytest.raises(InputError, match=message):
@@ -556,11 +559,11 @@ def test_the_numbers_are_those_of_lm_evals_evaluator(lm, task):
     samples = plain["samples"][task]
     requests = make_requests(task, documents, Encoder(lm.tokenizer))
     kept = Requests(**json.loads(canonical_json(vars(requests))))
-    found = measure(lm, task, kept)
-    assert found == measure(lm, task, requests)
-    assert (found["documents"], found["shots"]) == (len(samples), plain["n-shot"][task])
-    assert list(found["metrics"]) == samples[0]["metrics"]
-    for metric, measured in found["metrics"].items():
+    record = measure(lm, task, kept)
+    assert record == measure(lm, task, requests)
+    assert (record["documents"], record["shots"]) == (len(samples), plain["n-shot"][task])
+    assert list(record["metrics"]) == samples[0]["metrics"]
+    for metric, measured in record["metrics"].items():
         assert measured["value"] == plain["results"][task][f"{metric},none"]
         assert measured["stderr"] == standard_error(metric, [one[metric] for one in samples])
 

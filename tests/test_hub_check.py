@@ -171,8 +171,8 @@ def test_what_is_there_is_said_in_a_table(world: World) -> None:
 
 def test_a_model_of_other_sizes(world: World) -> None:
     world.settings["models"]["net"]["num_heads"] = 4
-    said = problem(world.download())
-    assert re.search(r"model net: .* has head_k_dim 16, the configuration says 8 for Net", said)
+    message = problem(world.download())
+    assert re.search(r"model net: .* has head_k_dim 16, the configuration says 8 for Net", message)
 
 
 def test_a_parameter_of_another_shape(world: World) -> None:
@@ -225,11 +225,11 @@ def test_another_tokenizer(world: World, sentencepiece: bool) -> None:
         other = world.folder / "other"
         train_tokenizer([TEXT[::-1]], other, vocabulary_size=300)
         world.net["tokenizer.json"] = (other / "tokenizer.json").read_bytes()
-    said = problem(world.download())
+    message = problem(world.download())
     assert re.search(
-        r"model net: .*: its own tokenizer is not words, which the run gives it:", said
+        r"model net: .*: its own tokenizer is not words, which the run gives it:", message
     )
-    assert re.search(r"'\S+' has id (none|\d+) in its own, (none|\d+) in words", said)
+    assert re.search(r"'\S+' has id (none|\d+) in its own, (none|\d+) in words", message)
 
 
 def test_the_same_tokens_cut_otherwise(world: World) -> None:
@@ -251,8 +251,8 @@ def test_a_model_without_a_tokenizer_is_said_and_not_refused(world: World) -> No
 def test_a_task_with_other_columns(world: World) -> None:
     rows = [{name: value for name, value in row.items() if name != "sol2"} for row in ROWS]
     world.piqa["validation.parquet"] = parquet(rows)
-    said = problem(world.download())
-    assert re.search(r"task piqa: .* row 1: piqa needs the field 'sol2'; it has goal, lab", said)
+    message = problem(world.download())
+    assert re.search(r"task piqa: .* row 1: piqa needs the field 'sol2'; it has goal, lab", message)
 
 
 @pytest.mark.parametrize("missing", [False, True])
@@ -261,11 +261,11 @@ def test_a_split_that_cannot_be_read(world: World, missing: bool) -> None:
         world.piqa["README.md"] = CARD.replace(b"split: validation", b"split: test")
     else:
         world.piqa["validation.parquet"] = parquet(ROWS)[:-20]
-    said = problem(world.download())
+    message = problem(world.download())
     assert re.search(
-        r"task piqa: .*: piqa needs its split 'validation', which cannot be read", said
+        r"task piqa: .*: piqa needs its split 'validation', which cannot be read", message
     )
-    assert ("Unknown split" if missing else "footer") in said
+    assert ("Unknown split" if missing else "footer") in message
 
 
 def test_text_that_cannot_be_read(world: World) -> None:
@@ -285,11 +285,11 @@ def test_a_file_that_breaks_off_leaves_the_rest_checked(
     world.hub.cut["data/1.parquet"] = 1000
     report = world.download()
     assert re.search(r"corpus web +not downloaded", report.table())
-    said = problem(report)
-    assert "not downloaded (run the same command again" in said
-    assert "dataset owner/web: HfHubHTTPError: " in said
-    assert "503" in said
-    assert "downloaded, but" not in said
+    message = problem(report)
+    assert "not downloaded (run the same command again" in message
+    assert "dataset owner/web: HfHubHTTPError: " in message
+    assert "503" in message
+    assert "downloaded, but" not in message
     assert "6 documents" in report.table()
 
 
@@ -308,9 +308,9 @@ def test_a_pickle_is_converted_and_then_checked(world: World) -> None:
 
     world.net["pytorch_model.bin"] = pickled({"a": Path("anything but a tensor")})
     (world.folder / "lock").unlink()
-    said = problem(world.download())
-    assert "not downloaded" in said
-    assert "model owner/net: pytorch_model.bin is refused" in said
+    message = problem(world.download())
+    assert "not downloaded" in message
+    assert "model owner/net: pytorch_model.bin is refused" in message
 
 
 def test_a_model_without_a_configuration(world: World) -> None:
@@ -354,8 +354,8 @@ def test_of_a_model_that_is_only_timed_the_config_is_fetched_and_compared(world:
     assert "2 layers, 2 heads of 16; only timed, without its weights" in report.table()
     assert not list((world.folder / "hub" / "models" / "owner--big").rglob("*.safetensors"))
     big["num_heads"] = 4
-    assert "model big: " in (said := problem(world.download()))
-    assert "head_k_dim 16, the configuration says 8 for Big" in said
+    assert "model big: " in (message := problem(world.download()))
+    assert "head_k_dim 16, the configuration says 8 for Big" in message
 
 
 def test_what_a_library_says_of_one_thing_does_not_keep_the_others_from_being_told(
@@ -372,5 +372,5 @@ def test_what_a_library_says_of_one_thing_does_not_keep_the_others_from_being_to
 
 def test_under_the_papers_protocol_a_data_set_has_its_number_of_documents(world: World) -> None:
     world.settings["evaluation"]["protocol"] = "paper"
-    said = problem(world.download())
-    assert "task piqa: 6 documents, and the paper's protocol has 1,838" in said
+    message = problem(world.download())
+    assert "task piqa: 6 documents, and the paper's protocol has 1,838" in message
