@@ -187,7 +187,7 @@ def test_each_batch_of_prompts_is_one_graph_and_ends_with_its_texts(tmp_path, gr
     assert lm.generate_until(requests) == expected
     # The first token comes with the prompt, the second from a plain step.
     assert [graph.replays for graph in graphs] == [7]
-    assert not lm.broken
+    assert not lm.non_finite
 
 
 def test_a_graph_whose_logits_are_no_numbers_is_noticed(tmp_path, graphs, monkeypatch):
@@ -202,7 +202,7 @@ def test_a_graph_whose_logits_are_no_numbers_is_noticed(tmp_path, graphs, monkey
 
     monkeypatch.setattr(Recorded, "replay", spoilt)
     lm.generate_until([asked("the state", 6)])
-    assert lm.broken
+    assert lm.non_finite
 
 
 def test_without_memory_for_a_graph_steps_are_launched(tmp_path, graphs, monkeypatch):
