@@ -2,7 +2,7 @@
 
 huggingface_hub resolves branches, lists files and transfers them. Its own `snapshot_download` is
 not used, because it keeps nothing of a file whose process ends before the file is complete (1.33),
-and compares no hash.
+and compares only its size.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 # Code, and pickles that are not converted: never fetched, whatever the patterns say.
 NEVER = (".py", ".pyc", ".pkl", ".pickle", ".pt", ".pth", ".ckpt")
-WORKERS = 4  # transfers and hashes at the same time
+WORKERS = 4  # transfers at the same time
 
 
 def fetch(
