@@ -284,6 +284,19 @@ def test_wrong_bytes_from_the_hub_are_refused(desk: Desk, name: str) -> None:
     desk.resolve(MODEL, verify=True)
 
 
+def test_a_failed_file_ends_the_other_transfers_which_go_on_the_next_time(desk: Desk) -> None:
+    desk.hub.spoiled.add("config.json")
+    desk.hub.slow = 0.05
+    with pytest.raises(InputError, match=r"config\.json: what arrived is not"):
+        desk.download(MODEL)
+    assert desk.hub.sent["model.safetensors"] < len(WEIGHTS) // 2
+    desk.hub.spoiled.clear()
+    desk.hub.slow = 0.0
+    desk.download(MODEL)
+    desk.resolve(MODEL, verify=True)
+    assert desk.hub.sent["model.safetensors"] < len(WEIGHTS) + 500_000
+
+
 @pytest.mark.parametrize("zipped", [True, False])
 def test_a_pickled_model_is_converted_once(desk: Desk, zipped: bool) -> None:
     import torch
