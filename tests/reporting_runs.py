@@ -16,12 +16,13 @@ from keycut.config import Config, DecodingBenchmark, Measurement, QualityTable, 
 from keycut.reporting.figures import draw
 from keycut.reporting.frame import (
     FRACTIONS,
+    LOWER_IS_BETTER,
     Key,
+    make_frame,
     read_published,
     variant_key,
 )
-from keycut.reporting.grid import LOWER_IS_BETTER
-from keycut.reporting.steps import make_frame, make_verdict
+from keycut.reporting.verdict import make_verdict
 from keycut.running.paths import PROVENANCE
 
 ROOT = Path(__file__).parents[1]
@@ -305,9 +306,9 @@ def report_inputs(config: Config, folder: Path, *, drawn: bool) -> dict:
         "verdict": folder / "verdict",
         "figures": figures,
         "curves": curve_files(config, folder / "curves"),
-        "jobs": timings,
-        "records": sorted(folder.rglob(f"*{PROVENANCE}")),
-        "made": made,
+        "timings": timings,
+        "provenance": sorted(folder.rglob(f"*{PROVENANCE}")),
+        "steps": made,
         "templates": TEMPLATES,
         "commit": "0123456789ab",
     }

@@ -21,14 +21,13 @@ from keycut.reporting.frame import (
     as_measured,
     cells,
     from_frame,
+    make_union,
     read_evaluation,
     read_frame,
     read_published,
     table_frame,
-    timed,
     timing_key,
     to_frame,
-    union,
     variant_key,
     write_frame,
 )
@@ -87,12 +86,16 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
         read_frame(tmp_path / "other.parquet")
 
 
-def test_the_union_has_every_number_once_and_no_number_twice() -> None:
+def test_the_union_has_every_number_once_and_no_number_twice(tmp_path: Path) -> None:
     other = RESULT._replace(seed=1)
-    together = union([to_frame([RESULT]), to_frame([RESULT, other])])
-    assert from_frame(together) == [RESULT, other]
-    with pytest.raises(InputError, match="union"):
-        union([to_frame([RESULT]), to_frame([RESULT._replace(value=31.8)])])
+    results = {"a": [RESULT], "b": [RESULT, other], "c": [RESULT._replace(value=31.8)]}
+    for name, part in results.items():
+        write_frame(tmp_path / name, to_frame(part))
+    make_union([tmp_path / "a", tmp_path / "b"], tmp_path / "all")
+    assert from_frame(read_frame(tmp_path / "all")) == [RESULT, other]
+    with pytest.raises(InputError, match="two: not a frame of results"):
+        make_union([tmp_path / "a", tmp_path / "c"], tmp_path / "two")
+    assert not (tmp_path / "two").exists()
 
 
 def test_every_printed_number_is_a_cell_of_its_table(
@@ -101,7 +104,7 @@ def test_every_printed_number_is_a_cell_of_its_table(
     assert len(published) == 2497
     for table in dict.fromkeys(printed.table for printed in published):
         printed = {one.key: one.value for one in published if one.table == table}
-        frame = table_frame(paper, table, as_measured(paper, table, published))
+        frame = table_frame(paper, table, as_measured(paper, table, printed))
         measured = {key: cell.value for key, cell in cells(frame).items()}
         # Beyond the paper's, only the recovered unpruned model, which is ours.
         extra = {key for key in measured if key not in printed}
@@ -145,9 +148,10 @@ def test_a_missing_mean_is_that_of_its_tasks_with_its_error(demo: Config) -> Non
 
 def test_a_missing_speedup_is_the_ratio_to_the_first_width(demo: Config) -> None:
     measured = [
-        Result(timing_key(demo, cell, metric), 0, 100.0 * 32 / cell.width, 1.0, "demo", "b", "")
-        for cell, metric in timed(demo, "mixer_speed")
-        if metric == "tokens_per_s"
+        Result(
+            timing_key(demo, cell, "tokens_per_s"), 0, 100.0 * 32 / cell.width, 1.0, "demo", "b", ""
+        )
+        for cell in demo.timings("mixer_speed")
     ]
     found = cells(table_frame(demo, "mixer_speed", measured))
     speedups = {key: cell for key, cell in found.items() if key.metric == "speedup"}
@@ -175,7 +179,7 @@ def test_an_evaluation_becomes_results_in_the_papers_units(demo: Config, tmp_pat
         "zero_shot_avg": {"value": 0.25, "stderr": None},
     }
     write_json(path, recorded("zero_shot", numbers))
-    found = list(read_evaluation(demo, variant, path))
+    found = list(read_evaluation(demo, variant, "zero_shot", path))
     assert [(one.key.metric, one.value, one.stderr) for one in found] == [
         ("choice_acc_norm", 40.0, 3.0),
         ("last_word_acc", 10.0, None),
@@ -189,7 +193,7 @@ def test_an_evaluation_becomes_results_in_the_papers_units(demo: Config, tmp_pat
     assert mean.draws.values == pytest.approx([25.0, 40.0])
     one = frame[variant_key(demo, variant, "choice_acc_norm")].draws
     assert one is not None
-    assert one.of != mean.draws.of
+    assert one.documents != mean.draws.documents
 
 
 def test_a_perplexity_without_bound_is_a_gap_with_its_reason(demo: Config, tmp_path: Path) -> None:
@@ -199,7 +203,7 @@ def test_a_perplexity_without_bound_is_a_gap_with_its_reason(demo: Config, tmp_p
         "last_word_ppl": {"value": 12.5, "stderr": 0.5, "draws": None},
     }
     write_json(tmp_path / "a", recorded("ppl", numbers))
-    found = list(read_evaluation(demo, variant, tmp_path / "a"))
+    found = list(read_evaluation(demo, variant, "ppl", tmp_path / "a"))
     assert [(one.value, one.reason) for one in found] == [
         (None, "the model is broken: inf"),
         (12.5, ""),
@@ -224,16 +228,16 @@ def test_every_table_of_other_runs_has_a_frame(demo: Config) -> None:
 
 
 @given(st.lists(st.floats(-1e30, 1e30), min_size=1), st.text("abc0+:"))
-def test_draws_come_back_from_text_to_seven_digits(values: list[float], of: str) -> None:
-    found = Draws.from_text(Draws(of, tuple(values)).text())
+def test_draws_come_back_from_text_to_seven_digits(values: list[float], documents: str) -> None:
+    found = Draws.from_text(Draws(documents, tuple(values)).to_text())
     assert found is not None
-    assert found.of == of
+    assert found.documents == documents
     assert found.values == pytest.approx(values, rel=1e-6, abs=1e-30)
 
 
 def test_seeds_of_the_same_documents_have_the_mean_of_their_draws() -> None:
-    def drawn(of: str, *values: float) -> str:
-        return Draws(of, values).text()
+    def drawn(documents: str, *values: float) -> str:
+        return Draws(documents, values).to_text()
 
     results = [RESULT._replace(seed=seed, draws=drawn("a", seed, 2)) for seed in range(3)]
     assert cells(to_frame(results))[KEY].draws == Draws("a", (1.0, 2.0))

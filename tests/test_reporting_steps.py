@@ -14,18 +14,14 @@ from keycut.errors import InputError
 from keycut.reporting.frame import (
     cells,
     from_frame,
+    make_frame,
+    make_union,
     read_frame,
     timing_key,
     variant_key,
 )
-from keycut.reporting.steps import (
-    make_document,
-    make_frame,
-    make_table,
-    make_union,
-    make_verdict,
-    verify_files,
-)
+from keycut.reporting.verdict import make_verdict, verify
+from keycut.reporting.writing import write_document, write_table
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +57,7 @@ def test_a_partial_run_has_a_dash_and_a_reason_where_a_result_is_missing(
     there = {str(path) for path in some if path}
     assert {row.source for row in rows if row.value is not None} == there
     assert all(row.reason.endswith("not measured: no time") for row in rows if row.value is None)
-    make_table(partial, "summary", tmp_path / "summary.parquet", tmp_path, TEMPLATES)
+    write_table(partial, "summary", tmp_path / "summary.parquet", tmp_path, TEMPLATES)
     assert "not measured: no time" in (tmp_path / "summary.tex").read_text()
 
 
@@ -83,10 +79,10 @@ def test_from_frames_to_a_document_and_a_verdict(
     demo: Config, frames: dict[str, Path], tmp_path: Path
 ) -> None:
     for name, frame in frames.items():
-        make_table(demo, name, frame, tmp_path / "tables", TEMPLATES)
+        write_table(demo, name, frame, tmp_path / "tables", TEMPLATES)
     tables = [tmp_path / "tables" / f"{name}.tex" for name in demo.tables]
     figures = [tmp_path / "figures" / f"{name}.pdf" for name in demo.figures]
-    make_document(demo, tables, figures, tmp_path / "document.tex", TEMPLATES)
+    write_document(demo, tables, figures, tmp_path / "document.tex", TEMPLATES)
     text = (tmp_path / "document.tex").read_text()
     places = [text.index(rf"\input{{tables/{name}.tex}}") for name in demo.tables] + [
         text.index(f"{{figures/{name}.pdf}}") for name in demo.figures
@@ -100,9 +96,9 @@ def test_from_frames_to_a_document_and_a_verdict(
         ROOT / "config" / "published",
         ROOT / "config" / "claims.yaml",
     )
-    verify_files(tmp_path / "verdict" / "cells.csv")
+    verify(tmp_path / "verdict" / "cells.csv")
     with pytest.raises(InputError, match="made of 6 figures, not of 5"):
-        make_document(demo, tables, figures[1:], tmp_path / "document.tex", TEMPLATES)
+        write_document(demo, tables, figures[1:], tmp_path / "document.tex", TEMPLATES)
 
 
 # --- what is read ---

@@ -55,14 +55,7 @@ rule union:
 rule table:
     input:
         **with_provenance(frame=f"{results}/frames/{{table}}.parquet"),
-        templates=lambda w: [
-            f"{TEMPLATES}/{name}"
-            for name in (
-                "table.tex.j2",
-                "table.html.j2",
-                f"{run_config.tables[w.table].kind}.tex.j2",
-            )
-        ],
+        templates=[f"{TEMPLATES}/{name}" for name in ("table.tex.j2", "table.html.j2")],
     output:
         tex=f"{results}/tables/{{table}}.tex",
         csv=f"{results}/tables/{{table}}.csv",

@@ -13,7 +13,7 @@ from keycut.analysis.filters import filters
 from keycut.config import Config, FilterFigure
 from keycut.errors import InputError
 from keycut.models.checkpoint import Checkpoint
-from keycut.reporting.frame import refuse_count
+from keycut.reporting.frame import check_count
 from keycut.reporting.style import PAGE, new_figure
 
 SIDES = {"q": "Queries", "k": "Keys", "v": "Values"}
@@ -25,7 +25,7 @@ LINES = "#333333"  # on the pixels, which are light on any page
 def draw_filters(config: Config, name: str, sources: Sequence[Path]) -> Figure:
     """Queries, keys and values below each other: channels across, layers and their taps down."""
     assert isinstance(config.figures[name], FilterFigure)
-    refuse_count(f"figure {name}", "model folders", 1, len(sources))
+    check_count(f"figure {name}", "model folders", 1, len(sources))
     found = filters(Checkpoint(sources[0]))
     weights = {side: getattr(found, side) for side in SIDES}
     limit = max(float(np.quantile(np.abs(w), 0.995)) for w in weights.values())

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator
 
 from keycut.config import BASELINE, Config, QualityFigure, QualityTable, Stage
-from keycut.reporting.frame import Cell, Key, cells, read_frame, refuse_count, variant_key
+from keycut.reporting.frame import Cell, Key, cells, check_count, read_frame, variant_key
 from keycut.reporting.style import INK, PAGE, colour, dash, label, new_figure
 
 STAGES = {"pre": "before recovery", "post": "recovered"}
@@ -95,7 +95,7 @@ def read_panels(config: Config, name: str, sources: Sequence[Path]) -> Iterator[
     """Every curve begins at its model left whole, recovered too if the others are."""
     spec = config.figures[name]
     assert isinstance(spec, QualityFigure)
-    refuse_count(f"figure {name}", "frames", len(spec.tables), len(sources))
+    check_count(f"figure {name}", "frames", len(spec.tables), len(sources))
     for table, source in zip(spec.tables, sources, strict=True):
         found, shown = cells(read_frame(source)), config.tables[table]
         assert isinstance(shown, QualityTable)

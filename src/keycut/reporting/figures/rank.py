@@ -13,7 +13,7 @@ from matplotlib.ticker import LogLocator
 from keycut.analysis.rank import RankAnalysis
 from keycut.config import Config, RankFigure, SpectrumFigure, UtilizationFigure
 from keycut.errors import InputError
-from keycut.reporting.frame import refuse_count
+from keycut.reporting.frame import check_count
 from keycut.reporting.style import (
     COLUMN,
     PAGE,
@@ -36,7 +36,7 @@ Analyses = dict[tuple[str, str], list[RankAnalysis]]
 def read_analyses(config: Config, name: str, sources: Sequence[Path | None]) -> Analyses:
     variants, figure = config.analyses(name), config.figures[name]
     assert isinstance(figure, RankFigure)
-    refuse_count(f"figure {name}", "analyses", len(variants), len(sources))
+    check_count(f"figure {name}", "analyses", len(variants), len(sources))
     found: Analyses = {}
     for variant, path in zip(variants, sources, strict=True):
         if path is None:

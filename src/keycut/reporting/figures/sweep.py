@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
 from keycut.config import Config, Measurement, MixerBenchmark, SweepFigure
-from keycut.reporting.frame import Result, read_measurement, refuse_count, timing_key
+from keycut.reporting.frame import Result, check_count, read_measurement, timing_key
 from keycut.reporting.style import COLUMN, KERNELS, PAGE, SOLID, Dash, name_ends, new_figure
 
 PASSES = {"forward": "Forward", "training": "Forward and backward"}
@@ -68,7 +68,7 @@ def read_speeds(
     config: Config, benchmark: str, sources: Sequence[Path]
 ) -> dict[Measurement, Result]:
     cells = config.measurements(benchmark)
-    refuse_count(f"a sweep of {benchmark}", "measurements", len(cells), len(sources))
+    check_count(f"a sweep of {benchmark}", "measurements", len(cells), len(sources))
     found = {}
     for cell, path in zip(cells, sources, strict=True):
         by_key = {result.key: result for result in read_measurement(config, cell, path)}
