@@ -18,7 +18,7 @@ from keycut.errors import InputError
 from keycut.reporting.figures import draw
 from keycut.reporting.figures.filters import pixels
 from keycut.reporting.figures.quality import draw_quality
-from keycut.reporting.figures.rank import draw_spectrum, draw_utilization, lacking
+from keycut.reporting.figures.rank import draw_spectrum, draw_utilization, missing_note
 from keycut.reporting.figures.sweep import draw_sweep
 from keycut.reporting.frame import read_frame, write_frame
 from keycut.reporting.style import INK, KERNELS, drawing, spread
@@ -103,8 +103,8 @@ def test_seeds_that_are_missing_are_counted(demo: Config, sources: dict[str, lis
     variants = three.analyses("utilization")
     one_rand = [v.method != "rand" or v.seed == 1 for v in variants]
     found = [sources["utilization"][0] if there else None for there in one_rand]
-    assert lacking(three, "utilization", found) == "\nnot measured: Rand (2 of 3 seeds)"
-    assert lacking(three, "utilization", sources["utilization"][:1] * len(found)) == ""
+    assert missing_note(three, "utilization", found) == "\nnot measured: Rand (2 of 3 seeds)"
+    assert missing_note(three, "utilization", sources["utilization"][:1] * len(found)) == ""
 
 
 def test_pixels_stand_by_layer_and_tap_down_and_by_head_and_channel_across() -> None:

@@ -256,22 +256,11 @@ def make_verdict(
 
 
 def write_verdict(verdict: PaperVerdict, folder: Path | str) -> None:
-    frames = {"cells.csv": cell_frame(verdict.cells), "claims.csv": claim_frame(verdict.claims)}
-    for name, frame in frames.items():
-        with atomic_write(Path(folder) / name, force=True) as aside:
-            frame.to_csv(aside, index=False)
-    with atomic_write(Path(folder) / "verdict.txt", force=True) as aside:
-        aside.write_text(to_text(verdict))
-
-
-def cell_frame(judgements: Iterable[Judgement]) -> pd.DataFrame:
-    rows = [(one.table, *one.key, *one[2:]) for one in judgements]
-    frame = pd.DataFrame(rows, columns=["table", *Key._fields, *Judgement._fields[2:]])
-    return frame.astype({"head_k_dim": "Int64"})
-
-
-def claim_frame(answers: Iterable[Answered]) -> pd.DataFrame:
-    return pd.DataFrame(
+    cells = pd.DataFrame(
+        [(judgement.table, *judgement.key, *judgement[2:]) for judgement in verdict.cells],
+        columns=["table", *Key._fields, *Judgement._fields[2:]],
+    )
+    claims = pd.DataFrame(
         {
             "id": answered.claim.id,
             "says": answered.claim.says,
@@ -280,8 +269,16 @@ def claim_frame(answers: Iterable[Answered]) -> pd.DataFrame:
             "numbers": answered.numbers,
             "errata": ", ".join(answered.claim.errata),
         }
-        for answered in answers
+        for answered in verdict.claims
     )
+    texts = {
+        "cells.csv": cells.astype({"head_k_dim": "Int64"}).to_csv(index=False),
+        "claims.csv": claims.to_csv(index=False),
+        "verdict.txt": to_text(verdict),
+    }
+    for name, text in texts.items():
+        with atomic_write(Path(folder) / name, force=True) as aside:
+            aside.write_text(text)
 
 
 def to_text(verdict: PaperVerdict) -> str:
