@@ -217,13 +217,13 @@ def frame_files(config: Config, folder: Path) -> dict[str, Path]:
     """A frame of every table, near the paper's numbers where they compare."""
     near = None
     if config.evaluation.protocol == "paper":
-        near = {one.key: one.value for one in read_published(PUBLISHED / "values.csv")}
+        near = {printed.key: printed.value for printed in read_published(PUBLISHED / "values.csv")}
     evaluations = evaluation_files(config, folder / "evaluations", near)
     measurements = measurement_files(config, folder / "measurements")
     frames = {}
     for name, table in config.tables.items():
         if isinstance(table, QualityTable):
-            sources = [evaluations[one] for one in config.evaluations(name)]
+            sources = [evaluations[evaluation] for evaluation in config.evaluations(name)]
         else:
             sources = [measurements[cell] for cell in config.timings(name)]
         frames[name] = folder / "frames" / f"{name}.parquet"
@@ -292,7 +292,7 @@ def report_inputs(config: Config, folder: Path, *, drawn: bool) -> dict:
         path.parent.mkdir(exist_ok=True)
         path.write_text(f"s\th:m:s\tmax_rss\n{seconds}\t0:00:01\t2048.0\n")
         timings[rule] = [path]
-    made = {}
+    steps = {}
     for variant in config.variants():
         if variant.pruned:
             path = folder / "selections" / f"{digest(asdict(variant))[:12]}.safetensors"
@@ -300,7 +300,7 @@ def report_inputs(config: Config, folder: Path, *, drawn: bool) -> dict:
             about |= {"full_width": 32, "calibration": {"seed": variant.seed, "sequences": 16}}
             path.parent.mkdir(exist_ok=True)
             save_file({"kept": np.zeros(1)}, path, {"about": canonical_json(about)})
-            made[variant] = [path]
+            steps[variant] = [path]
     return {
         "frames": list(frames.values()),
         "verdict": folder / "verdict",
@@ -308,7 +308,7 @@ def report_inputs(config: Config, folder: Path, *, drawn: bool) -> dict:
         "curves": curve_files(config, folder / "curves"),
         "timings": timings,
         "provenance": sorted(folder.rglob(f"*{PROVENANCE}")),
-        "steps": made,
+        "steps": steps,
         "templates": TEMPLATES,
         "commit": "0123456789ab",
     }

@@ -102,15 +102,20 @@ def test_every_number_of_every_table_has_its_files(
         Key(*key): numbers for key, numbers in zip(data["keys"], data["numbers"], strict=True)
     }
     for frame in inputs["frames"]:
-        for one in from_frame(read_frame(frame)):
-            [[seed, value, stderr, reason, files, _]] = stored[one.key]
-            assert (seed, value, stderr, reason) == (one.seed, one.value, one.stderr, one.reason)
-            assert [paths[i] for i in files[:1]] == ([one.source] if one.source else [])
+        for result in from_frame(read_frame(frame)):
+            [[seed, value, stderr, reason, files, _]] = stored[result.key]
+            assert (seed, value, stderr, reason) == (
+                result.seed,
+                result.value,
+                result.stderr,
+                result.reason,
+            )
+            assert [paths[i] for i in files[:1]] == ([result.source] if result.source else [])
 
 
 def test_a_pruned_models_number_tells_of_its_selection(inputs: dict[str, Any], page: str) -> None:
     data = data_of(page)
-    made = {
+    paths_of = {
         (v.model, v.method, v.target, v.ratio, v.rft): paths for v, paths in inputs["steps"].items()
     }
     seen = 0
@@ -118,7 +123,7 @@ def test_a_pruned_models_number_tells_of_its_selection(inputs: dict[str, Any], p
         model, _, method, target, ratio, width, rft, _ = key
         [[*_, making]] = numbers
         if width is None and method != "baseline":
-            [path] = made[model, method, target, ratio, rft]
+            [path] = paths_of[model, method, target, ratio, rft]
             [place] = data["made"][making]
             assert data["origins"]["paths"][place] == path.as_posix()
             assert data["origins"]["files"][place]["method"] == method
@@ -211,10 +216,10 @@ def test_changes_are_percents_or_multiples() -> None:
 
 def test_what_files_share_is_stored_once_and_comes_back(tmp_path: Path) -> None:
     versions = {f"package{i}": "1.0" for i in range(9)}
-    told = [{"versions": versions, "value": 0.5 * i, "short": "x"} for i in range(3)]
+    contents = [{"versions": versions, "value": 0.5 * i, "short": "x"} for i in range(3)]
     origins = Origins()
-    for i, one in enumerate(told):
-        write_json(tmp_path / f"{i}.json", one)
+    for i, content in enumerate(contents):
+        write_json(tmp_path / f"{i}.json", content)
         assert origins.add(tmp_path / f"{i}.json") == i
     assert origins.add(tmp_path / "0.json") == 0
     packed = origins.to_json()
@@ -247,12 +252,14 @@ def test_a_picture_has_ids_of_its_own() -> None:
         '<style type="text/css">*{stroke: red}</style><path id="m1"/></defs>'
         '<use xlink:href="#m1"/><g clip-path="url(#m1)" gid="m1"/></svg>'
     )
-    found = inline(svg, "p", 'says "<this>"')
-    assert found.startswith('<svg role="img" aria-label="says &#34;&lt;this&gt;&#34;" width="9pt">')
-    assert '<path id="p-m1"/>' in found
-    assert '<use xlink:href="#p-m1"/><g clip-path="url(#p-m1)" gid="m1"/>' in found
-    assert "metadata" not in found
-    assert "stroke" not in found
+    inlined = inline(svg, "p", 'says "<this>"')
+    assert inlined.startswith(
+        '<svg role="img" aria-label="says &#34;&lt;this&gt;&#34;" width="9pt">'
+    )
+    assert '<path id="p-m1"/>' in inlined
+    assert '<use xlink:href="#p-m1"/><g clip-path="url(#p-m1)" gid="m1"/>' in inlined
+    assert "metadata" not in inlined
+    assert "stroke" not in inlined
 
 
 # --- work and training ---
@@ -291,13 +298,13 @@ def test_jobs_count_also_where_snakemakes_timings_are_not_there(tmp_path: Path) 
 def test_what_other_code_made_is_marked(
     demo: Config, inputs: dict[str, Any], tmp_path: Path
 ) -> None:
-    made = {**record("pretrain", 9.0, ("H200",)), "code": {"digest": "this"}}
+    provenance = {**record("pretrain", 9.0, ("H200",)), "code": {"digest": "this"}}
     path = tmp_path / "model.provenance.json"
-    write_json(path, made)
-    given = {**inputs, "provenance": [path], "steps": {next(iter(inputs["steps"])): [path]}}
+    write_json(path, provenance)
+    changed = {**inputs, "provenance": [path], "steps": {next(iter(inputs["steps"])): [path]}}
     marks = ("1 of the jobs of pretrain ran other code", "made by other code of this stage")
     for now, marked in (("this", False), ("other", True)):
-        write_report(demo, **given, current_code={"pretrain": now}, out=tmp_path / "r.html")
+        write_report(demo, **changed, current_code={"pretrain": now}, out=tmp_path / "r.html")
         page = (tmp_path / "r.html").read_text()
         assert [mark in page for mark in marks] == [marked, marked]
 

@@ -132,7 +132,7 @@ def test_every_number_of_the_paper_comes_back_from_its_table(
     grids: dict[str, Grid], published: list[Printed]
 ) -> None:
     assert len(grids) == 16
-    found: Counter[tuple[str, Key, float]] = Counter()
+    shown: Counter[tuple[str, Key, float]] = Counter()
     for name, grid in grids.items():
         rows = to_rows(grid)
         assert len({len(row) for row in rows}) == 1
@@ -141,18 +141,18 @@ def test_every_number_of_the_paper_comes_back_from_its_table(
             number = value(rows[1 + line][column])
             if grid.kind == "model_speed" and box.key.metric == "tokens_per_s":
                 number = round(number * 1000)
-            found[name, box.key, number] += 1
-    expected = Counter((one.table, one.key, one.value) for one in published)
+            shown[name, box.key, number] += 1
+    expected = Counter((printed.table, printed.key, printed.value) for printed in published)
     assert expected.total() == 2497
     # One number of its table has two decimals in the paper; all have one here.
-    [(table, key, two_decimals)] = (expected - found).elements()
+    [(table, key, two_decimals)] = (expected - shown).elements()
     assert (table, key.method, key.target, two_decimals) == (
         "ablation_kq_targets",
         "l1",
         "k",
         29.75,
     )
-    assert list((found - expected).elements()) == [(table, key, 29.8)]
+    assert list((shown - expected).elements()) == [(table, key, 29.8)]
 
 
 @pytest.mark.parametrize(
@@ -190,14 +190,23 @@ def test_marks_differ_from_the_paper_exactly_where_the_errata_say(
         (name, box.key): box.mark for name, grid in grids.items() for _, _, box in numbers(grid)
     }
     differing = sorted(
-        (one.table, one.key, one.mark or "none", computed[one.table, one.key] or "none")
-        for one in published
-        if one.mark != computed[one.table, one.key]
+        (
+            printed.table,
+            printed.key,
+            printed.mark or "none",
+            computed[printed.table, printed.key] or "none",
+        )
+        for printed in published
+        if printed.mark != computed[printed.table, printed.key]
     )
-    errata = [one for one in read_errata(PUBLISHED / "errata.csv") if one.kind == "mark"]
-    assert differing == sorted((one.table, one.key, one.printed, one.follows) for one in errata)
+    errata = [
+        erratum for erratum in read_errata(PUBLISHED / "errata.csv") if erratum.kind == "mark"
+    ]
+    assert differing == sorted(
+        (erratum.table, erratum.key, erratum.printed, erratum.follows) for erratum in errata
+    )
     # M7 is inside rounding: the printed means and the paper's marks agree.
-    assert {one.id for one in errata} == {f"M{i}" for i in range(1, 12)} - {"M7"}
+    assert {erratum.id for erratum in errata} == {f"M{i}" for i in range(1, 12)} - {"M7"}
     groups = {(table, key._replace(method="")) for (table, key), mark in computed.items() if mark}
     assert len(groups) == 160
 
@@ -233,10 +242,10 @@ def test_rows_and_columns_are_the_papers(grids: dict[str, Grid]) -> None:
 
 @given(st.dictionaries(st.integers(), st.integers(0, 4).map(float), min_size=2), st.booleans())
 def test_marks_go_by_value_and_ties_share_them(values: dict[int, float], lower: bool) -> None:
-    found = marks(values, lower=lower)
+    marked = marks(values, lower=lower)
     for name, own in values.items():
         better = {other for other in values.values() if (other < own if lower else other > own)}
-        assert found.get(name, "") == {0: "best", 1: "second"}.get(len(better), "")
+        assert marked.get(name, "") == {0: "best", 1: "second"}.get(len(better), "")
 
 
 def test_one_value_alone_is_not_marked() -> None:
@@ -276,7 +285,7 @@ def test_a_missing_cell_is_a_dash_with_its_reason(demo: Config) -> None:
     why = "out of memory & 100 % sure"
     gone = results[3]._replace(value=None, stderr=None, source="", reason=why)
     grid = lay_out(demo, "by_model", to_frame([*results[:3], gone, *results[4:]]))
-    [(line, column, box)] = [one for one in numbers(grid) if one[2].key == gone.key]
+    [(line, column, box)] = [number for number in numbers(grid) if number[2].key == gone.key]
     assert (box.text, box.mark, box.notes) == ("–", "", ("a",))
     written = to_tex(grid, TEMPLATES)
     assert r"--\textsuperscript{a}" in written
@@ -415,11 +424,11 @@ def test_all_tables_and_figures_compile_to_one_pdf(
 def test_a_document_compiles_to_the_same_bytes(demo: Config, tmp_path: Path) -> None:
     config = demo.model_copy(update={"figures": {}})
     write_document(config, [], [], tmp_path / "document.tex", TEMPLATES)
-    pdf, found = tmp_path / "a.pdf", set()
+    pdf, contents = tmp_path / "a.pdf", set()
     for _ in range(2):
         compile_document(tmp_path / "document.tex", pdf)
-        found.add(pdf.read_bytes())
-    assert len(found) == 1
+        contents.add(pdf.read_bytes())
+    assert len(contents) == 1
 
 
 @needs_latex

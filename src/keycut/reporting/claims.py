@@ -185,7 +185,9 @@ class Answered:
         counts = {
             "not measured": missing,
             "too close to tell": outcomes.count(None) - missing,
-            f"decided by fewer than {SEEDS} draws": sum(one.few_seeds for one in decided),
+            f"decided by fewer than {SEEDS} draws": sum(
+                comparison.few_seeds for comparison in decided
+            ),
         }
         summary = [f"{outcomes.count(True)} of {len(outcomes)} true"]
         summary += [f"{count} {what}" for what, count in counts.items() if count]

@@ -163,7 +163,9 @@ class Numbers:
 
     def to_json(self, judgements: Iterable[Judgement]) -> dict[str, Any]:
         """What the page's script shows when a number is clicked."""
-        numbers = [[self._origin(one) for one in results] for results in self.results.values()]
+        numbers = [
+            [self._origin(result) for result in results] for results in self.results.values()
+        ]
         judged: dict[str, dict[int, Any]] = {}
         for j in judgements:
             if j.key in self.places:
