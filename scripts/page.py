@@ -25,7 +25,7 @@ with job(snakemake) as run:
         provenance=sorted(
             path for path in results.rglob(f"*{PROVENANCE}") if not path.match("document.*")
         ),
-        current_code=snakemake.params.now,
+        current_code=snakemake.params.current_code,
         out=snakemake.output.html,
         templates=snakemake.params.templates,
         commit=commit() or "",

@@ -17,9 +17,14 @@ from keycut.reporting.figures import draw
 from keycut.reporting.frame import (
     FRACTIONS,
     LOWER_IS_BETTER,
+    PAPER,
     Key,
+    Printed,
+    Result,
+    from_frame,
     make_frame,
     read_published,
+    table_frame,
     variant_key,
 )
 from keycut.reporting.verdict import make_verdict
@@ -211,6 +216,17 @@ def figure_sources(config: Config, name: str, folder: Path) -> list[Path]:
         return [model_folder(config, figure.model, folder / figure.model)]
     analysed = analysis_files(config, folder / "analyses")
     return [analysed[variant] for variant in config.analyses(name)]
+
+
+def in_print(config: Config, table: str, published: list[Printed]) -> list[Result]:
+    """The paper's numbers of a table as if the run had measured them."""
+    values = {printed.key: printed.value for printed in published if printed.table == table}
+    protocol, source = config.evaluation.protocol, f"{PAPER}, {table}"
+    return [
+        result._replace(value=values[result.key], protocol=protocol, source=source, reason="")
+        for result in from_frame(table_frame(config, table, []))
+        if result.key in values
+    ]
 
 
 def frame_files(config: Config, folder: Path) -> dict[str, Path]:

@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from reporting_runs import in_print
 
 from keycut.artefact import write_json
 from keycut.config import Config, QualityTable, load_config
@@ -18,7 +19,6 @@ from keycut.reporting.frame import (
     Key,
     Printed,
     Result,
-    as_measured,
     cells,
     from_frame,
     make_union,
@@ -104,7 +104,7 @@ def test_every_printed_number_is_a_cell_of_its_table(
     assert len(published) == 2497
     for table in dict.fromkeys(printed.table for printed in published):
         printed = {printed.key: printed.value for printed in published if printed.table == table}
-        frame = table_frame(paper, table, as_measured(paper, table, printed))
+        frame = table_frame(paper, table, in_print(paper, table, published))
         measured = {key: cell.value for key, cell in cells(frame).items()}
         # Beyond the paper's, only the recovered unpruned model, which is ours.
         extra = {key for key in measured if key not in printed}

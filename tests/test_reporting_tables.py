@@ -14,6 +14,7 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from reporting_runs import in_print
 
 from keycut.config import Config, load_config, parse_config
 from keycut.errors import InputError
@@ -21,7 +22,6 @@ from keycut.reporting.frame import (
     Key,
     Printed,
     Result,
-    as_measured,
     from_frame,
     read_published,
     table_frame,
@@ -70,12 +70,6 @@ def grids(paper: Config, published: list[Printed]) -> dict[str, Grid]:
         name: lay_out(paper, name, table_frame(paper, name, in_print(paper, name, published)))
         for name in names
     }
-
-
-def in_print(config: Config, table: str, published: list[Printed]) -> Iterator[Result]:
-    """The paper's numbers of a table, as if they had been measured."""
-    values = {printed.key: printed.value for printed in published if printed.table == table}
-    return as_measured(config, table, values)
 
 
 def numbers(grid: Grid) -> Iterator[tuple[int, int, Box]]:
@@ -277,6 +271,8 @@ def test_seeds_are_printed_as_mean_and_spread(demo: Config) -> None:
     ]
     grid = lay_out(demo, "by_model", to_frame(results))
     assert {box.text for _, _, box in numbers(grid)} == {"31.0 ± 1.4"}
+    # So the paper's number, which has no spread, in its place.
+    assert {box.form(31.04) for _, _, box in numbers(grid)} == {"31.0"}
     assert r"\textbf{31.0 $\pm$ 1.4}" in to_tex(grid, TEMPLATES)
 
 
@@ -327,7 +323,7 @@ def test_rows_of_another_protocol_say_so(demo: Config) -> None:
 def test_published_and_measured_numbers_never_share_a_table(
     paper: Config, published: list[Printed]
 ) -> None:
-    results = list(in_print(paper, "pre_rft_50_gated_only", published))
+    results = in_print(paper, "pre_rft_50_gated_only", published)
     mixed = [results[0]._replace(source="results/x.json"), *results[1:]]
     with pytest.raises(InputError, match="may not share"):
         lay_out(paper, "pre_rft_50_gated_only", to_frame(mixed))

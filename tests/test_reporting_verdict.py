@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from reporting_runs import in_print
 
 from keycut.config import Config, load_config
 from keycut.errors import InputError
@@ -21,7 +22,6 @@ from keycut.reporting.frame import (
     Key,
     Printed,
     Result,
-    as_measured,
     cells,
     read_published,
     table_frame,
@@ -66,12 +66,9 @@ def errata() -> list[Erratum]:
 
 @pytest.fixture(scope="module")
 def frames(paper: Config, published: list[Printed]) -> dict[str, pd.DataFrame]:
-    by_table: dict[str, dict[Key, float]] = {}
-    for printed in published:
-        by_table.setdefault(printed.table, {})[printed.key] = printed.value
     return {
-        name: table_frame(paper, name, as_measured(paper, name, values))
-        for name, values in by_table.items()
+        name: table_frame(paper, name, in_print(paper, name, published))
+        for name in dict.fromkeys(printed.table for printed in published)
     }
 
 

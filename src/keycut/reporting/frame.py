@@ -254,18 +254,6 @@ def table_frame(config: Config, table: str, results: Iterable[Result]) -> pd.Dat
     return to_frame(dict.fromkeys(rows))
 
 
-def as_measured(config: Config, table: str, values: Mapping[Key, float]) -> Iterator[Result]:
-    """Published numbers of a table as if this run had measured them, one per cell and seed."""
-    if isinstance(config.tables[table], QualityTable):
-        cells = [(variant_key(config, v, metric), v.seed) for v, metric in config.cells(table)]
-    else:
-        cells = [(timing_key(config, *cell), 0) for cell in _timing_cells(config, table)]
-    protocol, source = config.evaluation.protocol, f"{PAPER}, {table}"
-    for key, seed in cells:
-        if key in values:
-            yield Result(key, seed, values[key], None, protocol, source)
-
-
 def _timing_cells(config: Config, table: str) -> list[tuple[Measurement, str]]:
     """Every cell of a table of timings: the measurement, and which of its numbers."""
     spec = config.tables[table]

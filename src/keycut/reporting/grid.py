@@ -51,6 +51,7 @@ class Box:
     mark: Mark = ""
     notes: tuple[str, ...] = ()  # their letters
     key: Key | None = None
+    form: Form = str  # how numbers in its place are written
 
 
 @dataclass(frozen=True)
@@ -146,11 +147,11 @@ class TableBuilder:
         cell = self.cells[key]
         notes = tuple(self.letter(text) for text in (cell.reason, cell.note) if text)
         if cell.value is None:
-            return Box(DASH, span, "", notes, key)
+            return Box(DASH, span, "", notes, key, form)
         text = form(cell.value)
         if cell.spread is not None:
             text += f" ± {format_spread(text, cell.spread, form)}"
-        return Box(text, span, self.marks.get(key, ""), notes, key)
+        return Box(text, span, self.marks.get(key, ""), notes, key, form)
 
     def letter(self, note: str) -> str:
         number = len(self.letters)

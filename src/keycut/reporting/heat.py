@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from keycut.config import BASELINE, Config
 from keycut.reporting.frame import Cell, Key, lower_is_better
-from keycut.reporting.verdict import OUTSIDE, Judgement
+from keycut.reporting.grid import Box
+from keycut.reporting.verdict import OUTSIDE, Judgement, is_inside
 
 STEPS = (0.01, 0.03, 0.1, 0.3)
 """Relative differences at which the colour becomes stronger."""
@@ -34,24 +35,24 @@ def against_paper(config: Config, place: int, judgement: Judgement, theirs: str)
     ours, difference, tolerance = judgement.ours, judgement.difference, judgement.tolerance
     if ours is None or difference is None or tolerance is None:
         return Look(place, theirs=theirs, errata=judgement.errata)
-    inside = abs(difference) <= tolerance * (1 + 1e-9)
-    shade = "" if inside else shade_of(config, judgement.key.metric, ours, judgement.paper)
-    outside = judgement.word in OUTSIDE
+    shade, outside = "", judgement.word in OUTSIDE
+    if not is_inside(difference, tolerance):
+        shade = shade_of(config, judgement.key.metric, ours, judgement.paper)
     return Look(place, shade, theirs, f"{difference:+.3g}", outside, judgement.errata)
 
 
 def against_baseline(
-    config: Config, place: int, key: Key, cells: Mapping[Key, Cell], texts: Mapping[Key, str]
+    config: Config, place: int, key: Key, cells: Mapping[Key, Cell], boxes: Mapping[Key, Box]
 ) -> Look:
     """The look of a number compared with the unpruned model's in the same table."""
     baseline = reference(key, cells)
     if baseline is None or key == baseline:
         return Look(place)
-    ours, theirs = cells[key].value, cells[baseline].value
+    ours, theirs, text = cells[key].value, cells[baseline].value, boxes[baseline].text
     if ours is None or not theirs:
-        return Look(place, theirs=texts.get(baseline, ""))
+        return Look(place, theirs=text)
     shade = shade_of(config, key.metric, ours, theirs)
-    return Look(place, shade, texts.get(baseline, ""), format_change(ours / theirs))
+    return Look(place, shade, text, format_change(ours / theirs))
 
 
 def reference(key: Key, cells: Mapping[Key, Cell]) -> Key | None:

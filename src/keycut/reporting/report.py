@@ -22,12 +22,10 @@ from keycut.reporting.frame import (
     PAPER,
     Key,
     Result,
-    as_measured,
     cells,
     check_count,
     from_frame,
     read_frame,
-    table_frame,
     variant_key,
 )
 from keycut.reporting.heat import STEPS, Look, against_baseline, against_paper
@@ -203,19 +201,17 @@ def _heat_map(
     templates: Path,
 ) -> HeatMap:
     """Compared with the paper's numbers where it has them, elsewhere with the unpruned model."""
-    grid = printed = lay_out(config, name, frame)
-    ours, judged = cells(frame), {j.key: j for j in judgements if j.table == name}
-    if judged:
-        paper = as_measured(config, name, {key: j.paper for key, j in judged.items()})
-        printed = lay_out(config, name, table_frame(config, name, paper))
-    texts = {box.key: box.text for row in printed.rows for box in row.boxes if box.key}
+    grid, ours = lay_out(config, name, frame), cells(frame)
+    boxes = {box.key: box for row in grid.rows for box in row.boxes if box.key}
+    judged = {judgement.key: judgement for judgement in judgements if judgement.table == name}
     looks = {}
     for key in ours:
         place = numbers.places[key]
         if not judged:
-            looks[key] = against_baseline(config, place, key, ours, texts)
+            looks[key] = against_baseline(config, place, key, ours, boxes)
         elif key in judged:
-            looks[key] = against_paper(config, place, judged[key], texts[key])
+            theirs = boxes[key].form(judged[key].paper)
+            looks[key] = against_paper(config, place, judged[key], theirs)
         else:
             looks[key] = Look(place)  # a row that the paper does not have
     return HeatMap(name, bool(judged), Markup(to_html(grid, templates, looks)))

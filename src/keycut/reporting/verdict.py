@@ -164,10 +164,9 @@ def _word(
     method = config.methods.get(printed.key.method)
     if method and method.drawn and ours.seeds < SEEDS:
         return "undecided", f"{ours.seeds} of at least {SEEDS} seeds"
-    # A difference of exactly half a printed digit is inside, whatever floating point makes of it.
-    limit = tolerance(ours, printed) * (1 + 1e-9)
-    if abs(ours.value - printed.value) <= limit:
-        blunt = printed.key != baseline.key and abs(baseline.value - printed.value) <= limit
+    limit = tolerance(ours, printed)
+    if is_inside(ours.value - printed.value, limit):
+        blunt = printed.key != baseline.key and is_inside(baseline.value - printed.value, limit)
         return "reproduced", BLUNT if blunt else ""
     if ids := [erratum.id for erratum in errata if erratum.kind == "value"]:
         return "undecided", f"the paper's own numbers contradict it ({', '.join(ids)})"
@@ -180,6 +179,11 @@ def _word(
 
 def tolerance(ours: Cell, printed: Printed) -> float:
     return 2 * ours.noise + printed.digit / 2
+
+
+def is_inside(difference: float, tolerance: float) -> bool:
+    """Also a difference of exactly half a printed digit, whatever floating point makes of it."""
+    return abs(difference) <= tolerance * (1 + 1e-9)
 
 
 def _subject(printed: Printed) -> tuple[str, str, str, str]:
