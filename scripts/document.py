@@ -1,9 +1,9 @@
 from keycut.running.job import job
 
 with job(snakemake) as run:
-    from keycut.reporting.steps import make_document
+    from keycut.reporting.writing import write_document
 
-    make_document(
+    write_document(
         run,
         snakemake.input.tables,
         snakemake.input.figures,

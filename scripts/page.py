@@ -9,23 +9,23 @@ with job(snakemake) as run:
     results, variants = Path(snakemake.params.results), run.variants()
     curves = {v: Path(p) for v, p in zip(variants, snakemake.params.curves, strict=True)}
     steps = {v: map(Path, p) for v, p in zip(variants, snakemake.params.steps, strict=True)}
-    meanwhile = ("document", "pdf")  # typeset beside this job: what is told of them comes and goes
+    concurrent = ("document", "pdf")  # their timings and provenance may or may not exist by now
     write_report(
         run,
         frames=snakemake.input.frames,
         verdict=snakemake.input.verdict,
         figures=snakemake.input.figures,
         curves={variant: path for variant, path in curves.items() if path.is_file()},
-        jobs={
+        timings={
             rule.name: sorted(rule.rglob("*.tsv"))
             for rule in sorted((results / "timings").iterdir())
-            if rule.name not in meanwhile
+            if rule.name not in concurrent
         },
-        made={v: [path for path in paths if path.is_file()] for v, paths in steps.items()},
-        records=sorted(
+        steps={v: [path for path in paths if path.is_file()] for v, paths in steps.items()},
+        provenance=sorted(
             path for path in results.rglob(f"*{PROVENANCE}") if not path.match("document.*")
         ),
-        now=snakemake.params.now,
+        current_code=snakemake.params.current_code,
         out=snakemake.output.html,
         templates=snakemake.params.templates,
         commit=commit() or "",

@@ -3,9 +3,9 @@ from pathlib import Path
 from keycut.running.job import job
 
 with job(snakemake) as run:
-    from keycut.reporting.steps import make_table
+    from keycut.reporting.writing import write_table
 
-    make_table(
+    write_table(
         run,
         snakemake.wildcards.table,
         snakemake.input.frame,

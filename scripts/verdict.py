@@ -3,7 +3,7 @@ from pathlib import Path
 from keycut.running.job import job
 
 with job(snakemake) as run:
-    from keycut.reporting.steps import make_verdict
+    from keycut.reporting.verdict import make_verdict
 
     make_verdict(
         run,

@@ -3,6 +3,6 @@ from pathlib import Path
 from keycut.running.job import job
 
 with job(snakemake):
-    from keycut.reporting.steps import verify_files
+    from keycut.reporting.verdict import verify
 
-    verify_files(Path(snakemake.input.verdict) / "cells.csv")
+    verify(Path(snakemake.input.verdict) / "cells.csv")

@@ -16,12 +16,18 @@ from keycut.config import Config, DecodingBenchmark, Measurement, QualityTable, 
 from keycut.reporting.figures import draw
 from keycut.reporting.frame import (
     FRACTIONS,
+    LOWER_IS_BETTER,
+    PAPER,
     Key,
+    Printed,
+    Result,
+    from_frame,
+    make_frame,
     read_published,
+    table_frame,
     variant_key,
 )
-from keycut.reporting.grid import LOWER_IS_BETTER
-from keycut.reporting.steps import make_frame, make_verdict
+from keycut.reporting.verdict import make_verdict
 from keycut.running.paths import PROVENANCE
 
 ROOT = Path(__file__).parents[1]
@@ -211,17 +217,28 @@ def figure_sources(config: Config, name: str, folder: Path) -> list[Path]:
     return [analysed[variant] for variant in config.analyses(name)]
 
 
+def in_print(config: Config, table: str, published: list[Printed]) -> list[Result]:
+    """The paper's numbers of a table as if the run had measured them."""
+    values = {printed.key: printed.value for printed in published if printed.table == table}
+    protocol, source = config.evaluation.protocol, f"{PAPER}, {table}"
+    return [
+        result._replace(value=values[result.key], protocol=protocol, source=source, reason="")
+        for result in from_frame(table_frame(config, table, []))
+        if result.key in values
+    ]
+
+
 def frame_files(config: Config, folder: Path) -> dict[str, Path]:
     """A frame of every table, near the paper's numbers where they compare."""
     near = None
     if config.evaluation.protocol == "paper":
-        near = {one.key: one.value for one in read_published(PUBLISHED / "values.csv")}
+        near = {printed.key: printed.value for printed in read_published(PUBLISHED / "values.csv")}
     evaluations = evaluation_files(config, folder / "evaluations", near)
     measurements = measurement_files(config, folder / "measurements")
     frames = {}
     for name, table in config.tables.items():
         if isinstance(table, QualityTable):
-            sources = [evaluations[one] for one in config.evaluations(name)]
+            sources = [evaluations[evaluation] for evaluation in config.evaluations(name)]
         else:
             sources = [measurements[cell] for cell in config.timings(name)]
         frames[name] = folder / "frames" / f"{name}.parquet"
@@ -290,7 +307,7 @@ def report_inputs(config: Config, folder: Path, *, drawn: bool) -> dict:
         path.parent.mkdir(exist_ok=True)
         path.write_text(f"s\th:m:s\tmax_rss\n{seconds}\t0:00:01\t2048.0\n")
         timings[rule] = [path]
-    made = {}
+    steps = {}
     for variant in config.variants():
         if variant.pruned:
             path = folder / "selections" / f"{digest(asdict(variant))[:12]}.safetensors"
@@ -298,15 +315,15 @@ def report_inputs(config: Config, folder: Path, *, drawn: bool) -> dict:
             about |= {"full_width": 32, "calibration": {"seed": variant.seed, "sequences": 16}}
             path.parent.mkdir(exist_ok=True)
             save_file({"kept": np.zeros(1)}, path, {"about": canonical_json(about)})
-            made[variant] = [path]
+            steps[variant] = [path]
     return {
         "frames": list(frames.values()),
         "verdict": folder / "verdict",
         "figures": figures,
         "curves": curve_files(config, folder / "curves"),
-        "jobs": timings,
-        "records": sorted(folder.rglob(f"*{PROVENANCE}")),
-        "made": made,
+        "timings": timings,
+        "provenance": sorted(folder.rglob(f"*{PROVENANCE}")),
+        "steps": steps,
         "templates": TEMPLATES,
         "commit": "0123456789ab",
     }

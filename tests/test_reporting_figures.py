@@ -18,7 +18,7 @@ from keycut.errors import InputError
 from keycut.reporting.figures import draw
 from keycut.reporting.figures.filters import pixels
 from keycut.reporting.figures.quality import draw_quality
-from keycut.reporting.figures.rank import draw_spectrum, draw_utilization, lacking
+from keycut.reporting.figures.rank import draw_spectrum, draw_utilization, missing_note
 from keycut.reporting.figures.sweep import draw_sweep
 from keycut.reporting.frame import read_frame, write_frame
 from keycut.reporting.style import INK, KERNELS, drawing, spread
@@ -102,16 +102,16 @@ def test_seeds_that_are_missing_are_counted(demo: Config, sources: dict[str, lis
     three = demo.model_copy(update={"seeds": (0, 1, 2)})
     variants = three.analyses("utilization")
     one_rand = [v.method != "rand" or v.seed == 1 for v in variants]
-    found = [sources["utilization"][0] if there else None for there in one_rand]
-    assert lacking(three, "utilization", found) == "\nnot measured: Rand (2 of 3 seeds)"
-    assert lacking(three, "utilization", sources["utilization"][:1] * len(found)) == ""
+    paths = [sources["utilization"][0] if measured else None for measured in one_rand]
+    assert missing_note(three, "utilization", paths) == "\nnot measured: Rand (2 of 3 seeds)"
+    assert missing_note(three, "utilization", sources["utilization"][:1] * len(paths)) == ""
 
 
 def test_pixels_stand_by_layer_and_tap_down_and_by_head_and_channel_across() -> None:
     w = np.arange(2 * 3 * 5 * 4).reshape(2, 3, 5, 4)
-    found = pixels(w)
+    image = pixels(w)
     for layer, head, channel, tap in itertools.product(*map(range, w.shape)):
-        assert found[layer * 4 + tap, head * 5 + channel] == w[layer, head, channel, tap]
+        assert image[layer * 4 + tap, head * 5 + channel] == w[layer, head, channel, tap]
 
 
 def test_a_width_without_a_number_is_a_cross(
@@ -158,7 +158,7 @@ def test_a_point_that_is_missing_is_left_out(
     write_frame(tmp_path / "some.parquet", frame)
     with drawing():
         figure = draw_quality(demo, "quality", [tmp_path / "some.parquet"])
-    grad = next(one for one in figure.axes[0].containers if one.get_label() == "Grad")
+    grad = next(curve for curve in figure.axes[0].containers if curve.get_label() == "Grad")
     assert [*grad.lines[0].get_xdata()] == [0, 75]
 
 

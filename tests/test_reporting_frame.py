@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from reporting_runs import in_print
 
 from keycut.artefact import write_json
 from keycut.config import Config, QualityTable, load_config
@@ -18,17 +19,15 @@ from keycut.reporting.frame import (
     Key,
     Printed,
     Result,
-    as_measured,
     cells,
     from_frame,
+    make_union,
     read_evaluation,
     read_frame,
     read_published,
     table_frame,
-    timed,
     timing_key,
     to_frame,
-    union,
     variant_key,
     write_frame,
 )
@@ -87,12 +86,16 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
         read_frame(tmp_path / "other.parquet")
 
 
-def test_the_union_has_every_number_once_and_no_number_twice() -> None:
+def test_the_union_has_every_number_once_and_no_number_twice(tmp_path: Path) -> None:
     other = RESULT._replace(seed=1)
-    together = union([to_frame([RESULT]), to_frame([RESULT, other])])
-    assert from_frame(together) == [RESULT, other]
-    with pytest.raises(InputError, match="union"):
-        union([to_frame([RESULT]), to_frame([RESULT._replace(value=31.8)])])
+    results = {"a": [RESULT], "b": [RESULT, other], "c": [RESULT._replace(value=31.8)]}
+    for name, part in results.items():
+        write_frame(tmp_path / name, to_frame(part))
+    make_union([tmp_path / "a", tmp_path / "b"], tmp_path / "all")
+    assert from_frame(read_frame(tmp_path / "all")) == [RESULT, other]
+    with pytest.raises(InputError, match="two: not a frame of results"):
+        make_union([tmp_path / "a", tmp_path / "c"], tmp_path / "two")
+    assert not (tmp_path / "two").exists()
 
 
 def test_every_printed_number_is_a_cell_of_its_table(
@@ -100,8 +103,8 @@ def test_every_printed_number_is_a_cell_of_its_table(
 ) -> None:
     assert len(published) == 2497
     for table in dict.fromkeys(printed.table for printed in published):
-        printed = {one.key: one.value for one in published if one.table == table}
-        frame = table_frame(paper, table, as_measured(paper, table, published))
+        printed = {printed.key: printed.value for printed in published if printed.table == table}
+        frame = table_frame(paper, table, in_print(paper, table, published))
         measured = {key: cell.value for key, cell in cells(frame).items()}
         # Beyond the paper's, only the recovered unpruned model, which is ours.
         extra = {key for key in measured if key not in printed}
@@ -112,7 +115,7 @@ def test_every_printed_number_is_a_cell_of_its_table(
 
 def test_the_last_printed_digit(published: list[Printed]) -> None:
     def digits(table: str) -> set[float]:
-        return {one.digit for one in published if one.table == table}
+        return {printed.digit for printed in published if printed.table == table}
 
     assert digits("zs-dn-370M") == {0.1}
     assert digits("ablation_kq_targets") == {0.1, 0.01}  # one number has two decimals
@@ -127,8 +130,8 @@ def test_a_missing_mean_is_that_of_its_tasks_with_its_error(demo: Config) -> Non
         Result(variant_key(demo, variant, "choice_acc_norm"), 0, 40.0, 3.0, "demo", "a.json", ""),
         Result(variant_key(demo, variant, "last_word_acc"), 0, 10.0, 4.0, "demo", "a.json", ""),
     ]
-    found = cells(table_frame(demo, "zero_shot", parts))
-    mean = found[variant_key(demo, variant, "zero_shot_avg")]
+    measured = cells(table_frame(demo, "zero_shot", parts))
+    mean = measured[variant_key(demo, variant, "zero_shot_avg")]
     assert (mean.value, mean.stderr) == (25.0, 2.5)
     noted = [part._replace(note=f"{part.key.metric}: elsewhere") for part in parts]
     for some, note in [
@@ -136,8 +139,8 @@ def test_a_missing_mean_is_that_of_its_tasks_with_its_error(demo: Config) -> Non
         ([parts[0], noted[1]], "last_word_acc: elsewhere"),
         (noted, "choice_acc_norm: elsewhere; last_word_acc: elsewhere"),
     ]:
-        found = cells(table_frame(demo, "zero_shot", some))
-        assert found[variant_key(demo, variant, "zero_shot_avg")].note == note
+        measured = cells(table_frame(demo, "zero_shot", some))
+        assert measured[variant_key(demo, variant, "zero_shot_avg")].note == note
     incomplete = cells(table_frame(demo, "zero_shot", parts[:1]))
     why = incomplete[variant_key(demo, variant, "zero_shot_avg")].reason
     assert why == "last_word_acc: not measured"
@@ -145,18 +148,19 @@ def test_a_missing_mean_is_that_of_its_tasks_with_its_error(demo: Config) -> Non
 
 def test_a_missing_speedup_is_the_ratio_to_the_first_width(demo: Config) -> None:
     measured = [
-        Result(timing_key(demo, cell, metric), 0, 100.0 * 32 / cell.width, 1.0, "demo", "b", "")
-        for cell, metric in timed(demo, "mixer_speed")
-        if metric == "tokens_per_s"
+        Result(
+            timing_key(demo, cell, "tokens_per_s"), 0, 100.0 * 32 / cell.width, 1.0, "demo", "b", ""
+        )
+        for cell in demo.timings("mixer_speed")
     ]
-    found = cells(table_frame(demo, "mixer_speed", measured))
-    speedups = {key: cell for key, cell in found.items() if key.metric == "speedup"}
+    table = cells(table_frame(demo, "mixer_speed", measured))
+    speedups = {key: cell for key, cell in table.items() if key.metric == "speedup"}
     assert {(key.head_k_dim, cell.value) for key, cell in speedups.items()} == {(32, 1), (16, 2)}
     for key, cell in speedups.items():
         assert cell.stderr == (
             pytest.approx(2 * math.hypot(1 / 100, 1 / 200)) if key.head_k_dim == 16 else 0.0
         )
-    ratios = [cell.reason for key, cell in found.items() if key.metric == "memory_ratio"]
+    ratios = [cell.reason for key, cell in table.items() if key.metric == "memory_ratio"]
     assert set(ratios) == {"not measured"}
 
 
@@ -175,21 +179,21 @@ def test_an_evaluation_becomes_results_in_the_papers_units(demo: Config, tmp_pat
         "zero_shot_avg": {"value": 0.25, "stderr": None},
     }
     write_json(path, recorded("zero_shot", numbers))
-    found = list(read_evaluation(demo, variant, path))
-    assert [(one.key.metric, one.value, one.stderr) for one in found] == [
+    results = list(read_evaluation(demo, variant, "zero_shot", path))
+    assert [(result.key.metric, result.value, result.stderr) for result in results] == [
         ("choice_acc_norm", 40.0, 3.0),
         ("last_word_acc", 10.0, None),
     ]
-    assert {(one.protocol, one.source) for one in found} == {("demo", path.as_posix())}
-    assert [one.note for one in found] == ["", "other data"]
-    frame = cells(table_frame(demo, "zero_shot", found))
+    assert {(result.protocol, result.source) for result in results} == {("demo", path.as_posix())}
+    assert [result.note for result in results] == ["", "other data"]
+    frame = cells(table_frame(demo, "zero_shot", results))
     mean = frame[variant_key(demo, variant, "zero_shot_avg")]
     assert mean.value == 25.0
     assert mean.draws is not None
     assert mean.draws.values == pytest.approx([25.0, 40.0])
-    one = frame[variant_key(demo, variant, "choice_acc_norm")].draws
-    assert one is not None
-    assert one.of != mean.draws.of
+    draws = frame[variant_key(demo, variant, "choice_acc_norm")].draws
+    assert draws is not None
+    assert draws.documents != mean.draws.documents
 
 
 def test_a_perplexity_without_bound_is_a_gap_with_its_reason(demo: Config, tmp_path: Path) -> None:
@@ -199,8 +203,8 @@ def test_a_perplexity_without_bound_is_a_gap_with_its_reason(demo: Config, tmp_p
         "last_word_ppl": {"value": 12.5, "stderr": 0.5, "draws": None},
     }
     write_json(tmp_path / "a", recorded("ppl", numbers))
-    found = list(read_evaluation(demo, variant, tmp_path / "a"))
-    assert [(one.value, one.reason) for one in found] == [
+    results = list(read_evaluation(demo, variant, "ppl", tmp_path / "a"))
+    assert [(result.value, result.reason) for result in results] == [
         (None, "the model is broken: inf"),
         (12.5, ""),
     ]
@@ -208,8 +212,8 @@ def test_a_perplexity_without_bound_is_a_gap_with_its_reason(demo: Config, tmp_p
 
 def test_what_is_left_out_says_why() -> None:
     lab = load_config(FOLDER / "lab.yaml")
-    found = cells(table_frame(lab, "sharing", []))
-    reasons = {key.metric: cell.reason for key, cell in found.items()}
+    measured = cells(table_frame(lab, "sharing", []))
+    reasons = {key.metric: cell.reason for key, cell in measured.items()}
     assert reasons["piqa_acc_norm"] == reasons["zero_shot_avg"] == "not attempted: data"
     assert reasons["lambada_acc"] == "not measured"
 
@@ -224,16 +228,16 @@ def test_every_table_of_other_runs_has_a_frame(demo: Config) -> None:
 
 
 @given(st.lists(st.floats(-1e30, 1e30), min_size=1), st.text("abc0+:"))
-def test_draws_come_back_from_text_to_seven_digits(values: list[float], of: str) -> None:
-    found = Draws.from_text(Draws(of, tuple(values)).text())
-    assert found is not None
-    assert found.of == of
-    assert found.values == pytest.approx(values, rel=1e-6, abs=1e-30)
+def test_draws_come_back_from_text_to_seven_digits(values: list[float], documents: str) -> None:
+    draws = Draws.from_text(Draws(documents, tuple(values)).to_text())
+    assert draws is not None
+    assert draws.documents == documents
+    assert draws.values == pytest.approx(values, rel=1e-6, abs=1e-30)
 
 
 def test_seeds_of_the_same_documents_have_the_mean_of_their_draws() -> None:
-    def drawn(of: str, *values: float) -> str:
-        return Draws(of, values).text()
+    def drawn(documents: str, *values: float) -> str:
+        return Draws(documents, values).to_text()
 
     results = [RESULT._replace(seed=seed, draws=drawn("a", seed, 2)) for seed in range(3)]
     assert cells(to_frame(results))[KEY].draws == Draws("a", (1.0, 2.0))

@@ -23,11 +23,11 @@ from keycut.config import Config, Variant, load_config
 from keycut.errors import InputError
 from keycut.reporting.curves import draw_curves, read_curve
 from keycut.reporting.frame import Cell, Key, from_frame, read_frame
-from keycut.reporting.heat import against_paper, reference, relative, shaded
-from keycut.reporting.jobs import read_work
+from keycut.reporting.heat import against_paper, format_change, reference, shade_of
+from keycut.reporting.jobs import summarize_jobs
 from keycut.reporting.origins import Origins
 from keycut.reporting.report import inline, write_report
-from keycut.reporting.verdict import Line
+from keycut.reporting.verdict import Judgement
 
 
 @pytest.fixture(scope="module")
@@ -102,23 +102,28 @@ def test_every_number_of_every_table_has_its_files(
         Key(*key): numbers for key, numbers in zip(data["keys"], data["numbers"], strict=True)
     }
     for frame in inputs["frames"]:
-        for one in from_frame(read_frame(frame)):
-            [[seed, value, stderr, reason, files, _]] = stored[one.key]
-            assert (seed, value, stderr, reason) == (one.seed, one.value, one.stderr, one.reason)
-            assert [paths[i] for i in files[:1]] == ([one.source] if one.source else [])
+        for result in from_frame(read_frame(frame)):
+            [[seed, value, stderr, reason, files, _]] = stored[result.key]
+            assert (seed, value, stderr, reason) == (
+                result.seed,
+                result.value,
+                result.stderr,
+                result.reason,
+            )
+            assert [paths[i] for i in files[:1]] == ([result.source] if result.source else [])
 
 
 def test_a_pruned_models_number_tells_of_its_selection(inputs: dict[str, Any], page: str) -> None:
     data = data_of(page)
-    made = {
-        (v.model, v.method, v.target, v.ratio, v.rft): paths for v, paths in inputs["made"].items()
+    paths_of = {
+        (v.model, v.method, v.target, v.ratio, v.rft): paths for v, paths in inputs["steps"].items()
     }
     seen = 0
     for key, numbers in zip(data["keys"], data["numbers"], strict=True):
         model, _, method, target, ratio, width, rft, _ = key
         [[*_, making]] = numbers
         if width is None and method != "baseline":
-            [path] = made[model, method, target, ratio, rft]
+            [path] = paths_of[model, method, target, ratio, rft]
             [place] = data["made"][making]
             assert data["origins"]["paths"][place] == path.as_posix()
             assert data["origins"]["files"][place]["method"] == method
@@ -147,9 +152,9 @@ def test_missing_inputs_are_refused(demo: Config, inputs: dict[str, Any], tmp_pa
         write_report(demo, **{**inputs, "frames": inputs["frames"][1:]}, out=out)
     with pytest.raises(InputError, match="made of 6 figures, not of 0"):
         write_report(demo, **{**inputs, "figures": []}, out=out)
-    some = next(iter(inputs["made"]))
+    some = next(iter(inputs["steps"]))
     with pytest.raises(InputError, match=r"gone\.json is missing"):
-        write_report(demo, **{**inputs, "made": {some: [tmp_path / "gone.json"]}}, out=out)
+        write_report(demo, **{**inputs, "steps": {some: [tmp_path / "gone.json"]}}, out=out)
     assert not out.exists()
 
 
@@ -160,26 +165,26 @@ CELL = Cell(30.0, None, None, 1, frozenset({"demo"}), "")
 
 
 @pytest.mark.parametrize(
-    ("metric", "width", "ratio", "expected"),
+    ("metric", "ratio", "expected"),
     [
-        ("prose_word_ppl", None, 1.009, ""),
-        ("prose_word_ppl", None, 1.02, "worse-1"),
-        ("prose_word_ppl", None, 0.85, "better-3"),
-        ("choice_acc_norm", None, 1.02, "better-1"),
-        ("choice_acc_norm", None, 0.5, "worse-4"),
-        ("training_tokens_per_s", 64, 1.5, "better-4"),
-        ("training_peak_memory_gib", 64, 0.95, "better-2"),
-        ("decoding_state_mib", 64, 1.05, "worse-2"),
+        ("prose_word_ppl", 1.009, ""),
+        ("prose_word_ppl", 1.02, "worse-1"),
+        ("prose_word_ppl", 0.85, "better-3"),
+        ("choice_acc_norm", 1.02, "better-1"),
+        ("choice_acc_norm", 0.5, "worse-4"),
+        ("training_tokens_per_s", 1.5, "better-4"),
+        ("training_peak_memory_gib", 0.95, "better-2"),
+        ("decoding_state_mib", 1.05, "worse-2"),
     ],
 )
 def test_a_shade_says_which_way_and_how_far(
-    demo: Config, metric: str, width: int | None, ratio: float, expected: str
+    demo: Config, metric: str, ratio: float, expected: str
 ) -> None:
-    assert shaded(demo, KEY._replace(metric=metric, head_k_dim=width), 7 * ratio, 7.0) == expected
+    assert shade_of(demo, metric, 7 * ratio, 7.0) == expected
 
 
 def test_inside_the_tolerance_there_is_no_colour(demo: Config) -> None:
-    line = Line("t", KEY, 33.0, 30.0, 3.0, 3.0, 3, "reproduced", "", "N1: 30 -> 31")
+    line = Judgement("t", KEY, 33.0, 30.0, 3.0, 3.0, 3, "reproduced", "", "N1: 30 -> 31")
     look = against_paper(demo, 4, line, "30.0")
     assert (look.shade, look.change, look.outside, look.errata) == ("", "+3", False, "N1: 30 -> 31")
     beyond = against_paper(demo, 4, line._replace(tolerance=2.0, word="differs"), "30.0")
@@ -198,7 +203,7 @@ def test_a_number_is_held_to_its_own_unpruned_model() -> None:
 
 
 def test_changes_are_percents_or_multiples() -> None:
-    assert [relative(r) for r in (1.0, 1.052, 0.5, 123.4)] == [
+    assert [format_change(r) for r in (1.0, 1.052, 0.5, 123.4)] == [
         "+0.0 %",
         "+5.2 %",
         "-50.0 %",
@@ -211,13 +216,13 @@ def test_changes_are_percents_or_multiples() -> None:
 
 def test_what_files_share_is_stored_once_and_comes_back(tmp_path: Path) -> None:
     versions = {f"package{i}": "1.0" for i in range(9)}
-    told = [{"versions": versions, "value": 0.5 * i, "short": "x"} for i in range(3)]
+    contents = [{"versions": versions, "value": 0.5 * i, "short": "x"} for i in range(3)]
     origins = Origins()
-    for i, one in enumerate(told):
-        write_json(tmp_path / f"{i}.json", one)
+    for i, content in enumerate(contents):
+        write_json(tmp_path / f"{i}.json", content)
         assert origins.add(tmp_path / f"{i}.json") == i
     assert origins.add(tmp_path / "0.json") == 0
-    packed = origins.packed()
+    packed = origins.to_json()
     assert packed["shared"] == [versions]
     assert [file["versions"] for file in packed["files"]] == [{"$": 0}] * 3
     assert [file["value"] for file in packed["files"]] == [0.0, 0.5, 1.0]
@@ -227,7 +232,7 @@ def test_broken_numbers_are_text_that_a_browser_reads(tmp_path: Path) -> None:
     write_json(tmp_path / "a.json", {"a": [math.nan, {"b": -math.inf}], "c": 1.5})
     origins = Origins()
     origins.add(tmp_path / "a.json")
-    assert origins.packed()["files"] == [{"a": ["nan", {"b": "-inf"}], "c": 1.5}]
+    assert origins.to_json()["files"] == [{"a": ["nan", {"b": "-inf"}], "c": 1.5}]
 
 
 def test_of_tensors_only_the_header_is_read(tmp_path: Path) -> None:
@@ -235,7 +240,7 @@ def test_of_tensors_only_the_header_is_read(tmp_path: Path) -> None:
     save_file({"kept": np.zeros(4)}, path, {"about": '{"method": "grad"}'})
     origins = Origins()
     origins.add(path)
-    assert origins.told == [{"method": "grad"}]
+    assert origins.contents == [{"method": "grad"}]
     path.write_bytes(path.read_bytes()[:5])
     with pytest.raises(InputError, match="cut off or damaged"):
         Origins().add(path)
@@ -247,12 +252,14 @@ def test_a_picture_has_ids_of_its_own() -> None:
         '<style type="text/css">*{stroke: red}</style><path id="m1"/></defs>'
         '<use xlink:href="#m1"/><g clip-path="url(#m1)" gid="m1"/></svg>'
     )
-    found = inline(svg, "p", 'says "<this>"')
-    assert found.startswith('<svg role="img" aria-label="says &#34;&lt;this&gt;&#34;" width="9pt">')
-    assert '<path id="p-m1"/>' in found
-    assert '<use xlink:href="#p-m1"/><g clip-path="url(#p-m1)" gid="m1"/>' in found
-    assert "metadata" not in found
-    assert "stroke" not in found
+    inlined = inline(svg, "p", 'says "<this>"')
+    assert inlined.startswith(
+        '<svg role="img" aria-label="says &#34;&lt;this&gt;&#34;" width="9pt">'
+    )
+    assert '<path id="p-m1"/>' in inlined
+    assert '<use xlink:href="#p-m1"/><g clip-path="url(#p-m1)" gid="m1"/>' in inlined
+    assert "metadata" not in inlined
+    assert "stroke" not in inlined
 
 
 # --- work and training ---
@@ -266,7 +273,7 @@ def test_gpu_hours_are_those_of_the_gpus_that_jobs_had(tmp_path: Path) -> None:
         records.append(tmp_path / f"{i}.json")
         write_json(records[-1], {**record(rule, seconds, gpus), "started": f"2026-01-0{3 - i}"})
     (tmp_path / "e.tsv").write_text("s\th:m:s\tmax_rss\n12.5\t0:00:12\t-\n31.0\t0:00:31\t512.0\n")
-    work = read_work({"evaluate": [tmp_path / "e.tsv"], "pretrain": []}, records)
+    work = summarize_jobs({"evaluate": [tmp_path / "e.tsv"], "pretrain": []}, records)
     assert [rule.name for rule in work.rules] == ["frame", "evaluate"]  # as they first ran
     frame, evaluate = work.rules
     assert (evaluate.jobs, evaluate.seconds, evaluate.longest) == (2, 43.5, 31.0)
@@ -283,7 +290,7 @@ def test_jobs_count_also_where_snakemakes_timings_are_not_there(tmp_path: Path) 
     for number, peak in enumerate((900, 700)):
         records.append(tmp_path / f"{number}.json")
         write_json(records[-1], {**record("evaluate", 25.0, ("H200",)), "peak_mib": peak})
-    [evaluate] = read_work({"evaluate": [tmp_path / "e.tsv"]}, records).rules
+    [evaluate] = summarize_jobs({"evaluate": [tmp_path / "e.tsv"]}, records).rules
     assert (evaluate.jobs, evaluate.seconds, evaluate.gpu_seconds) == (2, 50.0, 50.0)
     assert evaluate.peak_mib == 900
 
@@ -291,13 +298,13 @@ def test_jobs_count_also_where_snakemakes_timings_are_not_there(tmp_path: Path) 
 def test_what_other_code_made_is_marked(
     demo: Config, inputs: dict[str, Any], tmp_path: Path
 ) -> None:
-    made = {**record("pretrain", 9.0, ("H200",)), "code": {"digest": "this"}}
+    provenance = {**record("pretrain", 9.0, ("H200",)), "code": {"digest": "this"}}
     path = tmp_path / "model.provenance.json"
-    write_json(path, made)
-    given = {**inputs, "records": [path], "made": {next(iter(inputs["made"])): [path]}}
+    write_json(path, provenance)
+    changed = {**inputs, "provenance": [path], "steps": {next(iter(inputs["steps"])): [path]}}
     marks = ("1 of the jobs of pretrain ran other code", "made by other code of this stage")
     for now, marked in (("this", False), ("other", True)):
-        write_report(demo, **given, now={"pretrain": now}, out=tmp_path / "r.html")
+        write_report(demo, **changed, current_code={"pretrain": now}, out=tmp_path / "r.html")
         page = (tmp_path / "r.html").read_text()
         assert [mark in page for mark in marks] == [marked, marked]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import random
 import re
 import shutil
@@ -15,6 +14,7 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from reporting_runs import in_print
 
 from keycut.config import Config, load_config, parse_config
 from keycut.errors import InputError
@@ -22,27 +22,21 @@ from keycut.reporting.frame import (
     Key,
     Printed,
     Result,
-    as_measured,
     from_frame,
     read_published,
     table_frame,
     to_frame,
 )
-from keycut.reporting.grid import Box, Grid, Line, marks, rotated, spread_beside
-from keycut.reporting.tables import lay_out
+from keycut.reporting.grid import Box, Grid, Row, format_spread, marks, scientific_if_large
+from keycut.reporting.tables import TIMING_TABLES, VARIANT_TABLES, lay_out
 from keycut.reporting.verdict import read_errata
 from keycut.reporting.writing import (
-    Picture,
     compile_document,
-    tex,
-    tex_columns,
-    tex_line,
-    tex_rules,
+    escape_tex,
     to_html,
     to_rows,
     to_tex,
     write_document,
-    write_table,
 )
 
 ROOT = Path(__file__).parents[1]
@@ -73,16 +67,16 @@ def published() -> list[Printed]:
 def grids(paper: Config, published: list[Printed]) -> dict[str, Grid]:
     names = dict.fromkeys(printed.table for printed in published)
     return {
-        name: lay_out(paper, name, table_frame(paper, name, as_measured(paper, name, published)))
+        name: lay_out(paper, name, table_frame(paper, name, in_print(paper, name, published)))
         for name in names
     }
 
 
 def numbers(grid: Grid) -> Iterator[tuple[int, int, Box]]:
-    """Every number of a table, by its line and column."""
-    for i, line in enumerate(grid.lines):
+    """Every number of a table, by its row and column."""
+    for i, row in enumerate(grid.rows):
         column = 0
-        for box in line.boxes:
+        for box in row.boxes:
             if box.key:
                 yield i, column, box
             column += box.span
@@ -129,32 +123,30 @@ def test_passes_timed_as_graphs_have_columns_of_their_own(demo: Config) -> None:
 
 
 def test_every_number_of_the_paper_comes_back_from_its_table(
-    grids: dict[str, Grid], published: list[Printed], tmp_path: Path
+    grids: dict[str, Grid], published: list[Printed]
 ) -> None:
     assert len(grids) == 16
-    found: Counter[tuple[str, Key, float]] = Counter()
+    shown: Counter[tuple[str, Key, float]] = Counter()
     for name, grid in grids.items():
-        write_table(grid, tmp_path, TEMPLATES)
-        with open(tmp_path / f"{name}.csv", newline="") as file:
-            rows = list(csv.reader(file))
+        rows = to_rows(grid)
         assert len({len(row) for row in rows}) == 1
         for line, column, box in numbers(grid):
             assert box.key
             number = value(rows[1 + line][column])
             if grid.kind == "model_speed" and box.key.metric == "tokens_per_s":
                 number = round(number * 1000)
-            found[name, box.key, number] += 1
-    expected = Counter((one.table, one.key, one.value) for one in published)
+            shown[name, box.key, number] += 1
+    expected = Counter((printed.table, printed.key, printed.value) for printed in published)
     assert expected.total() == 2497
     # One number of its table has two decimals in the paper; all have one here.
-    [(table, key, two_decimals)] = (expected - found).elements()
+    [(table, key, two_decimals)] = (expected - shown).elements()
     assert (table, key.method, key.target, two_decimals) == (
         "ablation_kq_targets",
         "l1",
         "k",
         29.75,
     )
-    assert list((found - expected).elements()) == [(table, key, 29.8)]
+    assert list((shown - expected).elements()) == [(table, key, 29.8)]
 
 
 @pytest.mark.parametrize(
@@ -182,7 +174,7 @@ def test_numbers_have_the_form_of_the_paper(
     [(151_672.0, 7_282.67, "0.07e5"), (243.84, 2.47, "2.47"), (12_345.0, 9_999.0, "1.00e4")],
 )
 def test_a_spread_has_the_power_of_its_number(value: float, spread: float, expected: str) -> None:
-    assert spread_beside(rotated(value), spread, rotated) == expected
+    assert format_spread(scientific_if_large(value), spread, scientific_if_large) == expected
 
 
 def test_marks_differ_from_the_paper_exactly_where_the_errata_say(
@@ -192,20 +184,29 @@ def test_marks_differ_from_the_paper_exactly_where_the_errata_say(
         (name, box.key): box.mark for name, grid in grids.items() for _, _, box in numbers(grid)
     }
     differing = sorted(
-        (one.table, one.key, one.mark or "none", computed[one.table, one.key] or "none")
-        for one in published
-        if one.mark != computed[one.table, one.key]
+        (
+            printed.table,
+            printed.key,
+            printed.mark or "none",
+            computed[printed.table, printed.key] or "none",
+        )
+        for printed in published
+        if printed.mark != computed[printed.table, printed.key]
     )
-    errata = [one for one in read_errata(PUBLISHED / "errata.csv") if one.kind == "mark"]
-    assert differing == sorted((one.table, one.key, one.printed, one.follows) for one in errata)
+    errata = [
+        erratum for erratum in read_errata(PUBLISHED / "errata.csv") if erratum.kind == "mark"
+    ]
+    assert differing == sorted(
+        (erratum.table, erratum.key, erratum.printed, erratum.follows) for erratum in errata
+    )
     # M7 is inside rounding: the printed means and the paper's marks agree.
-    assert {one.id for one in errata} == {f"M{i}" for i in range(1, 12)} - {"M7"}
+    assert {erratum.id for erratum in errata} == {f"M{i}" for i in range(1, 12)} - {"M7"}
     groups = {(table, key._replace(method="")) for (table, key), mark in computed.items() if mark}
     assert len(groups) == 160
 
 
 def test_rows_and_columns_are_the_papers(grids: dict[str, Grid]) -> None:
-    shapes = {name: (len(grid.lines), sum(grid.groups)) for name, grid in grids.items()}
+    shapes = {name: (len(grid.rows), sum(grid.groups)) for name, grid in grids.items()}
     assert shapes == {
         "full_results_gdn_13B_paper": (6, 17),
         "pre_rft_50_gated_only": (6, 5),
@@ -220,7 +221,7 @@ def test_rows_and_columns_are_the_papers(grids: dict[str, Grid]) -> None:
             ("recall-dn-370M", "recall-dn-13B", "recall-gdn-370M", "recall-gdn-13B"), (21, 9)
         ),
     }
-    first = [line.boxes[0].text for line in grids["full_results_gdn_13B_paper"].lines]
+    first = [line.boxes[0].text for line in grids["full_results_gdn_13B_paper"].rows]
     assert first == ["Rand", "L1", "S-Wanda", "Grad", "DRRQR", "Baseline"]
     names = to_rows(grids["zs-dn-370M"])[0]
     assert names[:5] == ["RFT", "Method", "Compr.", "Wiki ppl ↓", "LMB ppl ↓"]
@@ -235,10 +236,10 @@ def test_rows_and_columns_are_the_papers(grids: dict[str, Grid]) -> None:
 
 @given(st.dictionaries(st.integers(), st.integers(0, 4).map(float), min_size=2), st.booleans())
 def test_marks_go_by_value_and_ties_share_them(values: dict[int, float], lower: bool) -> None:
-    found = marks(values, lower=lower)
+    marked = marks(values, lower=lower)
     for name, own in values.items():
         better = {other for other in values.values() if (other < own if lower else other > own)}
-        assert found.get(name, "") == {0: "best", 1: "second"}.get(len(better), "")
+        assert marked.get(name, "") == {0: "best", 1: "second"}.get(len(better), "")
 
 
 def test_one_value_alone_is_not_marked() -> None:
@@ -249,7 +250,7 @@ def test_marks_come_from_unrounded_numbers(paper: Config, published: list[Printe
     name = "pre_rft_50_gated_only"
     results = [
         result._replace(value={"grad": 31.44, "drrqr": 31.36}.get(result.key.method, result.value))
-        for result in as_measured(paper, name, published)
+        for result in in_print(paper, name, published)
     ]
     grid = lay_out(paper, name, table_frame(paper, name, results))
     shown = {
@@ -270,6 +271,8 @@ def test_seeds_are_printed_as_mean_and_spread(demo: Config) -> None:
     ]
     grid = lay_out(demo, "by_model", to_frame(results))
     assert {box.text for _, _, box in numbers(grid)} == {"31.0 ± 1.4"}
+    # So the paper's number, which has no spread, in its place.
+    assert {box.form(31.04) for _, _, box in numbers(grid)} == {"31.0"}
     assert r"\textbf{31.0 $\pm$ 1.4}" in to_tex(grid, TEMPLATES)
 
 
@@ -278,7 +281,7 @@ def test_a_missing_cell_is_a_dash_with_its_reason(demo: Config) -> None:
     why = "out of memory & 100 % sure"
     gone = results[3]._replace(value=None, stderr=None, source="", reason=why)
     grid = lay_out(demo, "by_model", to_frame([*results[:3], gone, *results[4:]]))
-    [(line, column, box)] = [one for one in numbers(grid) if one[2].key == gone.key]
+    [(line, column, box)] = [number for number in numbers(grid) if number[2].key == gone.key]
     assert (box.text, box.mark, box.notes) == ("–", "", ("a",))
     written = to_tex(grid, TEMPLATES)
     assert r"--\textsuperscript{a}" in written
@@ -313,14 +316,14 @@ def test_rows_of_another_protocol_say_so(demo: Config) -> None:
     ]
     grid = lay_out(demo, "by_model", to_frame(mixed))
     assert grid.notes == (("a", "protocol demo, not the paper's"),)
-    noted = [line.boxes[0].text for line in grid.lines if line.boxes[0].notes]
+    noted = [line.boxes[0].text for line in grid.rows if line.boxes[0].notes]
     assert noted == ["Grad"]
 
 
 def test_published_and_measured_numbers_never_share_a_table(
     paper: Config, published: list[Printed]
 ) -> None:
-    results = list(as_measured(paper, "pre_rft_50_gated_only", published))
+    results = in_print(paper, "pre_rft_50_gated_only", published)
     mixed = [results[0]._replace(source="results/x.json"), *results[1:]]
     with pytest.raises(InputError, match="may not share"):
         lay_out(paper, "pre_rft_50_gated_only", to_frame(mixed))
@@ -333,7 +336,7 @@ def test_a_frame_of_another_table_is_refused(demo: Config) -> None:
 
 def test_the_recovered_baseline_has_a_row_of_its_own(demo: Config) -> None:
     grid = lay_out(demo, "summary", to_frame(invented(demo, "summary")))
-    controls = [line for line in grid.lines if line.boxes[1].text == "Baseline, recovered"]
+    controls = [line for line in grid.rows if line.boxes[1].text == "Baseline, recovered"]
     assert len(controls) == 2
     for line in controls:
         assert {box.key.rft for box in line.boxes if box.key} == {"post"}
@@ -344,8 +347,7 @@ def test_the_recovered_baseline_has_a_row_of_its_own(demo: Config) -> None:
 
 def test_tables_are_whole_in_every_language(demo: Config, grids: dict[str, Grid]) -> None:
     own = [lay_out(demo, name, to_frame(invented(demo, name))) for name in demo.tables]
-    templates = {path.name.split(".")[0] for path in TEMPLATES.glob("*.tex.j2")}
-    assert {grid.kind for grid in own} == templates - {"table", "document"}
+    assert {grid.kind for grid in own} == {*VARIANT_TABLES, *TIMING_TABLES}
     for grid in [*own, *grids.values()]:
         wide = sum(grid.groups)
         root = ElementTree.fromstring(to_html(grid, TEMPLATES))
@@ -353,7 +355,7 @@ def test_tables_are_whole_in_every_language(demo: Config, grids: dict[str, Grid]
             assert sum(int(cell.get("colspan", "1")) for cell in row) == wide
         cells = [cell.get("data-cell") for cell in root.iter("td") if cell.get("data-cell")]
         assert len(cells) == sum(1 for _ in numbers(grid))
-        for line in (*grid.heads, *grid.lines):
+        for line in (*grid.heads, *grid.rows):
             assert sum(box.span for box in line.boxes) == wide
         written = to_tex(grid, TEMPLATES)
         marked = Counter(box.mark for _, _, box in numbers(grid))
@@ -366,17 +368,23 @@ def test_tables_are_whole_in_every_language(demo: Config, grids: dict[str, Grid]
 
 
 def test_latex_takes_no_text_for_a_command() -> None:
-    assert tex(r"50 % of a_b & {c} \d ~ ^ # $") == (
+    assert escape_tex(r"50 % of a_b & {c} \d ~ ^ # $") == (
         r"50 \% of a\_b \& \{c\} \textbackslash{}d \textasciitilde{} \textasciicircum{} \# \$"
     )
 
 
 def test_a_heading_keeps_the_gap_behind_its_columns() -> None:
-    line = Line((Box("a"), Box("b", 2), Box("c", 2)))
-    wide = r"\multicolumn{2}{c@{\hskip 1.2em}}{b} & \multicolumn{2}{c}{c} \\"
-    assert tex_line(line, (1, 2, 2)) == f"a & {wide}"
-    assert tex_rules(line) == r"\cmidrule(lr){2-3} \cmidrule(lr){4-5}"
-    assert tex_columns((1, 2, 2)) == r"l@{\hskip 1.2em}cc@{\hskip 1.2em}cc"
+    wide, narrow = Row((Box("a"), Box("b", 2), Box("c", 2))), Row((*map(Box, "defgh"),))
+    written = to_tex(Grid("t", "sharing", "", (1, 2, 2), (wide, narrow), (), ()), TEMPLATES)
+    assert written.split("\\toprule\n")[0].endswith(
+        "\\begin{tabular}{l@{\\hskip 1.2em}cc@{\\hskip 1.2em}cc}\n"
+    )
+    assert written.split("\\toprule\n")[1].split("\n")[:4] == [
+        r"a & \multicolumn{2}{c@{\hskip 1.2em}}{b} & \multicolumn{2}{c}{c} \\",
+        r"\cmidrule(lr){2-3} \cmidrule(lr){4-5}",
+        r"d & e & f & g & h \\",
+        r"\midrule",
+    ]
 
 
 needs_latex = pytest.mark.skipif(
@@ -393,12 +401,15 @@ def test_all_tables_and_figures_compile_to_one_pdf(
 
     Image.new("RGB", (40, 30), "navy").save(tmp_path / "picture.png")
     own = [lay_out(demo, name, to_frame(invented(demo, name, (0, 1)))) for name in demo.tables]
-    written = [
-        write_table(grid, tmp_path / "tables", TEMPLATES)[0] for grid in [*grids.values(), *own]
-    ]
-    picture = Picture("p", tmp_path / "picture.png", "A caption with 50 % & more_of it.")
+    tables = []
+    for grid in [*grids.values(), *own]:
+        tables.append(tmp_path / "tables" / f"{grid.name}.tex")
+        tables[-1].parent.mkdir(exist_ok=True)
+        tables[-1].write_text(to_tex(grid, TEMPLATES))
+    figure = demo.figures["filters"].model_copy(update={"caption": "With 50 % & more_of it."})
+    config = demo.model_copy(update={"figures": {"p": figure}})
     document = tmp_path / "document.tex"
-    write_document(document, written, TEMPLATES, title="All of it", figures=[picture])
+    write_document(config, tables, [tmp_path / "picture.png"], document, TEMPLATES)
     compile_document(document, tmp_path / "a.pdf")
     assert (tmp_path / "a.pdf").read_bytes().startswith(b"%PDF")
     left = {path.name for path in tmp_path.iterdir()}
@@ -406,13 +417,14 @@ def test_all_tables_and_figures_compile_to_one_pdf(
 
 
 @needs_latex
-def test_a_document_compiles_to_the_same_bytes(tmp_path: Path) -> None:
-    write_document(tmp_path / "document.tex", [], TEMPLATES, title="Nothing")
-    pdf, found = tmp_path / "a.pdf", set()
+def test_a_document_compiles_to_the_same_bytes(demo: Config, tmp_path: Path) -> None:
+    config = demo.model_copy(update={"figures": {}})
+    write_document(config, [], [], tmp_path / "document.tex", TEMPLATES)
+    pdf, contents = tmp_path / "a.pdf", set()
     for _ in range(2):
         compile_document(tmp_path / "document.tex", pdf)
-        found.add(pdf.read_bytes())
-    assert len(found) == 1
+        contents.add(pdf.read_bytes())
+    assert len(contents) == 1
 
 
 @needs_latex

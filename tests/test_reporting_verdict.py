@@ -11,17 +11,17 @@ import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from reporting_runs import in_print
 
 from keycut.config import Config, load_config
 from keycut.errors import InputError
-from keycut.reporting.claims import Answered, answer, read_claims, uncertain
+from keycut.reporting.claims import Answered, answer, read_claims, uncertainty
 from keycut.reporting.frame import (
     Cell,
     Draws,
     Key,
     Printed,
     Result,
-    as_measured,
     cells,
     read_published,
     table_frame,
@@ -30,14 +30,12 @@ from keycut.reporting.frame import (
 from keycut.reporting.verdict import (
     BLUNT,
     Erratum,
-    Judged,
-    Verdict,
-    cell_frame,
+    Judgement,
+    PaperVerdict,
     judge,
-    lines,
     reach_verdict,
     read_errata,
-    read_lines,
+    read_judgements,
     to_text,
     tolerance,
     verify,
@@ -69,16 +67,16 @@ def errata() -> list[Erratum]:
 @pytest.fixture(scope="module")
 def frames(paper: Config, published: list[Printed]) -> dict[str, pd.DataFrame]:
     return {
-        name: table_frame(paper, name, as_measured(paper, name, published))
-        for name in dict.fromkeys(one.table for one in published)
+        name: table_frame(paper, name, in_print(paper, name, published))
+        for name in dict.fromkeys(printed.table for printed in published)
     }
 
 
 @pytest.fixture(scope="module")
 def answers(paper: Config, frames: dict[str, pd.DataFrame]) -> dict[str, Answered]:
     ours = {key: cell for frame in frames.values() for key, cell in cells(frame).items()}
-    found = [answer(paper, claim, ours) for claim in read_claims(FOLDER / "claims.yaml")]
-    return {one.claim.id: one for one in found}
+    answered = [answer(paper, claim, ours) for claim in read_claims(FOLDER / "claims.yaml")]
+    return {part.claim.id: part for part in answered}
 
 
 # --- words ---
@@ -95,10 +93,12 @@ def measured(
 
 def word(
     paper: Config, published: list[Printed], key: Key, results: list[Result], *errata: Erratum
-) -> Judged:
+) -> Judgement:
     judged = judge(paper, {TABLE: to_frame(results)}, published, errata)
-    [one] = [one for one in judged if one.printed.table == TABLE and one.printed.key == key]
-    return one
+    [judgement] = [
+        judgement for judgement in judged if (judgement.table, judgement.key) == (TABLE, key)
+    ]
+    return judgement
 
 
 # The paper has 26.5 for L1, which draws nothing, 17.4 for Grad, and 16.8 for the model left whole.
@@ -109,7 +109,7 @@ def word(
         (L1, [26.56], 0.0, "direction only"),
         (L1, [26.56], 0.01, "reproduced"),
         (L1, [16.0], 0.0, "differs"),  # better than the model left whole, not worse
-        (L1, [20.0], 2.0, "differs"),  # worse than it, but by less than is uncertain
+        (L1, [20.0], 2.0, "differs"),  # worse than it, but by less than is uncertainty
         (L1, [21.0], 1.0, "direction only"),
         (GRAD, [17.4], 0.0, "undecided"),  # it draws, and one seed says nothing
         (GRAD, [17.4, 17.4], 0.0, "undecided"),
@@ -137,17 +137,21 @@ def test_a_baseline_has_no_direction(paper: Config, published: list[Printed]) ->
 
 def test_what_was_not_attempted_says_why(paper: Config, published: list[Printed]) -> None:
     gap = Result(L1, 0, None, None, "", "", "out of memory")
-    one = word(paper, published, L1, [gap])
-    assert (one.word, one.why, one.difference) == ("not attempted", "out of memory", None)
+    judgement = word(paper, published, L1, [gap])
+    assert (judgement.word, judgement.why, judgement.difference) == (
+        "not attempted",
+        "out of memory",
+        None,
+    )
     judged = judge(paper, {}, published)
-    assert {(one.word, one.why) for one in judged} == {
+    assert {(judgement.word, judgement.why) for judgement in judged} == {
         ("not attempted", "no such table in this run")
     }
 
 
 def test_another_protocol_decides_nothing(paper: Config, published: list[Printed]) -> None:
-    one = word(paper, published, L1, measured(L1, 26.5, protocol="window_2048"))
-    assert (one.word, one.why) == ("undecided", "measured under protocol window_2048")
+    judgement = word(paper, published, L1, measured(L1, 26.5, protocol="window_2048"))
+    assert (judgement.word, judgement.why) == ("undecided", "measured under protocol window_2048")
 
 
 def test_a_slip_of_the_paper_is_not_held_against_us(
@@ -155,8 +159,8 @@ def test_a_slip_of_the_paper_is_not_held_against_us(
 ) -> None:
     results = measured(L1, 20.0) + measured(BASE, 16.8)
     slip = Erratum("N0", "value", TABLE, L1, "26.5", "20.0")
-    one = word(paper, published, L1, results, slip)
-    assert (one.word, one.errata) == ("undecided", (slip,))
+    judgement = word(paper, published, L1, results, slip)
+    assert (judgement.word, judgement.errata) == ("undecided", "N0: 26.5 -> 20.0")
     about_text = slip._replace(kind="text")
     assert word(paper, published, L1, results, about_text).word == "direction only"
 
@@ -164,16 +168,16 @@ def test_a_slip_of_the_paper_is_not_held_against_us(
 def test_one_pretraining_can_reproduce_but_not_differ(
     paper: Config, published: list[Printed]
 ) -> None:
-    key, base = (one._replace(model="gated_deltanet_370M") for one in (L1, BASE))
+    key, base = (key._replace(model="gated_deltanet_370M") for key in (L1, BASE))
     assert word(paper, published, key, measured(key, 41.8)).word == "reproduced"
-    one = word(paper, published, key, measured(key, 45.0) + measured(base, 28.8))
-    assert one.word == "undecided"
-    assert "pretrained once" in one.why
+    judgement = word(paper, published, key, measured(key, 45.0) + measured(base, 28.8))
+    assert judgement.word == "undecided"
+    assert "pretrained once" in judgement.why
 
 
 def test_a_claim_says_what_rests_on_few_draws(paper: Config) -> None:
-    claim = next(one for one in read_claims(FOLDER / "claims.yaml") if one.kind == "better"
-                 and one.of.match(GRAD) and one.against.match(L1))  # fmt: skip
+    claim = next(claim for claim in read_claims(FOLDER / "claims.yaml") if claim.kind == "better"
+                 and claim.of.match(GRAD) and claim.against.match(L1))  # fmt: skip
 
     def numbers(*values: float) -> str:
         results = measured(GRAD, *values) + measured(L1, 26.5)
@@ -191,7 +195,7 @@ def test_a_tolerance_that_could_not_tell_pruned_from_unpruned_says_so(
     wide = word(paper, published, L1, measured(L1, 26.5, stderr=4.9))
     assert (sharp.word, sharp.why) == ("reproduced", "")
     assert (wide.word, wide.why) == ("reproduced", BLUNT)
-    text = to_text(Verdict("", (sharp, wide), ()))
+    text = to_text(PaperVerdict("", (sharp, wide), ()))
     assert f"     2 reproduced, of 1 {BLUNT}" in text
     itself = word(paper, published, BASE, measured(BASE, 16.8, stderr=4.9))
     assert (itself.word, itself.why) == ("reproduced", "")
@@ -199,34 +203,39 @@ def test_a_tolerance_that_could_not_tell_pruned_from_unpruned_says_so(
 
 def test_one_recovery_can_reproduce_but_not_differ(paper: Config, published: list[Printed]) -> None:
     key, table = L1._replace(rft="post"), "zs-gdn-13B"
-    printed = next(one for one in published if (one.table, one.key) == (table, key))
+    printed = next(printed for printed in published if (printed.table, printed.key) == (table, key))
 
-    def found(*values: float) -> Judged:
+    def judge_values(*values: float) -> Judgement:
         judged = judge(paper, {table: to_frame(measured(key, *values))}, published)
-        return next(one for one in judged if one.printed == printed)
+        return next(
+            judgement for judgement in judged if (judgement.table, judgement.key) == (table, key)
+        )
 
-    assert found(printed.value).word == "reproduced"
-    once = found(2 * printed.value)
+    assert judge_values(printed.value).word == "reproduced"
+    once = judge_values(2 * printed.value)
     assert (once.word, once.why) == ("undecided", "recovered once: the spread of that is not known")
-    assert found(*[2 * printed.value] * 3).word == "differs"
+    assert judge_values(*[2 * printed.value] * 3).word == "differs"
 
 
 def test_one_timing_can_reproduce_but_not_differ_and_memory_does_not_vary(
     paper: Config, published: list[Printed]
 ) -> None:
-    of_mixers = {one.key.metric: one for one in published if one.table == "mixer_scaling"
-                 and one.key.head_k_dim == 64}  # fmt: skip
+    of_mixers = {
+        printed.key.metric: printed
+        for printed in published
+        if (printed.table, printed.key.head_k_dim) == ("mixer_scaling", 64)
+    }
 
-    def found(metric: str, factor: float) -> str:
+    def word_of(metric: str, factor: float) -> str:
         printed = of_mixers[metric]
         results = measured(printed.key, factor * printed.value)
         frames = {"mixer_scaling": to_frame(results)}
         judged = judge(paper, frames, published)
-        return next(one for one in judged if one.printed == printed).word
+        return next(judgement for judgement in judged if judgement[:2] == printed[:2]).word
 
-    assert found("tokens_per_s", 1.0) == found("peak_memory_gib", 1.0) == "reproduced"
-    assert found("tokens_per_s", 1.1) == "undecided"
-    assert found("peak_memory_gib", 1.1) == "differs"
+    assert word_of("tokens_per_s", 1.0) == word_of("peak_memory_gib", 1.0) == "reproduced"
+    assert word_of("tokens_per_s", 1.1) == "undecided"
+    assert word_of("peak_memory_gib", 1.1) == "differs"
 
 
 def test_tolerance_is_two_errors_and_half_a_digit() -> None:
@@ -245,19 +254,19 @@ def test_a_difference_is_as_uncertain_as_it_changes_from_draw_to_draw(
     common: list[float], spread: float, factors: tuple[float, float]
 ) -> None:
     apart = [0.1, -0.2, 0.3]
-    one = Cell(10.0, spread, 50.0, 3, frozenset(), "", Draws("a", tuple(common)))
+    cell = Cell(10.0, spread, 50.0, 3, frozenset(), "", Draws("a", tuple(common)))
     moved = tuple(c + a for c, a in zip(common, apart, strict=True))
-    other = replace(one, draws=Draws("a", moved))
+    other = replace(cell, draws=Draws("a", moved))
     sums = [factors[0] * c + factors[1] * m for c, m in zip(common, moved, strict=True)]
     seeds = math.hypot(*(factor * spread for factor in factors))
     expected = 2 * math.hypot(seeds, statistics.stdev(sums))
-    pairs = list(zip(factors, (one, other), strict=True))
-    assert uncertain(*pairs) == pytest.approx(expected, abs=1e-9)
+    pairs = list(zip(factors, (cell, other), strict=True))
+    assert uncertainty(*pairs) == pytest.approx(expected, abs=1e-9)
     # Other documents, or none: their own errors, as if they were independent.
     for strange in (Draws("b", moved), None):
         alone = [pairs[0], (factors[1], replace(other, draws=strange))]
         own = math.hypot(*(factor * 50.0 for factor in factors))
-        assert uncertain(*alone) == pytest.approx(2 * math.hypot(seeds, own))
+        assert uncertainty(*alone) == pytest.approx(2 * math.hypot(seeds, own))
 
 
 # --- all of it ---
@@ -271,8 +280,11 @@ def test_the_papers_numbers_reproduce_themselves(
     tmp_path: Path,
 ) -> None:
     verdict = reach_verdict(paper, frames, published, errata, read_claims(FOLDER / "claims.yaml"))
-    verify(lines(verdict))
-    table = cell_frame(verdict)
+    write_verdict(verdict, tmp_path)
+    verify(tmp_path / "cells.csv")
+    assert read_judgements(tmp_path / "cells.csv") == list(verdict.cells)
+    assert "2497 numbers of the paper" in (tmp_path / "verdict.txt").read_text()
+    table = pd.read_csv(tmp_path / "cells.csv", keep_default_na=False)
     assert len(table) == 2497
     assert (table["difference"] == 0).all()
     # One draw of what is drawn: nothing to say of those. The rest agrees.
@@ -280,20 +292,21 @@ def test_the_papers_numbers_reproduce_themselves(
     assert set(table.loc[drawn, "word"]) == {"undecided"}
     assert set(table.loc[~drawn, "word"]) == {"reproduced"}
     touched = table.loc[table["errata"] != ""]
-    assert len(touched) == len({(one.table, one.key) for one in errata})
-    write_verdict(verdict, tmp_path)
-    assert read_lines(tmp_path / "cells.csv") == lines(verdict)
-    assert "2497 numbers of the paper" in (tmp_path / "verdict.txt").read_text()
+    assert len(touched) == len({(erratum.table, erratum.key) for erratum in errata})
 
 
 def test_numbers_of_other_data_are_judged_and_say_so(
     paper: Config, published: list[Printed], tmp_path: Path
 ) -> None:
     note = "wikitext: from data/wiki.jsonl, 173c87a53759"
-    results = [one._replace(note=note) for one in measured(L1, 30.0)] + measured(BASE, 16.8)
-    verdict = Verdict("", tuple(judge(paper, {TABLE: to_frame(results)}, published)), ())
+    results = [result._replace(note=note) for result in measured(L1, 30.0)] + measured(BASE, 16.8)
+    verdict = PaperVerdict("", tuple(judge(paper, {TABLE: to_frame(results)}, published)), ())
     write_verdict(verdict, tmp_path)
-    written = {one.key: one for one in read_lines(tmp_path / "cells.csv") if one.table == TABLE}
+    written = {
+        judgement.key: judgement
+        for judgement in read_judgements(tmp_path / "cells.csv")
+        if judgement.table == TABLE
+    }
     assert (written[L1].word, written[L1].note) == ("direction only", note)
     assert (written[BASE].word, written[BASE].note) == ("reproduced", "")
     text = (tmp_path / "verdict.txt").read_text()
@@ -302,13 +315,19 @@ def test_numbers_of_other_data_are_judged_and_say_so(
 
 
 def test_verify_fails_when_a_decided_number_is_outside(
-    paper: Config, published: list[Printed]
+    paper: Config, published: list[Printed], tmp_path: Path
 ) -> None:
-    inside = measured(L1, 26.5) + measured(BASE, 16.8)
-    verify(lines(Verdict("", tuple(judge(paper, {TABLE: to_frame(inside)}, published)), ())))
-    outside = measured(L1, 30.0) + measured(BASE, 20.0)
+    def check(*values: float) -> None:
+        results = [
+            result for key, v in zip((L1, BASE), values, strict=True) for result in measured(key, v)
+        ]
+        judgements = judge(paper, {TABLE: to_frame(results)}, published)
+        write_verdict(PaperVerdict("", tuple(judgements), ()), tmp_path)
+        verify(tmp_path / "cells.csv")
+
+    check(26.5, 16.8)
     with pytest.raises(InputError, match=r"2 numbers are outside:\n.*l1.*direction only.*\+3\.5"):
-        verify(lines(Verdict("", tuple(judge(paper, {TABLE: to_frame(outside)}, published)), ())))
+        check(30.0, 20.0)
 
 
 def test_a_run_of_another_size_compares_claims_only(
@@ -326,13 +345,13 @@ def test_a_run_of_another_size_compares_claims_only(
     verdict = reach_verdict(demo, frames, published, errata, claims)
     assert verdict.scope == "run demo has protocol demo: it compares claims only, not cells"
     assert verdict.cells == ()
-    verify(lines(verdict))
-    found = {one.claim.id: one for one in verdict.claims}
-    assert found["best_before_recovery"].answer == "holds"
-    assert found["half_costs_little"].answer == "holds"
-    assert found["pca_works_with_shared_filters"].answer == "not decided"
-    assert found["pca_works_with_shared_filters"].numbers == "no cell of it in this run"
+    answers = {answered.claim.id: answered for answered in verdict.claims}
+    assert answers["best_before_recovery"].answer == "holds"
+    assert answers["half_costs_little"].answer == "holds"
+    assert answers["pca_works_with_shared_filters"].answer == "not decided"
+    assert answers["pca_works_with_shared_filters"].numbers == "no cell of it in this run"
     write_verdict(verdict, tmp_path)
+    verify(tmp_path / "cells.csv")
     assert verdict.scope in (tmp_path / "verdict.txt").read_text()
     assert list(pd.read_csv(tmp_path / "cells.csv")["word"]) == []
 
@@ -343,34 +362,34 @@ def test_a_run_of_another_size_compares_claims_only(
 def test_errata_are_about_numbers_that_the_paper_prints(
     published: list[Printed], errata: list[Erratum]
 ) -> None:
-    printed = {(one.table, one.key): one for one in published}
+    printed = {(printed.table, printed.key): printed for printed in published}
     for erratum in errata:
         cell = printed[erratum.table, erratum.key]
         if erratum.kind == "value":
             assert float(erratum.printed) == cell.value
         if erratum.kind == "mark":
             assert erratum.printed == (cell.mark or "none")
-    ids = {one.id for one in errata}
+    ids = {erratum.id for erratum in errata}
     assert ids == {f"N{i}" for i in range(1, 10)} | {f"M{i}" for i in range(1, 12)}
-    assert {one.id for one in errata if one.kind == "value"} == {"N1", "N2", "N3", "N4"}
+    assert {erratum.id for erratum in errata if erratum.kind == "value"} == {"N1", "N2", "N3", "N4"}
 
 
 def test_corrected_values_follow_from_the_papers_other_numbers(
     published: list[Printed], errata: list[Erratum]
 ) -> None:
-    values = {(one.table, one.key): one.value for one in published}
-    by_id = {one.id: one for one in errata}
+    values = {(printed.table, printed.key): printed.value for printed in published}
+    by_id = {erratum.id: erratum for erratum in errata}
     mean = by_id["N1"]
     tasks = "arc_easy_acc_norm arc_challenge_acc_norm hellaswag_acc_norm winogrande_acc"
     parts = [*tasks.split(), "piqa_acc_norm", "lambada_acc"]
-    found = [values[mean.table, mean.key._replace(metric=metric)] for metric in parts]
-    assert f"{sum(found) / 6:.1f}" == mean.follows
+    tasks_values = [values[mean.table, mean.key._replace(metric=metric)] for metric in parts]
+    assert f"{sum(tasks_values) / 6:.1f}" == mean.follows
     for id_ in ("N3", "N4"):
-        one = by_id[id_]
-        speed = one.key._replace(metric="tokens_per_s")
+        erratum = by_id[id_]
+        speed = erratum.key._replace(metric="tokens_per_s")
         whole = speed._replace(method="baseline", compression=0.0, head_k_dim=256)
-        ratio = values[one.table, speed] / values[one.table, whole]
-        assert f"{ratio:.2f}" == one.follows
+        ratio = values[erratum.table, speed] / values[erratum.table, whole]
+        assert f"{ratio:.2f}" == erratum.follows
 
 
 # --- claims ---
@@ -379,13 +398,15 @@ def test_corrected_values_follow_from_the_papers_other_numbers(
 def test_the_papers_numbers_answer_its_claims_as_the_errata_say(
     answers: dict[str, Answered], errata: list[Erratum]
 ) -> None:
-    contradicted = {id_ for id_, one in answers.items() if one.claim.errata}
-    failing = {id_ for id_, one in answers.items() if one.answer == "fails"}
+    contradicted = {id_ for id_, answered in answers.items() if answered.claim.errata}
+    failing = {id_ for id_, answered in answers.items() if answered.answer == "fails"}
     # On LAMBADA, random channels beat DRRQR in four cells.
     assert failing == contradicted | {"best_before_recovery_lambada"}
-    assert {one.answer for id_, one in answers.items() if id_ not in failing} == {"holds"}
-    named = {erratum for one in answers.values() for erratum in one.claim.errata}
-    assert named == {one.id for one in errata if one.kind == "text" and one.id.startswith("N")}
+    assert {answered.answer for id_, answered in answers.items() if id_ not in failing} == {"holds"}
+    named = {erratum for answered in answers.values() for erratum in answered.claim.errata}
+    assert named == {
+        erratum.id for erratum in errata if erratum.kind == "text" and erratum.id.startswith("N")
+    }
 
 
 @pytest.mark.parametrize(
@@ -405,7 +426,7 @@ def test_the_papers_numbers_answer_its_claims_as_the_errata_say(
 def test_how_many_comparisons_decide_a_claim(
     answers: dict[str, Answered], claim: str, true: int, false: int
 ) -> None:
-    outcomes = [one.outcome for one in answers[claim].comparisons]
+    outcomes = [comparison.outcome for comparison in answers[claim].comparisons]
     assert (outcomes.count(True), outcomes.count(False)) == (true, false)
     assert len(outcomes) == true + false
 
@@ -433,11 +454,11 @@ def test_a_claim_is_decided_beyond_the_noise(
 ) -> None:
     claim = next(c for c in read_claims(FOLDER / "claims.yaml") if c.id == "best_before_recovery")
     cell = Cell(17.4, noise, None, 3, frozenset({"paper"}), "")
-    found = answer(paper, claim, {GRAD: cell, L1: replace(cell, value=l1)})
-    assert found.answer == expected
-    assert ("not measured" in found.numbers) == (l1 is None)
+    answered = answer(paper, claim, {GRAD: cell, L1: replace(cell, value=l1)})
+    assert answered.answer == expected
+    assert ("not measured" in answered.numbers) == (l1 is None)
     close = l1 is not None and expected == "not decided"
-    assert ("too close to tell" in found.numbers) == close
+    assert ("too close to tell" in answered.numbers) == close
 
 
 def test_a_share_of_the_comparisons_may_be_enough(paper: Config) -> None:
@@ -454,8 +475,10 @@ def test_a_cell_is_not_compared_with_itself(paper: Config) -> None:
     all_methods = claim.of.model_copy(update={"method": ("grad", "l1")})
     cell = Cell(17.4, None, None, 1, frozenset({"paper"}), "")
     ours = {GRAD: cell, L1: replace(cell, value=18.0)}
-    found = answer(paper, claim.model_copy(update={"against": all_methods}), ours)
-    assert [(one.of, one.against) for one in found.comparisons] == [(GRAD, L1)]
+    answered = answer(paper, claim.model_copy(update={"against": all_methods}), ours)
+    assert [(comparison.of, comparison.against) for comparison in answered.comparisons] == [
+        (GRAD, L1)
+    ]
 
 
 def test_claims_refuse_unknown_keys(tmp_path: Path) -> None:

@@ -104,10 +104,10 @@ class Browser:
 
     def run(self, script: str) -> Any:
         """The value of a script in the page."""
-        found = self.call("Runtime.evaluate", expression=script, returnByValue=True)
-        if "exceptionDetails" in found:
-            raise RuntimeError(f"{script}: {found['exceptionDetails']}")
-        return found["result"].get("value")
+        answer = self.call("Runtime.evaluate", expression=script, returnByValue=True)
+        if "exceptionDetails" in answer:
+            raise RuntimeError(f"{script}: {answer['exceptionDetails']}")
+        return answer["result"].get("value")
 
     def resize(self, width: int, height: int) -> None:
         self.call(
@@ -130,14 +130,14 @@ class Browser:
             )  # fmt: skip
 
     def screenshot(self, path: Path, *, whole: bool = False) -> None:
-        found = self.call(
+        answer = self.call(
             "Page.captureScreenshot", captureBeyondViewport=whole, **self._clip(whole)
         )
-        path.write_bytes(base64.b64decode(found["data"]))
+        path.write_bytes(base64.b64decode(answer["data"]))
 
     def print(self, path: Path) -> None:
-        found = self.call("Page.printToPDF", preferCSSPageSize=True, printBackground=True)
-        path.write_bytes(base64.b64decode(found["data"]))
+        answer = self.call("Page.printToPDF", preferCSSPageSize=True, printBackground=True)
+        path.write_bytes(base64.b64decode(answer["data"]))
 
     def _clip(self, whole: bool) -> dict[str, Any]:
         if not whole:

@@ -62,8 +62,8 @@ def test_a_click_on_a_number_shows_where_it_came_from(browser: Browser, page: Pa
     for part in ("Seed", "Checkpoint", "Selection", "Calibration seed", "Commit", "NVIDIA H200"):
         assert part in shown, part
     browser.run("document.querySelector('dialog summary').click()")
-    told = browser.run("document.querySelector('dialog details[open] pre').textContent")
-    assert '"suite"' in told
+    provenance = browser.run("document.querySelector('dialog details[open] pre').textContent")
+    assert '"suite"' in provenance
     picture(browser, page, "origin", whole=False)
     browser.press("Escape")
     assert not browser.run(OPEN)
@@ -162,8 +162,8 @@ def test_it_can_be_printed(browser: Browser, page: Path, tmp_path: Path) -> None
 
 def test_nothing_was_requested_and_nothing_went_wrong(browser: Browser, page: Path) -> None:
     """Of all that was done to the page before."""
-    asked = [one["request"]["url"] for one in of_kind(browser, "Network.requestWillBeSent")]
-    assert [url for url in asked if not url.startswith("data:")] == [page.resolve().as_uri()]
+    urls = [event["request"]["url"] for event in of_kind(browser, "Network.requestWillBeSent")]
+    assert [url for url in urls if not url.startswith("data:")] == [page.resolve().as_uri()]
     wrong = of_kind(
         browser, "Runtime.exceptionThrown", "Runtime.consoleAPICalled", "Log.entryAdded"
     )

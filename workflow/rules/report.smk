@@ -55,14 +55,7 @@ rule union:
 rule table:
     input:
         **with_provenance(frame=f"{results}/frames/{{table}}.parquet"),
-        templates=lambda w: [
-            f"{TEMPLATES}/{name}"
-            for name in (
-                "table.tex.j2",
-                "table.html.j2",
-                f"{run_config.tables[w.table].kind}.tex.j2",
-            )
-        ],
+        templates=[f"{TEMPLATES}/{name}" for name in ("table.tex.j2", "table.html.j2")],
     output:
         tex=f"{results}/tables/{{table}}.tex",
         csv=f"{results}/tables/{{table}}.csv",
@@ -244,7 +237,7 @@ rule page:
         results=lambda w, output: str(Path(output.html).parent),
         curves=lambda w: [paths.curve(v) for v in inputs.shown().variants()],
         steps=lambda w: [paths.steps(v) for v in inputs.shown().variants()],
-        now=lambda w: code_with_versions(),
+        current_code=lambda w: code_with_versions(),
         templates=lambda w, input: str(Path(input.templates[0]).parent),
     message:
         "writing the report"

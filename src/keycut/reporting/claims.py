@@ -1,21 +1,21 @@
-"""The paper's claims, held to the numbers that decide them (config/claims.yaml).
+"""The paper's claims (config/claims.yaml), and which of them a run's numbers confirm.
 
-A claim is a comparison made wherever a run has the cells for it, so that a small run can answer it
-too. One comparison is true or false if the difference is larger than 2 sqrt(spread² + spread² +
-error²), and open otherwise, or where a number is missing: the spreads over seeds, and the error
-that the draw of documents makes of the difference itself. Numbers of the same documents rise and
-fall together, so it is far smaller than their own errors. A claim holds if its `share` of
-comparisons is true, fails if more than the rest are false, and is not decided else. What was drawn
-once or twice has no spread, or a poor one: how many comparisons rest on that is said beside them.
+A claim is a comparison, made wherever a run has the cells for it, so that a small run can answer it
+too. A comparison is true or false if the difference is larger than 2 sqrt(spread² + spread² +
+error²), and open otherwise, or if a number is missing. `spread` is over seeds; `error` is that of
+the difference over draws of documents. Numbers of the same documents are correlated, so it is far
+smaller than their own errors. A claim holds if its `share` of comparisons is true, fails if more
+than the rest are false, and is not decided otherwise. Few seeds give no spread or a poor estimate:
+the answer says how many comparisons rest on that.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import yaml
@@ -24,15 +24,14 @@ from pydantic import Field, PositiveFloat, TypeAdapter, ValidationError
 from keycut.config import BASELINE, Config
 from keycut.config.section import WHICH, Fractional, Many, Name, Section, Some, Target
 from keycut.errors import InputError
-from keycut.reporting.frame import SEEDS, Cell, Key
-from keycut.reporting.grid import lower_is_better
+from keycut.reporting.frame import SEEDS, Cell, Key, lower_is_better
 
 Answer = Literal["holds", "fails", "not decided"]
 NO_CELL = "no cell of it in this run"
 
 
 class Cells(Section):
-    """Cells by the columns of the results. What is not named is free."""
+    """Cells by the columns of the results. A column that is not named is free."""
 
     model: Many[Name] = ()
     conv_sharing: Many[Literal["none", "head", "all"]] = ()
@@ -44,16 +43,16 @@ class Cells(Section):
 
     def match(self, key: Key) -> bool:
         return all(
-            not (wanted := getattr(self, field)) or getattr(key, field) in wanted
+            not (values := getattr(self, field)) or getattr(key, field) in values
             for field in type(self).model_fields
         )
 
-    def beside(self, key: Key, other: Key) -> bool:
-        """Whether `other` is the partner of `key`: these cells, and the same in all not named."""
+    def match_partner(self, key: Key, other: Key) -> bool:
+        """Whether `other` is one of these cells, and equal to `key` in all columns not named."""
         if not self.match(other) or key.metric != other.metric or key == other:
             return False
         same = ["model", "conv_sharing"]
-        if self.method != (BASELINE,):  # of which a model has one, whatever was cut
+        if self.method != (BASELINE,):  # a model has one, whatever was cut
             same += ["method", "target", "compression", "rft"]
         return all(getattr(self, f) or getattr(key, f) == getattr(other, f) for f in same)
 
@@ -67,12 +66,27 @@ class ClaimBase(Section):
     share: Annotated[Fractional, Field(gt=0)] = Field(1.0, description="comparisons that must hold")
     errata: Many[Name] = Field((), description="errata that say the paper's numbers contradict it")
 
+    strict: ClassVar[bool] = False  # a surplus of zero is open, not true
+
+    def surplus(self, lower: bool, *values: float) -> tuple[float, tuple[float, ...]]:
+        """By how much a comparison is true, and how that changes with each value.
+
+        The values are those of a cell, of its partner if there is one, and for `Recovers` of the
+        unpruned model. `lower`: whether lower values are better.
+        """
+        raise NotImplementedError
+
 
 class Better(ClaimBase):
     """Each is better than its partners."""
 
     kind: Literal["better"] = WHICH
     against: Cells
+    strict = True
+
+    def surplus(self, lower: bool, *values: float) -> tuple[float, tuple[float, ...]]:
+        value, other = values
+        return (other - value if lower else value - other), (1, -1)
 
 
 class Within(ClaimBase):
@@ -81,6 +95,12 @@ class Within(ClaimBase):
     kind: Literal["within"] = WHICH
     against: Cells
     factor: PositiveFloat
+
+    def surplus(self, lower: bool, *values: float) -> tuple[float, tuple[float, ...]]:
+        value, other = values
+        if lower:
+            return self.factor * other - value, (-1, self.factor)
+        return self.factor * value - other, (self.factor, -1)
 
 
 class Adds(ClaimBase):
@@ -91,6 +111,10 @@ class Adds(ClaimBase):
     value: float
     margin: PositiveFloat
 
+    def surplus(self, lower: bool, *values: float) -> tuple[float, tuple[float, ...]]:
+        value, other = values
+        return self.margin - abs(value - other - self.value), (1, -1)
+
 
 class Recovers(ClaimBase):
     """Of what its partner lost against the baseline, each has this fraction back, or more."""
@@ -98,6 +122,13 @@ class Recovers(ClaimBase):
     kind: Literal["recovers"] = WHICH
     against: Cells
     fraction: Fractional
+
+    def surplus(self, lower: bool, *values: float) -> tuple[float, tuple[float, ...]]:
+        value, before, unpruned = values
+        rest, sign = 1 - self.fraction, 1 if lower else -1
+        # What is still lost <= (1 - fraction) of what was lost, linear in all three values.
+        surplus = rest * (sign * (before - unpruned)) - sign * (value - unpruned)
+        return surplus, (-1, rest, self.fraction)
 
 
 class About(ClaimBase):
@@ -107,12 +138,19 @@ class About(ClaimBase):
     value: float
     margin: PositiveFloat
 
+    def surplus(self, lower: bool, *values: float) -> tuple[float, tuple[float, ...]]:
+        return self.margin - abs(values[0] - self.value), (1,)
+
 
 class Above(ClaimBase):
     """Each is larger than a bound."""
 
     kind: Literal["above"] = WHICH
     bound: float
+    strict = True
+
+    def surplus(self, lower: bool, *values: float) -> tuple[float, tuple[float, ...]]:
+        return values[0] - self.bound, (1,)
 
 
 Claim = Annotated[Better | Within | Adds | Recovers | About | Above, Field(discriminator="kind")]
@@ -120,14 +158,14 @@ Claim = Annotated[Better | Within | Adds | Recovers | About | Above, Field(discr
 
 @dataclass(frozen=True)
 class Comparison:
-    """One comparison: true, false, or open, for lack of a number or too close to tell."""
+    """True, false, or open: a number is missing, or the numbers are too close to tell."""
 
     of: Key
     against: Key | None
     numbers: str
     outcome: bool | None
     missing: bool
-    few_draws: bool = False  # of something drawn, fewer than say how much that matters
+    few_seeds: bool  # it depends on seeds, and there are fewer than SEEDS
 
 
 @dataclass(frozen=True)
@@ -138,22 +176,23 @@ class Answered:
 
     @property
     def numbers(self) -> str:
-        """How many comparisons came out how, and those that did not hold."""
-        outcomes = [one.outcome for one in self.comparisons]
+        """How many comparisons are true, how many open and why, and the numbers of the false."""
+        outcomes = [comparison.outcome for comparison in self.comparisons]
         if not outcomes:
             return NO_CELL
-        missing = sum(one.missing for one in self.comparisons)
+        decided = [comparison for comparison in self.comparisons if comparison.outcome is not None]
+        missing = sum(comparison.missing for comparison in self.comparisons)
         counts = {
             "not measured": missing,
             "too close to tell": outcomes.count(None) - missing,
             f"decided by fewer than {SEEDS} draws": sum(
-                one.few_draws and one.outcome is not None for one in self.comparisons
+                comparison.few_seeds for comparison in decided
             ),
         }
-        said = [f"{outcomes.count(True)} of {len(outcomes)} true"]
-        said += [f"{count} {what}" for what, count in counts.items() if count]
-        against = [one.numbers for one in self.comparisons if one.outcome is False]
-        return "; ".join([", ".join(said), *against])
+        summary = [f"{outcomes.count(True)} of {len(outcomes)} true"]
+        summary += [f"{count} {what}" for what, count in counts.items() if count]
+        false = [comparison.numbers for comparison in decided if not comparison.outcome]
+        return "; ".join([", ".join(summary), *false])
 
 
 def read_claims(path: Path | str) -> list[Claim]:
@@ -166,36 +205,26 @@ def read_claims(path: Path | str) -> list[Claim]:
 def answer(config: Config, claim: Claim, cells: Mapping[Key, Cell]) -> Answered:
     """What a run's numbers say of a claim."""
     measured = {key: cell for key, cell in cells.items() if _measures(config, claim, key.metric)}
-    about = [key for key in measured if claim.of.match(key)]
-    found = tuple(
-        replace(one, few_draws=_few_draws(config, one, measured))
-        for key in about
-        for one in _compare(config, claim, key, measured)
+    comparisons = tuple(
+        comparison
+        for key in measured
+        if claim.of.match(key)
+        for comparison in _compare(config, claim, key, measured)
     )
-    false = sum(one.outcome is False for one in found)
-    true = sum(one.outcome is True for one in found)
-    # Counted in whole comparisons: 0.9 of 10 is 9, whatever floating point makes of it.
-    allowed = math.floor(len(found) * (1 - claim.share) + 1e-9)
+    false = sum(comparison.outcome is False for comparison in comparisons)
+    true = sum(comparison.outcome is True for comparison in comparisons)
+    # In whole comparisons: 0.9 of 10 is 9, whatever floating point makes of it.
+    allowed = math.floor(len(comparisons) * (1 - claim.share) + 1e-9)
     word: Answer = "not decided"
     if false > allowed:
         word = "fails"
-    elif found and true >= len(found) - allowed:
+    elif comparisons and true >= len(comparisons) - allowed:
         word = "holds"
-    return Answered(claim, word, found)
-
-
-def _few_draws(config: Config, one: Comparison, cells: Mapping[Key, Cell]) -> bool:
-    keys = [key for key in (one.of, one.against) if key is not None]
-    return any(
-        cells[key].seeds < SEEDS
-        and key.method in config.methods
-        and (config.methods[key.method].drawn or key.rft == "post")
-        for key in keys
-    )
+    return Answered(claim, word, comparisons)
 
 
 def _measures(config: Config, claim: Claim, metric: str) -> bool:
-    """Whether a column is one that the claim is about, by its name or by what its task measures."""
+    """Whether a claim is about a column, by its name or by the metric of its task."""
     tasks = [
         suite.tasks[metric] for suite in config.evaluation.suites.values() if metric in suite.tasks
     ]
@@ -205,100 +234,66 @@ def _measures(config: Config, claim: Claim, metric: str) -> bool:
 def _compare(
     config: Config, claim: Claim, key: Key, cells: Mapping[Key, Cell]
 ) -> Iterator[Comparison]:
-    cell = cells[key]
-    if isinstance(claim, About | Above):
-        yield Comparison(key, None, _numbers(key, cell), _alone(claim, cell), not _known(cell))
-        return
-    for other in cells:
-        if not claim.against.beside(key, other):
-            continue
-        numbers = f"{_numbers(key, cell)} against {_numbers(other, cells[other])}"
+    """A comparison with every partner of a cell, or one without a partner."""
+    lower = lower_is_better(config, key.metric)
+    pairs: list[tuple[Key, ...]] = [(key,)]
+    if not isinstance(claim, About | Above):
+        pairs = [(key, other) for other in cells if claim.against.match_partner(key, other)]
+    unpruned = key._replace(method=BASELINE, target="", compression=0.0, rft="none")
+    for pair in pairs:
+        keys = pair
         if isinstance(claim, Recovers):
-            whole = cells.get(key._replace(method=BASELINE, target="", compression=0.0, rft="none"))
-            sign = 1 if lower_is_better(config, key.metric) else -1
-            if whole and _known(whole, cells[other]) and _lost(sign, cells[other], whole) <= 0:
+            keys = (*pair, unpruned)
+            lost = _difference(cells[pair[1]], cells.get(unpruned))
+            if lost is not None and (lost == 0 or (lost > 0) != lower):
                 continue  # nothing was lost, so nothing can come back
-            outcome = _recovered(claim, sign, cell, cells[other], whole)
-            missing = whole is None or not _known(cell, cells[other], whole)
-        else:
-            lower = lower_is_better(config, key.metric)
-            outcome = _pair(claim, lower, cell, cells[other])
-            missing = not _known(cell, cells[other])
-        yield Comparison(key, other, numbers, outcome, missing)
+        values = [value for k in keys if k in cells and (value := cells[k].value) is not None]
+        missing = len(values) < len(keys)
+        outcome = None
+        if not missing:
+            surplus, factors = claim.surplus(lower, *values)
+            terms = zip(factors, (cells[k] for k in keys), strict=True)
+            outcome = _decide(surplus, uncertainty(*terms), strict=claim.strict)
+        numbers = " against ".join(_describe(k, cells[k]) for k in pair)
+        few_seeds = any(_has_few_seeds(config, k, cells[k]) for k in pair)
+        yield Comparison(key, pair[1] if pair[1:] else None, numbers, outcome, missing, few_seeds)
 
 
-def _alone(claim: About | Above, cell: Cell) -> bool | None:
-    if cell.value is None:
+def _difference(cell: Cell, other: Cell | None) -> float | None:
+    if cell.value is None or other is None or other.value is None:
         return None
-    if isinstance(claim, Above):
-        return _decide(cell.value - claim.bound, uncertain((1, cell)))
-    return _decide(claim.margin - abs(cell.value - claim.value), uncertain((1, cell)), equal=True)
+    return cell.value - other.value
 
 
-def _pair(claim: Better | Within | Adds, lower: bool, cell: Cell, other: Cell) -> bool | None:
-    if cell.value is None or other.value is None:
-        return None
-    unsure = uncertain((1, cell), (-1, other))
-    if isinstance(claim, Better):
-        return _decide((other.value - cell.value) * (1 if lower else -1), unsure)
-    if isinstance(claim, Adds):
-        off = abs(cell.value - other.value - claim.value)
-        return _decide(claim.margin - off, unsure, equal=True)
-    worse, better = (cell, other) if lower else (other, cell)
-    unsure = uncertain((claim.factor, better), (-1, worse))
-    limit = claim.factor * (better.value or 0.0)
-    return _decide(limit - (worse.value or 0.0), unsure, equal=True)
+def _has_few_seeds(config: Config, key: Key, cell: Cell) -> bool:
+    method = config.methods.get(key.method)
+    return cell.seeds < SEEDS and method is not None and (method.drawn or key.rft == "post")
 
 
-def _recovered(
-    claim: Recovers, sign: int, cell: Cell, before: Cell, whole: Cell | None
-) -> bool | None:
-    if whole is None or not _known(cell, before, whole):
-        return None
-    # Kept <= (1 - fraction) lost, linear in all three numbers.
-    rest = 1 - claim.fraction
-    spare = rest * _lost(sign, before, whole) - _lost(sign, cell, whole)
-    unsure = uncertain((rest, before), (-1, cell), (claim.fraction, whole))
-    return _decide(spare, unsure, equal=True)
-
-
-def uncertain(*terms: tuple[float, Cell]) -> float:
-    """Twice the error of a sum of cells, each times its factor; unknown parts count as none."""
+def uncertainty(*terms: tuple[float, Cell]) -> float:
+    """Twice the error of a sum of cells, each times its factor; unknown parts count as zero."""
     spreads = (factor * (cell.spread or 0.0) for factor, cell in terms)
-    return 2 * math.hypot(*spreads, _drawn_error(terms))
+    return 2 * math.hypot(*spreads, _sampling_error(terms))
 
 
-def _drawn_error(terms: Sequence[tuple[float, Cell]]) -> float:
-    """What of it is owed to the draw of documents: of the same ones, their spread as one sum."""
+def _sampling_error(terms: Sequence[tuple[float, Cell]]) -> float:
+    """The error of the sum that comes from the choice of documents."""
     draws = [(factor, cell.draws) for factor, cell in terms if cell.draws]
-    if len(draws) == len(terms) and len({one.of for _, one in draws}) == 1:
-        return float(np.std(sum(factor * np.array(one.values) for factor, one in draws), ddof=1))
+    if len(draws) == len(terms) and len({draw.documents for _, draw in draws}) == 1:
+        return float(np.std(sum(factor * np.array(draw.values) for factor, draw in draws), ddof=1))
     return math.hypot(*(factor * (cell.stderr or 0.0) for factor, cell in terms))
 
 
-def _lost(sign: int, cell: Cell, whole: Cell) -> float:
-    assert cell.value is not None
-    assert whole.value is not None
-    return sign * (cell.value - whole.value)
-
-
-def _known(*cells: Cell) -> bool:
-    return all(cell.value is not None for cell in cells)
-
-
-def _decide(margin: float, uncertain: float, *, equal: bool = False) -> bool | None:
-    """True or false by the sign of a margin, open within what is uncertain.
-
-    A margin of zero is open for `better`, which is strict, and true for a bound, which is not.
-    """
+def _decide(surplus: float, uncertain: float, *, strict: bool) -> bool | None:
+    """True or false by the sign of the surplus, open if it is smaller than the uncertainty."""
     slack = 1e-9
-    if margin > uncertain + slack or (equal and margin >= uncertain - slack):
+    if surplus > uncertain + slack or (not strict and surplus >= uncertain - slack):
         return True
-    return False if margin < -uncertain - slack else None
+    return False if surplus < -uncertain - slack else None
 
 
-def _numbers(key: Key, cell: Cell) -> str:
-    parts = (key.model, key.conv_sharing, key.method, key.target, key.rft, key.metric)
+def _describe(key: Key, cell: Cell) -> str:
+    parts = [key.model, key.conv_sharing, key.method, key.target, key.rft, key.metric]
     named = [part for part in parts if part not in ("", "none")]
     if key.compression:
         named.append(f"{100 * key.compression:g} %")

@@ -1,8 +1,8 @@
 """Results in one form: every number of a run is a row, in the columns of the published numbers.
 
 Units are those of the paper: accuracies and their means in percent, throughput in tokens per
-second, memory in GiB. `target` and `rft` are those of the variant, `head_k_dim` stands for timings
-only. A timing of the forward pass has the paper's name (`tokens_per_s`); others say what was timed
+second, memory in GiB. `target` and `rft` are those of the variant; only timings have `head_k_dim`.
+A timing of the forward pass has the paper's name (`tokens_per_s`); others say what was timed
 (`training_tokens_per_s`, `decoding_tokens_per_s_16` at a batch of 16).
 """
 
@@ -31,7 +31,11 @@ PAPER = "arXiv 2602.04852"
 """The source of a published number."""
 
 FRACTIONS = {"acc", "acc_norm", "contains"}
-"""What tasks measure from 0 to 1, and results have in percent."""
+"""Metrics that tasks give from 0 to 1, and results in percent."""
+
+LOWER_IS_BETTER = {"word_perplexity", "perplexity", "byte_perplexity", "bits_per_byte"}
+SIZES = ("peak_memory_gib", "memory_ratio", "state_mib")
+"""Results of benchmarks where less is better."""
 
 PAPERS_GPU = "H100"
 RATIOS = {
@@ -39,7 +43,10 @@ RATIOS = {
     "graph_speedup": "graph_tokens_per_s",
     "memory_ratio": "peak_memory_gib",
 }
-"""Timings that are another one divided by that of the model left whole."""
+"""Timings that are another timing divided by that of the unpruned model."""
+
+SEEDS = 3
+"""Seeds that are enough to judge a result that depends on them."""
 
 
 class Key(NamedTuple):
@@ -56,48 +63,47 @@ class Key(NamedTuple):
 
 
 class Draws(NamedTuple):
-    """A number on draws of the documents that it was measured on (keycut.evaluation.statistics).
+    """A number on bootstrap draws of its documents (keycut.evaluation.statistics).
 
-    Two numbers of the same documents have the same draws, one by one.
+    Numbers of the same documents have the same draws, in the same order.
     """
 
-    of: str  # which documents
+    documents: str  # which ones
     values: tuple[float, ...]
 
-    def text(self) -> str:
+    def to_text(self) -> str:
         """For a frame, to about seven digits."""
-        return f"{self.of}:{b64encode(np.array(self.values, '<f4').tobytes()).decode()}"
+        return f"{self.documents}:{b64encode(np.array(self.values, '<f4').tobytes()).decode()}"
 
     @classmethod
     def from_text(cls, text: str) -> Draws | None:
         if not text:
             return None
-        of, _, values = text.rpartition(":")
-        return cls(of, tuple(np.frombuffer(b64decode(values), "<f4").astype(float).tolist()))
+        documents, _, values = text.rpartition(":")
+        return cls(documents, tuple(np.frombuffer(b64decode(values), "<f4").astype(float).tolist()))
 
     @classmethod
-    def mean(cls, some: Sequence[Draws | None]) -> Draws | None:
-        """Of as many draws each; of what has none there is none."""
-        known = [one for one in some if one is not None]
-        if not known or len(known) < len(some) or len({len(one.values) for one in known}) > 1:
+    def mean(cls, draws: Sequence[Draws | None]) -> Draws | None:
+        """None if one of them is missing, or they differ in number."""
+        known = [part for part in draws if part is not None]
+        if len(known) < len(draws) or len({len(part.values) for part in known}) != 1:
             return None
-        of = "+".join(dict.fromkeys(one.of for one in known))
-        return cls(of, tuple(np.mean([one.values for one in known], axis=0).tolist()))
+        documents = "+".join(dict.fromkeys(part.documents for part in known))
+        return cls(documents, tuple(np.mean([part.values for part in known], axis=0).tolist()))
 
 
 class Result(NamedTuple):
-    """One number, or why there is none. `stderr` is its own uncertainty, where it is known,
-    `draws` what tells that of a difference, as text, and `note` what is to be said beside it."""
+    """A number, or the reason why there is none."""
 
     key: Key
     seed: int
-    value: float | None
-    stderr: float | None
-    protocol: str
-    source: str
-    reason: str
-    draws: str = ""
-    note: str = ""
+    value: float | None = None
+    stderr: float | None = None  # None if not known
+    protocol: str = ""
+    source: str = ""  # the file that it was read from
+    reason: str = ""
+    draws: str = ""  # `Draws` as text
+    note: str = ""  # printed below tables that show the number
 
 
 def _text(*checks: pa.Check) -> pa.Column:
@@ -143,82 +149,113 @@ def to_frame(results: Iterable[Result]) -> pd.DataFrame:
     frame = pd.DataFrame(rows, columns=list(COLUMNS)).astype(
         {name: str(column.dtype) for name, column in SCHEMA.columns.items()}
     )
-    return checked(frame, "results")
+    return validate(frame, "results")
 
 
 def from_frame(frame: pd.DataFrame) -> list[Result]:
+    columns = frame.astype(object).where(frame.notna(), None)
     return [
         Result(
-            Key(**{field: _plain(row[field]) for field in Key._fields}),
-            int(row["seed"]),
-            *(_plain(row[field]) for field in Result._fields[2:]),
+            Key(*(row[field] for field in Key._fields)),
+            *(row[field] for field in Result._fields[1:]),
         )
-        for row in frame.to_dict("records")
+        for row in columns.to_dict("records")
     ]
 
 
-def checked(frame: pd.DataFrame, what: str) -> pd.DataFrame:
+def validate(frame: pd.DataFrame, name: str) -> pd.DataFrame:
     """The frame itself, or an error that names the first things wrong with it."""
     try:
         return SCHEMA.validate(frame, lazy=True)
     except SchemaErrors as error:
-        failures = error.failure_cases
-        shown = [
+        cases = [
             f"{case['column'] or 'frame'}: {case['check']} (row {case['index']}: "
             f"{case['failure_case']!r})"
-            for case in failures.head(3).to_dict("records")
+            for case in error.failure_cases.head(3).to_dict("records")
         ]
-        raise InputError(f"{what}: not a frame of results: {'; '.join(shown)}") from None
+        raise InputError(f"{name}: not a frame of results: {'; '.join(cases)}") from None
 
 
 def write_frame(path: Path | str, frame: pd.DataFrame) -> None:
     with atomic_write(path, force=True) as aside:
-        checked(frame, str(path)).to_parquet(aside, index=False)
+        validate(frame, str(path)).to_parquet(aside, index=False)
 
 
 def read_frame(path: Path | str) -> pd.DataFrame:
     try:
-        return checked(pd.read_parquet(path), str(path))
+        return validate(pd.read_parquet(path), str(path))
     except ArrowInvalid as error:
         raise InputError(f"{path}: not a parquet file ({error})") from None
 
 
-def union(frames: Iterable[pd.DataFrame]) -> pd.DataFrame:
-    """All rows of all tables, each once. One number with two values is an error."""
-    together = pd.concat(list(frames), ignore_index=True)
-    return checked(together.drop_duplicates(ignore_index=True), "the union of the tables")
+def make_frame(
+    config: Config, table: str, sources: Sequence[Path | str | None], out: Path | str
+) -> None:
+    """The numbers of one table, from what was measured for it (`read_sources`)."""
+    write_frame(out, table_frame(config, table, read_sources(config, table, sources)))
 
 
-# --- what a table shows ---
+def make_union(frames: Sequence[Path | str], out: Path | str) -> None:
+    """The numbers of all tables, each once. Two values of one number are an error."""
+    rows = pd.concat(map(read_frame, frames), ignore_index=True)
+    write_frame(out, rows.drop_duplicates(ignore_index=True))
 
 
-def identity(config: Config, model: str) -> tuple[str, str]:
+def check_count(name: str, parts: str, expected: int, actual: int) -> None:
+    if expected != actual:
+        raise InputError(
+            f"{name} is made of {expected} {parts}, not of {actual}: give each of them"
+        )
+
+
+# --- which numbers a table shows ---
+
+
+def published_name(config: Config, model: str) -> tuple[str, str]:
     """A model in the columns of the published numbers: its name there, and its filters."""
     spec = config.models[model]
     return spec.published_as or model, getattr(spec, "conv_sharing", "none")
 
 
 def variant_key(config: Config, variant: Variant, metric: str) -> Key:
-    model, sharing = identity(config, variant.model)
+    model, sharing = published_name(config, variant.model)
     return Key(
         model, sharing, variant.method, variant.target, variant.ratio, None, variant.rft, metric
     )
 
 
 def timing_key(config: Config, cell: Measurement, metric: str) -> Key:
-    """Timings depend on the width alone, so they have no method beside the baseline."""
+    """Timings depend on the width alone, so their method is the baseline or empty."""
     name = metric if cell.does == "forward" else f"{cell.does}_{metric}"
     benchmark = config.benchmarks[cell.benchmark]
     if benchmark.kind == "mixer":
         method = BASELINE if cell.width == benchmark.widths[0] else ""
         return Key(cell.subject, "", method, "", None, cell.width, "none", name)
-    model, sharing = identity(config, cell.subject)
+    model, sharing = published_name(config, cell.subject)
     method = "" if cell.ratio else BASELINE
     return Key(model, sharing, method, "", cell.ratio, cell.width, "none", name)
 
 
-def timed(config: Config, table: str) -> tuple[tuple[Measurement, str], ...]:
-    """Every cell of a table of timings: which measurement, and which of its numbers."""
+def lower_is_better(config: Config, metric: str) -> bool:
+    """Of a column of a suite, or of a timing."""
+    for suite in config.evaluation.suites.values():
+        if metric in suite.tasks:
+            return suite.tasks[metric].metric in LOWER_IS_BETTER
+    return metric.endswith(SIZES)
+
+
+def table_frame(config: Config, table: str, results: Iterable[Result]) -> pd.DataFrame:
+    """A row for every cell of a table and every seed: measured, derived, or missing and why."""
+    by_key = {(result.key, result.seed): result for result in results}
+    if isinstance(config.tables[table], QualityTable):
+        rows = (_evaluated(config, *cell, by_key) for cell in config.cells(table))
+    else:
+        rows = (_timed(config, *cell, by_key) for cell in _timing_cells(config, table))
+    return to_frame(dict.fromkeys(rows))
+
+
+def _timing_cells(config: Config, table: str) -> list[tuple[Measurement, str]]:
+    """Every cell of a table of timings: the measurement, and which of its numbers."""
     spec = config.tables[table]
     metrics: tuple[str, ...] = ("tokens_per_s", "speedup")
     assert not isinstance(spec, QualityTable)
@@ -229,68 +266,67 @@ def timed(config: Config, table: str) -> tuple[tuple[Measurement, str], ...]:
         metrics += ("peak_memory_gib", "memory_ratio")
     elif not isinstance(spec, DecodingTable) and benchmark.graphs(spec.shows):
         metrics += ("graph_tokens_per_s", "graph_speedup")
-    return tuple((cell, metric) for cell in config.timings(table) for metric in metrics)
+    return [(cell, metric) for cell in config.timings(table) for metric in metrics]
 
 
-def table_frame(config: Config, table: str, results: Iterable[Result]) -> pd.DataFrame:
-    """A row for every cell of a table and every seed: measured, derived, or missing and why."""
-    there = {(result.key, result.seed): result for result in results}
-    if isinstance(config.tables[table], QualityTable):
-        rows = (
-            _evaluated(config, variant, metric, there) for variant, metric in config.cells(table)
-        )
-    else:
-        rows = (_timed(config, cell, metric, there) for cell, metric in timed(config, table))
-    return to_frame(dict.fromkeys(rows))
+Results = Mapping[tuple[Key, int], Result]
+"""By key and seed."""
 
 
-def read_evaluation(config: Config, variant: Variant, path: Path | str) -> Iterator[Result]:
-    """The numbers of one variant in the file that `keycut.evaluation` wrote for a suite.
-
-    Means are left to `table_frame`: they follow from the tasks.
-    """
-    record = _record(path, "an evaluation", {"suite", "protocol", "results", "tasks"})
-    for column, task in config.evaluation.suites[record["suite"]].tasks.items():
-        found, key = record["results"][column], variant_key(config, variant, column)
-        if "not_attempted" in found:
-            continue
-        if not math.isfinite(found["value"]):
-            reason = f"the model is broken: {found['value']}"
-            yield Result(key, variant.seed, None, None, "", "", reason)
-            continue
-        scale = 100.0 if task.metric in FRACTIONS else 1.0
-        stderr = None if found["stderr"] is None else found["stderr"] * scale
-        value, protocol = found["value"] * scale, record["protocol"]
-        draws = _draws(record["tasks"][column], found["draws"], scale)
-        source, note = Path(path).as_posix(), found.get("note", "")
-        yield Result(key, variant.seed, value, stderr, protocol, source, "", draws, note)
-
-
-def _draws(task: dict[str, Any], values: list[float] | None, scale: float) -> str:
-    if values is None:
-        return ""
-    of = digest({"data": task["data"], "documents": task["documents"]})[:12]
-    return Draws(of, tuple(value * scale for value in values)).text()
+def _evaluated(config: Config, variant: Variant, metric: str, results: Results) -> Result:
+    key, seed = variant_key(config, variant, metric), variant.seed
+    suite = config.evaluation.suites[config.suite_of(metric)]
+    if reason := suite.left_out(metric):
+        return Result(key, seed, reason=f"not attempted: {reason}")
+    if (key, seed) in results or metric != suite.mean:
+        return _measured(config, key, seed, results)
+    parts = [_measured(config, key._replace(metric=task), seed, results) for task in suite.tasks]
+    for part in parts:
+        if part.value is None:
+            return part._replace(key=key, reason=f"{part.key.metric}: {part.reason}")
+    errors = [part.stderr for part in parts if part.stderr is not None]
+    draws = Draws.mean([Draws.from_text(part.draws) for part in parts])
+    return parts[0]._replace(
+        key=key,
+        draws=draws.to_text() if draws else "",
+        note=_join_notes(parts),
+        value=fmean(part.value for part in parts if part.value is not None),
+        stderr=math.hypot(*errors) / len(parts) if len(errors) == len(parts) else None,
+    )
 
 
-def read_measurement(config: Config, cell: Measurement, path: Path | str) -> Iterator[Result]:
-    """The numbers of one cell in the file that `keycut.benchmarking` wrote for it.
+def _timed(config: Config, cell: Measurement, metric: str, results: Results) -> Result:
+    key = timing_key(config, cell, metric)
+    if (key, 0) in results or metric not in RATIOS:
+        return _measured(config, key, 0, results)
+    # Of the unpruned model, or of the mixer's first width.
+    first = next(
+        other
+        for other in config.measurements(cell.benchmark)
+        if (other.subject, other.does) == (cell.subject, cell.does)
+    )
+    own, reference = (
+        _measured(config, timing_key(config, part, RATIOS[metric]), 0, results)
+        for part in (cell, first)
+    )
+    if own.value is None:
+        return own._replace(key=key)
+    if reference.value is None:
+        return reference._replace(key=key, reason=f"at d_k {first.width}: {reference.reason}")
+    if cell == first:
+        return own._replace(key=key, value=1.0, stderr=0.0)
+    value, stderr = own.value / reference.value, None
+    if own.stderr is not None and reference.stderr is not None:
+        stderr = value * math.hypot(own.stderr / own.value, reference.stderr / reference.value)
+    return own._replace(key=key, value=value, stderr=stderr)
 
-    The paper's protocol has the paper's GPU: on another one a timing carries that one's name.
-    """
-    record = _record(path, "a measurement", {"cell", "results", "machine"})
-    if record["cell"] != asdict(cell):
-        raise InputError(f"{path}: it measured {record['cell']}, expected {asdict(cell)}")
-    protocol, source = config.evaluation.protocol, Path(path).as_posix()
-    gpu = record["machine"].get("gpu") or "CPU"
-    if protocol == "paper" and PAPERS_GPU not in gpu:
-        protocol = gpu
-    for metric, found in record["results"].items():
-        key = timing_key(config, cell, metric)
-        if found["value"] is None:
-            yield Result(key, 0, None, None, "", "", found["reason"])
-        else:
-            yield Result(key, 0, found["value"], found["stderr"], protocol, source, "")
+
+def _measured(config: Config, key: Key, seed: int, results: Results) -> Result:
+    reason = f"not measured: {config.partial}" if config.partial else "not measured"
+    return results.get((key, seed)) or Result(key, seed, reason=reason)
+
+
+# --- what was measured ---
 
 
 def read_sources(
@@ -304,123 +340,99 @@ def read_sources(
     if config.partial is None and None in sources:
         raise InputError(f"table {table}: results are missing, and the run is not `partial`")
     if isinstance(config.tables[table], QualityTable):
-        evaluated = config.evaluations(table)
-        refuse_count(f"table {table}", "evaluations", len(evaluated), len(sources))
-        for (variant, suite), path in zip(evaluated, sources, strict=True):
-            if path is None:
-                continue
-            if (found := read_json(path).get("suite")) != suite:
-                raise InputError(f"{path}: an evaluation of suite {found!r}, expected {suite!r}")
-            yield from read_evaluation(config, variant, path)
+        evaluations = config.evaluations(table)
+        check_count(f"table {table}", "evaluations", len(evaluations), len(sources))
+        for (variant, suite), path in zip(evaluations, sources, strict=True):
+            if path is not None:
+                yield from read_evaluation(config, variant, suite, path)
     else:
         cells = config.timings(table)
-        refuse_count(f"table {table}", "measurements", len(cells), len(sources))
+        check_count(f"table {table}", "measurements", len(cells), len(sources))
         for cell, path in zip(cells, sources, strict=True):
             if path is not None:
                 yield from read_measurement(config, cell, path)
 
 
-def refuse_count(what: str, of: str, expected: int, given: int) -> None:
-    if expected != given:
-        raise InputError(f"{what} is made of {expected} {of}, not of {given}: give each of them")
+def read_evaluation(
+    config: Config, variant: Variant, suite: str, path: Path | str
+) -> Iterator[Result]:
+    """The numbers of one variant in the file that `keycut.evaluation` wrote for a suite.
+
+    Means are left to `table_frame`: they follow from the tasks.
+    """
+    record = _read_record(path, "an evaluation", {"suite", "protocol", "results", "tasks"})
+    if record["suite"] != suite:
+        raise InputError(f"{path}: an evaluation of suite {record['suite']!r}, expected {suite!r}")
+    for column, task in config.evaluation.suites[suite].tasks.items():
+        result, key = record["results"][column], variant_key(config, variant, column)
+        if "not_attempted" in result:
+            continue
+        if not math.isfinite(result["value"]):
+            yield Result(key, variant.seed, reason=f"the model is broken: {result['value']}")
+            continue
+        scale, draws = 100.0 if task.metric in FRACTIONS else 1.0, ""
+        if result["draws"] is not None:
+            evaluated = record["tasks"][column]
+            documents = digest({name: evaluated[name] for name in ("data", "documents")})[:12]
+            draws = Draws(documents, tuple(value * scale for value in result["draws"])).to_text()
+        yield Result(
+            key,
+            variant.seed,
+            value=result["value"] * scale,
+            stderr=None if result["stderr"] is None else result["stderr"] * scale,
+            protocol=record["protocol"],
+            source=Path(path).as_posix(),
+            draws=draws,
+            note=result.get("note", ""),
+        )
 
 
-def _record(path: Path | str, what: str, keys: set[str]) -> dict[str, Any]:
+def read_measurement(config: Config, cell: Measurement, path: Path | str) -> Iterator[Result]:
+    """The numbers of one cell in the file that `keycut.benchmarking` wrote for it.
+
+    The protocol `paper` needs the paper's GPU: on another GPU it is that GPU's name.
+    """
+    record = _read_record(path, "a measurement", {"cell", "results", "machine"})
+    if record["cell"] != asdict(cell):
+        raise InputError(f"{path}: it measured {record['cell']}, expected {asdict(cell)}")
+    protocol, source = config.evaluation.protocol, Path(path).as_posix()
+    gpu = record["machine"].get("gpu") or "CPU"
+    if protocol == "paper" and PAPERS_GPU not in gpu:
+        protocol = gpu
+    for metric, result in record["results"].items():
+        key = timing_key(config, cell, metric)
+        if result["value"] is None:
+            yield Result(key, 0, reason=result["reason"])
+        else:
+            yield Result(key, 0, result["value"], result["stderr"], protocol, source)
+
+
+def _read_record(path: Path | str, kind: str, keys: set[str]) -> dict[str, Any]:
     record = read_json(path)
     if not isinstance(record, dict) or not keys <= record.keys():
-        raise InputError(f"{path} is not {what}: it lacks one of {', '.join(sorted(keys))}")
+        raise InputError(f"{path} is not {kind}: it lacks one of {', '.join(sorted(keys))}")
     return record
 
 
-There = Mapping[tuple[Key, int], Result]
-
-
-def _evaluated(config: Config, variant: Variant, metric: str, there: There) -> Result:
-    key = variant_key(config, variant, metric)
-    suite = config.evaluation.suites[config.suite_of(metric)]
-    if why := suite.left_out(metric):
-        return Result(key, variant.seed, None, None, "", "", f"not attempted: {why}")
-    if (key, variant.seed) in there or metric != suite.mean:
-        return there.get((key, variant.seed)) or _not_measured(config, key, variant.seed)
-    parts = []
-    for task in suite.tasks:
-        of_task = key._replace(metric=task)
-        part = there.get((of_task, variant.seed)) or _not_measured(config, of_task, variant.seed)
-        if part.value is None:
-            return part._replace(key=key, reason=f"{task}: {part.reason}")
-        parts.append(part)
-    errors = [part.stderr for part in parts if part.stderr is not None]
-    draws = Draws.mean([Draws.from_text(part.draws) for part in parts])
-    return parts[0]._replace(
-        key=key,
-        draws=draws.text() if draws else "",
-        note=_notes(parts),
-        value=fmean(part.value for part in parts if part.value is not None),
-        stderr=math.hypot(*errors) / len(parts) if len(errors) == len(parts) else None,
-    )
-
-
-def _timed(config: Config, cell: Measurement, metric: str, there: There) -> Result:
-    key = timing_key(config, cell, metric)
-    if (key, 0) in there or metric not in RATIOS:
-        return there.get((key, 0)) or _not_measured(config, key, 0)
-    first = _reference(config, cell)
-    of, reference = (
-        there.get((part := timing_key(config, one, RATIOS[metric]), 0))
-        or _not_measured(config, part, 0)
-        for one in (cell, first)
-    )
-    if of.value is None:
-        return of._replace(key=key)
-    if reference.value is None:
-        return reference._replace(key=key, reason=f"at d_k {first.width}: {reference.reason}")
-    value = of.value / reference.value
-    if of is reference:
-        return of._replace(key=key, value=1.0, stderr=0.0)
-    if of.stderr is None or reference.stderr is None:
-        return of._replace(key=key, value=value, stderr=None)
-    relative = math.hypot(of.stderr / of.value, reference.stderr / reference.value)
-    return of._replace(key=key, value=value, stderr=value * relative)
-
-
-def _reference(config: Config, cell: Measurement) -> Measurement:
-    """The same measurement of the model left whole, or of the mixer's first width."""
-    same = (cell.benchmark, cell.subject, cell.does)
-    return next(
-        other
-        for other in config.measurements(cell.benchmark)
-        if (other.benchmark, other.subject, other.does) == same
-    )
-
-
-def _not_measured(config: Config, key: Key, seed: int) -> Result:
-    why = f": {config.partial}" if config.partial else ""
-    return Result(key, seed, None, None, "", "", f"not measured{why}")
-
-
-# --- one cell over its seeds ---
-
-
-SEEDS = 3
-"""Draws that a word about something drawn needs."""
+# --- a number over its seeds ---
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A number over its seeds: their mean, the spread of one draw, the error of one evaluation."""
+    """A number over its seeds."""
 
-    value: float | None
+    value: float | None  # mean
     spread: float | None  # standard deviation over seeds; None for one seed
-    stderr: float | None  # root mean square over seeds
+    stderr: float | None  # of one evaluation: root mean square over seeds
     seeds: int
     protocols: frozenset[str]
     reason: str  # why it, or some of its seeds, are missing
-    draws: Draws | None = None  # the mean over seeds
-    note: str = ""  # what is said beside it
+    draws: Draws | None = None  # mean over seeds
+    note: str = ""
 
     @property
     def noise(self) -> float:
-        """What is known of its uncertainty; unknown parts count as none."""
+        """Its known uncertainty; unknown parts count as zero."""
         return math.hypot(self.spread or 0.0, self.stderr or 0.0)
 
 
@@ -432,27 +444,29 @@ def cells(frame: pd.DataFrame) -> dict[Key, Cell]:
 
 
 def _cell(results: list[Result]) -> Cell:
-    values = [result.value for result in results if result.value is not None]
+    known = [result for result in results if result.value is not None]
+    values = [result.value for result in known if result.value is not None]
     errors = [result.stderr for result in results if result.stderr is not None]
-    missing = [result for result in results if result.value is None]
     reasons = [
-        f"seed {result.seed}: {result.reason}" if values else result.reason for result in missing
+        f"seed {result.seed}: {result.reason}" if values else result.reason
+        for result in results
+        if result.value is None
     ]
-    draws = [Draws.from_text(result.draws) for result in results if result.value is not None]
-    same = len({one.of for one in draws if one}) == 1
+    draws = [Draws.from_text(result.draws) for result in known]
+    same_documents = len({part.documents for part in draws if part}) == 1
     return Cell(
-        draws=Draws.mean(draws) if same else None,
         value=fmean(values) if values else None,
         spread=stdev(values) if len(values) > 1 else None,
         stderr=math.hypot(*errors) / math.sqrt(len(errors)) if errors else None,
         seeds=len(values),
-        protocols=frozenset(result.protocol for result in results if result.value is not None),
+        protocols=frozenset(result.protocol for result in known),
         reason="; ".join(dict.fromkeys(reasons)),
-        note=_notes(results),
+        draws=Draws.mean(draws) if same_documents else None,
+        note=_join_notes(results),
     )
 
 
-def _notes(results: Iterable[Result]) -> str:
+def _join_notes(results: Iterable[Result]) -> str:
     return "; ".join(dict.fromkeys(result.note for result in results if result.note))
 
 
@@ -460,67 +474,39 @@ def _notes(results: Iterable[Result]) -> str:
 
 
 class Printed(NamedTuple):
-    """A number of the paper: its table, which it is, its value, its mark, its last digit's unit."""
+    """A number of the paper."""
 
     table: str
     key: Key
     value: float
     mark: str
-    digit: float
+    digit: float  # the unit of the last digit that is printed
 
 
 def read_published(path: Path | str) -> list[Printed]:
     with open(path, newline="") as file:
-        return [_printed(row) for row in csv.DictReader(file)]
+        return [
+            Printed(
+                row["table"], read_key(row), float(row["value"]), row["rank_mark"], _last_digit(row)
+            )
+            for row in csv.DictReader(file)
+        ]
 
 
 def read_key(row: Mapping[str, str]) -> Key:
-    """A key from text, where nothing is an empty field."""
-    compression, width = row["compression"], row["head_k_dim"]
-    return Key(
-        row["model"],
-        row["conv_sharing"],
-        row["method"],
-        row["target"],
-        float(compression) if compression else None,
-        int(width) if width else None,
-        row["rft"],
-        row["metric"],
-    )
+    """A key from the fields of a CSV file, where None is an empty field."""
+    fields: dict[str, Any] = {field: row[field] for field in Key._fields}
+    for field, number in (("compression", float), ("head_k_dim", int)):
+        fields[field] = number(row[field]) if row[field] else None
+    return Key(**fields)
 
 
-def _printed(row: dict[str, str]) -> Printed:
-    value, mark = float(row["value"]), row["rank_mark"]
-    return Printed(row["table"], read_key(row), value, mark, _last_digit(row))
-
-
-def _last_digit(row: dict[str, str]) -> float:
-    """The unit of the last digit that the paper prints.
-
-    values.csv drops zeros at the end, so the usual number of decimals is the least.
-    """
+def _last_digit(row: Mapping[str, str]) -> float:
+    """values.csv drops trailing zeros, so a number has at least the usual number of decimals."""
     value, metric = float(row["value"]), row["metric"]
     if metric == "tokens_per_s":
         return 1e2 if row["compression"] else 1e5  # thousands for models, millions for mixers
     if row["table"] == "adv_vs_non_adv" and value >= 1e4:
         return 10.0 ** (math.floor(math.log10(value)) - 1)
     usual = 2 if metric in {"speedup", "peak_memory_gib", "memory_ratio"} else 1
-    given = len(row["value"].partition(".")[2])
-    return 10.0 ** -max(usual, given)
-
-
-def as_measured(config: Config, table: str, published: Iterable[Printed]) -> Iterator[Result]:
-    """A table's published numbers as if this run had measured them, one per cell and seed."""
-    values = {printed.key: printed.value for printed in published if printed.table == table}
-    if isinstance(config.tables[table], QualityTable):
-        wanted = [(variant_key(config, v, metric), v.seed) for v, metric in config.cells(table)]
-    else:
-        wanted = [(timing_key(config, cell, metric), 0) for cell, metric in timed(config, table)]
-    for key, seed in wanted:
-        if key in values:
-            source = f"{PAPER}, {table}"
-            yield Result(key, seed, values[key], None, config.evaluation.protocol, source, "")
-
-
-def _plain(value: Any) -> Any:
-    return None if pd.isna(value) else value
+    return 10.0 ** -max(usual, len(row["value"].partition(".")[2]))

@@ -1,110 +1,100 @@
-"""Where numbers came from: what stands in, and beside, the files that they were read from."""
+"""Provenance of numbers: the contents of the files that they were read from."""
 
 from __future__ import annotations
 
 import json
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from keycut.artefact import canonical_json, read_json
 from keycut.errors import InputError
 
-LENGTH = 40  # of a value as JSON from which on it is worth to be stored once
-OTHER = {"note": "made by other code of this stage than there is now"}
-ROW = 50  # numbers; a longer one is counted and not shown
+SHARED_LENGTH = 40  # values that are longer as JSON are stored once
+LONGEST_ROW = 50  # longer lists of numbers are counted, not shown
+OTHER_CODE = {"note": "made by other code of this stage than there is now"}
 
 
 class Origins:
-    """What files say of themselves, each read once; a number refers to its file by its place."""
+    """Contents of files, each read once; numbers refer to a file by its place."""
 
-    def __init__(self, now: Mapping[str, str] = {}) -> None:
-        self.now = now  # the code of rules, as `other_code` takes it
+    def __init__(self, current_code: Mapping[str, str] = {}) -> None:
+        self.current_code = current_code  # as in `is_other_code`
         self.paths: dict[str, int] = {}
-        self.told: list[Any] = []
+        self.contents: list[Any] = []
 
     def add(self, path: Path | str) -> int:
         name = Path(path).as_posix()
         if name not in self.paths:
-            self.paths[name] = len(self.told)
-            told = told_by(path)
-            self.told.append({**OTHER, **told} if other_code(told, self.now) else told)
+            self.paths[name] = len(self.contents)
+            content = _read(Path(path))
+            if is_other_code(content, self.current_code):
+                content = {**OTHER_CODE, **content}
+            self.contents.append(content)
         return self.paths[name]
 
-    def packed(self) -> dict[str, Any]:
-        """For a page: a value that many files share stands in `shared`, in its place {"$": place}.
-
-        What software ran and which tasks were evaluated is the same in hundreds of them.
-        """
-        counts = Counter(text for told in self.told for text in _parts(told))
-        often = [text for text, count in counts.items() if count > 1 and len(text) > LENGTH]
-        places = {text: place for place, text in enumerate(often)}
+    def to_json(self) -> dict[str, Any]:
+        """For a page. Values that several files share (software, tasks) are stored once in
+        `shared`; a file then has {"$": place}."""
+        texts = [
+            {name: canonical_json(value) for name, value in content.items()}
+            if isinstance(content, dict)
+            else {}
+            for content in self.contents
+        ]
+        counts = Counter(text for fields in texts for text in fields.values())
+        shared = [text for text, n in counts.items() if n > 1 and len(text) > SHARED_LENGTH]
+        places = {text: {"$": place} for place, text in enumerate(shared)}
+        files = [
+            {name: places.get(text, content[name]) for name, text in fields.items()}
+            if isinstance(content, dict)
+            else content
+            for content, fields in zip(self.contents, texts, strict=True)
+        ]
         return {
             "paths": list(self.paths),
-            "files": [_referring(told, places) for told in self.told],
-            "shared": [json.loads(text) for text in often],
+            "files": files,
+            "shared": [json.loads(text) for text in shared],
         }
 
 
-def other_code(record: Any, now: Mapping[str, str]) -> bool:
-    """Whether a job was of other code of its rule than there is now, of rules whose code is given.
+def is_other_code(record: Any, current: Mapping[str, str]) -> bool:
+    """Whether a job ran other code of its rule than the current one, given by its digest.
 
-    Those have a version: their authors say that the code gives the same (`keycut.running.code`).
+    These rules have a version, which says that the other code gives the same results
+    (`keycut.running.code`).
     """
     return (
         isinstance(record, dict)
-        and record.get("rule") in now
-        and record["code"]["digest"] != now[record["rule"]]
+        and record.get("rule") in current
+        and record["code"]["digest"] != current[record["rule"]]
     )
 
 
-def told_by(path: Path | str) -> Any:
-    """What a file says of itself: a JSON wholly but for long rows of numbers, of tensors
-    (.safetensors) their header alone."""
-    path = Path(path)
+def _read(path: Path) -> Any:
+    """The content of a JSON file, or the metadata of a .safetensors file."""
     if not path.is_file():
         raise InputError(f"{path} is missing: a number of the report came from it")
-    if path.suffix == ".safetensors":
-        return _shown(_about(path))
-    return _shown(read_json(path))
-
-
-def _about(path: Path) -> Any:
-    """The header of a safetensors file is its length in eight bytes, then JSON."""
-    with open(path, "rb") as file:
+    if path.suffix != ".safetensors":
+        return _for_browsers(read_json(path))
+    with open(path, "rb") as file:  # the header: its length in eight bytes, then JSON
         length = int.from_bytes(file.read(8), "little")
         if length > path.stat().st_size:
             raise InputError(f"{path} is cut off or damaged")
         metadata = json.loads(file.read(length)).get("__metadata__", {})
-    return json.loads(metadata["about"]) if "about" in metadata else metadata
+    return _for_browsers(json.loads(metadata["about"]) if "about" in metadata else metadata)
 
 
-def _shown(value: Any) -> Any:
-    """JSON as browsers read it, which know no NaN and no infinity; numbers that nobody would read
-    are counted."""
+def _for_browsers(value: Any) -> Any:
+    """JSON without NaN and infinity, which browsers do not read, and without long lists."""
     if isinstance(value, dict):
-        return {name: _shown(part) for name, part in value.items()}
+        return {name: _for_browsers(part) for name, part in value.items()}
     if isinstance(value, list):
-        if len(value) > ROW and all(isinstance(part, float) for part in value):
+        if len(value) > LONGEST_ROW and all(isinstance(part, float) for part in value):
             return f"{len(value)} numbers"
-        return [_shown(part) for part in value]
+        return [_for_browsers(part) for part in value]
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return value
-
-
-def _parts(told: Any) -> Iterator[str]:
-    if isinstance(told, dict):
-        yield from (canonical_json(part) for part in told.values())
-
-
-def _referring(told: Any, places: dict[str, int]) -> Any:
-    if not isinstance(told, dict):
-        return told
-    texts = {name: canonical_json(part) for name, part in told.items()}
-    return {
-        name: {"$": places[text]} if (text := texts[name]) in places else part
-        for name, part in told.items()
-    }

@@ -1,8 +1,8 @@
-"""How figures look: one colour and dash per method, in print and on a dark page alike.
+"""The style of figures: one colour and dash per method, for white and for dark pages.
 
-What is drawn in INK becomes `currentColor` in an SVG, so that lines and letters take the colour of
-the text around them; the background is left out. All other colours have a contrast of 3 or more on
-white and on a dark page, and those of the paper's five methods stay apart for the colour-blind.
+INK becomes `currentColor` in an SVG, so that lines and letters take the colour of the text around
+them; the background is transparent. All other colours have a contrast of 3 or more on white and on
+a dark page, and the colour-blind can tell those of the paper's five methods apart.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from keycut.artefact import atomic_write
 from keycut.config import BASELINE, Config
 from keycut.errors import InputError
 
-INK = "#010203"  # no other colour of a figure, so that it can be found again
+INK = "#010203"  # no other part of a figure has this colour
 COLUMN = 3.3  # inches: the column of a paper
 PAGE = 6.8
 
@@ -35,7 +35,7 @@ KERNELS = {"delta_net": "#c2455a", "gated_deltanet": "#2f93a8"}
 
 STYLE: Any = {
     "font.family": "sans-serif",
-    "font.sans-serif": ["DejaVu Sans"],  # comes with matplotlib, so that all machines draw alike
+    "font.sans-serif": ["DejaVu Sans"],  # comes with matplotlib: the same on all machines
     "font.size": 8,
     "axes.titlesize": 8,
     "axes.titlelocation": "left",
@@ -62,12 +62,12 @@ STYLE: Any = {
     "lines.linewidth": 1.3,
     "figure.constrained_layout.use": True,
     "savefig.transparent": True,
-    "svg.fonttype": "none",  # letters stay letters: smaller, and they can be searched
-    "svg.hashsalt": "keycut",  # or its ids would be drawn anew each time
+    "svg.fonttype": "none",  # text stays text: smaller, and searchable
+    "svg.hashsalt": "keycut",  # ids are random without it
     "pdf.fonttype": 42,
     "path.simplify_threshold": 0.3,
 }
-# Neither the date nor the version of what drew it.
+# Without dates and versions.
 METADATA: dict[str, dict[str, Any]] = {
     ".svg": {"Date": None, "Creator": None},
     ".pdf": {"CreationDate": None, "Creator": None, "Producer": None},
@@ -77,7 +77,7 @@ METADATA: dict[str, dict[str, Any]] = {
 
 @contextmanager
 def drawing() -> Iterator[None]:
-    """Figures made inside look like ours, whatever the machine's own settings say."""
+    """The style of our figures, whatever the settings of the machine are."""
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(STYLE)
@@ -91,7 +91,7 @@ def new_figure(width: float, height: float) -> Figure:
 
 
 def save(figure: Figure, outs: Iterable[Path | str]) -> None:
-    """A figure in the form that each file's ending says, the same bytes every time."""
+    """A figure in the format of each file's ending, the same bytes every time."""
     for out in map(Path, outs):
         if out.suffix not in METADATA:
             raise InputError(f"{out}: figures are written as {', '.join(METADATA)}")
@@ -112,7 +112,7 @@ _PATH = re.compile(r' d="[^"]+"')
 
 
 def _two_digits(path: re.Match[str]) -> str:
-    """A hundredth of a point is fine enough for a line, and half of the bytes."""
+    """A hundredth of a point is exact enough for a line, and half of the bytes."""
     return re.sub(r"(\.\d\d)\d+", r"\1", path[0])
 
 
@@ -129,27 +129,26 @@ def label(config: Config, method: str) -> str:
 
 
 def name_ends(axes: Axes, ends: Sequence[tuple[float, str, str]]) -> None:
-    """Name curves at their right ends (height, name, colour), apart enough to be read."""
+    """Name curves at their right ends (height, name, colour), without overlaps."""
+    figure = axes.figure
+    assert isinstance(figure, Figure)
+    figure.get_layout_engine().execute(figure)  # type: ignore[union-attr] # final sizes of axes
     low, high = axes.get_ylim()
-    inches = axes.figure.get_figheight() * axes.get_position().height  # type: ignore[union-attr]
+    inches = figure.get_figheight() * axes.get_position().height
     apart = 9.5 / 72 / inches  # a line of text, as a fraction of the axes
     ends = sorted(ends)
     wanted = [(height - low) / (high - low) for height, _, _ in ends]
     for place, (_, name, shade) in zip(spread(wanted, apart), ends, strict=True):
         axes.annotate(
-            name,
-            (1.01, place),
-            xycoords="axes fraction",
-            va="center",
-            color=shade,
+            name, (1.01, place), xycoords="axes fraction", va="center", color=shade,
             annotation_clip=False,
-        )
+        )  # fmt: skip
 
 
 def spread(places: Sequence[float], apart: float) -> list[float]:
-    """Ascending places moved as little as possible until neighbours are `apart` or more.
+    """Ascending places, moved as little as possible until neighbours are `apart` or more.
 
-    Pools of places that are too near stand around their mean, as in isotonic regression.
+    Places that are too near are pooled around their mean, as in isotonic regression.
     """
     pools: list[tuple[float, int]] = []  # mean of (place - i * apart), how many
     for i, place in enumerate(places):

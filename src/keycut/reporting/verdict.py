@@ -1,25 +1,24 @@
 """The verdict: every number that the paper prints, beside ours, and one of five words.
 
 Inside means |ours - paper's| <= tolerance = 2 sqrt(stderr² + spread²) + half a printed digit, where
-`spread` is the standard deviation over seeds and `stderr` the error of one evaluation; what is not
-known of them counts as zero. For a mean, stderr is that of its tasks, propagated
-(`keycut.reporting.frame`). The first line that applies gives the word:
+`spread` is the standard deviation over seeds and `stderr` the error of one evaluation; unknown ones
+count as zero. For a mean, stderr is propagated from its tasks (`keycut.reporting.frame`). The first
+line that applies gives the word:
 
-1. not attempted   there is no number of ours; the reason stands beside it
+1. not attempted   we have no number; the reason is given
 2. undecided       ours was measured under another protocol than the paper's
-3. undecided       the method draws (channels, rows, calibration text), and fewer than three seeds
-                   say how much that matters
-4. reproduced      inside; where the paper's number of the unpruned model is inside too, it says so,
-                   since this tolerance could not have told the two apart
+3. undecided       the method is random (channels, rows, calibration text), with fewer than three
+                   seeds
+4. reproduced      inside; it says so where the paper's number of the unpruned model is inside too,
+                   since this tolerance cannot tell the two apart
 5. undecided       outside, but the paper's number contradicts the paper's other numbers (an erratum
-                   of kind `value`), or the model was pretrained, recovered or timed here once, and
-                   how much another time would differ is not known: the tolerance is too small by
-                   that
-6. direction only  outside, but on the paper's side of the unpruned model, in both by more than is
-                   uncertain
+                   of kind `value`), or the model was pretrained, recovered or timed here only once:
+                   the tolerance does not include how much that varies
+6. direction only  outside, but on the paper's side of the unpruned model, in both by more than the
+                   uncertainty
 7. differs         outside
 
-Words 4, 6 and 7 are decided, and 6 and 7 are outside: `verify` fails on them.
+6 and 7 are failures: `verify` reports them.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from __future__ import annotations
 import csv
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple, get_args
@@ -37,16 +36,27 @@ import pandas as pd
 from keycut.artefact import atomic_write
 from keycut.config import BASELINE, Config
 from keycut.errors import InputError
-from keycut.reporting.claims import Answered, Claim, answer
-from keycut.reporting.frame import SEEDS, Cell, Key, Printed, cells, identity, read_key
+from keycut.reporting.claims import Answered, Claim, answer, read_claims
+from keycut.reporting.frame import (
+    SEEDS,
+    Cell,
+    Key,
+    Printed,
+    cells,
+    check_count,
+    published_name,
+    read_frame,
+    read_key,
+    read_published,
+)
 
 Word = Literal["reproduced", "direction only", "differs", "undecided", "not attempted"]
 OUTSIDE: tuple[Word, ...] = ("direction only", "differs")
 BLUNT = "the paper's number of the unpruned model is inside too"
-"""What is said of a tolerance that could not have told the two apart: the error of an evaluation is
-that of the draw of its documents, which for perplexities is large, and the paper drew the same."""
-SIZES = ("peak_memory_gib", "memory_ratio")
-"""What a benchmark finds that is the same each time."""
+"""The error of a perplexity is that of the sample of documents, which is large, although the paper
+has the same documents."""
+CONSTANT = ("peak_memory_gib", "memory_ratio")
+"""Results of benchmarks that are the same each time."""
 
 
 class Erratum(NamedTuple):
@@ -70,8 +80,8 @@ def read_errata(path: Path | str) -> list[Erratum]:
         ]
 
 
-def comparable(config: Config) -> str:
-    """Why a run can be held to the paper's claims only, or nothing if its cells compare too.
+def claims_only(config: Config) -> str:
+    """Why cells of a run do not compare with the paper's, only claims; empty if they do.
 
     The protocol `paper` promises the paper's settings; a run under another one is another
     experiment, also where names and widths happen to agree.
@@ -82,31 +92,20 @@ def comparable(config: Config) -> str:
     return f"run {config.run} has protocol {protocol}: it compares claims only, not cells"
 
 
-@dataclass(frozen=True)
-class Judged:
-    """One printed number and what became of it."""
+class Judgement(NamedTuple):
+    """A number that the paper prints, ours, and its word: a row of cells.csv."""
 
-    printed: Printed
-    ours: Cell | None
+    table: str
+    key: Key
+    ours: float | None
+    paper: float
+    difference: float | None
+    tolerance: float | None
+    seeds: int
     word: Word
     why: str
-    errata: tuple[Erratum, ...]
-
-    @property
-    def difference(self) -> float | None:
-        if self.ours is None or self.ours.value is None:
-            return None
-        return self.ours.value - self.printed.value
-
-    @property
-    def tolerance(self) -> float | None:
-        if self.ours is None or self.ours.value is None:
-            return None
-        return tolerance(self.ours, self.printed)
-
-
-def tolerance(ours: Cell, printed: Printed) -> float:
-    return 2 * ours.noise + printed.digit / 2
+    errata: str
+    note: str = ""  # if the data of its task is from elsewhere
 
 
 def judge(
@@ -114,56 +113,77 @@ def judge(
     frames: Mapping[str, pd.DataFrame],
     published: Iterable[Printed],
     errata: Iterable[Erratum] = (),
-) -> list[Judged]:
+) -> list[Judgement]:
     """A word for every printed number, from the frames of the tables, by table."""
-    if why := comparable(config):
-        raise InputError(why)
+    if reason := claims_only(config):
+        raise InputError(reason)
     ours = {table: cells(frame) for table, frame in frames.items()}
     published = list(published)
-    left_whole = {_subject(one): one for one in published if one.key.method == BASELINE}
-    touching: dict[tuple[str, Key], list[Erratum]] = {}
+    unpruned = {
+        _subject(printed): printed for printed in published if printed.key.method == BASELINE
+    }
+    by_cell: dict[tuple[str, Key], list[Erratum]] = {}
     for erratum in errata:
-        touching.setdefault((erratum.table, erratum.key), []).append(erratum)
-    judged = []
+        by_cell.setdefault((erratum.table, erratum.key), []).append(erratum)
+    judgements = []
     for printed in published:
-        there = ours.get(printed.table, {})
-        reference = left_whole[_subject(printed)]
-        found = tuple(touching.get((printed.table, printed.key), ()))
-        word, why = _word(config, printed, reference, there, found)
-        judged.append(Judged(printed, there.get(printed.key), word, why, found))
-    return judged
+        measured = ours.get(printed.table, {})
+        cell, errors = measured.get(printed.key), by_cell.get((printed.table, printed.key), [])
+        word, why = _word(config, printed, unpruned[_subject(printed)], measured, errors)
+        value = cell.value if cell else None
+        judgements.append(
+            Judgement(
+                printed.table,
+                printed.key,
+                ours=value,
+                paper=printed.value,
+                difference=None if value is None else value - printed.value,
+                tolerance=tolerance(cell, printed) if cell and value is not None else None,
+                seeds=cell.seeds if cell else 0,
+                word=word,
+                why=why,
+                errata="; ".join(f"{e.id}: {e.printed} -> {e.follows}" for e in errors),
+                note=cell.note if cell else "",
+            )
+        )
+    return judgements
 
 
 def _word(
     config: Config,
     printed: Printed,
-    reference: Printed,
-    there: Mapping[Key, Cell],
-    errata: tuple[Erratum, ...],
+    baseline: Printed,
+    measured: Mapping[Key, Cell],
+    errata: Sequence[Erratum],
 ) -> tuple[Word, str]:
-    ours = there.get(printed.key)
+    ours = measured.get(printed.key)
     if ours is None or ours.value is None:
         return "not attempted", ours.reason if ours else "no such table in this run"
-    if others := ours.protocols - {"paper"}:
-        return "undecided", f"measured under protocol {', '.join(sorted(others))}"
+    if protocols := ours.protocols - {"paper"}:
+        return "undecided", f"measured under protocol {', '.join(sorted(protocols))}"
     method = config.methods.get(printed.key.method)
     if method and method.drawn and ours.seeds < SEEDS:
         return "undecided", f"{ours.seeds} of at least {SEEDS} seeds"
-    # Both numbers have few digits, and a difference of exactly half of one is inside.
-    if _inside(ours.value, ours, printed):
-        blunt = printed.key != reference.key and _inside(reference.value, ours, printed)
+    limit = tolerance(ours, printed)
+    if is_inside(ours.value - printed.value, limit):
+        blunt = printed.key != baseline.key and is_inside(baseline.value - printed.value, limit)
         return "reproduced", BLUNT if blunt else ""
-    if slips := [erratum.id for erratum in errata if erratum.kind == "value"]:
-        return "undecided", f"the paper's own numbers contradict it ({', '.join(slips)})"
+    if ids := [erratum.id for erratum in errata if erratum.kind == "value"]:
+        return "undecided", f"the paper's own numbers contradict it ({', '.join(ids)})"
     if once := _done_once(config, printed.key, ours):
         return "undecided", f"{once} once: the spread of that is not known"
-    if _same_direction(printed, reference, ours, there.get(reference.key)):
+    if _same_direction(printed, baseline, ours, measured.get(baseline.key)):
         return "direction only", ""
     return "differs", ""
 
 
-def _inside(value: float, ours: Cell, printed: Printed) -> bool:
-    return abs(value - printed.value) <= tolerance(ours, printed) * (1 + 1e-9)
+def tolerance(ours: Cell, printed: Printed) -> float:
+    return 2 * ours.noise + printed.digit / 2
+
+
+def is_inside(difference: float, tolerance: float) -> bool:
+    """Also a difference of exactly half a printed digit, whatever floating point makes of it."""
+    return abs(difference) <= tolerance * (1 + 1e-9)
 
 
 def _subject(printed: Printed) -> tuple[str, str, str, str]:
@@ -171,11 +191,12 @@ def _subject(printed: Printed) -> tuple[str, str, str, str]:
 
 
 def _done_once(config: Config, key: Key, ours: Cell) -> str:
-    """What of a number is drawn, but was done one time only; nothing if there is no such thing."""
-    if key.head_k_dim is not None:  # a timing: it depends on shapes alone, and on chance
-        return "" if key.metric in SIZES else "timed"
+    """The random step behind a number that was done only once; empty if there is none."""
+    if key.head_k_dim is not None:  # a benchmark
+        return "" if key.metric in CONSTANT else "timed"
     if any(
-        identity(config, name) == (key.model, key.conv_sharing) and model.source.kind == "pretrain"
+        published_name(config, name) == (key.model, key.conv_sharing)
+        and model.source.kind == "pretrain"
         for name, model in config.models.items()
     ):
         return "pretrained"
@@ -193,11 +214,11 @@ def _same_direction(printed: Printed, base: Printed, ours: Cell, our_base: Cell 
 
 
 @dataclass(frozen=True)
-class Verdict:
+class PaperVerdict:
     """What a run says of the paper: its cells, where they compare, and its claims."""
 
-    scope: str  # why cells do not compare, or nothing
-    cells: tuple[Judged, ...]
+    scope: str  # why cells do not compare; empty if they do
+    cells: tuple[Judgement, ...]
     claims: tuple[Answered, ...]
 
 
@@ -207,127 +228,113 @@ def reach_verdict(
     published: Iterable[Printed],
     errata: Iterable[Erratum],
     claims: Iterable[Claim],
-) -> Verdict:
+) -> PaperVerdict:
     """From the frames of a run's tables, by table."""
-    scope = comparable(config)
-    judged = () if scope else judge(config, frames, published, errata)
+    scope = claims_only(config)
+    judgements = () if scope else judge(config, frames, published, errata)
     ours = {key: cell for frame in frames.values() for key, cell in cells(frame).items()}
-    return Verdict(scope, tuple(judged), tuple(answer(config, claim, ours) for claim in claims))
+    answers = tuple(answer(config, claim, ours) for claim in claims)
+    return PaperVerdict(scope, tuple(judgements), answers)
 
 
-class Line(NamedTuple):
-    """A number that the paper prints, ours beside it, and its word: a line of cells.csv."""
+def make_verdict(
+    config: Config,
+    frames: Sequence[Path | str],
+    out: Path | str,
+    published: Path | str,
+    claims: Path | str,
+) -> None:
+    """cells.csv, claims.csv and verdict.txt in a folder, from the frames of all tables in order.
 
-    table: str
-    key: Key
-    ours: float | None
-    paper: float
-    difference: float | None
-    tolerance: float | None
-    seeds: int
-    word: str
-    why: str
-    errata: str
-    note: str = ""  # where its task's data is not from the hub's main branch
-
-
-def lines(verdict: Verdict) -> list[Line]:
-    return [
-        Line(
-            one.printed.table,
-            one.printed.key,
-            one.ours.value if one.ours else None,
-            one.printed.value,
-            one.difference,
-            one.tolerance,
-            one.ours.seeds if one.ours else 0,
-            one.word,
-            one.why,
-            "; ".join(f"{e.id}: {e.printed} -> {e.follows}" for e in one.errata),
-            one.ours.note if one.ours else "",
-        )
-        for one in verdict.cells
-    ]
-
-
-def read_lines(path: Path | str) -> list[Line]:
-    """From the cells.csv that `write_verdict` wrote."""
-    with open(path, newline="") as file:
-        return [_read_line(row) for row in csv.DictReader(file)]
-
-
-def _read_line(row: dict[str, str]) -> Line:
-    ours, difference, tolerance = (
-        float(row[name]) if row[name] else None for name in ("ours", "difference", "tolerance")
+    `published` is the folder of the paper's numbers and errata.
+    """
+    check_count(f"the verdict of {config.run}", "frames", len(config.tables), len(frames))
+    verdict = reach_verdict(
+        config,
+        dict(zip(config.tables, map(read_frame, frames), strict=True)),
+        read_published(Path(published) / "values.csv"),
+        read_errata(Path(published) / "errata.csv"),
+        read_claims(claims),
     )
-    paper, seeds = float(row["paper"]), int(row["seeds"])
-    rest = (row[name] for name in ("word", "why", "errata", "note"))
-    return Line(row["table"], read_key(row), ours, paper, difference, tolerance, seeds, *rest)
+    write_verdict(verdict, out)
 
 
-def verify(judged: Iterable[Line]) -> None:
-    """Fail if a decided number is outside its tolerance."""
-    outside = [one for one in judged if one.word in OUTSIDE]
-    if outside:
-        said = [f"{len(outside)} numbers are outside:", *map(_said, outside[:10])]
-        more = [f"and {len(outside) - 10} more"] if len(outside) > 10 else []
-        raise InputError("\n".join([*said, *more]))
-
-
-def cell_frame(verdict: Verdict) -> pd.DataFrame:
-    """One line per printed number; what is ours and what is the paper's in columns of their own."""
-    rows = [(one.table, *one.key, *one[2:]) for one in lines(verdict)]
-    frame = pd.DataFrame(rows, columns=["table", *Key._fields, *Line._fields[2:]])
-    return frame.astype({"head_k_dim": "Int64"})
-
-
-def claim_frame(verdict: Verdict) -> pd.DataFrame:
-    return pd.DataFrame(
+def write_verdict(verdict: PaperVerdict, folder: Path | str) -> None:
+    cells = pd.DataFrame(
+        [(judgement.table, *judgement.key, *judgement[2:]) for judgement in verdict.cells],
+        columns=["table", *Key._fields, *Judgement._fields[2:]],
+    )
+    claims = pd.DataFrame(
         {
-            "id": one.claim.id,
-            "says": one.claim.says,
-            "place": one.claim.place,
-            "answer": one.answer,
-            "numbers": one.numbers,
-            "errata": ", ".join(one.claim.errata),
+            "id": answered.claim.id,
+            "says": answered.claim.says,
+            "place": answered.claim.place,
+            "answer": answered.answer,
+            "numbers": answered.numbers,
+            "errata": ", ".join(answered.claim.errata),
         }
-        for one in verdict.claims
+        for answered in verdict.claims
     )
-
-
-def to_text(verdict: Verdict) -> str:
-    """The verdict to be read: claims, how many numbers got which word, and those outside."""
-    said = []
-    for one in verdict.claims:
-        said += [f"{one.answer:<12} {one.claim.says}", f"{'':12} {one.numbers}"]
-        if one.claim.errata:
-            said.append(f"{'':12} contradicted by the paper itself: {', '.join(one.claim.errata)}")
-    if verdict.scope:
-        return "\n".join([*said, "", verdict.scope, ""])
-    counts = Counter(one.word for one in verdict.cells)
-    said += ["", f"{len(verdict.cells)} numbers of the paper"]
-    blunt = sum(one.why == BLUNT for one in verdict.cells)
-    more = {"reproduced": f", of {blunt} {BLUNT}" if blunt else ""}
-    said += [f"{counts[word]:>6} {word}{more.get(word, '')}" for word in get_args(Word)]
-    noted = Counter(one.ours.note for one in verdict.cells if one.ours and one.ours.note)
-    said += [f"{count:>6} with other data ({note})" for note, count in noted.items()]
-    said += [_said(one) for one in lines(verdict) if one.word in OUTSIDE]
-    return "\n".join([*said, ""])
-
-
-def write_verdict(verdict: Verdict, folder: Path | str) -> None:
-    """cells.csv, claims.csv and verdict.txt in a folder."""
-    for name, frame in (("cells.csv", cell_frame(verdict)), ("claims.csv", claim_frame(verdict))):
+    texts = {
+        "cells.csv": cells.astype({"head_k_dim": "Int64"}).to_csv(index=False),
+        "claims.csv": claims.to_csv(index=False),
+        "verdict.txt": to_text(verdict),
+    }
+    for name, text in texts.items():
         with atomic_write(Path(folder) / name, force=True) as aside:
-            frame.to_csv(aside, index=False)
-    with atomic_write(Path(folder) / "verdict.txt", force=True) as aside:
-        aside.write_text(to_text(verdict))
+            aside.write_text(text)
 
 
-def _said(one: Line) -> str:
-    named = " ".join(str(part) for part in one.key if part)
-    beside = "".join(f" ({text})" for text in (one.errata, one.note) if text)
+def to_text(verdict: PaperVerdict) -> str:
+    """The verdict to be read: claims, how many numbers got which word, and those outside."""
+    lines = []
+    for answered in verdict.claims:
+        lines += [f"{answered.answer:<12} {answered.claim.says}", f"{'':12} {answered.numbers}"]
+        if errata := answered.claim.errata:
+            lines.append(f"{'':12} contradicted by the paper itself: {', '.join(errata)}")
+    if verdict.scope:
+        return "\n".join([*lines, "", verdict.scope, ""])
+    lines += ["", f"{len(verdict.cells)} numbers of the paper"]
+    words = Counter(judgement.word for judgement in verdict.cells)
+    blunt = sum(judgement.why == BLUNT for judgement in verdict.cells)
+    remarks = {"reproduced": f", of {blunt} {BLUNT}" if blunt else ""}
+    lines += [f"{words[word]:>6} {word}{remarks.get(word, '')}" for word in get_args(Word)]
+    notes = Counter(judgement.note for judgement in verdict.cells if judgement.note)
+    lines += [f"{count:>6} with other data ({note})" for note, count in notes.items()]
+    return "\n".join([*lines, *map(_describe, outside(verdict.cells)), ""])
+
+
+def outside(judgements: Iterable[Judgement]) -> list[Judgement]:
+    return [judgement for judgement in judgements if judgement.word in OUTSIDE]
+
+
+def _describe(judgement: Judgement) -> str:
+    name = " ".join(str(part) for part in judgement.key if part)
+    remarks = "".join(f" ({text})" for text in (judgement.errata, judgement.note) if text)
     return (
-        f"{one.table}: {named}: {one.word}, off by {one.difference:+.4g}, "
-        f"tolerance {one.tolerance:.4g}{beside}"
+        f"{judgement.table}: {name}: {judgement.word}, off by {judgement.difference:+.4g}, "
+        f"tolerance {judgement.tolerance:.4g}{remarks}"
     )
+
+
+def read_judgements(path: Path | str) -> list[Judgement]:
+    """From the cells.csv that `make_verdict` wrote."""
+
+    def read(row: dict[str, str]) -> Judgement:
+        fields = {name: row[name] for name in Judgement._fields if name != "key"}
+        numbers = ("ours", "paper", "difference", "tolerance")
+        read_as = {name: float(row[name]) if row[name] else None for name in numbers}
+        return Judgement(**fields | read_as | {"key": read_key(row), "seeds": int(row["seeds"])})  # type: ignore[arg-type]
+
+    with open(path, newline="") as file:
+        return [read(row) for row in csv.DictReader(file)]
+
+
+def verify(cells: Path | str) -> None:
+    """Fail if a number in the cells.csv of a verdict is outside its tolerance, and decided."""
+    failures = outside(read_judgements(cells))
+    if failures:
+        lines = [f"{len(failures)} numbers are outside:", *map(_describe, failures[:10])]
+        if len(failures) > 10:
+            lines.append(f"and {len(failures) - 10} more")
+        raise InputError("\n".join(lines))

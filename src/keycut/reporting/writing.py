@@ -1,4 +1,7 @@
-"""A table as LaTeX, CSV and HTML, and all of them as one document."""
+"""A table as LaTeX, CSV and HTML, and all tables and figures as one document.
+
+How tables look is in the templates: table.tex.j2, table.html.j2 and document.tex.j2.
+"""
 
 from __future__ import annotations
 
@@ -7,22 +10,20 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import jinja2
-from markupsafe import Markup, escape
 
 from keycut.artefact import atomic_write
+from keycut.config import Config
 from keycut.errors import InputError
-from keycut.reporting.frame import Key
-from keycut.reporting.grid import Box, Grid, Line
+from keycut.reporting.frame import Key, check_count, read_frame
+from keycut.reporting.grid import Box, Grid
 from keycut.reporting.heat import Look
-
-GAP = r"@{\hskip 1.2em}"
-"""Space between groups of columns."""
+from keycut.reporting.tables import lay_out
 
 _TEX = str.maketrans(
     {
@@ -45,73 +46,19 @@ _TEX = str.maketrans(
         "ₖ": r"$_k$",
     }
 )
-_POWER = re.compile(r"(?<=\d)e(\d+)")
 
 
-def tex(text: str) -> str:
+def escape_tex(text: str) -> str:
     return text.translate(_TEX)
 
 
-def tex_line(line: Line, groups: tuple[int, ...]) -> str:
-    """The boxes of a line, each in its columns."""
-    boundaries = _boundaries(groups)
-    parts = []
-    for (_, last), box in _placed(line):
-        body = _tex_box(box)
-        if box.span > 1:
-            # A \multicolumn drops the gap behind it, so it brings its own.
-            gap = GAP if last in boundaries else ""
-            body = rf"\multicolumn{{{box.span}}}{{c{gap}}}{{{body}}}"
-        parts.append(body)
-    return " & ".join(parts) + r" \\"
-
-
-def tex_rules(line: Line) -> str:
-    """A rule under every heading of several columns."""
-    return " ".join(
-        rf"\cmidrule(lr){{{first}-{last}}}"
-        for (first, last), box in _placed(line)
-        if box.span > 1 and box.text
-    )
-
-
-def tex_columns(groups: tuple[int, ...]) -> str:
-    labels, *others = groups
-    return GAP.join(["l" * labels, *("c" * group for group in others)])
-
-
-def _tex_box(box: Box) -> str:
-    text = tex(box.text)
-    if box.key:
-        text = _POWER.sub(r" $\\cdot$ 10\\textsuperscript{\1}", text)
-    text = {"best": rf"\textbf{{{text}}}", "second": rf"\underline{{{text}}}"}.get(box.mark, text)
-    return text + (rf"\textsuperscript{{{','.join(box.notes)}}}" if box.notes else "")
-
-
-def _placed(line: Line) -> Iterator[tuple[tuple[int, int], Box]]:
-    """Every box with its first and last column, counted from 1."""
-    first = 1
-    for box in line.boxes:
-        yield (first, first + box.span - 1), box
-        first += box.span
-
-
-def _boundaries(groups: tuple[int, ...]) -> set[int]:
-    """Columns with a gap behind them."""
-    return {sum(groups[:i]) for i in range(1, len(groups))}
-
-
-def _html_number(text: str) -> Markup:
-    return Markup(_POWER.sub(r" · 10<sup>\1</sup>", str(escape(text))))
-
-
-def _cell_id(box: Box) -> str:
-    """The key of a number as one word, for whoever wants to link to it."""
-    return "/".join("" if part is None else str(part) for part in box.key or ())
+def format_powers(text: str, before: str, after: str) -> str:
+    """Numbers like 3.3e5 with `before` and `after` around the exponent instead of the e."""
+    return re.sub(r"(?<=\d)e(\d+)", lambda match: f"{before}{match[1]}{after}", text)
 
 
 def to_tex(grid: Grid, templates: Path) -> str:
-    return _tex_environment(templates).get_template(f"{grid.kind}.tex.j2").render(table=grid)
+    return _tex_environment(templates).get_template("table.tex.j2").render(table=grid)
 
 
 def to_html(grid: Grid, templates: Path, looks: Mapping[Key, Look] | None = None) -> str:
@@ -121,71 +68,67 @@ def to_html(grid: Grid, templates: Path, looks: Mapping[Key, Look] | None = None
 
 
 def to_rows(grid: Grid) -> list[list[str]]:
-    """Rows of text: one of headings, then the lines, their notes written out in brackets."""
-    said = dict(grid.notes)
-    names = [
-        " ".join(filter(None, tiers)) for tiers in zip(*map(_spread_head, grid.heads), strict=True)
+    """Rows of text: one of headings, then the numbers, with notes in brackets."""
+    notes = dict(grid.notes)
+
+    def text(box: Box) -> str:
+        return " ".join([box.text, *(f"({notes[letter]})" for letter in box.notes)]).strip()
+
+    heads = ([box.text for box in row.boxes for _ in range(box.span)] for row in grid.heads)
+    return [
+        [" ".join(filter(None, column)) for column in zip(*heads, strict=True)],
+        *(
+            [cell for box in row.boxes for cell in (text(box), *[""] * (box.span - 1))]
+            for row in grid.rows
+        ),
     ]
-    lines = [
-        [text for box in line.boxes for text in [_csv_box(box, said), *([""] * (box.span - 1))]]
-        for line in grid.lines
-    ]
-    return [names, *lines]
 
 
-def _spread_head(line: Line) -> list[str]:
-    return [box.text for box in line.boxes for _ in range(box.span)]
-
-
-def _csv_box(box: Box, said: dict[str, str]) -> str:
-    return " ".join([box.text, *(f"({said[letter]})" for letter in box.notes)]).strip()
-
-
-def write_table(grid: Grid, folder: Path | str, templates: Path | str) -> tuple[Path, Path, Path]:
-    """NAME.tex, NAME.csv and NAME.html in a folder."""
-    stem, templates = Path(folder) / grid.name, Path(templates)
-    # Names may have dots, so the ending is added, never exchanged.
-    paths = tuple(stem.with_name(f"{stem.name}.{ending}") for ending in ("tex", "csv", "html"))
-    with atomic_write(paths[0], force=True) as aside:
-        aside.write_text(to_tex(grid, templates))
-    with atomic_write(paths[1], force=True) as aside, open(aside, "w", newline="") as file:
-        csv.writer(file, lineterminator="\n").writerows(to_rows(grid))
-    with atomic_write(paths[2], force=True) as aside:
-        aside.write_text(to_html(grid, templates))
-    return paths[0], paths[1], paths[2]
-
-
-# --- the document ---
-
-
-@dataclass(frozen=True)
-class Picture:
-    """A figure of the document: a PDF or PNG file."""
-
-    name: str
-    file: Path
-    caption: str
+def write_table(
+    config: Config, name: str, frame: Path | str, folder: Path | str, templates: Path | str
+) -> None:
+    """NAME.tex, NAME.csv and NAME.html in a folder, from the frame of the table."""
+    grid, templates = lay_out(config, name, read_frame(frame)), Path(templates)
+    for ending, text in (("tex", to_tex(grid, templates)), ("html", to_html(grid, templates))):
+        with atomic_write(Path(folder) / f"{name}.{ending}", force=True) as aside:
+            aside.write_text(text)
+    with (
+        atomic_write(Path(folder) / f"{name}.csv", force=True) as aside,
+        open(aside, "w", newline="") as f,
+    ):
+        csv.writer(f, lineterminator="\n").writerows(to_rows(grid))
 
 
 def write_document(
-    path: Path | str,
-    tables: Iterable[Path],
+    config: Config,
+    tables: Sequence[Path | str],
+    figures: Sequence[Path | str],
+    out: Path | str,
     templates: Path | str,
-    *,
-    title: str,
-    figures: Iterable[Picture] = (),
 ) -> None:
-    """A LaTeX document that inputs tables and shows figures, all named from where it stands."""
-    path = Path(path)
-    render = _tex_environment(Path(templates)).get_template("document.tex.j2").render
-    with atomic_write(path, force=True) as aside:
-        aside.write_text(
-            render(
-                title=title,
-                tables=[_from(path.parent, table) for table in tables],
-                figures=[(_from(path.parent, one.file), one.caption, one.name) for one in figures],
-            )
+    """A LaTeX document of tables (.tex) and of the figures (.pdf, .png) of the configuration.
+
+    It refers to them by paths relative to its own folder.
+    """
+    check_count(f"the document of {config.run}", "figures", len(config.figures), len(figures))
+
+    def relative(file: Path | str) -> str:
+        return Path(os.path.relpath(file, Path(out).parent)).as_posix()
+
+    text = (
+        _tex_environment(Path(templates))
+        .get_template("document.tex.j2")
+        .render(
+            title=f"Keycut: results of the run {config.run}",
+            tables=[relative(table) for table in tables],
+            figures=[
+                (relative(file), figure.caption, name)
+                for (name, figure), file in zip(config.figures.items(), figures, strict=True)
+            ],
         )
+    )
+    with atomic_write(out, force=True) as aside:
+        aside.write_text(text)
 
 
 def compile_document(document: Path | str, pdf: Path | str) -> None:
@@ -199,10 +142,10 @@ def compile_document(document: Path | str, pdf: Path | str) -> None:
     with atomic_write(pdf, force=True) as aside:
         command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error"]
         command += [f"-output-directory={aside.parent.resolve()}", f"-jobname={aside.stem}"]
-        # The time of compilation would otherwise be in it.
+        # Without these, the PDF contains the time of compilation.
         clock = {"SOURCE_DATE_EPOCH": "0", "FORCE_SOURCE_DATE": "1"}
-        for _ in range(2):  # the second time with the references that the first one found
-            done = subprocess.run(
+        for _ in range(2):  # the second run has the references that the first one wrote
+            process = subprocess.run(
                 [*command, document.name],
                 cwd=document.parent,
                 env=os.environ | clock,
@@ -210,48 +153,37 @@ def compile_document(document: Path | str, pdf: Path | str) -> None:
                 text=True,
                 errors="replace",
             )
-            if done.returncode:
-                raise InputError(f"{document}: LaTeX failed\n{done.stdout[-1500:]}")
-
-
-def _from(folder: Path, file: Path) -> str:
-    return Path(os.path.relpath(file, folder)).as_posix()
+            if process.returncode:
+                raise InputError(f"{document}: LaTeX failed\n{process.stdout[-1500:]}")
 
 
 @cache
 def html_environment(templates: Path) -> jinja2.Environment:
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(templates),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-        undefined=jinja2.StrictUndefined,
-    )
-    environment.filters |= {"number": _html_number, "cell_id": _cell_id}
-    return environment
+    return _environment(templates, autoescape=True)
 
 
 @cache
 def _tex_environment(templates: Path) -> jinja2.Environment:
-    # Braces and percent signs are LaTeX's own.
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(templates),
+    return _environment(
+        templates,
+        # Braces and percent signs belong to LaTeX.
         variable_start_string="<<",
         variable_end_string=">>",
         block_start_string="<%",
         block_end_string="%>",
         comment_start_string="<#",
         comment_end_string="#>",
+    )
+
+
+def _environment(templates: Path, **options: Any) -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(templates),
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
         undefined=jinja2.StrictUndefined,
+        **options,
     )
-    environment.filters |= {
-        "tex": tex,
-        "tex_line": tex_line,
-        "tex_rules": tex_rules,
-        "tex_columns": tex_columns,
-    }
+    environment.filters |= {"tex": escape_tex, "powers": format_powers}
     return environment

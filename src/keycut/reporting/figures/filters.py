@@ -13,7 +13,7 @@ from keycut.analysis.filters import filters
 from keycut.config import Config, FilterFigure
 from keycut.errors import InputError
 from keycut.models.checkpoint import Checkpoint
-from keycut.reporting.frame import refuse_count
+from keycut.reporting.frame import check_count
 from keycut.reporting.style import PAGE, new_figure
 
 SIDES = {"q": "Queries", "k": "Keys", "v": "Values"}
@@ -25,13 +25,13 @@ LINES = "#333333"  # on the pixels, which are light on any page
 def draw_filters(config: Config, name: str, sources: Sequence[Path]) -> Figure:
     """Queries, keys and values below each other: channels across, layers and their taps down."""
     assert isinstance(config.figures[name], FilterFigure)
-    refuse_count(f"figure {name}", "model folders", 1, len(sources))
-    found = filters(Checkpoint(sources[0]))
-    weights = {side: getattr(found, side) for side in SIDES}
+    check_count(f"figure {name}", "model folders", 1, len(sources))
+    model = filters(Checkpoint(sources[0]))
+    weights = {side: getattr(model, side) for side in SIDES}
     limit = max(float(np.quantile(np.abs(w), 0.995)) for w in weights.values())
     if limit == 0:
         raise InputError(f"{sources[0]}: all filters are zero; was the model trained?")
-    layers, taps = len(found.layers), weights["q"].shape[-1]
+    layers, taps = len(model.layers), weights["q"].shape[-1]
     figure = new_figure(PAGE, 0.5 + 3 * max(0.9, 0.017 * layers * taps))
     panels = figure.subplots(3, 1)
     for axes, (side, title) in zip(panels, SIDES.items(), strict=True):
@@ -48,7 +48,7 @@ def draw_filters(config: Config, name: str, sources: Sequence[Path]) -> Figure:
         axes.set_title(title)
         axes.set_xticks(np.arange(heads) + 0.5, [str(head) for head in range(heads)])
         shown = range(0, layers, max(1, layers // 6))
-        axes.set_yticks([i + 0.5 for i in shown], [str(found.layers[i]) for i in shown])
+        axes.set_yticks([i + 0.5 for i in shown], [str(model.layers[i]) for i in shown])
         axes.set_ylabel("layer")
         axes.tick_params(length=0)
     panels[-1].set_xlabel("head" if heads > 1 else "one filter for all heads")

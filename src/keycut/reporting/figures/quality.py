@@ -1,8 +1,8 @@
-"""What the cut costs: one number of each method against the part of the channels that is gone."""
+"""The cost of pruning: a metric of each method against the fraction of channels that was cut."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,22 +12,22 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator
 
 from keycut.config import BASELINE, Config, QualityFigure, QualityTable, Stage
-from keycut.reporting.frame import Cell, Key, cells, read_frame, refuse_count, variant_key
+from keycut.reporting.frame import Cell, cells, check_count, read_frame, variant_key
 from keycut.reporting.style import INK, PAGE, colour, dash, label, new_figure
 
 STAGES = {"pre": "before recovery", "post": "recovered"}
 TICKS = (1.0, 1.5, 2.0, 3.0, 5.0, 7.0)  # in every decade
-HIGHEST = 4  # times the baseline: a perplexity above it says that the model is broken, and no more
+HIGHEST = 4  # times the baseline: the model is broken above it, and how much does not matter
 
 
 @dataclass(frozen=True)
 class Panel:
-    """Curves of one model before or after recovery: by method, points (ratio, cell)."""
+    """Curves of one model before or after recovery: by method, cells by ratio."""
 
     model: str
     stage: Stage
     baseline: float | None
-    curves: Mapping[str, Sequence[tuple[float, Cell]]]
+    curves: dict[str, dict[float, Cell]]
 
 
 def draw_quality(config: Config, name: str, sources: Sequence[Path]) -> Figure:
@@ -38,14 +38,14 @@ def draw_quality(config: Config, name: str, sources: Sequence[Path]) -> Figure:
     spec = config.figures[name]
     assert isinstance(spec, QualityFigure)
     task = config.evaluation.suites[config.suite_of(spec.column)].tasks[spec.column]
-    panels = list(read_panels(config, name, sources))
+    panels = list(_read_panels(config, name, sources))
     figure = new_figure(PAGE, 2.4)
-    first: dict[str, Axes] = {}  # a model's panels have one scale
+    first: dict[str, Axes] = {}  # the panels of a model share their scale
     for place, panel in enumerate(panels, start=1):
         axes = figure.add_subplot(1, len(panels), place, sharey=first.get(panel.model))
         _draw(config, axes, panel)
         if task.metric.endswith("perplexity"):
-            _logarithmic(axes, panel.baseline)
+            _set_logarithmic(axes, panel.baseline)
         if panel.model in first:
             axes.tick_params(labelleft=False)
         else:
@@ -64,17 +64,17 @@ def draw_quality(config: Config, name: str, sources: Sequence[Path]) -> Figure:
 
 def _draw(config: Config, axes: Axes, panel: Panel) -> None:
     if panel.baseline is not None:
-        axes.axhline(
-            panel.baseline,
-            color=INK,
-            linestyle=dash(config, BASELINE),
-            label=label(config, BASELINE),
-        )
+        name, style = label(config, BASELINE), dash(config, BASELINE)
+        axes.axhline(panel.baseline, color=INK, linestyle=style, label=name)
     for method, points in panel.curves.items():
-        known = [(100 * x, y.value, y.spread or 0.0) for x, y in points if y.value is not None]
+        measured = [
+            (100 * ratio, cell.value, cell.spread or 0.0)
+            for ratio, cell in sorted(points.items())
+            if cell.value is not None
+        ]
+        x, y, bars = zip(*measured, strict=True) if measured else ((), (), ())
         axes.errorbar(
-            [x for x, _, _ in known], [y for _, y, _ in known], yerr=[bar for _, _, bar in known],
-            color=colour(config, method), linestyle=dash(config, method),
+            x, y, yerr=bars, color=colour(config, method), linestyle=dash(config, method),
             label=label(config, method), marker="o", markersize=2.5, elinewidth=0.8,
         )  # fmt: skip
     axes.set_title(f"{config.models[panel.model].label}\n{STAGES[panel.stage]}")
@@ -82,7 +82,7 @@ def _draw(config: Config, axes: Axes, panel: Panel) -> None:
     axes.set_xlim(left=0)
 
 
-def _logarithmic(axes: Axes, baseline: float | None) -> None:
+def _set_logarithmic(axes: Axes, baseline: float | None) -> None:
     axes.set_yscale("log")
     axes.yaxis.set_major_locator(LogLocator(10, subs=TICKS))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
@@ -91,34 +91,27 @@ def _logarithmic(axes: Axes, baseline: float | None) -> None:
         axes.set_ylim(top=min(axes.get_ylim()[1], HIGHEST * baseline))
 
 
-def read_panels(config: Config, name: str, sources: Sequence[Path]) -> Iterator[Panel]:
-    """Every curve begins at its model left whole, recovered too if the others are."""
-    spec = config.figures[name]
+def _read_panels(config: Config, figure: str, sources: Sequence[Path]) -> Iterator[Panel]:
+    """Every curve begins at its unpruned model, after recovery if the run has that."""
+    spec = config.figures[figure]
     assert isinstance(spec, QualityFigure)
-    refuse_count(f"figure {name}", "frames", len(spec.tables), len(sources))
-    for table, source in zip(spec.tables, sources, strict=True):
-        found, shown = cells(read_frame(source)), config.tables[table]
-        assert isinstance(shown, QualityTable)
-        for model in shown.models:
-            for stage in shown.columns:
-                if spec.column in config.columns(table, stage):
-                    yield _panel(config, spec.column, table, model, stage, found)
-
-
-def _panel(
-    config: Config, column: str, table: str, model: str, stage: Stage, found: Mapping[Key, Cell]
-) -> Panel:
-    here = {
-        variant: found[variant_key(config, variant, column)]
-        for variant, of in config.cells(table)
-        if of == column and variant.model == model
-    }
-    whole = {variant.rft: cell for variant, cell in here.items() if not variant.pruned}
-    curves: dict[str, dict[float, Cell]] = {}
-    for variant, cell in here.items():
-        if variant.pruned and variant.rft == stage:
-            start = {0.0: whole.get(stage, whole["none"])}
-            curves.setdefault(variant.method, start)[variant.ratio] = cell
-    return Panel(
-        model, stage, whole["none"].value, {name: sorted(c.items()) for name, c in curves.items()}
-    )
+    check_count(f"figure {figure}", "frames", len(spec.tables), len(sources))
+    for name, source in zip(spec.tables, sources, strict=True):
+        measured, table = cells(read_frame(source)), config.tables[name]
+        assert isinstance(table, QualityTable)
+        for model in table.models:
+            variants = {
+                variant: measured[variant_key(config, variant, column)]
+                for variant, column in config.cells(name)
+                if (variant.model, column) == (model, spec.column)
+            }
+            unpruned = {v.rft: cell for v, cell in variants.items() if not v.pruned}
+            for stage in table.columns:
+                if spec.column not in config.columns(name, stage):
+                    continue
+                curves: dict[str, dict[float, Cell]] = {}
+                for variant, cell in variants.items():
+                    if variant.pruned and variant.rft == stage:
+                        start = {0.0: unpruned.get(stage, unpruned["none"])}
+                        curves.setdefault(variant.method, start)[variant.ratio] = cell
+                yield Panel(model, stage, unpruned["none"].value, curves)

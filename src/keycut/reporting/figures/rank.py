@@ -13,7 +13,7 @@ from matplotlib.ticker import LogLocator
 from keycut.analysis.rank import RankAnalysis
 from keycut.config import Config, RankFigure, SpectrumFigure, UtilizationFigure
 from keycut.errors import InputError
-from keycut.reporting.frame import refuse_count
+from keycut.reporting.frame import check_count
 from keycut.reporting.style import (
     COLUMN,
     PAGE,
@@ -25,8 +25,8 @@ from keycut.reporting.style import (
 )
 
 BINS = 60
-DECADES = 4  # below the largest singular value; of what is smaller only the number is given
-NOTE = 44  # letters in a line below an axis
+DECADES = 4  # below the largest singular value; smaller ones are only counted
+NOTE = 44  # characters in a line below an axis
 STAGES = {"none": "", "pre": "", "post": ", recovered"}
 
 Analyses = dict[tuple[str, str], list[RankAnalysis]]
@@ -36,8 +36,8 @@ Analyses = dict[tuple[str, str], list[RankAnalysis]]
 def read_analyses(config: Config, name: str, sources: Sequence[Path | None]) -> Analyses:
     variants, figure = config.analyses(name), config.figures[name]
     assert isinstance(figure, RankFigure)
-    refuse_count(f"figure {name}", "analyses", len(variants), len(sources))
-    found: Analyses = {}
+    check_count(f"figure {name}", "analyses", len(variants), len(sources))
+    analyses: Analyses = {}
     for variant, path in zip(variants, sources, strict=True):
         if path is None:
             continue
@@ -45,19 +45,19 @@ def read_analyses(config: Config, name: str, sources: Sequence[Path | None]) -> 
         tokens = analysis.effective_rank.shape[-1]
         if tokens < figure.tokens:
             raise InputError(f"{path}: {tokens} tokens, figure {name} shows {figure.tokens}")
-        found.setdefault((variant.method, variant.rft), []).append(analysis)
-    return found
+        analyses.setdefault((variant.method, variant.rft), []).append(analysis)
+    return analyses
 
 
-def lacking(config: Config, name: str, sources: Sequence[Path | None]) -> str:
-    """Lines that name what a partial run does not have; none if it has all."""
-    there: dict[str, list[bool]] = {}
+def missing_note(config: Config, name: str, sources: Sequence[Path | None]) -> str:
+    """Lines that name what a partial run does not have; empty if nothing is missing."""
+    seeds: dict[str, list[bool]] = {}  # whether each of them was measured
     for variant, path in zip(config.analyses(name), sources, strict=True):
-        there.setdefault(label(config, variant.method) + STAGES[variant.rft], []).append(bool(path))
+        seeds.setdefault(label(config, variant.method) + STAGES[variant.rft], []).append(bool(path))
     names = [
-        name if not any(found) else f"{name} ({found.count(False)} of {len(found)} seeds)"
-        for name, found in there.items()
-        if not all(found)
+        name if not any(measured) else f"{name} ({measured.count(False)} of {len(measured)} seeds)"
+        for name, measured in seeds.items()
+        if not all(measured)
     ]
     return "\n" + fill("not measured: " + "; ".join(names), NOTE) if names else ""
 
@@ -66,15 +66,19 @@ def draw_spectrum(config: Config, name: str, sources: Sequence[Path | None]) -> 
     """Histograms side by side: how many singular values of a state lie where, on average."""
     spec = config.figures[name]
     assert isinstance(spec, SpectrumFigure)
-    spectra = {
-        key: pooled(spec, analyses)
-        for key, analyses in read_analyses(config, name, sources).items()
+    spectra = {  # (states, d): singular values of the head, of all its states and seeds
+        key: np.concatenate(
+            [a.spectrum(spec.layer, spec.head)[: spec.tokens - a.skip] for a in seeds]
+        )
+        for key, seeds in read_analyses(config, name, sources).items()
     }
     edges = bins(name, list(spectra.values()))
     figure = new_figure(min(PAGE, COLUMN * len(spectra) / 2 + 0.5), 1.9)
     panels = np.atleast_1d(figure.subplots(1, len(spectra), sharex=True, sharey=True))
     for axes, ((method, stage), sigma) in zip(panels, spectra.items(), strict=True):
         counts, _ = np.histogram(sigma, edges)
+        squares = np.square(sigma[sigma[:, 0] > 0], dtype=np.float64)  # without zero states
+        utilization = np.mean(squares.sum(1) / squares[:, 0]) / sigma.shape[1]
         shade = colour(config, method)
         axes.stairs(counts / len(sigma), edges, fill=True, color=shade, alpha=0.35)
         axes.stairs(counts / len(sigma), edges, color=shade, linewidth=1)
@@ -83,14 +87,14 @@ def draw_spectrum(config: Config, name: str, sources: Sequence[Path | None]) -> 
         axes.minorticks_off()
         axes.set_title(label(config, method) + STAGES[stage], color=shade, pad=14)
         axes.text(
-            0, 1.03, f"$d$ = {sigma.shape[1]},  $u$ = {utilization(sigma):.2f}",
+            0, 1.03, f"$d$ = {sigma.shape[1]},  $u$ = {utilization:.2f}",
             transform=axes.transAxes, fontsize=7,
         )  # fmt: skip
         if below := (sigma < edges[0]).sum() / len(sigma):
             axes.text(0.02, 0.9, f"← {below:.1f} below", transform=axes.transAxes, fontsize=7)
-    panels[0].set_ylim(0, 1.2 * panels[0].get_ylim()[1])  # room for what is said of those below
+    panels[0].set_ylim(0, 1.2 * panels[0].get_ylim()[1])  # room for the number of those below
     panels[0].set_ylabel("number per state")
-    figure.supxlabel("singular value" + lacking(config, name, sources), fontsize=8)
+    figure.supxlabel("singular value" + missing_note(config, name, sources), fontsize=8)
     return figure
 
 
@@ -105,19 +109,6 @@ def bins(name: str, spectra: Sequence[np.ndarray]) -> np.ndarray:
     return edges
 
 
-def pooled(spec: SpectrumFigure, analyses: Sequence[RankAnalysis]) -> np.ndarray:
-    """(states, d): singular values of the head that is shown, of all its states and seeds."""
-    return np.concatenate(
-        [one.spectrum(spec.layer, spec.head)[: spec.tokens - one.skip] for one in analyses]
-    )
-
-
-def utilization(sigma: np.ndarray) -> float:
-    """Mean of u(S) = er(S) / d over states with singular values (states, d), zeros left out."""
-    squares = np.square(sigma[sigma[:, 0] > 0], dtype=np.float64)
-    return float(np.mean(squares.sum(1) / squares[:, 0]) / sigma.shape[1])
-
-
 def draw_utilization(config: Config, name: str, sources: Sequence[Path | None]) -> Figure:
     """One curve per variant: u(S_t), mean over layers and heads; a band where seeds differ."""
     spec = config.figures[name]
@@ -128,7 +119,7 @@ def draw_utilization(config: Config, name: str, sources: Sequence[Path | None]) 
     ends = []
     for (method, stage), analyses in read_analyses(config, name, sources).items():
         # (seeds, T)
-        used = np.stack([one.utilization[..., : spec.tokens].mean((0, 1)) for one in analyses])
+        used = np.stack([a.utilization[..., : spec.tokens].mean((0, 1)) for a in analyses])
         shade, name_ = colour(config, method), label(config, method) + STAGES[stage]
         axes.plot(t, used.mean(0), color=shade, linestyle=dash(config, method))
         if len(used) > 1:
@@ -136,9 +127,8 @@ def draw_utilization(config: Config, name: str, sources: Sequence[Path | None]) 
         ends.append((float(used[:, -1].mean()), f"{name_} ({analyses[0].capacity})", shade))
     axes.set_xlim(1, spec.tokens)
     axes.set_ylim(bottom=0)
-    axes.set_xlabel("token $t$" + lacking(config, name, sources))
+    axes.set_xlabel("token $t$" + missing_note(config, name, sources))
     axes.set_ylabel("rank utilization $u(S_t)$")
     axes.set_title("capacity $d$ in brackets", loc="right", fontsize=7)
-    figure.get_layout_engine().execute(figure)  # type: ignore[union-attr] # places for the names
     name_ends(axes, ends)
     return figure

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
 from keycut.config import Config, Measurement, MixerBenchmark, SweepFigure
-from keycut.reporting.frame import Result, read_measurement, refuse_count, timing_key
+from keycut.reporting.frame import Result, check_count, read_measurement, timing_key
 from keycut.reporting.style import COLUMN, KERNELS, PAGE, SOLID, Dash, name_ends, new_figure
 
 PASSES = {"forward": "Forward", "training": "Forward and backward"}
@@ -23,21 +23,27 @@ def draw_sweep(config: Config, name: str, sources: Sequence[Path]) -> Figure:
     assert isinstance(spec, SweepFigure)
     benchmark = config.benchmarks[spec.benchmark]
     assert isinstance(benchmark, MixerBenchmark)
-    measured = read_speeds(config, spec.benchmark, sources)
+    speeds = _read_speeds(config, spec.benchmark, sources)
     figure = new_figure(PAGE if len(benchmark.passes) > 1 else COLUMN + 0.9, 2.3)
     panels = np.atleast_1d(figure.subplots(1, len(benchmark.passes), sharex=True))
     for axes, does in zip(panels, benchmark.passes, strict=True):
         ends = []
         for subject, mixer in benchmark.mixers.items():
             shade = KERNELS[mixer.architecture]
-            widths, speeds, errors, missing = curve(measured, subject, does)
+            points = [
+                (cell.width, result.value, result.stderr or 0.0)
+                for cell, result in sorted(speeds.items(), key=lambda item: item[0].width)
+                if (cell.subject, cell.does) == (subject, does)
+            ]
+            missing = [width for width, value, _ in points if value is None]
             if missing:
                 axes.plot(missing, [0] * len(missing), "x", color=shade, clip_on=False)
+            known = np.array([p for p in points if p[1] is not None], float).reshape(-1, 3)
             axes.errorbar(
-                widths, speeds, yerr=2 * np.array(errors), color=shade, marker="o", markersize=3,
-                elinewidth=0.8, linestyle=GATED[mixer.use_gate],
+                known[:, 0], known[:, 1], yerr=2 * known[:, 2], color=shade, marker="o",
+                markersize=3, elinewidth=0.8, linestyle=GATED[mixer.use_gate],
             )  # fmt: skip
-            ends.append((speeds[-1] if speeds else 0.0, mixer.label, shade))
+            ends.append((known[-1, 1] if len(known) else 0.0, mixer.label, shade))
         axes.set_title(PASSES[does])
         axes.set_ylim(bottom=0)
         axes.set_xlim(0, max(benchmark.widths) * 1.02)
@@ -45,39 +51,24 @@ def draw_sweep(config: Config, name: str, sources: Sequence[Path]) -> Figure:
         axes.yaxis.set_major_formatter(EngFormatter(sep=""))
         axes.set_xlabel("head width $d_k$")
     panels[0].set_ylabel("tokens per second")
-    figure.get_layout_engine().execute(figure)  # type: ignore[union-attr] # place for the names
     name_ends(panels[-1], ends)
     return figure
 
 
-def curve(
-    measured: Mapping[Measurement, Result], subject: str, does: str
-) -> tuple[list[int], list[float], list[float], list[int]]:
-    """Widths, throughputs and their errors, and the widths that have none."""
-    here = sorted(
-        (cell.width, result)
-        for cell, result in measured.items()
-        if (cell.subject, cell.does) == (subject, does)
-    )
-    known = [(width, one.value, one.stderr or 0.0) for width, one in here if one.value is not None]
-    missing = [width for width, one in here if one.value is None]
-    return [k[0] for k in known], [k[1] for k in known], [k[2] for k in known], missing
-
-
-def read_speeds(
+def _read_speeds(
     config: Config, benchmark: str, sources: Sequence[Path]
 ) -> dict[Measurement, Result]:
     cells = config.measurements(benchmark)
-    refuse_count(f"a sweep of {benchmark}", "measurements", len(cells), len(sources))
-    found = {}
+    check_count(f"a sweep of {benchmark}", "measurements", len(cells), len(sources))
+    speeds = {}
     for cell, path in zip(cells, sources, strict=True):
-        by_key = {result.key: result for result in read_measurement(config, cell, path)}
-        found[cell] = by_key[timing_key(config, cell, "tokens_per_s")]
-    return found
+        results = {result.key: result for result in read_measurement(config, cell, path)}
+        speeds[cell] = results[timing_key(config, cell, "tokens_per_s")]
+    return speeds
 
 
 def ticks(widths: Sequence[int]) -> list[int]:
-    """Widths that have room below the axis: the largest, and those far enough from the last."""
+    """The largest width, and smaller ones whose labels do not overlap."""
     shown: list[int] = []
     for width in sorted(widths, reverse=True):
         if not shown or shown[-1] - width >= max(widths) / 10:

@@ -14,18 +14,14 @@ from keycut.errors import InputError
 from keycut.reporting.frame import (
     cells,
     from_frame,
+    make_frame,
+    make_union,
     read_frame,
     timing_key,
     variant_key,
 )
-from keycut.reporting.steps import (
-    make_document,
-    make_frame,
-    make_table,
-    make_union,
-    make_verdict,
-    verify_files,
-)
+from keycut.reporting.verdict import make_verdict, verify
+from keycut.reporting.writing import write_document, write_table
 
 
 @pytest.fixture(scope="module")
@@ -54,14 +50,14 @@ def test_a_partial_run_has_a_dash_and_a_reason_where_a_result_is_missing(
 ) -> None:
     partial = demo.model_copy(update={"partial": "no time"})
     evaluations = evaluation_files(demo, tmp_path)
-    wanted = [evaluations[one] for one in demo.evaluations("summary")]
+    wanted = [evaluations[evaluation] for evaluation in demo.evaluations("summary")]
     some = [path if place % 2 else None for place, path in enumerate(wanted)]
     make_frame(partial, "summary", some, tmp_path / "summary.parquet")
     rows = from_frame(read_frame(tmp_path / "summary.parquet"))
-    there = {str(path) for path in some if path}
-    assert {row.source for row in rows if row.value is not None} == there
+    measured = {str(path) for path in some if path}
+    assert {row.source for row in rows if row.value is not None} == measured
     assert all(row.reason.endswith("not measured: no time") for row in rows if row.value is None)
-    make_table(partial, "summary", tmp_path / "summary.parquet", tmp_path, TEMPLATES)
+    write_table(partial, "summary", tmp_path / "summary.parquet", tmp_path, TEMPLATES)
     assert "not measured: no time" in (tmp_path / "summary.tex").read_text()
 
 
@@ -76,17 +72,19 @@ def test_the_union_holds_every_number_of_the_tables(
 ) -> None:
     make_union(list(frames.values()), tmp_path / "results.parquet")
     together = set(from_frame(read_frame(tmp_path / "results.parquet")))
-    assert together == {one for path in frames.values() for one in from_frame(read_frame(path))}
+    assert together == {
+        result for path in frames.values() for result in from_frame(read_frame(path))
+    }
 
 
 def test_from_frames_to_a_document_and_a_verdict(
     demo: Config, frames: dict[str, Path], tmp_path: Path
 ) -> None:
     for name, frame in frames.items():
-        make_table(demo, name, frame, tmp_path / "tables", TEMPLATES)
+        write_table(demo, name, frame, tmp_path / "tables", TEMPLATES)
     tables = [tmp_path / "tables" / f"{name}.tex" for name in demo.tables]
     figures = [tmp_path / "figures" / f"{name}.pdf" for name in demo.figures]
-    make_document(demo, tables, figures, tmp_path / "document.tex", TEMPLATES)
+    write_document(demo, tables, figures, tmp_path / "document.tex", TEMPLATES)
     text = (tmp_path / "document.tex").read_text()
     places = [text.index(rf"\input{{tables/{name}.tex}}") for name in demo.tables] + [
         text.index(f"{{figures/{name}.pdf}}") for name in demo.figures
@@ -100,9 +98,9 @@ def test_from_frames_to_a_document_and_a_verdict(
         ROOT / "config" / "published",
         ROOT / "config" / "claims.yaml",
     )
-    verify_files(tmp_path / "verdict" / "cells.csv")
+    verify(tmp_path / "verdict" / "cells.csv")
     with pytest.raises(InputError, match="made of 6 figures, not of 5"):
-        make_document(demo, tables, figures[1:], tmp_path / "document.tex", TEMPLATES)
+        write_document(demo, tables, figures[1:], tmp_path / "document.tex", TEMPLATES)
 
 
 # --- what is read ---
@@ -116,16 +114,16 @@ def test_a_measurement_becomes_results_under_the_names_of_its_pass(
     make_frame(
         demo,
         "decoding_speed",
-        [files[one] for one in demo.timings("decoding_speed")],
+        [files[cell] for cell in demo.timings("decoding_speed")],
         tmp_path / "d.parquet",
     )
-    found = cells(read_frame(tmp_path / "d.parquet"))
+    measured = cells(read_frame(tmp_path / "d.parquet"))
     stated = read_json(files[cell])["results"]
-    speed = found[timing_key(demo, cell, "tokens_per_s_8")]
+    speed = measured[timing_key(demo, cell, "tokens_per_s_8")]
     assert speed.value == stated["tokens_per_s_8"]["value"]
     assert speed.stderr == stated["tokens_per_s_8"]["stderr"]
     for metric in ("graph_tokens_per_s_8", "largest_batch"):
-        without = found[timing_key(demo, cell, metric)]
+        without = measured[timing_key(demo, cell, metric)]
         assert (without.value, without.reason) == (None, "not measured: no GPU")
 
 
@@ -135,12 +133,12 @@ def test_a_ratio_says_whose_measurement_is_missing(demo: Config, tmp_path: Path)
     record = read_json(files[wide])
     record["results"]["tokens_per_s"] = {"value": None, "stderr": None, "reason": "crashes"}
     write_json(files[wide], record)
-    sources = [files[one] for one in demo.timings("mixer_speed")]
+    sources = [files[cell] for cell in demo.timings("mixer_speed")]
     make_frame(demo, "mixer_speed", sources, tmp_path / "m.parquet")
-    found = cells(read_frame(tmp_path / "m.parquet"))
-    assert found[timing_key(demo, wide, "speedup")].reason == "crashes"
-    assert found[timing_key(demo, narrow, "speedup")].reason == "at d_k 32: crashes"
-    assert found[timing_key(demo, narrow, "tokens_per_s")].value is not None
+    measured = cells(read_frame(tmp_path / "m.parquet"))
+    assert measured[timing_key(demo, wide, "speedup")].reason == "crashes"
+    assert measured[timing_key(demo, narrow, "speedup")].reason == "at d_k 32: crashes"
+    assert measured[timing_key(demo, narrow, "tokens_per_s")].value is not None
 
 
 def test_a_table_of_one_pass_needs_no_other(tmp_path: Path) -> None:
@@ -155,12 +153,12 @@ def test_a_table_of_one_pass_needs_no_other(tmp_path: Path) -> None:
 def test_wrong_sources_are_refused(demo: Config, tmp_path: Path) -> None:
     evaluations = evaluation_files(demo, tmp_path / "e")
     measurements = measurement_files(demo, tmp_path / "m")
-    right = [evaluations[one] for one in demo.evaluations("sharing")]
+    right = [evaluations[evaluation] for evaluation in demo.evaluations("sharing")]
     with pytest.raises(InputError, match="table sharing is made of 6 evaluations, not of 5"):
         make_frame(demo, "sharing", right[1:], tmp_path / "x")
     with pytest.raises(InputError, match="suite 'zero_shot', expected 'ppl'"):
         make_frame(demo, "sharing", right[::-1], tmp_path / "x")
-    timed = [measurements[one] for one in demo.timings("mixer_speed")]
+    timed = [measurements[cell] for cell in demo.timings("mixer_speed")]
     with pytest.raises(InputError, match=r"it measured .*'width': 16.*, expected .*'width': 32"):
         make_frame(demo, "mixer_speed", timed[::-1], tmp_path / "x")
     with pytest.raises(InputError, match="is not a measurement"):
@@ -171,8 +169,8 @@ def test_wrong_sources_are_refused(demo: Config, tmp_path: Path) -> None:
 def test_results_carry_the_variant_that_the_file_was_given_for(
     demo: Config, frames: dict[str, Path]
 ) -> None:
-    found = cells(read_frame(frames["by_model"]))
-    assert set(found) == {
+    measured = cells(read_frame(frames["by_model"]))
+    assert set(measured) == {
         variant_key(demo, variant, column) for variant, column in demo.cells("by_model")
     }
 
