@@ -11,7 +11,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
-BLOCK = re.compile(r"(?<=```mermaid\n).*?(?=```\n)", re.DOTALL)
+BLOCK = re.compile(r"```mermaid\n.*?```\n", re.DOTALL)
 
 
 def rules() -> set[tuple[str, str]]:
@@ -38,8 +38,11 @@ def reduced(pairs: set[tuple[str, str]]) -> set[tuple[str, str]]:
 
 
 def diagram() -> str:
-    arrows = "".join(f"    {a} --> {b}\n" for a, b in sorted(reduced(rules())))
-    return f"flowchart LR\n{arrows}"
+    readers: dict[str, list[str]] = {}
+    for rule, reader in sorted(reduced(rules())):
+        readers.setdefault(rule, []).append(reader)
+    arrows = "".join(f"    {rule} --> {' & '.join(readers[rule])}\n" for rule in readers)
+    return f"```mermaid\nflowchart LR\n{arrows}```\n"
 
 
 if __name__ == "__main__":

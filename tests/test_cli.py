@@ -158,6 +158,15 @@ def test_the_readmes_method_is_one_like_the_others(workplace, capsys, monkeypatc
     assert "target k: method ghost judges by kq" in stderr(capsys)
 
 
+def test_pruning_from_python_as_documented(workplace, tmp_path, monkeypatch):
+    (tmp_path / "model").symlink_to(workplace / "delta_net")
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    exec(readme.python_blocks("docs/prune.md")[0], names)
+    assert names["lines"][0] == "key channels a head  16 -> 8"
+    assert names["model"].model.layers[0].attn.head_k_dim == 8
+
+
 def test_help_has_every_method_and_option(capsys):
     with pytest.raises(SystemExit):
         main(["prune", "--help"])
