@@ -4,7 +4,7 @@ BIN := .venv/bin
 # Two test processes on two cores: more threads in each would only get in the other's way.
 THREADS := OMP_NUM_THREADS=1
 
-.PHONY: help setup demo test test-report test-slurm lint pins flame profiles clean
+.PHONY: help setup demo test test-report test-slurm lint pins dag flame profiles clean
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 13
@@ -40,6 +40,9 @@ lint: setup  ## ruff, mypy, snakefmt
 
 pins: setup  ## write environment.yml and envs/*.yaml from envs/constraints.txt and flame.txt
 	$(BIN)/python envs/pins.py
+
+dag: setup  ## draw the rules of the paper's run into README.md
+	$(BIN)/python docs/dag.py
 
 flame: setup  ## install flame and torchtitan from git, for pretraining as the paper does
 	$(BIN)/pip install --no-deps --no-build-isolation -r envs/flame.txt

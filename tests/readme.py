@@ -1,9 +1,16 @@
-"""What the README shows, for tests that try it."""
+"""What the documents show, for tests that try it."""
 
+import re
 from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+
+def python_blocks(document: str) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", (ROOT / document).read_text(), flags=re.DOTALL)
 
 
 def method_file() -> str:
     """The file under "Add a method"."""
-    section = (Path(__file__).parents[1] / "README.md").read_text().split("## Add a method\n")[1]
-    return section.split("```python\n")[1].split("```")[0]
+    (block,) = python_blocks("README.md")
+    return block

@@ -1,6 +1,7 @@
 """Models on disk: nothing left at its random start, nothing read that could run code."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -98,8 +99,15 @@ def test_names_of_older_versions_are_understood(folder):
 ])  # fmt: skip
 def test_wrappers_are_taken_off_in_any_order(wrapped):
     name = "model.layers.1.attn.q_proj.weight"
-    assert todays_name(wrapped.format(name)) == name
-    assert todays_name("module.model.layers.1._orig_mod.attn.q_proj.weight") == name
+    kind = ARCHITECTURES["delta_net"]
+    assert todays_name(wrapped.format(name), kind) == name
+    assert todays_name("module.model.layers.1._orig_mod.attn.q_proj.weight", kind) == name
+
+
+def test_what_one_architecture_never_used_another_may():
+    kind = ARCHITECTURES["gated_deltanet"]
+    assert todays_name("model.layers.3.attn.D", kind) is None
+    assert todays_name("model.layers.3.attn.D", replace(kind, unused=())) == "model.layers.3.attn.D"
 
 
 def test_a_model_with_something_that_no_file_holds_is_refused(folder, monkeypatch):

@@ -47,7 +47,7 @@ def prune(root, *more, model="delta_net", out="out", text="text.jsonl"):
     return main([str(argument) for argument in arguments])
 
 
-def said(capsys):
+def stderr(capsys):
     return capsys.readouterr().err.strip()
 
 
@@ -66,16 +66,17 @@ def test_prune_writes_a_smaller_model_with_a_card(workplace, capsys, name):
     newer = "Loads with flash-linear-attention 0.2.2 or newer.\n\n    import fla.models\n"
     assert (newer in card) == (name != "shared_head")
     assert (workplace / out / "tokenizer.json").is_file()
-    summary = said(capsys)
+    shown = capsys.readouterr()
     for line in ("key channels a head  16 -> 8", "condition of keys", "swaps made"):
-        assert line in summary
-    assert ("as bfloat16: DeltaNet's kernel refuses" in summary) == (name != "gated")
+        assert line in shown.out
+    assert "selecting: drrqr keeps 8 of 16 channels a head" in shown.err
+    assert ("as bfloat16: DeltaNet's kernel refuses" in shown.err) == (name != "gated")
 
 
 def test_a_type_that_is_asked_for_is_written(workplace, capsys):
     for dtype in ("float32", "float16"):
         assert prune(workplace, "--dtype", dtype, "--method", "l1", out=dtype) == 0
-        assert "bfloat16" not in said(capsys)
+        assert "bfloat16" not in stderr(capsys)
         assert load(workplace / dtype).dtype == getattr(torch, dtype)
     # One that the kernel takes is kept.
     assert prune(workplace, "--ratio", "0.6", "--method", "l1", model="float16", out="kept16") == 0
@@ -84,7 +85,7 @@ def test_a_type_that_is_asked_for_is_written(workplace, capsys):
 
 def test_too_few_rows_are_said_where_channels_had_to_be_filled_up(workplace, capsys):
     assert prune(workplace, "--rows", "2", out="few-rows") == 0
-    assert "CAUTION: in 4 of 4 heads the sampled rows have fewer" in said(capsys)
+    assert "CAUTION: in 4 of 4 heads the sampled rows have fewer" in capsys.readouterr().out
 
 
 def test_on_a_gpu_it_calibrates_in_bf16(workplace, monkeypatch, capsys):
@@ -108,10 +109,10 @@ def test_force_replaces_a_model_and_nothing_else(workplace, capsys):
          tokenizer=workplace / "tokenizer")  # fmt: skip
     for out in ("other/model", "other"):
         assert prune(workplace, "--force", model="other/model", out=out) == 2
-        assert "other/model would be lost" in said(capsys)
+        assert "other/model would be lost" in stderr(capsys)
     (workplace / "papers").mkdir()
     assert prune(workplace, "--force", out="papers") == 2
-    assert "papers is no model: --force replaces only those" in said(capsys)
+    assert "papers is no model: --force replaces only those" in stderr(capsys)
     assert load(other)
 
 
@@ -126,20 +127,20 @@ def test_a_seed_makes_the_same_model_twice(workplace):
 
 def test_round_to_keeps_a_multiple(workplace, capsys):
     assert prune(workplace, "--round-to", "6", out="rounded") == 0
-    assert "16 -> 12" in said(capsys)
+    assert "16 -> 12" in capsys.readouterr().out
 
 
 def test_l1_needs_no_text(workplace, capsys):
     arguments = ["prune", workplace / "gated", workplace / "l1", "--ratio", "0.5", "--method", "l1"]
     assert main([str(argument) for argument in arguments]) == 0
-    assert "not known: l1 needs no text" in said(capsys)
+    assert "not known: l1 needs no text" in capsys.readouterr().out
 
 
 def test_out_that_exists_is_refused_and_kept(workplace, capsys):
     assert prune(workplace, out="kept") == 0
     before = (workplace / "kept" / "model.safetensors").read_bytes()
     assert prune(workplace, "--ratio", "0.75", out="kept") == 2
-    assert "exists already; give --force to replace it" in said(capsys)
+    assert "exists already; give --force to replace it" in stderr(capsys)
     assert (workplace / "kept" / "model.safetensors").read_bytes() == before
     assert prune(workplace, "--ratio", "0.75", "--force", out="kept") == 0
     assert load(workplace / "kept").model.layers[0].attn.head_k_dim == 4
@@ -151,10 +152,19 @@ def test_the_readmes_method_is_one_like_the_others(workplace, capsys, monkeypatc
     (ghost,) = import_module("ghost").METHODS
     monkeypatch.setitem(METHODS, "ghost", ghost)
     assert prune(workplace, "--method", "ghost", out="ghost") == 0
-    assert "ghost keeps 8 of 16 channels a head" in said(capsys)
+    assert "ghost keeps 8 of 16 channels a head" in stderr(capsys)
     assert "--method ghost" in (workplace / "ghost" / "README.md").read_text()
     assert prune(workplace, "--method", "ghost", "--target", "k", out="bad") == 2
-    assert "target k: method ghost judges by kq" in said(capsys)
+    assert "target k: method ghost judges by kq" in stderr(capsys)
+
+
+def test_pruning_from_python_as_documented(workplace, tmp_path, monkeypatch):
+    (tmp_path / "model").symlink_to(workplace / "delta_net")
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    exec(readme.python_blocks("docs/prune.md")[0], names)
+    assert names["lines"][0] == "key channels a head  16 -> 8"
+    assert names["model"].model.layers[0].attn.head_k_dim == 8
 
 
 def test_help_has_every_method_and_option(capsys):
@@ -195,7 +205,7 @@ BAD = {
 def test_bad_values_are_named_and_nothing_is_written(workplace, capsys, case):
     arguments, message = BAD[case]
     assert prune(workplace, *arguments, out="bad") == 2
-    line = said(capsys).splitlines()[-1]
+    line = stderr(capsys).splitlines()[-1]
     assert line.startswith("keycut: ")
     assert message in line
     assert not (workplace / "bad").exists()
@@ -203,7 +213,7 @@ def test_bad_values_are_named_and_nothing_is_written(workplace, capsys, case):
 
 def test_a_folder_inside_the_model_is_refused(workplace, capsys):
     assert prune(workplace, out="delta_net/smaller") == 2
-    assert "lies in the model's own folder" in said(capsys)
+    assert "lies in the model's own folder" in stderr(capsys)
     assert not (workplace / "delta_net" / "smaller").exists()
 
 
@@ -215,7 +225,7 @@ def test_a_hybrid_is_cut_and_not_run(workplace, capsys, monkeypatch):
     config["attn"] = {"layers": [1], "num_heads": 2}
     (workplace / "hybrid" / "config.json").write_text(json.dumps(config))
     assert prune(workplace, model="hybrid", out="bad") == 2
-    assert "hybrid: Keycut runs no softmax attention (layer 1); it can cut" in said(capsys)
+    assert "hybrid: Keycut runs no softmax attention (layer 1); it can cut" in stderr(capsys)
     arguments = ["prune", workplace / "hybrid", workplace / "hybrid-l1", "--ratio", "0.5"]
     assert main([*map(str, arguments), "--method", "l1"]) == 0
     tensors = load_file(workplace / "hybrid-l1" / "model.safetensors")
@@ -228,7 +238,7 @@ def test_a_disk_without_room_is_refused_before_and_explained_after(workplace, ca
     arguments = ["--method", "l1", "--dtype", "float32"]
     monkeypatch.setattr("shutil.disk_usage", lambda _: usage._replace(free=133_887))
     assert prune(workplace, *arguments, out="bad") == 2
-    assert "bad needs 133,888 bytes, and its disk has 133,887 left" in said(capsys)
+    assert "bad needs 133,888 bytes, and its disk has 133,887 left" in stderr(capsys)
     monkeypatch.setattr("shutil.disk_usage", lambda _: usage._replace(free=133_888))
 
     def full(*_args, **_kwargs):
@@ -236,7 +246,7 @@ def test_a_disk_without_room_is_refused_before_and_explained_after(workplace, ca
 
     monkeypatch.setattr("keycut.slicing.save_file", full)
     assert prune(workplace, *arguments, out="bad") == 2
-    message = said(capsys).splitlines()[-1]
+    message = stderr(capsys).splitlines()[-1]
     assert "bad: I/O error: No space left on device (os error 28): make room" in message
     assert not (workplace / "bad").exists()
 
@@ -246,36 +256,36 @@ def test_text_shorter_than_one_sequence_is_refused(workplace, capsys, monkeypatc
     monkeypatch.setattr("keycut.prune.load", None)
     (workplace / "short.txt").write_text("four words and more")
     assert prune(workplace, out="bad", text="short.txt") == 2
-    assert "less than one sequence of 40" in said(capsys)
+    assert "less than one sequence of 40" in stderr(capsys)
 
 
 def test_an_empty_text_is_refused(workplace, capsys):
     (workplace / "empty.txt").write_text("")
     assert prune(workplace, out="bad", text="empty.txt") == 2
-    assert "empty.txt: the file is empty" in said(capsys)
+    assert "empty.txt: the file is empty" in stderr(capsys)
 
 
 def test_a_tokenizer_too_large_for_the_model_is_refused(workplace, capsys):
     save(create(SMALL["delta_net"], seed=1), workplace / "few", tokenizer=workplace / "tokenizer")
     assert prune(workplace, model="few", out="bad") == 2
-    assert "has 270 ids, the model's vocab_size is 97" in said(capsys)
+    assert "has 270 ids, the model's vocab_size is 97" in stderr(capsys)
 
 
 def test_a_model_that_is_not_there_is_refused(workplace, capsys):
     assert prune(workplace, model="nowhere", out="bad") == 2
-    assert "no such folder" in said(capsys)
+    assert "no such folder" in stderr(capsys)
 
 
 def test_a_hub_name_that_was_not_downloaded_is_refused(workplace, capsys, monkeypatch):
     monkeypatch.chdir(workplace)
     assert main(["prune", "owner/name", "bad", "--ratio", "0.5"]) == 2
-    assert "model owner/name is not in config/revisions.lock: run `keycut download" in said(capsys)
+    assert "model owner/name is not in config/revisions.lock: run `keycut down" in stderr(capsys)
 
 
 def test_a_folder_that_cannot_be_written_is_refused(workplace, capsys):
     (workplace / "file").write_text("not a folder")
     assert prune(workplace, out="file/out") == 2
-    assert "cannot be written" in said(capsys)
+    assert "cannot be written" in stderr(capsys)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
@@ -284,7 +294,7 @@ def test_a_folder_without_permission_is_refused(workplace, capsys):
     closed.mkdir()
     closed.chmod(stat.S_IRUSR | stat.S_IXUSR)
     assert prune(workplace, out="closed/out") == 2
-    assert "Permission denied" in said(capsys)
+    assert "Permission denied" in stderr(capsys)
 
 
 def test_pack_says_what_it_made(workplace, capsys):
@@ -293,7 +303,7 @@ def test_pack_says_what_it_made(workplace, capsys):
     assert main([str(argument) for argument in arguments]) == 0
     assert "sequences" in capsys.readouterr().out
     assert main([*map(str, arguments), "--seed", "-1", "--force"]) == 2
-    assert "--seed -1: must lie between" in said(capsys)
+    assert "--seed -1: must lie between" in stderr(capsys)
 
 
 def test_force_replaces_packed_text_and_nothing_else(workplace, tmp_path, capsys):
@@ -306,10 +316,10 @@ def test_force_replaces_packed_text_and_nothing_else(workplace, tmp_path, capsys
         return main([str(argument) for argument in [*arguments, "--force"]])
 
     assert pack(text.parent) == 2
-    assert "text.jsonl would be lost" in said(capsys)
+    assert "text.jsonl would be lost" in stderr(capsys)
     (tmp_path / "papers").mkdir()
     assert pack(tmp_path / "papers") == 2
-    assert "papers is no packed text: --force replaces only those" in said(capsys)
+    assert "papers is no packed text: --force replaces only those" in stderr(capsys)
     assert text.exists()
     assert pack(tmp_path / "packed") == pack(tmp_path / "packed") == 0
 

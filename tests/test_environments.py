@@ -1,16 +1,22 @@
-"""With conda every rule has its own environment, and in it all that its script imports."""
+"""With conda every rule has its own environment, and in it all that its script imports; the library
+installs without the workflow."""
 
 import ast
 import re
 import runpy
+import subprocess
 import sys
+import tomllib
 from functools import cache
 from importlib import metadata
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from small_models import SMALL
 
+from keycut.data.tokenizer import train_tokenizer
+from keycut.models import create, load, save
 from keycut.running import code
 
 ROOT = Path(__file__).parents[1]
@@ -133,3 +139,66 @@ def test_pretraining_has_flame_and_nothing_else_does():
         "pretrain"
     ]
     assert (ROOT / "envs" / "pretrain.post-deploy.sh").is_file()
+
+
+LIBRARY = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+
+
+def test_what_pruning_imports_is_required_by_the_library():
+    """Wherever the import stands, in every module of ours that pruning may turn to."""
+    names, files = {}, {place("prune")}
+    waiting = [*files]
+    while waiting:
+        file = waiting.pop()
+        imported_names = set().union(*imports(file))
+        names |= {name.split(".")[0]: file.name for name in imported_names}
+        others = ours(imported_names) - files
+        files |= others
+        waiting += others
+    installed = set().union(*map(required, LIBRARY))
+    outside = {
+        name: file
+        for name, file in names.items()
+        if name not in {*sys.stdlib_module_names, "keycut"}
+        and not installed & {normal(provider) for provider in providers().get(name, ())}
+    }
+    assert outside == {}
+    assert not installed & {"snakemake", "lm-eval", "peft", "pandas", "matplotlib", "datasets"}
+
+
+@pytest.fixture(scope="module")
+def library_alone(tmp_path_factory):
+    """A folder for sys.path with the library's requirements, what these require, and no more."""
+    folder = tmp_path_factory.mktemp("site")
+    packages = {"keycut": code.SOURCE}
+    for name in set().union(*map(required, LIBRARY)):
+        distribution = metadata.distribution(name)
+        tops = {file.parts[0] for file in distribution.files} - {"..", "__pycache__"}
+        packages |= {top: distribution.locate_file(top) for top in tops}
+    for top, path in packages.items():
+        (folder / top).symlink_to(path)
+    return folder
+
+
+def test_the_library_prunes_a_model_without_the_workflow(library_alone, tmp_path):
+    train_tokenizer(["the quick brown fox"] * 9, tmp_path / "tokenizer", vocabulary_size=270)
+    model = create({**SMALL["delta_net"], "vocab_size": 270}, seed=1)
+    save(model, tmp_path / "model", tokenizer=tmp_path / "tokenizer")
+    (tmp_path / "text.txt").write_text("the quick brown fox jumps " * 400)
+
+    def keycut(*arguments):
+        start = f"import sys; sys.path.append({str(library_alone)!r}); from keycut.cli import main;"
+        return subprocess.run(
+            [sys.executable, "-ISc", f"{start} sys.exit(main())", *map(str, arguments)],
+            cwd=tmp_path, capture_output=True, text=True, timeout=300,
+        )  # fmt: skip
+
+    pruned = keycut("prune", "model", "out", "--ratio", "0.5", "--text", "text.txt",
+                    "--sequences", "4", "--length", "32", "--rows", "50")  # fmt: skip
+    assert pruned.returncode == 0, pruned.stderr
+    assert "key channels a head  16 -> 8" in pruned.stdout
+    assert load(tmp_path / "out").model.layers[0].attn.head_k_dim == 8
+    refused = keycut("check", ROOT / "config" / "demo.yaml", "--profile", ROOT / "profiles/slurm")
+    assert refused.returncode == 2
+    assert refused.stderr.splitlines()[-1].startswith("keycut: snakemake is not installed")
+    assert "Traceback" not in refused.stderr

@@ -23,6 +23,16 @@ def main(arguments: list[str] | None = None) -> int:
     except InputError as error:
         print(f"keycut: {error}", file=sys.stderr)
         return 2
+    except ModuleNotFoundError as error:
+        if not options.workflow or str(error.name).startswith("keycut"):
+            raise
+        print(
+            f"keycut: {error.name} is not installed, and this needs the packages of the workflow: "
+            "in a checkout of Keycut, `make setup` or `pip install -c envs/constraints.txt -e "
+            "'.[workflow]'`",
+            file=sys.stderr,
+        )
+        return 2
     except KeyboardInterrupt:
         print("keycut: interrupted", file=sys.stderr)
         return 130
@@ -34,6 +44,7 @@ def parser() -> argparse.ArgumentParser:
         prog="keycut",
         description="Prune the key and query channels of linear-attention language models.",
     )
+    top.set_defaults(workflow=False)  # whether the command needs the packages of the workflow
     top.add_argument("--version", action="version", version=f"keycut {__version__}")
     commands = top.add_subparsers(title="commands", required=True, metavar="COMMAND")
     for add in (_prune, _check, _preflight, _plan, _compare, _download, _pack):
@@ -93,9 +104,9 @@ def _prune(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
 
         device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
         if device not in ("cpu", "cuda") or (device == "cuda" and not torch.cuda.is_available()):
-            there = "cpu or cuda" if torch.cuda.is_available() else "cpu, there is no GPU"
-            raise InputError(f"--device {device}: give {there}")
-        prune(
+            devices = "cpu or cuda" if torch.cuda.is_available() else "cpu, there is no GPU"
+            raise InputError(f"--device {device}: give {devices}")
+        lines = prune(
             Request(
                 model=model_folder(options.model),
                 out=options.out,
@@ -115,6 +126,7 @@ def _prune(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
                 force=options.force,
             )
         )
+        print(*lines, sep="\n")
 
     command.set_defaults(run=run)
 
@@ -160,14 +172,14 @@ def _check(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         if names := without_trainer(config):
             print(f"flame is not installed here (`make flame`), and trains {', '.join(names)}")
         if options.profile is not None:
-            print(f"{options.profile}: asking Slurm, and Snakemake for its jobs", flush=True)
+            logger.info("%s: asking Slurm, and Snakemake for its jobs", options.profile)
             rules, unmet = unmet_requests(options.profile, options.config)
             if unmet:
                 print(*unmet, sep="\n")
                 raise SystemExit(1)
             print(f"every request of {rules} rules can be met")
 
-    command.set_defaults(run=run)
+    command.set_defaults(run=run, workflow=True)
 
 
 def _preflight(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -254,10 +266,10 @@ def _plan(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         graph = read_graph(options.targets, configfile=options.configfile, profile=options.profile)
         data: object
         if options.after:
-            found = ran(graph.config.run, price(graph, costs))
-            text, data = after_text(graph.config.run, found), look_back(found)
+            jobs = ran(graph.config.run, price(graph, costs))
+            text, data = after_text(graph.config.run, jobs), look_back(jobs)
             if options.figures:
-                write_figures(options.figures, graph.config.run, found)
+                write_figures(options.figures, graph.config.run, jobs)
         else:
             plan = make_plan(graph, costs, targets=options.targets, gpus=options.gpus)
             text, data = to_text(plan), plan
@@ -265,7 +277,7 @@ def _plan(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
             write_json(options.json, data)
         print(text, end="")
 
-    command.set_defaults(run=run)
+    command.set_defaults(run=run, workflow=True)
 
 
 def _compare(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -327,7 +339,7 @@ def _download(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
             print(report.table())
         report.raise_problems()
 
-    command.set_defaults(run=run)
+    command.set_defaults(run=run, workflow=True)
 
 
 def _pack(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

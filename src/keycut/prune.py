@@ -1,8 +1,8 @@
-"""The whole method on one model: calibrate, select, slice, and say what came of it."""
+"""The whole method on one model: calibrate, select, slice, and report what changed."""
 
 from __future__ import annotations
 
-import sys
+import logging
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,6 +31,8 @@ from keycut.selection.select import select
 from keycut.selection.selection import Selection
 from keycut.slicing import slice_model, sliced_bytes
 
+logger = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True)
 class Request:
@@ -54,8 +56,8 @@ class Request:
     force: bool = False
 
 
-def prune(request: Request) -> Selection:
-    """Write the pruned model to `request.out`; progress and a summary go to stderr."""
+def prune(request: Request) -> list[str]:
+    """Write the pruned model to `request.out`. What changed, in lines."""
     method = method_named(request.method)
     target = request.target or method.targets[0]
     method.check_target(target)
@@ -90,13 +92,15 @@ def prune(request: Request) -> Selection:
     if "text" in method.needs or request.text is not None:
         checkpoint.refuse_softmax()
         with explain_full_disk(gettempdir()):
-            calibration = calibrated(request, checkpoint)
-    say(f"selecting: {request.method} keeps {width} of {checkpoint.shape.width} channels a head")
+            calibration = calibrate_on_text(request, checkpoint)
+    logger.info("selecting: %s keeps %d of %d channels a head", request.method, width, full)
     evidence = Evidence(checkpoint, calibration, target=target, seed=request.seed)
     (selection,) = select(request.method, evidence, [width], **request.options)
-    say(f"slicing: writing {request.out}")
+    logger.info("slicing: writing %s", request.out)
     if dtype != request.dtype:
-        say("written as bfloat16: DeltaNet's kernel refuses float32 (--dtype float32 keeps it)")
+        logger.info(
+            "written as bfloat16: DeltaNet's kernel refuses float32 (--dtype float32 keeps it)"
+        )
     with explain_full_disk(request.out):
         slice_model(
             checkpoint,
@@ -106,13 +110,7 @@ def prune(request: Request) -> Selection:
             card=pruned_card(request, checkpoint, selection),
             force=request.force,
         )
-    for line in summary(checkpoint, Checkpoint(request.out), selection):
-        say(line)
-    return selection
-
-
-def say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+    return summary(checkpoint, Checkpoint(request.out), selection)
 
 
 def kept_width(full: int, ratio: float, round_to: int) -> int:
@@ -130,7 +128,7 @@ def written_dtype(request: Request, checkpoint: Checkpoint) -> torch.dtype | Non
     return request.dtype
 
 
-def calibrated(request: Request, checkpoint: Checkpoint) -> Calibration:
+def calibrate_on_text(request: Request, checkpoint: Checkpoint) -> Calibration:
     from keycut.data.documentation import documentation, documentation_source
     from keycut.data.packing import PackedTokens, pack
     from keycut.data.sources import describe, read
@@ -139,7 +137,9 @@ def calibrated(request: Request, checkpoint: Checkpoint) -> Calibration:
     tokenizer = load_tokenizer(request.model)
     check_vocabulary(tokenizer, checkpoint.config["vocab_size"])
     if request.text is None:
-        say("calibrating on the prose of the installed Python packages: give --text for your own")
+        logger.info(
+            "calibrating on the prose of the installed Python packages: give --text for your own"
+        )
         documents: Iterable[str] = documentation()
         source = documentation_source()
     else:
@@ -157,7 +157,8 @@ def calibrated(request: Request, checkpoint: Checkpoint) -> Calibration:
         )
         rows = PackedTokens(Path(folder) / "text")
         # After the text: too little of it is an error at once.
-        say(f"loading {request.model} on {'the GPU' if request.device == 'cuda' else 'the CPU'}")
+        device = "the GPU" if request.device == "cuda" else "the CPU"
+        logger.info("loading %s on %s", request.model, device)
         model = load(request.model, device=request.device, dtype=calibrated_dtype(request.device))
 
         def batches() -> Iterator[Tensor]:

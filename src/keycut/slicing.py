@@ -155,7 +155,7 @@ def sliced_bytes(checkpoint: Checkpoint, width: int, dtype: torch.dtype | None) 
     total = 0
     for name, tensor in checkpoint.tensors():
         numbers = tensor.numel()
-        if (today := todays_name(name)) in over_keys:
+        if (today := todays_name(name, checkpoint.architecture)) in over_keys:
             _, keys = over_keys[today]
             lost = len(keys) * shape.heads * (shape.width - width)
             numbers -= lost * (numbers // tensor.shape[keys[0].axis])
@@ -178,7 +178,7 @@ def slice_model(
     if not change.width >= 1:
         raise InputError(f"a width of {change.width} leaves no channel")
     with atomic_write(out, force=force, folder=True) as aside:
-        tensors = changed(renamed(checkpoint.tensors()).items(), kind, shape, change)
+        tensors = changed(renamed(checkpoint.tensors(), kind).items(), kind, shape, change)
         config: dict[str, Any] = kind.resized(checkpoint.config, change.width)
         if dtype is not None:
             tensors = {n: t.to(dtype) if t.is_floating_point() else t for n, t in tensors.items()}

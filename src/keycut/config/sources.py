@@ -71,9 +71,9 @@ class HubCorpus(CorpusBase):
 class LocalCorpus(CorpusBase):
     """Text from files.
 
-    Every slice takes from each file in proportion to its size. A file is read from its start, and
-    shuffled within a window (16 million characters for all files together): of a larger one, a small
-    slice has only the beginning, unless it was mixed beforehand.
+    Every slice takes from each file in proportion to its size. A file is read from its start and
+    shuffled within a window (16 million characters for all files together): of a larger one, a
+    small slice has only the beginning, unless it was mixed beforehand.
     """
 
     kind: Literal["local"] = WHICH

@@ -17,7 +17,7 @@ from keycut.artefact import atomic_write, digest, read_json, sha256
 from keycut.errors import InputError
 from keycut.hub.downloads import model_folder
 from keycut.models.architectures import architecture, register
-from keycut.models.architectures.base import Config
+from keycut.models.architectures.base import Architecture, Config
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -33,12 +33,10 @@ COMPANIONS = (
 # puts its own before the name of any part that it compiled.
 WRAPPERS, COMPILED = r"^(module\.|base_model\.model\.)+", "_orig_mod."
 
-# Names that older flash-linear-attention gave, and what they are called now; None: never used in
-# a forward pass, so dropped.
-RENAMES: tuple[tuple[str, str | None], ...] = (
+# Names that older flash-linear-attention gave, and what they are called now.
+RENAMES = (
     (r"(model\.layers\.\d+\.)attn\.norm\.weight", r"\1attn_norm.weight"),
     (r"(model\.layers\.\d+\.)mlp\.norm\.weight", r"\1mlp_norm.weight"),
-    (r"model\.layers\.\d+\.attn\.D", None),
 )
 
 
@@ -135,7 +133,9 @@ class Checkpoint:
     @cached_property
     def stored(self) -> dict[str, str]:
         """How the files call each tensor, by its name of today."""
-        return {today: name for name in self.files if (today := todays_name(name))}
+        return {
+            today: name for name in self.files if (today := todays_name(name, self.architecture))
+        }
 
     @cached_property
     def _digest(self) -> str:
@@ -147,18 +147,21 @@ class Checkpoint:
         return self._digest
 
 
-def todays_name(name: str) -> str | None:
+def todays_name(name: str, kind: Architecture) -> str | None:
     """What a tensor is called now, or None for one that no forward pass used."""
     name = re.sub(WRAPPERS, "", name.replace(COMPILED, ""))
     for old, new in RENAMES:
-        if re.fullmatch(old, name):
-            return None if new is None else re.sub(old, new, name)
-    return name
+        name = re.sub(f"^{old}$", new, name)
+    mixer = re.escape(kind.mixer).replace(r"\{layer\}", r"\d+")
+    match = re.fullmatch(f"{mixer}(.+)", name)
+    return None if match and match[1] in kind.unused else name
 
 
-def renamed(tensors: Iterable[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+def renamed(
+    tensors: Iterable[tuple[str, torch.Tensor]], kind: Architecture
+) -> dict[str, torch.Tensor]:
     """Tensors by today's names; the MLP's gate and up matrices, once joined, apart."""
-    found = {today: tensor for name, tensor in tensors if (today := todays_name(name))}
+    found = {today: tensor for name, tensor in tensors if (today := todays_name(name, kind))}
     for name in [name for name in found if name.endswith(".mlp.gate_proj.weight")]:
         up = name.replace("gate_proj", "up_proj")
         down = found.get(name.replace("gate_proj", "down_proj"))
@@ -230,9 +233,10 @@ def check_parameters(checkpoint: Checkpoint) -> tuple[int, list[str]]:
     """
     _, expected, tied = _unfilled(checkpoint)
     stored = dict(checkpoint.headers())
-    tensors = {name: t for name, t in renamed(stored.items()).items() if name not in tied}
+    kind = checkpoint.architecture
+    tensors = {name: t for name, t in renamed(stored.items(), kind).items() if name not in tied}
     fitted(tensors, expected, checkpoint.folder)
-    ignored = [name for name in stored if (today := todays_name(name)) is None or today in tied]
+    ignored = [name for name in stored if todays_name(name, kind) in (None, *tied)]
     return sum(tensor.numel() for tensor in tensors.values()), ignored
 
 
@@ -250,7 +254,7 @@ def load(
     dtype = dtype or model.config.dtype
     tensors = {
         name: (tensor.to(dtype) if dtype and tensor.is_floating_point() else tensor).to(device)
-        for name, tensor in renamed(checkpoint.tensors()).items()
+        for name, tensor in renamed(checkpoint.tensors(), checkpoint.architecture).items()
         if name not in tied
     }
     model.load_state_dict(fitted(tensors, expected, checkpoint.folder), strict=False, assign=True)

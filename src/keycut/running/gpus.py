@@ -97,7 +97,7 @@ def require_gpus(rule: str, asked: int, *, shares: int = 1) -> None:
         f"  on {platform.node()}: torch {torch.__version__}, {built}; "
         f"driver {driver_version() or 'none found'}; {visible}\n"
         "  torch as pip installs it is built for CUDA 13.0, which needs driver 580.65 or newer: "
-        'take a newer driver, or the same torch built for CUDA 12.6 (README, "On a GPU"); or '
+        "take a newer driver, or the same torch built for CUDA 12.6 (docs/install.md); or "
         "write `device: cpu` into the configuration, and the run is computed on CPUs"
     )
 

@@ -116,6 +116,7 @@ class Architecture:
         KeyTensor("q_conv1d.bias", "bias"),
         KeyTensor("k_conv1d.bias", "bias"),
     )
+    unused: tuple[str, ...] = ("D",)  # of the mixer: older versions saved it, none reads it
     o_proj: str = "o_proj.weight"  # what follows the rule
     norm_eps: str = "o_norm.eps"  # of the norm between the two
     # What recovery trains: with adapters, and as they are.

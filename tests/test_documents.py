@@ -1,0 +1,45 @@
+"""README.md and docs/ say what is there."""
+
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+
+from keycut.selection.methods import METHODS
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def anchor(heading):
+    return re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_links_lead_somewhere(document):
+    for target in re.findall(r"\]\(([^)\s]+)\)", document.read_text()):
+        path, _, section = target.partition("#")
+        file = document.parent / path if path else document
+        assert file.exists(), target
+        if section:
+            headings = re.findall(r"^#+ (.+)$", file.read_text(), flags=re.MULTILINE)
+            assert section in map(anchor, headings), target
+
+
+def test_every_page_is_linked_from_the_readme():
+    assert [path.name for path in DOCUMENTS[1:] if f"docs/{path.name}" not in README] == []
+
+
+def test_methods_of_the_readme_exist():
+    """Not the other way round: a method is added by one file."""
+    rows = [line.split("|")[1] for line in README.splitlines() if line.startswith("| `")]
+    names = re.findall(r"`(\w+)`", "".join(rows))
+    assert len(names) >= 8
+    assert {*names} <= {*METHODS}
+
+
+def test_the_diagram_is_of_the_rules_as_they_are():
+    dag = runpy.run_path(str(ROOT / "docs" / "dag.py"))
+    assert dag["diagram"]() in README, "run `make dag`"
