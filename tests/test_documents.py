@@ -28,8 +28,13 @@ def test_links_lead_somewhere(document):
             assert section in map(anchor, headings), target
 
 
-def test_every_page_is_linked_from_the_readme():
-    assert [path.name for path in DOCUMENTS[1:] if f"docs/{path.name}" not in README] == []
+def test_every_page_is_linked_from_another():
+    linked = {
+        (document.parent / target.partition("#")[0]).resolve()
+        for document in DOCUMENTS
+        for target in re.findall(r"\]\(([^)\s]+)\)", document.read_text())
+    }
+    assert [path.name for path in DOCUMENTS[1:] if path not in linked] == []
 
 
 def test_methods_of_the_readme_exist():
