@@ -33,7 +33,7 @@ from typing import Any, NoReturn
 import psutil
 import yaml
 
-from keycut.running.paths import BESIDE
+from keycut.running.paths import PROVENANCE
 
 ROOT = Path(__file__).parents[1]
 RUN = "small"
@@ -241,7 +241,7 @@ def until(run: Run, ready: Callable[[], Any]) -> Any:
             return None
         if time.monotonic() > end:
             run.fail(f"nothing to kill in {LIMIT} s")
-        time.sleep(0.01)
+        time.sleep(0.02)
     return value
 
 
@@ -264,7 +264,7 @@ def kill(run: Run, stage: str, kind: str, chance: random.Random,
                 if victim := run.victim(kind, stage):
                     victim.kill()
                     return stage, kind, time.monotonic() - begin
-                time.sleep(0.01)
+                time.sleep(0.02)
         stages = ORDER[ORDER.index(stage) :]
 
 
@@ -289,7 +289,7 @@ def contents(run: Run) -> dict[str, Any]:
         if name.split("/")[0] in NOT_COMPARED:
             continue
         entries[name] = None if path.is_dir() else path.read_bytes()
-        if path.is_file() and (name.endswith(BESIDE) or name.startswith("preflight/")):
+        if path.is_file() and (name.endswith(PROVENANCE) or name.startswith("preflight/")):
             value = json.loads(path.read_bytes())
             entries[name] = {key: value[key] for key in value.keys() - TIMES}
     return entries
@@ -329,7 +329,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=random.randrange(10**6), help="of the draw")
     arguments = parser.parse_args()
     if arguments.folder and arguments.folder.exists():
-        parser.error(f"--folder {arguments.folder} exists already: give a new one")
+        parser.error(f"--folder {arguments.folder}: exists already, give a new folder")
     with TemporaryDirectory() as folder:
         compare(arguments.folder or Path(folder), arguments.seed)
 
