@@ -21,10 +21,9 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from pydoc_data.topics import topics
 from tempfile import TemporaryDirectory
@@ -39,13 +38,11 @@ ROOT = Path(__file__).parents[1]
 RUN = "small"
 RESULTS = f"results/{RUN}"
 PARTS = ("config", "envs", "profiles", "scripts", "src", "workflow")
-STEPS, RECOVERY_STEPS = 40, 16
+STEPS, RECOVERY_STEPS = 24, 10
 METHODS = ("l1", "grad")
 
-# Scripts in the order in which their jobs start. Each stage of the first list is killed twice.
+# Two kills are drawn for each of these, and the others from the rest.
 STAGES = ("pretrain", "calibrate", "score", "slice", "recover", "evaluate", "table")
-ORDER = ("preflight_shape", "tokenizer", "tokens", "tasks", *STAGES[:-1], "frame", "table",
-         "union", "verdict", "document", "page", "pdf")  # fmt: skip
 SEVERAL_THREADS = {"tokens"}  # its jobs are not handed over to the server
 VICTIMS = ("snakemake", "client", "job", "supervisor", "server")
 
@@ -218,54 +215,43 @@ def durations(run: Run) -> dict[str, float]:
     }  # fmt: skip
 
 
-def drawn(chance: random.Random, stages: list[str]) -> list[list[tuple[str, str]]]:
-    """For each run its kills: a stage and a victim. No run has a stage twice."""
-    rest = [stage for stage in stages if stage not in STAGES]
-    all_stages = [*STAGES, *STAGES, *chance.sample(rest, RUNS * KILLS - 2 * len(STAGES))]
-    while True:
-        chance.shuffle(all_stages)
-        runs = [all_stages[i : i + KILLS] for i in range(0, RUNS * KILLS, KILLS)]
-        if all(len({*run}) == KILLS for run in runs):
-            break
+def draw(chance: random.Random, stages: Iterable[str]) -> list[tuple[set[str], list[str]]]:
+    """For each run the stages in which it is killed, dealt so that no two are the same, and the
+    victims."""
+    rest = sorted({*stages} - {*STAGES})
+    drawn = [*STAGES, *STAGES, *chance.sample(rest, RUNS * KILLS - 2 * len(STAGES))]
     victims = [VICTIMS[i % len(VICTIMS)] for i in range(RUNS * KILLS)]
     chance.shuffle(victims)
-    each = iter(victims)
-    return [[(stage, next(each)) for stage in sorted(run, key=ORDER.index)] for run in runs]
+    starts = range(0, RUNS * KILLS, KILLS)
+    return [({*drawn[i : i + KILLS]}, victims[i : i + KILLS]) for i in starts]
 
 
-def until(run: Run, ready: Callable[[], Any]) -> Any:
-    """What becomes true while the command runs, or None if the command ends first."""
-    end = time.monotonic() + LIMIT
-    while not (value := ready()):
-        if run.command.poll() is not None:
-            return None
-        if time.monotonic() > end:
-            run.fail(f"nothing to kill in {LIMIT} s")
-        time.sleep(0.02)
-    return value
-
-
-def kill(run: Run, stage: str, kind: str, chance: random.Random,
+def kill(run: Run, stages: set[str], kind: str, chance: random.Random,
          seconds: dict[str, float]) -> tuple[str, str, float] | None:  # fmt: skip
-    """Kill the victim at a random moment of a job of the stage, or of a later one where the job
-    was too fast: gives the stage, the victim, and the moment. None if the run was over."""
-    stages: tuple[str, ...] = (stage,)
-    while True:
-        client = until(run, partial(run.client, stages))
-        if client is None:
-            return None
+    """Kill the victim at a random moment of the next job of these stages. Where that job has ended
+    before, it is the next job of any stage. Gives the stage, the victim and the moment; None if the
+    run has ended."""
+    end = time.monotonic() + LIMIT
+    while run.command.poll() is None:
+        if time.monotonic() > end:
+            run.fail(f"no job to kill in {LIMIT} s")
+        if (client := run.client(stages)) is None:
+            time.sleep(0.02)
+            continue
         with suppress(psutil.NoSuchProcess):  # ended meanwhile
             stage = client.cmdline()[1].split(".")[-2]
             begin = time.monotonic()
-            time.sleep(chance.uniform(0, 0.8 * seconds[stage]))
+            time.sleep(chance.uniform(0, 0.6 * seconds[stage]))
             while client.is_running():
                 if kind != "snakemake" and (run.server() is None or stage in SEVERAL_THREADS):
                     kind = "client"  # which does its work itself
                 if victim := run.victim(kind, stage):
                     victim.kill()
+                    stages.discard(stage)
                     return stage, kind, time.monotonic() - begin
                 time.sleep(0.02)
-        stages = ORDER[ORDER.index(stage) :]
+        stages |= seconds.keys()
+    return None
 
 
 def differences(run: Run, undisturbed: Run) -> list[str]:
@@ -295,24 +281,26 @@ def contents(run: Run) -> dict[str, Any]:
     return entries
 
 
-def disturb(run: Run, kills: list[tuple[str, str]], chance: random.Random,
-            seconds: dict[str, float], number: int) -> list[str]:  # fmt: skip
+def disturb(run: Run, stages: set[str], victims: list[str], chance: random.Random,
+            seconds: dict[str, float]) -> set[str]:  # fmt: skip
     """Make the run with these kills. Gives the stages and victims that were really hit."""
+    print("| kill | stage | victim | s after the job began | the command | s until restart |")
+    print("|---|---|---|---|---|---|", flush=True)
     run.start()
-    hit = []
-    for count, (stage, kind) in enumerate(kills, start=1):
-        struck = kill(run, stage, kind, chance, seconds)
+    hit = set()
+    for number, drawn in enumerate(victims, start=1):
+        struck = kill(run, stages, drawn, chance, seconds)
         if struck is None:
-            run.fail(f"the command ended with {run.wait()} before a {kind} was killed in {stage}")
+            run.fail(f"the command ended with {run.wait()} before kill {number}")
         stage, kind, moment = struck
         begin = time.monotonic()
         outcome, waited = "goes on", "-"  # or the next kill, or the end of the run, would fail
         if kind != "server":
             outcome = f"ends with {run.wait()}"
             waited = f"{time.monotonic() - begin:.1f}"
-        row = (number, count, stage, kind, f"{moment:.1f}", outcome, waited)
+        row = (number, stage, kind, f"{moment:.1f}", outcome, waited)
         print(f"| {' | '.join(map(str, row))} |", flush=True)
-        hit += [stage, kind]
+        hit |= {stage, kind}
         if kind == "snakemake":
             run.start("--unlock", server=False)
             if code := run.wait():
@@ -343,25 +331,22 @@ def compare(folder: Path, seed: int) -> None:
     begin = time.monotonic()
     undisturbed.start()
     undisturbed.finish()
-    print(f"seed {seed}; undisturbed: {time.monotonic() - begin:.0f} s\n")
-    seconds = durations(undisturbed)
-    print("| run | kill | stage | victim | s after the job began | the command | s until restart |")
-    print("|---|---|---|---|---|---|---|", flush=True)
-    hit: list[str] = []
-    failures = []
-    notes = []
-    plan = drawn(chance, [stage for stage in ORDER if stage in seconds])
-    for number, (run, kills) in enumerate(zip(disturbed, plan, strict=True), start=1):
-        begin = time.monotonic()
-        hit += disturb(run, kills, chance, seconds, number)
-        failures += differences(run, undisturbed)
-        notes.append(f"run {number}: {time.monotonic() - begin:.0f} s")
-    failures += [f"no kill hit {what}" for what in (*STAGES, *VICTIMS) if what not in hit]
-    print("", *notes, sep="\n")
-    if failures:
-        sys.exit("\n".join(failures))
     files = sum(content is not None for content in contents(undisturbed).values())
-    print(f"{files} files of each run are those of the undisturbed run; nothing was left.")
+    print(f"seed {seed}; undisturbed: {time.monotonic() - begin:.0f} s, {files} files to compare")
+    seconds = durations(undisturbed)
+    hit: set[str] = set()
+    failures = []
+    for run, (stages, victims) in zip(disturbed, draw(chance, seconds), strict=True):
+        print(f"\n{run.folder.name}\n")
+        begin = time.monotonic()
+        hit |= disturb(run, stages, victims, chance, seconds)
+        lines = differences(run, undisturbed)
+        print(f"\n{time.monotonic() - begin:.0f} s; " + ("\n".join(lines) or "all files are those "
+              "of the undisturbed run, and nothing else was left"), flush=True)  # fmt: skip
+        failures += lines
+    failures += [f"no kill hit {name}" for name in (*STAGES, *VICTIMS) if name not in hit]
+    if failures:
+        sys.exit("\n".join(["", *failures]))
 
 
 if __name__ == "__main__":
