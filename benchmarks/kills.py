@@ -10,7 +10,7 @@ the run is started again as the README says. At the end all results have to be t
 undisturbed run, byte for byte, with no process, no temporary file and no unknown file left.
 
 Not compared: logs/, timings/ and report.html, which hold times; of provenance and preflight the
-entries in TIMES. Takes a quarter of an hour on two cores.
+entries in TIMES.
 """
 
 import argparse
@@ -50,8 +50,9 @@ RUNS, KILLS = 3, 6
 LIMIT = 600  # seconds until a command counts as hanging
 TIMES = {"started", "seconds", "peak_mib"}
 NOT_COMPARED = ("logs", "timings", "report.html")
-# torch makes this folder, one for each user and empty here, in undisturbed runs too.
-TORCH_FOLDER = "torchinductor_"
+# Empty temporary folders that are not Keycut's: torch makes one for each user, and leaves it;
+# Snakemake makes one that it removes at its end, unless that is `kill -9`.
+FOREIGN_FOLDERS = ("torchinductor_", "snakemake")
 
 
 def configuration() -> dict[str, Any]:
@@ -262,7 +263,7 @@ def differences(run: Run, undisturbed: Run) -> list[str]:
         *(f"{name} differs" for name in sorted(ours.keys() & theirs.keys())
           if ours[name] != theirs[name]),
         *(f"{path} was left" for path in run.temporary.iterdir()
-          if not path.name.startswith(TORCH_FOLDER) or any(path.iterdir())),
+          if not path.name.startswith(FOREIGN_FOLDERS) or path.is_file() or any(path.iterdir())),
     ]  # fmt: skip
 
 
@@ -341,8 +342,9 @@ def compare(folder: Path, seed: int) -> None:
         begin = time.monotonic()
         hit |= disturb(run, stages, victims, chance, seconds)
         lines = differences(run, undisturbed)
-        print(f"\n{time.monotonic() - begin:.0f} s; " + ("\n".join(lines) or "all files are those "
-              "of the undisturbed run, and nothing else was left"), flush=True)  # fmt: skip
+        temporary = ", ".join(sorted(path.name for path in run.temporary.iterdir()))
+        print(f"\n{time.monotonic() - begin:.0f} s; in the temporary folder: {temporary}")
+        print("\n".join(lines) or "all files are those of the undisturbed run", flush=True)
         failures += lines
     failures += [f"no kill hit {name}" for name in (*STAGES, *VICTIMS) if name not in hit]
     if failures:
