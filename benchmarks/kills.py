@@ -207,13 +207,18 @@ def _is_fork(words: list[str]) -> bool:
     return "keycut.running.forkserver" in words
 
 
-def durations(run: Run) -> dict[str, float]:
-    """Seconds of the shortest job of each stage."""
+def timings(run: Run) -> dict[str, list[Path]]:
+    """For each stage a file for every job that has ended well."""
+    folders = (run.folder / RESULTS / "timings").glob("*")
+    return {folder.name: [*folder.rglob("*.tsv")] for folder in folders}
+
+
+def durations(run: Run) -> dict[str, list[float]]:
+    """Seconds of the jobs of each stage."""
     return {
-        folder.name: min(float(file.read_text().split("\n")[1].split()[0])
-                         for file in folder.rglob("*.tsv"))
-        for folder in (run.folder / RESULTS / "timings").iterdir()
-    }  # fmt: skip
+        stage: [float(file.read_text().split("\n")[1].split()[0]) for file in files]
+        for stage, files in timings(run).items()
+    }
 
 
 def draw(chance: random.Random, stages: Iterable[str]) -> list[tuple[set[str], list[str]]]:
@@ -228,21 +233,24 @@ def draw(chance: random.Random, stages: Iterable[str]) -> list[tuple[set[str], l
 
 
 def kill(run: Run, stages: set[str], kind: str, chance: random.Random,
-         seconds: dict[str, float]) -> tuple[str, str, float] | None:  # fmt: skip
+         seconds: dict[str, list[float]]) -> tuple[str, str, float] | None:  # fmt: skip
     """Kill the victim at a random moment of the next job of these stages. Where that job has ended
-    before, it is the next job of any stage. Gives the stage, the victim and the moment; None if the
-    run has ended."""
+    before, or no more of them come, it is the next job of any stage. Gives the stage, the victim
+    and the moment; None if the run has ended."""
     end = time.monotonic() + LIMIT
     while run.command.poll() is None:
         if time.monotonic() > end:
             run.fail(f"no job to kill in {LIMIT} s")
         if (client := run.client(stages)) is None:
+            done = timings(run)
+            if all(len(done.get(stage, ())) == len(seconds[stage]) for stage in stages):
+                stages |= seconds.keys()
             time.sleep(0.02)
             continue
         with suppress(psutil.NoSuchProcess):  # ended meanwhile
             stage = client.cmdline()[1].split(".")[-2]
             begin = time.monotonic()
-            time.sleep(chance.uniform(0, 0.6 * seconds[stage]))
+            time.sleep(chance.uniform(0, 0.6 * min(seconds[stage])))
             while client.is_running():
                 if kind != "snakemake" and (run.server() is None or stage in SEVERAL_THREADS):
                     kind = "client"  # which does its work itself
@@ -283,7 +291,7 @@ def contents(run: Run) -> dict[str, Any]:
 
 
 def disturb(run: Run, stages: set[str], victims: list[str], chance: random.Random,
-            seconds: dict[str, float]) -> set[str]:  # fmt: skip
+            seconds: dict[str, list[float]]) -> set[str]:  # fmt: skip
     """Make the run with these kills. Gives the stages and victims that were really hit."""
     print("| kill | stage | victim | s after the job began | the command | s until restart |")
     print("|---|---|---|---|---|---|", flush=True)
