@@ -6,6 +6,7 @@ import os
 import platform
 import re
 import runpy
+import signal
 import subprocess
 import sys
 from contextlib import contextmanager
@@ -297,3 +298,25 @@ def test_what_another_job_made_otherwise_is_removed(planned, around, monkeypatch
     with around(planned()):
         assert not Path("out.json").exists()
         assert not beside.exists()
+
+
+KILLED = """
+import os, signal
+from keycut.artefact import atomic_write
+with atomic_write("out.json") as path:
+    path.write_text("half")
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_what_a_killed_job_was_writing_is_removed_by_the_next_and_nothing_else(planned, around):
+    others = {".out.json.backup", ".other.json.abcdefgh", "out.json.abcdefgh"}
+    for name in others:
+        Path(name).mkdir()
+    before = {path.name for path in Path().iterdir()}
+    killed = subprocess.run([sys.executable, "-c", KILLED])
+    assert killed.returncode == -signal.SIGKILL
+    (left,) = {path.name for path in Path().iterdir()} - before
+    with around(planned()):
+        assert not Path(left).exists()
+    assert all(Path(name).is_dir() for name in others)

@@ -8,7 +8,7 @@
 script knows nothing else of it. Around the block:
 
 - output goes to the job's log, and the hub is switched off;
-- no other job works on the same outputs at the same time;
+- no other job works on the same outputs at the same time, and what a killed one left is removed;
 - code, user files and inputs are checked to be those that the job was planned with;
 - GPUs are shared out, and a job ends at once if torch cannot use those that its rule asks for;
 - a Slurm job whose time is up is requeued;
@@ -26,8 +26,9 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from glob import escape
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,7 @@ def job(snakemake: Any, *, online: bool = False) -> Iterator[JobConfig]:
         code = check_code(snakemake)
         if waited:
             exit_if_already_built(snakemake)
+        remove_unfinished(snakemake.output)
         run = JobConfig.model_validate(snakemake.params.get("settings", {}))
         check_user_files(snakemake.params.get("user_files", {}))
         for path in snakemake.input:
@@ -120,6 +122,14 @@ def exit_if_already_built(snakemake: Any) -> None:
             shutil.rmtree(path)
         else:
             path.unlink(missing_ok=True)
+
+
+def remove_unfinished(outputs: Iterable[str]) -> None:
+    """Remove what killed jobs were writing. `artefact.atomic_write` writes to a folder beside the
+    output, named after it, with eight random characters."""
+    for path in map(Path, outputs):
+        for folder in path.parent.glob(f".{escape(path.name)}.{'?' * 8}"):
+            shutil.rmtree(folder)
 
 
 def params_digest(snakemake: Any) -> str:
