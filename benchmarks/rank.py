@@ -25,8 +25,8 @@ import torch
 
 from keycut.analysis.rank import BLOCK_BYTES, Writes, full_precision, states_in_blocks, writes
 from keycut.analysis.spectra import effective_ranks
-from keycut.benchmarking.preflight import plain_functions
 from keycut.models import create
+from keycut.patches.fla import plain_kernels_in_place
 from keycut.selection.conditioning import effective_rank
 
 LARGE = {"hidden_size": 1024, "vocab_size": 32000, "intermediate_size": 2816}
@@ -82,11 +82,11 @@ def measure(case: str, tokens: int, svds: int, device: str) -> str:
         model = create(CASES[case], seed=0, dtype=dtype)
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(0, CASES[case]["vocab_size"], (tokens,), generator=generator)
-    with plain_functions():
+    with plain_kernels_in_place():
         ranks(writes(model, ids))
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    with plain_functions():
+    with plain_kernels_in_place():
         forward, w = seconds(lambda: writes(model, ids), device)
     fast, found = seconds(lambda: ranks(w), device)
     one, apart = svd_by_svd(w, found, svds)

@@ -13,9 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from keycut.artefact import read_json
-from keycut.benchmarking.layers import fla_layers
 from keycut.benchmarking.tuning import tuners
-from keycut.models import tiles
+from keycut.models import kernels, tiles
 
 NAMES = ["B", "H", "K", "BT", "NB"]
 TYPES = ("torch.bfloat16", "torch.float32")
@@ -134,7 +133,7 @@ def test_a_key_with_values_left_out_is_of_itself_alone() -> None:
 
 def test_keys_of_flas_kernels_are_named_by_what_is_given() -> None:
     """One of them counts a width among its keys that its candidates choose."""
-    fla_layers()
+    kernels.prepare()
     names = {tuner.base_fn.__name__: (tuner.keys, tiles.key_names(tuner)) for tuner in tuners()}
     keys, given = names["chunk_gated_delta_rule_bwd_kernel_dhu_blockdim64"]
     assert set(keys) - set(given) == {"BV"}
@@ -144,7 +143,7 @@ def test_keys_of_flas_kernels_are_named_by_what_is_given() -> None:
 
 def test_shipped_choices_are_of_kernels_that_there_are(monkeypatch) -> None:
     monkeypatch.undo()
-    fla_layers()
+    kernels.prepare()
     known = {tiles.kernel_name(tuner): tuner for tuner in tuners()}
     files = sorted(tiles.SHIPPED.glob("*.json"))
     assert files

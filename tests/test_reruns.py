@@ -152,7 +152,7 @@ def test_comments_and_planning_rerun_nothing(copy):
 
 
 def test_what_stands_in_for_kernels_computes_nothing_again_on_a_gpu(copy):
-    path = copy / "src/keycut/models/cpu.py"
+    path = copy / "src/keycut/models/plain_kernels.py"
     path.write_text(path.read_text() + "\nprint()\n")
     # But the report marks the preflight, which compares kernels with it.
     assert planned(copy) == {"page": 1}

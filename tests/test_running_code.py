@@ -148,18 +148,18 @@ def test_the_script_itself_counts(library):
 def test_what_stands_in_for_kernels_does_not_count_on_a_gpu():
     scripts = ROOT / "scripts"
     for stage in ("calibrate", "evaluate", "analyze", "measure", "pretrain", "recover"):
-        assert "models.cpu" in code_of(scripts / f"{stage}.py", device="cpu").modules
-        assert "models.cpu" not in code_of(scripts / f"{stage}.py", device="cuda").modules
+        assert "models.plain_kernels" in code_of(scripts / f"{stage}.py", device="cpu").modules
+        assert "models.plain_kernels" not in code_of(scripts / f"{stage}.py", device="cuda").modules
 
 
 def test_but_the_preflight_compares_kernels_of_a_gpu_with_it(tmp_path):
     scripts = ROOT / "scripts"
-    assert "models.cpu" in code_of(scripts / "preflight_shape.py", device="cuda").modules
+    assert "models.plain_kernels" in code_of(scripts / "preflight_shape.py", device="cuda").modules
     # Wherever its code is asked for: beside what it made, in the report, by its authors.
     known = known_code(scripts / "preflight_shape.py", device="cuda")
     now = code_now(known)
     assert now.digest == digests_now(scripts, device="cuda")["preflight_shape"]
-    assert "models.cpu" in now.modules
+    assert "models.plain_kernels" in now.modules
 
 
 def test_a_method_decides_by_its_own_code_and_the_rest_of_its_stage_by_a_version(library):

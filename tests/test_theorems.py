@@ -12,8 +12,8 @@ from torch.nn.functional import silu
 from keycut.analysis import theorems
 from keycut.analysis.spectra import er, kappa, rank, u
 from keycut.models.architectures import architecture
-from keycut.models.cpu import causal_conv1d
 from keycut.models.delta_rule import recurrent_delta_rule
+from keycut.models.plain_kernels import causal_conv1d
 from keycut.selection.rrqr import strong_rrqr
 
 some = settings(max_examples=40, deadline=None, derandomize=True)

@@ -22,9 +22,10 @@ from keycut.data.packing import PackedTokens
 from keycut.data.tokenizer import train_tokenizer
 from keycut.errors import InputError
 from keycut.models import create, load
+from keycut.patches.torchtitan import GO_ON, LEAVE, SAVE, agree
 from keycut.training import flame
 from keycut.training.checkpoints import Checkpoints, seal
-from keycut.training.flame_entry import GO_ON, LEAVE, SAVE, PackedBatches, agree
+from keycut.training.flame_entry import PackedBatches
 from keycut.training.loop import COLUMNS, EXIT_UNFINISHED, PATIENCE, Saving
 
 

@@ -17,7 +17,6 @@ import importlib
 import math
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -29,6 +28,7 @@ from keycut.config import Preflight, Shape
 from keycut.errors import InputError, nearest
 from keycut.models.architectures import RULES
 from keycut.models.architectures.base import DeltaRule
+from keycut.patches import fla, triton
 
 WIDEST = 256
 """The kernels take no wider keys."""
@@ -312,19 +312,17 @@ def examine(shape: Shape, length: int, device: str | None = None) -> Iterator[tu
     """The machine, then the errors of each part, by name: a part that is missing did not end."""
     import torch
 
-    from keycut.benchmarking.layers import fla_layers
     from keycut.benchmarking.machine import default_device, machine
+    from keycut.models import kernels
 
     device = device or default_device()
     if device == "cpu":
         values = CPU_HEADS * shape.value_heads // shape.heads
         shape = replace(shape, heads=CPU_HEADS, value_heads=values)
     yield "machine", machine(device)
-    fla_layers()
+    kernels.prepare()
     for tuner in tuners():
-        # All tiles are tried, so which one is fast does not matter; and choices made for sequences
-        # this short are no use to anyone else.
-        tuner._do_bench, tuner.cache_results = untimed, False
+        triton.skip_timing(tuner)
         if not of_a_rule(tuner):  # filters and norms: not in question, so not searched
             tuner.configs = tuner.configs[:1]
     torch.manual_seed(0)
@@ -387,13 +385,9 @@ def _inputs(shape: Shape, length: int, device: str) -> dict[str, Any]:
 def _kernel(rule: DeltaRule, device: str) -> Callable[..., Any]:
     """The chunked rule under test: o (B, T, H, d_v) from the inputs by name."""
     if device == "cpu":
-        from keycut.models import cpu
-
-        chunked = next(plain for _, name, plain in cpu.stand_ins() if name == rule.chunked)
+        chunked = next(plain for _, name, plain in fla.stand_ins() if name == rule.chunked)
     else:
-        import fla.ops
-
-        chunked = getattr(fla.ops, rule.chunked)
+        chunked = getattr(importlib.import_module("fla.ops"), rule.chunked)
     return lambda **inputs: chunked(**inputs, use_qk_l2norm_in_kernel=True, **rule.options)[0]
 
 
@@ -448,20 +442,12 @@ def over_all_tiles(worst: Callable[[], float]) -> Iterator[tuple[str, float]]:
         yield tuner.base_fn.__name__, largest
 
 
-def untimed(call: Callable[[], None], quantiles: tuple[float, ...]) -> list[float]:
-    """In place of a timing: the first candidate that runs is as good as any."""
-    call()
-    return [0.0] * len(quantiles)
-
-
 def candidates(tuner: Any) -> list[Any]:
     """The tiles that a kernel may choose from, in the calls that it has seen."""
-    from keycut.models.kernels import WRONG_KERNEL, right
-
     configs: list[Any] = tuner.configs
-    if tuner.base_fn.__name__ == WRONG_KERNEL:
+    if tuner.base_fn.__name__ == fla.MISCOMPILED_KERNEL:
         for key in tuner.cache:
-            configs = right(configs, key[tuner.keys.index("BK")])
+            configs = fla.compiled_right(configs, key[tuner.keys.index("BK")])
     return configs
 
 
@@ -485,7 +471,7 @@ def _examine_layer(shape: Shape, length: int, device: str) -> Iterator[tuple[str
     exact_layer = copy.deepcopy(layer).to(high)
     x = torch.randn(1, length, HIDDEN, device=device, dtype=low)
     upstream = torch.randn_like(x)
-    with plain_functions():
+    with fla.plain_kernels_in_place():
         exact_o, exact = _layer_gradients(exact_layer, x.to(high), upstream)
     with torch.no_grad():
         yield "layer_forward", {"o": relative(layer(x)[0], exact_o)}
@@ -499,20 +485,3 @@ def _layer_gradients(layer: Any, x: Any, upstream: Any) -> tuple[Any, dict[str, 
     o.backward(upstream.to(o.dtype))
     gradients = {f"d{name}": parameter.grad for name, parameter in layer.named_parameters()}
     return o.detach(), {"dx": x.grad, **gradients}
-
-
-@contextmanager
-def plain_functions() -> Iterator[None]:
-    """Layers compute with Keycut's plain PyTorch inside, also on a GPU."""
-    from keycut.models import cpu
-
-    replaced = cpu.stand_ins()
-    places = [(importlib.import_module(module), name) for module, name, _ in replaced]
-    before = [getattr(place, name) for place, name in places]
-    try:
-        for (place, name), (_, _, plain) in zip(places, replaced, strict=True):
-            setattr(place, name, plain)
-        yield
-    finally:
-        for (place, name), original in zip(places, before, strict=True):
-            setattr(place, name, original)

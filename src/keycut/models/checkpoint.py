@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import warnings
 from collections.abc import Container, Iterable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
@@ -197,17 +196,13 @@ def fitted(
 
 def _auto_classes() -> tuple[Any, Any]:
     """transformers' Auto classes, with every architecture of ours registered and runnable."""
-    with warnings.catch_warnings():
-        # Without a GPU it warns of what `kernels.prepare` is about to mend.
-        warnings.filterwarnings("ignore", message="Triton is not supported on current platform")
-        import fla  # noqa: F401 (registers its models)
+    from keycut.models import kernels
+
+    kernels.prepare()
+    register()
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.utils import logging
 
-    from keycut.models import kernels
-
-    register()
-    kernels.prepare()
     logging.disable_progress_bar()  # a bar for every file, in logs that nobody watches
     return AutoConfig, AutoModelForCausalLM
 

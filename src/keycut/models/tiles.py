@@ -24,14 +24,6 @@ TRIAL_MS = (5, 20)  # warm-up and runs of one candidate; Triton's own are 25 and
 SHIPPED = Path(__file__).parent / "tuned"
 
 
-def keep_choices() -> None:
-    """For all kernels of this process. Safe to repeat."""
-    from triton.runtime.autotuner import Autotuner
-
-    Autotuner.check_disk_cache = kept_choice
-    Autotuner.do_bench = short_trial
-
-
 def kept_choice(
     tuner: Any, key: tuple[Any, ...], candidates: list[Any], choose: Callable[[], None]
 ) -> bool:

@@ -35,7 +35,7 @@ DEVICES = ("cpu", "cuda")
 # configuration are parameters, and whatever was fetched is known by its hash.
 APART = ("cli", "config", "data.progress", "errors", "hub", "models.card", "running")
 # What stands in for kernels where there is no GPU; the preflight compares a GPU's with it.
-ON_CPU = "models.cpu"
+ON_CPU = "models.plain_kernels"
 ALSO = {"preflight_shape": (ON_CPU,)}
 # Settings of stages with a version leave out what is as by default, so that a new option reruns
 # nothing; what the defaults are is then part of their code.

@@ -1,44 +1,29 @@
-"""What each of flame's processes runs: flame, with three things of ours in their places.
+"""What each of flame's processes runs: flame, with our models, our data and our checkpoints.
 
-flame's files stay as they are. Before its training starts,
-- the shared-filter models register with transformers,
-- the two functions of flame.data that give it text give it our packed sequences: batch n is the
-  very one that the built-in trainer takes, on any number of GPUs, and its place in the data is a
-  number. flame itself reads text and tokenizes it as it goes, which has no place for tokens;
-- its checkpoints are also saved after some time, and when it is told to stop (by SIGTERM, SIGUSR1
-  or a file), which then ends it. flame itself saves by the number of steps alone.
-
-    python -m torch.distributed.run ... -m keycut.training.flame_entry --job.config_file job.toml
+python -m torch.distributed.run ... -m keycut.training.flame_entry --job.config_file job.toml
 """
 
 from __future__ import annotations
 
 import runpy
-import signal
-import sys
-import time
 from collections.abc import Iterator
-from importlib import import_module
-from importlib.util import find_spec
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.checkpoint.stateful import Stateful
 
 from keycut.data.packing import PackedTokens
 from keycut.models.architectures import register
-from keycut.training.checkpoints import seal
-
-# What the processes agree on after each step: the highest that any of them wants.
-GO_ON, SAVE, LEAVE = range(3)
+from keycut.patches import flame, torchtitan
 
 
 class PackedBatches(Stateful):
-    """The share of one process in the batches of packed tokens, from where training stands."""
+    """The share of one process in the batches of packed tokens, from where training stands.
+
+    Batch n is the one that the built-in trainer takes, on any number of GPUs, and the place in the
+    data is a number.
+    """
 
     def __init__(
         self, data: PackedTokens, seed: int, batch: int, rank: int = 0, world_size: int = 1
@@ -65,70 +50,21 @@ class PackedBatches(Stateful):
 
 
 def build_dataset(dataset: str, dataset_split: str, seed: int, **_: Any) -> tuple[Any, ...]:
-    """In the place of flame's: a packed folder, one of its slices, and the seed of its order."""
+    """A packed folder, one of its slices, and the seed of its order."""
     return PackedTokens(dataset, slice_name=dataset_split), seed
 
 
 def build_dataloader(
     dataset: tuple[PackedTokens, int], rank: int, world_size: int, batch_size: int, **_: Any
 ) -> PackedBatches:
-    """In the place of flame's."""
     return PackedBatches(*dataset, batch_size, rank, world_size)
-
-
-def saving_in_time(manager: Any) -> Any:
-    """torchtitan's class of checkpoints, made to save when time or a signal asks for it too."""
-
-    class InTime(manager):
-        def __init__(self, *, job_config: Any, **others: Any) -> None:
-            super().__init__(job_config=job_config, **others)
-            self.settings = job_config.keycut
-            self.saved_at = time.monotonic()
-            self.told = False
-            for number in (signal.SIGTERM, signal.SIGUSR1):
-                signal.signal(number, self.stop)
-
-        def stop(self, *_: Any) -> None:
-            self.told = True
-
-        def save(self, curr_step: int, force: bool = False) -> None:
-            agreed = agree(self.wish())
-            super().save(curr_step, force=force or agreed > GO_ON)
-            saved = Path(self._create_checkpoint_id(curr_step))
-            if dist.get_rank() == 0 and saved.is_dir():
-                self.saved_at = time.monotonic()
-                seal(saved)
-            if agreed == LEAVE and not force:
-                raise SystemExit(0)
-
-        def wish(self) -> int:
-            if self.told or Path(self.settings.stop_file).exists():
-                return LEAVE
-            # One clock is enough.
-            late = time.monotonic() - self.saved_at >= self.settings.save_seconds
-            return SAVE if late and dist.get_rank() == 0 else GO_ON
-
-    return InTime
-
-
-def agree(wish: int) -> int:
-    """The highest wish of all processes: they must save, and leave, after the same step."""
-    device = "cuda" if dist.get_backend() == "nccl" else "cpu"
-    wishes = torch.tensor(wish, device=device)
-    dist.all_reduce(wishes, dist.ReduceOp.MAX)
-    return int(wishes)
 
 
 def main() -> None:
     register()
-    if find_spec("custom_models") is None:
-        # flame imports a folder of its repository that its installation leaves out.
-        sys.modules["custom_models"] = ModuleType("custom_models")
-    # flame.train takes them by name when it is imported, which is now.
-    data: Any = import_module("flame.data")
-    data.build_dataset, data.build_dataloader = build_dataset, build_dataloader
-    titan: Any = import_module("torchtitan.components.checkpoint")
-    titan.CheckpointManager = saving_in_time(titan.CheckpointManager)
+    flame.provide_custom_models()
+    flame.replace_data(build_dataset, build_dataloader)
+    torchtitan.save_in_time()
     runpy.run_module("flame.train", run_name="__main__")
 
 

@@ -34,11 +34,11 @@ def resized(config: base.Config, width: int) -> base.Config:
 
 
 def stand_ins() -> list[base.StandIn]:
-    from keycut.models import cpu
+    from keycut.models import plain_kernels
 
     return [
-        ("fla.layers.delta_net", "chunk_delta_rule", cpu.delta_rule),
-        ("fla.layers.delta_net", "fused_recurrent_delta_rule", cpu.delta_rule),
+        ("fla.layers.delta_net", "chunk_delta_rule", plain_kernels.delta_rule),
+        ("fla.layers.delta_net", "fused_recurrent_delta_rule", plain_kernels.delta_rule),
     ]
 
 

@@ -33,12 +33,16 @@ def resized(config: base.Config, width: int) -> base.Config:
 
 
 def stand_ins() -> list[base.StandIn]:
-    from keycut.models import cpu
+    from keycut.models import plain_kernels
 
     return [
-        ("fla.layers.gated_deltanet", "chunk_gated_delta_rule", cpu.gated_delta_rule),
-        ("fla.layers.gated_deltanet", "fused_recurrent_gated_delta_rule", cpu.gated_delta_rule),
-        ("fla.layers.gated_deltanet", "causal_conv1d", cpu.causal_conv1d),
+        ("fla.layers.gated_deltanet", "chunk_gated_delta_rule", plain_kernels.gated_delta_rule),
+        (
+            "fla.layers.gated_deltanet",
+            "fused_recurrent_gated_delta_rule",
+            plain_kernels.gated_delta_rule,
+        ),
+        ("fla.layers.gated_deltanet", "causal_conv1d", plain_kernels.causal_conv1d),
     ]
 
 

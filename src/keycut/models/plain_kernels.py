@@ -1,22 +1,16 @@
-"""flash-linear-attention without a GPU.
+"""fla's kernels in plain PyTorch, with the signatures that its layers call.
 
-Its layers call Triton kernels, which need a device that Triton can drive. Where there is none,
-`install` puts a plain PyTorch function in the place of each kernel that an architecture uses (its
-adapter names them); the classes, their parameters and their configurations stay as they are.
-Everything is computed in float32 (or float64, if that is what comes in) and given back in the
-input's type.
+They take the kernels' places where there is no GPU (`keycut.patches.fla`), and are what the
+preflight compares a GPU's kernels with. Everything is computed in float32 (or float64, if that is
+what comes in) and given back in the input's type.
 """
 
 from __future__ import annotations
-
-import importlib
-import warnings
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from keycut.models.architectures import ARCHITECTURES
 from keycut.models.architectures.base import StandIn
 from keycut.models.delta_rule import chunked_delta_rule, l2_normalised, log_decay, wide
 
@@ -284,7 +278,7 @@ class LinearCrossEntropyLoss(nn.Module):
         return F.cross_entropy(wide(F.linear(hidden, weight, bias)), target, reduction="sum")
 
 
-# Where all of fla's models look them up.
+# Where all of fla's models look them up; adapters have those of their own layers.
 FLA: list[StandIn] = [
     ("fla.modules.causal_conv1d.ops", "causal_conv1d", causal_conv1d),
     ("fla.modules.causal_conv1d.ops", "causal_conv1d_update", causal_conv1d_update),
@@ -295,19 +289,3 @@ FLA: list[StandIn] = [
     ("fla.models.modeling_utils", "FusedCrossEntropyLoss", CrossEntropyLoss),
     ("fla.models.modeling_utils", "FusedLinearCrossEntropyLoss", LinearCrossEntropyLoss),
 ]
-
-
-def stand_ins() -> list[StandIn]:
-    """Those of fla's models in general, and of each architecture."""
-    return [*FLA, *(one for kind in ARCHITECTURES.values() for one in kind.stand_ins())]
-
-
-def install() -> None:
-    """Put the plain functions in place. Safe to repeat."""
-    # torch says so with a stack trace, once per process, where a CPU has no bf16 of its own.
-    warnings.filterwarnings("ignore", message="mkldnn_matmul failed")
-    for module, name, plain in stand_ins():
-        place = importlib.import_module(module)
-        if not hasattr(place, name):
-            raise RuntimeError(f"{module}.{name} is gone: not the fla version Keycut is pinned to")
-        setattr(place, name, plain)

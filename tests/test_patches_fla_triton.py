@@ -18,7 +18,8 @@ from triton.runtime.driver import driver
 
 from keycut.benchmarking.preflight import candidates
 from keycut.benchmarking.tuning import tuners
-from keycut.models import kernels
+from keycut.patches import fla as fla_patches
+from keycut.patches import triton as triton_patches
 
 SIZES = [16, 32, 64, 128]
 
@@ -79,8 +80,8 @@ def test_all_candidates_are_compiled_before_the_first_is_timed(hopper, monkeypat
         threads.add(threading.current_thread())
         return compile_one(*args, **given)
 
-    kernels.compile_on_all_cores()
-    kernels.compile_on_all_cores()
+    triton_patches.compile_on_all_cores()
+    triton_patches.compile_on_all_cores()
     monkeypatch.setattr(triton.compiler, "compile", compile_and_tell)
     ours, seen = tune(times)
     assert ours.best_config.kwargs == plain.best_config.kwargs
@@ -95,9 +96,9 @@ def test_all_candidates_are_compiled_before_the_first_is_timed(hopper, monkeypat
 
 
 def test_a_choice_that_is_known_compiles_nothing(hopper, monkeypatch) -> None:
-    kernels.compile_on_all_cores()
+    triton_patches.compile_on_all_cores()
     tuner, seen = tune({16: 1.0, 32: 2.0, 128: 3.0})
-    monkeypatch.setattr(kernels, "compile_all", None)
+    monkeypatch.setattr(triton_patches, "compile_all", None)
     x = torch.zeros(128)
     tuner.run(x, x, 128, grid=(1,), warmup=True)
     assert len(seen) == len(SIZES)
@@ -108,7 +109,9 @@ def backward(monkeypatch) -> Any:
     """The tuner of the backward pass, as fla has it; on a Hopper it offers two warps and four."""
     import fla.ops.common.chunk_o  # noqa: F401
 
-    (tuner,) = [tuner for tuner in tuners() if tuner.base_fn.__name__ == kernels.WRONG_KERNEL]
+    (tuner,) = [
+        tuner for tuner in tuners() if tuner.base_fn.__name__ == fla_patches.MISCOMPILED_KERNEL
+    ]
     configs = [triton.Config({}, num_warps=w, num_stages=s) for w in (2, 4) for s in (2, 3, 4)]
     monkeypatch.setattr(tuner, "configs", configs)
     monkeypatch.setattr(tuner, "early_config_prune", tuner.early_config_prune)
@@ -123,7 +126,7 @@ def warps(configs: list[Any]) -> set[int]:
 
 @pytest.mark.parametrize(("block", "offered"), [(16, {2}), (32, {2}), (64, {2, 4}), (128, {2, 4})])
 def test_tiles_that_the_assembler_gets_wrong_are_left_out(backward, hopper, block, offered) -> None:
-    kernels.leave_out_miscompiled()
+    fla_patches.leave_out_miscompiled_tiles()
     assert warps(backward.prune_configs({"BK": block})) == offered
     key = tuple(block if name == "BK" else 1 for name in backward.keys)
     backward.cache[key] = backward.configs[0]
@@ -131,7 +134,7 @@ def test_tiles_that_the_assembler_gets_wrong_are_left_out(backward, hopper, bloc
 
 
 def test_a_newer_assembler_and_another_gpu_keep_all_tiles(backward, hopper, monkeypatch) -> None:
-    kernels.leave_out_miscompiled()
+    fla_patches.leave_out_miscompiled_tiles()
     newer = SimpleNamespace(version="13.1")
     monkeypatch.setattr("triton.backends.nvidia.compiler.get_ptxas", lambda arch: newer)
     assert warps(backward.prune_configs({"BK": 32})) == {2, 4}

@@ -8,8 +8,8 @@ from plain_model import plain_logits
 from small_models import SMALL
 
 from keycut.models import create
-from keycut.models.cpu import LinearCrossEntropyLoss
 from keycut.models.delta_rule import chunked_delta_rule, log_decay, recurrent_delta_rule
+from keycut.models.plain_kernels import LinearCrossEntropyLoss
 
 ALL = sorted(SMALL)
 

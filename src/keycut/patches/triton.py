@@ -1,0 +1,76 @@
+"""Triton 3.7.1: how its autotuner comes to its choices."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import wraps
+from typing import Any
+
+from keycut.models import tiles
+
+
+def keep_chosen_tiles() -> None:
+    """Choices of tiles are kept on disk, serve all numbers of heads, and are made by one process
+    while others wait, with short trials (`keycut.models.tiles`). Safe to repeat.
+
+    Triton's own cache on disk is of one shape and one process at a time.
+    Upstream: flash-linear-attention issues 704 and 1147 (tuning takes minutes).
+    Goes when tuning a new shape takes seconds.
+    """
+    from triton.runtime.autotuner import Autotuner
+
+    Autotuner.check_disk_cache = tiles.kept_choice
+    Autotuner.do_bench = tiles.short_trial
+
+
+def compile_on_all_cores() -> None:
+    """All candidates of a kernel are compiled before the first is timed. Safe to repeat.
+
+    Triton compiles and times one after another, while the GPU and all cores but one wait. It makes
+    no difference to what is timed.
+    Upstream: flash-linear-attention issues 704 and 1147 (tuning takes minutes).
+    Goes when Triton's autotuner compiles its candidates in parallel.
+    """
+    from triton.runtime.autotuner import Autotuner
+
+    original = Autotuner._bench
+    if hasattr(original, "__wrapped__"):
+        return
+
+    @wraps(original)
+    def compile_first(tuner: Any, *args: Any, config: Any, **kwargs: Any) -> Any:
+        candidates = tuner.prune_configs(kwargs)
+        if config is candidates[0]:
+            compile_all(tuner.fn, candidates, args, kwargs)
+        return original(tuner, *args, config=config, **kwargs)
+
+    Autotuner._bench = compile_first
+
+
+def compile_all(
+    kernel: Any, candidates: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    """One that does not compile fails when its turn to be timed comes, as it would without this."""
+    from triton import AsyncCompileMode
+
+    cores = len(os.sched_getaffinity(0))
+    with ThreadPoolExecutor(cores) as pool, AsyncCompileMode(pool, ignore_errors=True):
+        for config in candidates:
+            kernel.run(*args, **{**kwargs, "warmup": True}, **config.all_kwargs())
+
+
+def skip_timing(tuner: Any) -> None:
+    """A kernel takes the first of its candidates that runs, and keeps no choice on disk.
+
+    For the preflight, which tries all of them whatever their speed, on sequences so short that
+    their timings are of no use to anyone else.
+    Upstream: none known. Goes with the preflight.
+    """
+
+    def run_once(call: Callable[[], None], quantiles: tuple[float, ...]) -> list[float]:
+        call()
+        return [0.0] * len(quantiles)
+
+    tuner._do_bench, tuner.cache_results = run_once, False
