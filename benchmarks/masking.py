@@ -19,8 +19,8 @@ from keycut.config import width
 from keycut.data.documentation import documentation
 from keycut.data.tokenizer import load_tokenizer
 from keycut.models.checkpoint import Checkpoint, load
-from keycut.selection.evidence import Evidence
 from keycut.selection.select import select
+from keycut.selection.statistics import ModelStatistics
 from keycut.slicing import Pad, padded_eps
 from keycut.training.recovery import resized, scale_eps
 
@@ -41,7 +41,9 @@ def main() -> None:
         ids = ids[: SEQUENCES * LENGTH].view(SEQUENCES, LENGTH)
         whole = load(folder, dtype=torch.float32)
         full = checkpoint.shape.width
-        for selection in select("l1", Evidence(checkpoint), [width(full, r) for r in RATIOS]):
+        for selection in select(
+            "l1", ModelStatistics(checkpoint), [width(full, r) for r in RATIOS]
+        ):
             kept = selection.width
             sliced = resized(whole, selection.change()).eval()
             # The order of channels is of no account, so zeros may stand at the end.

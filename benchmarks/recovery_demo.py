@@ -25,8 +25,8 @@ from keycut.data.packing import PackedTokens
 from keycut.data.tokenizer import load_tokenizer
 from keycut.models import load
 from keycut.models.checkpoint import Checkpoint
-from keycut.selection.evidence import Evidence
 from keycut.selection.select import select
+from keycut.selection.statistics import ModelStatistics
 from keycut.slicing import slice_model
 from keycut.training.recovery import recover
 from keycut.training.trainers import pretrain_model
@@ -83,11 +83,14 @@ def compare(config: Config, name: str, folder: Path, say: Any) -> None:
     data = PackedTokens(tokens, slice_name="calibration")
     calibration = calibrate_folder(teacher, data, config.calibration, seed=0, device="cpu")
     for method, settings in config.methods.items():
-        evidence = Evidence(model, calibration, target=settings.target)
-        kept = [width(model.shape.width, ratio) for ratio in RATIOS]
-        for ratio, selection in zip(
-            RATIOS, select(settings.algorithm, evidence, kept, **settings.options), strict=True
-        ):
+        selections = select(
+            settings.algorithm,
+            ModelStatistics(model, calibration),
+            [width(model.shape.width, ratio) for ratio in RATIOS],
+            target=settings.target,
+            **settings.options,
+        )
+        for ratio, selection in zip(RATIOS, selections, strict=True):
             student = home / f"{method}-{ratio:g}"
             if not student.exists():
                 slice_model(model, selection.change(), student, dtype=None)

@@ -16,8 +16,8 @@ from arguments import existing
 from keycut.config import width
 from keycut.models.checkpoint import Checkpoint
 from keycut.prune import Request, calibrated
-from keycut.selection.evidence import Evidence
 from keycut.selection.select import select
+from keycut.selection.statistics import ModelStatistics
 
 RATIOS = (0.3, 0.4, 0.5, 0.75)
 
@@ -36,7 +36,7 @@ def main() -> None:
         sequences=options.sequences, length=options.length,
         device="cuda" if torch.cuda.is_available() else "cpu",
     )  # fmt: skip
-    evidence = Evidence(checkpoint, calibrated(request, checkpoint))
+    model = ModelStatistics(checkpoint, calibrated(request, checkpoint))
     shape = checkpoint.shape
     widths = [width(shape.width, ratio) for ratio in RATIOS]
     heads = len(shape.layers) * shape.heads
@@ -45,9 +45,9 @@ def main() -> None:
     for rows in ("sample", "all"):
         for activations in ("raw", "normalised"):
             given = {"rows": rows, "activations": activations}
-            plain = select("qrcp", evidence, widths, **given)
+            plain = select("qrcp", model, widths, **given)
             for f in (1.5, 1.1, 1.0):
-                swapped = select("drrqr", evidence, widths, f=f, **given)
+                swapped = select("drrqr", model, widths, f=f, **given)
                 for strong, start in zip(swapped, plain, strict=True):
                     report(rows, activations, f, strong.tensors, start.tensors)
 

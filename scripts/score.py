@@ -3,16 +3,18 @@ from keycut.running.job import job
 with job(snakemake) as run:
     from keycut.calibration import Calibration
     from keycut.models.checkpoint import Checkpoint
-    from keycut.selection.evidence import Evidence
     from keycut.selection.select import select
+    from keycut.selection.statistics import ModelStatistics
 
-    given, wildcards = snakemake.input, snakemake.wildcards
+    inputs, wildcards = snakemake.input, snakemake.wildcards
     method = run.methods[wildcards.method]
-    evidence = Evidence(
-        Checkpoint(given.model),
-        Calibration.load(given.calibration) if given.calibration else None,
+    calibration = Calibration.load(inputs.calibration) if inputs.calibration else None
+    (selection,) = select(
+        method.algorithm,
+        ModelStatistics(Checkpoint(inputs.model), calibration),
+        [snakemake.params.kept],
         target=wildcards.target,
         seed=int(wildcards.seed),
+        **method.options,
     )
-    (selection,) = select(method.algorithm, evidence, [snakemake.params.kept], **method.options)
     selection.save(snakemake.output.selection)

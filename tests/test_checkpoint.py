@@ -15,7 +15,7 @@ from keycut.hub.fetch import fetch
 from keycut.models import create, load, save
 from keycut.models.architectures import ARCHITECTURES, architecture
 from keycut.models.checkpoint import Checkpoint, todays_name
-from keycut.selection.evidence import Evidence
+from keycut.selection.statistics import ModelStatistics
 
 IDS = torch.arange(20)[None]
 
@@ -75,7 +75,7 @@ def test_a_parameter_of_another_shape_is_named(folder):
 
 def test_names_of_older_versions_are_understood(folder):
     expected = logits(folder)
-    weights = Evidence(Checkpoint(folder)).weight_magnitudes("k")
+    weights = ModelStatistics(Checkpoint(folder)).weight_magnitudes("k")
 
     def older(tensors):
         for i in range(2):
@@ -90,7 +90,7 @@ def test_names_of_older_versions_are_understood(folder):
 
     rewrite(folder, older)
     assert torch.equal(logits(folder), expected)
-    assert torch.equal(Evidence(Checkpoint(folder)).weight_magnitudes("k"), weights)
+    assert torch.equal(ModelStatistics(Checkpoint(folder)).weight_magnitudes("k"), weights)
 
 
 @pytest.mark.parametrize("wrapped", [

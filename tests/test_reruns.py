@@ -251,7 +251,7 @@ def test_code_that_computes_a_result_reruns_it(copy):
     edit(copy / "scripts/evaluate.py", "    evaluate(\n", "    print()\n    evaluate(\n")
     evaluated = planned(copy)
     assert {*evaluated} == {"evaluate", *REPORTED} - {"figure"}
-    edit(copy / "src/keycut/selection/methods/grad.py", "return evidence", "return 2 * evidence")
+    edit(copy / "src/keycut/selection/methods/grad.py", "return model", "return 2 * model")
     jobs = planned(copy)
     assert {rule: jobs[rule] for rule in ("score", "slice", "recover")} == {
         "score": 1, "slice": 1, "recover": 1,
@@ -270,7 +270,7 @@ def test_code_that_all_stages_share_evaluates_again_and_trains_nothing(copy):
 def test_training_reruns_when_its_authors_say_so_and_until_then_the_report_marks_it(copy):
     path = copy / "src/keycut/training/loop.py"
     path.write_text(path.read_text() + "\nprint()\n")
-    for name in ("slicing.py", "benchmarking/preflight.py", "selection/evidence.py"):
+    for name in ("slicing.py", "benchmarking/preflight.py", "selection/statistics.py"):
         path = copy / "src/keycut" / name
         path.write_text(path.read_text() + "\nunused = True\n")
     assert planned(copy) == {"page": 1}

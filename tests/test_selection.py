@@ -13,10 +13,10 @@ from keycut.calibration import calibrate
 from keycut.errors import InputError
 from keycut.models import create, load, save
 from keycut.models.checkpoint import Checkpoint
-from keycut.selection.evidence import Evidence
 from keycut.selection.methods import METHODS
 from keycut.selection.rrqr import strong_rrqr_slow
 from keycut.selection.select import select, top
+from keycut.selection.statistics import ModelStatistics
 
 TARGETS = ["kq", "k", "q"]
 IDS = torch.randint(0, 97, (6, 80), generator=torch.Generator().manual_seed(8))
@@ -42,8 +42,8 @@ def weights(checkpoint, side, layer):
 
 def chosen(method, made, width, target="kq", **options):
     checkpoint, calibration = made
-    evidence = Evidence(checkpoint, calibration, target=target)
-    (selection,) = select(method, evidence, [width], **options)
+    model = ModelStatistics(checkpoint, calibration)
+    (selection,) = select(method, model, [width], target=target, **options)
     return selection.tensors
 
 
@@ -110,16 +110,16 @@ def test_pca_keeps_the_strongest_and_weakest_directions(made, target):
 
 def test_rand_is_seeded_nested_and_fair(made):
     checkpoint, _ = made
-    two, four = select("rand", Evidence(checkpoint, seed=1), [2, 4])
-    again, _ = select("rand", Evidence(checkpoint, seed=1), [2, 4])
-    other, _ = select("rand", Evidence(checkpoint, seed=2), [2, 4])
+    two, four = select("rand", ModelStatistics(checkpoint), [2, 4], seed=1)
+    again, _ = select("rand", ModelStatistics(checkpoint), [2, 4], seed=1)
+    other, _ = select("rand", ModelStatistics(checkpoint), [2, 4], seed=2)
     assert torch.equal(two.tensors["kept"], again.tensors["kept"])
     assert not torch.equal(two.tensors["kept"], other.tensors["kept"])
     small, large = two.tensors["kept"], four.tensors["kept"]
     assert (small[..., :, None] == large[..., None, :]).any(-1).all()
     counts = np.zeros(checkpoint.shape.width)
     for seed in range(300):
-        (draw,) = select("rand", Evidence(checkpoint, seed=seed), [2])
+        (draw,) = select("rand", ModelStatistics(checkpoint), [2], seed=seed)
         counts += np.bincount(draw.tensors["kept"].flatten(), minlength=len(counts))
     expected = counts.sum() / len(counts)
     assert (np.abs(counts - expected) < 5 * math.sqrt(expected)).all()
@@ -141,8 +141,8 @@ def test_the_readmes_method_is_its_formula(made, monkeypatch):
     [
         ("drrqr", {"rows": "some"}, "rows some: must be sample or all"),
         ("drrqr", {"f": math.nan}, "f nan: must be at least 1"),
-        ("qrcp", {"f": 1.5}, "f 1.5: method qrcp takes no f; known: activations, rows"),
-        ("l1", {"f": 1.5}, "f 1.5: method l1 takes no f$"),
+        ("qrcp", {"f": 1.5}, "f 1.5: method qrcp takes no f; it takes rows, activations"),
+        ("l1", {"f": 1.5}, "f 1.5: method l1 takes no f; it takes no options"),
         ("l1", {"target": "kv"}, "target kv: method l1 judges by kq or k or q"),
     ],
 )
@@ -154,7 +154,7 @@ def test_options_that_are_none_are_refused(made, method, options, message):
 def test_what_decided_is_recorded(made):
     recorded = {}
     for method in METHODS:
-        (selection,) = select(method, Evidence(made[0], made[1], seed=5), [2])
+        (selection,) = select(method, ModelStatistics(*made), [2], seed=5)
         recorded[method] = {k: selection.about.get(k) for k in ("seed", "rows", "activations", "f")}
     given = {"seed": None, "rows": "sample", "activations": "raw"}
     assert recorded.pop("drrqr") == {**given, "f": 1.5}
@@ -194,10 +194,10 @@ def test_conditioning_is_that_of_the_kept_keys(made):
 def test_widths_asked_for_together_are_those_asked_for_alone(made):
     checkpoint, calibration = made
     for method in METHODS:
-        evidence = Evidence(checkpoint, calibration)
-        together = select(method, evidence, [2, 5])
+        model = ModelStatistics(checkpoint, calibration)
+        together = select(method, model, [2, 5])
         for width, selection in zip((2, 5), together, strict=True):
-            (alone,) = select(method, evidence, [width])
+            (alone,) = select(method, model, [width])
             assert alone.about == selection.about
             for name, tensor in alone.tensors.items():
                 assert torch.equal(tensor, selection.tensors[name]), (method, name)
@@ -207,29 +207,29 @@ def test_widths_asked_for_together_are_those_asked_for_alone(made):
 def test_a_method_without_its_calibration_is_refused(made, method):
     checkpoint, _ = made
     if "text" not in METHODS[method].needs:
-        (selection,) = select(method, Evidence(checkpoint), [2])
+        (selection,) = select(method, ModelStatistics(checkpoint), [2])
         assert "condition_after" not in selection.tensors
     else:
         with pytest.raises(InputError, match=f"method {method} needs a calibration"):
-            select(method, Evidence(checkpoint), [2])
+            select(method, ModelStatistics(checkpoint), [2])
 
 
 def test_gradients_that_are_not_there_are_refused(made):
     checkpoint, calibration = made
     some = {name: t for name, t in calibration.tensors.items() if "saliency" not in name}
     with pytest.raises(InputError, match="method grad needs gradients, and this calibration has"):
-        select("grad", Evidence(checkpoint, replace(calibration, tensors=some)), [2])
+        select("grad", ModelStatistics(checkpoint, replace(calibration, tensors=some)), [2])
 
 
 def test_a_calibration_of_another_model_is_refused(made, tmp_path):
     _, calibration = made
     save(create(SMALL["delta_net"], seed=99), tmp_path / "other")
     with pytest.raises(InputError, match="calibrate it again"):
-        select("l1", Evidence(Checkpoint(tmp_path / "other"), calibration), [2])
+        select("l1", ModelStatistics(Checkpoint(tmp_path / "other"), calibration), [2])
 
 
 @pytest.mark.parametrize("width", [0, 17])
 def test_a_width_that_is_none_is_refused(made, width):
     checkpoint, _ = made
     with pytest.raises(InputError, match=rf"a width of {width} .* must lie in 1\.\."):
-        select("l1", Evidence(checkpoint), [width])
+        select("l1", ModelStatistics(checkpoint), [width])

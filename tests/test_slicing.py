@@ -17,10 +17,10 @@ from keycut.errors import InputError
 from keycut.models import create, load, save
 from keycut.models.architectures import ARCHITECTURES
 from keycut.models.checkpoint import Checkpoint
-from keycut.selection.evidence import Evidence
 from keycut.selection.methods import METHODS
 from keycut.selection.select import select
 from keycut.selection.selection import Selection
+from keycut.selection.statistics import ModelStatistics
 from keycut.slicing import Keep, Pad, cut_back, padded_eps, slice_model
 
 ALL = sorted(SMALL)
@@ -167,9 +167,9 @@ def test_every_method_and_width_of_the_paper_loads_in_a_new_process(wide_models,
     torch.set_num_threads(1)
     for name in widths:
         checkpoint = Checkpoint(root / name)
-        evidence = Evidence(checkpoint, calibrations[name])
+        model = ModelStatistics(checkpoint, calibrations[name])
         for method in METHODS:
-            for selection in select(method, evidence, widths[name]):
+            for selection in select(method, model, widths[name]):
                 out = tmp_path / f"{name}-{method}-{selection.width}"
                 slice_model(checkpoint, selection.change(), out, dtype=None)
                 expected[str(out)] = load(out)(IDS[:, :20]).logits.detach()
@@ -255,7 +255,7 @@ def test_layers_that_differ_in_width_are_refused(folders, tmp_path):
 
 def test_a_selection_of_another_model_is_refused(folders, tmp_path):
     first, other = Checkpoint(folders / "delta_net"), Checkpoint(folders / "gated")
-    (selection,) = select("l1", Evidence(first), [4])
+    (selection,) = select("l1", ModelStatistics(first), [4])
     selection.save(tmp_path / "s.safetensors")
     again = Selection.load(tmp_path / "s.safetensors")
     assert torch.equal(again.tensors["kept"], selection.tensors["kept"])

@@ -24,11 +24,11 @@ from keycut.config.section import check_seed
 from keycut.errors import InputError
 from keycut.models.card import card, pruned_facts
 from keycut.models.checkpoint import Checkpoint, load
-from keycut.selection.evidence import Evidence
 from keycut.selection.method import Target
 from keycut.selection.methods import METHODS, method_named
 from keycut.selection.select import select
 from keycut.selection.selection import Selection
+from keycut.selection.statistics import ModelStatistics
 from keycut.slicing import slice_model, sliced_bytes
 
 logger = logging.getLogger(__name__)
@@ -94,8 +94,10 @@ def prune(request: Request) -> list[str]:
         with explain_full_disk(gettempdir()):
             calibration = calibrate_on_text(request, checkpoint)
     logger.info("selecting: %s keeps %d of %d channels a head", request.method, width, full)
-    evidence = Evidence(checkpoint, calibration, target=target, seed=request.seed)
-    (selection,) = select(request.method, evidence, [width], **request.options)
+    model = ModelStatistics(checkpoint, calibration)
+    (selection,) = select(
+        request.method, model, [width], target=target, seed=request.seed, **request.options
+    )
     logger.info("slicing: writing %s", request.out)
     if dtype != request.dtype:
         logger.info(

@@ -125,8 +125,8 @@ class Checkpoint:
         if others:
             raise InputError(
                 f"{self.folder}: Keycut runs no softmax attention (layer "
-                f"{', '.join(map(str, others))}); it can cut such a model by l1 or rand, which "
-                "need no text"
+                f"{', '.join(map(str, others))}); it can cut such a model by methods "
+                "that need no text (`keycut prune --help`)"
             )
 
     @cached_property

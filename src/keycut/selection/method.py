@@ -7,17 +7,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from keycut.errors import InputError, nearest
+from keycut.errors import InputError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from keycut.calibration import Activations, Rows
-    from keycut.selection.evidence import Evidence
+    from keycut.selection.statistics import ModelStatistics
 else:  # for annotations only
-    Activations = Evidence = Rows = Tensor = Any
+    Activations = ModelStatistics = Rows = Tensor = Any
 
-__all__ = ["Activations", "Evidence", "Method", "Option", "Rows", "Target", "Tensor"]
+__all__ = ["Activations", "Method", "ModelStatistics", "Option", "Rows", "Target", "Tensor"]
 
 Target = Literal["kq", "k", "q"]
 Need = Literal["text", "gradients", "seed"]
@@ -49,11 +49,14 @@ class Option:
 class Method:
     """All that a method is. It gives one of three functions, which says what kind it is:
 
-    score(evidence, **options)             a number for each channel, (layers, heads, d_k): the
-                                           highest of each head are kept
-    choose(evidence, widths, **options)    for each width, `kept` (layers, heads, width), and what
-                                           else there is to know of each head, by name
-    rotate(evidence, width, **options)     rows that mix channels, (layers, heads, width, d_k)
+    score(model, target, **options)           a number for each channel, (layers, heads, d_k): the
+                                              highest of each head are kept
+    choose(model, target, widths, **options)  for each width, `kept` (layers, heads, width), and
+                                              what else there is to know of each head, by name
+    rotate(model, target, width, **options)   rows that mix channels, (layers, heads, width, d_k)
+
+    `model` is a `ModelStatistics`; `target` says whether keys, queries or both are judged by (what
+    is kept is kept of both). Options are those it takes, and `seed` if it needs one.
     """
 
     name: str
@@ -83,7 +86,9 @@ class Method:
         known = {option.name: option for option in self.takes}
         for name, value in given.items():
             if name not in known:
-                others = nearest(name, known) if known else ""
-                raise InputError(f"{name} {value}: method {self.name} takes no {name}{others}")
+                others = ", ".join(known) or "no options"
+                raise InputError(
+                    f"{name} {value}: method {self.name} takes no {name}; it takes {others}"
+                )
             known[name].check(value)
         return {**{name: option.default for name, option in known.items()}, **given}

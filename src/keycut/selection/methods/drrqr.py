@@ -9,15 +9,29 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from keycut.selection.method import Activations, Evidence, Method, Option, Rows, Tensor
+from keycut.selection.method import (
+    Activations,
+    Method,
+    ModelStatistics,
+    Option,
+    Rows,
+    Target,
+    Tensor,
+)
 
 
 def drrqr(
-    evidence: Evidence, widths: Sequence[int], *, rows: Rows, activations: Activations, f: float
+    model: ModelStatistics,
+    target: Target,
+    widths: Sequence[int],
+    *,
+    rows: Rows,
+    activations: Activations,
+    f: float,
 ) -> list[dict[str, Tensor]]:
     from keycut.selection.rrqr import pivoted_cholesky, strong_swaps
 
-    gram = evidence.sum_over_target(lambda side: evidence.gram(side, rows, activations))
+    gram = model.sum_over(target, lambda side: model.gram(side, rows, activations))
     factor = pivoted_cholesky(gram)
     facts = ("kept", "swaps", "largest_gain", "log_volume")
     results = (strong_swaps(factor, width, f) for width in widths)
@@ -25,9 +39,14 @@ def drrqr(
 
 
 def qrcp(
-    evidence: Evidence, widths: Sequence[int], *, rows: Rows, activations: Activations
+    model: ModelStatistics,
+    target: Target,
+    widths: Sequence[int],
+    *,
+    rows: Rows,
+    activations: Activations,
 ) -> list[dict[str, Tensor]]:
-    return drrqr(evidence, widths, rows=rows, activations=activations, f=math.inf)
+    return drrqr(model, target, widths, rows=rows, activations=activations, f=math.inf)
 
 
 ROWS = Option("rows", "sample", "the sample of the calibration, or every token of it",

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from keycut.selection.method import Evidence, Method, Tensor
+from keycut.selection.method import Method, ModelStatistics, Target, Tensor
 
 
-def score(evidence: Evidence) -> Tensor:
-    return evidence.sum_over_target(lambda side: evidence.weight_magnitudes(side).sum(-1))
+def score(model: ModelStatistics, target: Target) -> Tensor:
+    return model.sum_over(target, lambda side: model.weight_magnitudes(side).sum(-1))
 
 
 METHODS = (

@@ -6,22 +6,22 @@ The paper's negative result. The axes are the eigenvectors of the uncentred seco
 
 from __future__ import annotations
 
-from keycut.selection.method import Evidence, Method, Tensor
+from keycut.selection.method import Method, ModelStatistics, Target, Tensor
 
 
-def proper(evidence: Evidence, width: int) -> Tensor:
-    return axes(evidence)[..., :width, :]
+def proper(model: ModelStatistics, target: Target, width: int) -> Tensor:
+    return axes(model, target)[..., :width, :]
 
 
-def adversarial(evidence: Evidence, width: int) -> Tensor:
-    return axes(evidence)[..., -width:, :]
+def adversarial(model: ModelStatistics, target: Target, width: int) -> Tensor:
+    return axes(model, target)[..., -width:, :]
 
 
-def axes(evidence: Evidence) -> Tensor:
+def axes(model: ModelStatistics, target: Target) -> Tensor:
     """(layers, heads, d_k, d_k), rows orthonormal, by falling variance."""
     from torch.linalg import eigh
 
-    moment = evidence.sum_over_target(evidence.gram) / evidence.measured.manifest["tokens"]
+    moment = model.sum_over(target, model.gram) / model.tokens
     return eigh(moment).eigenvectors.flip(-1).mT
 
 

@@ -3,16 +3,16 @@ what a larger one keeps. The target makes no difference."""
 
 from __future__ import annotations
 
-from keycut.selection.method import Evidence, Method, Tensor
+from keycut.selection.method import Method, ModelStatistics, Target, Tensor
 
 
-def score(evidence: Evidence) -> Tensor:
+def score(model: ModelStatistics, target: Target, *, seed: int) -> Tensor:
     import numpy as np
     import torch
 
-    shape = evidence.checkpoint.shape
+    shape = model.checkpoint.shape
     size = (len(shape.layers), shape.heads, shape.width)
-    return torch.from_numpy(np.random.default_rng(evidence.seed).random(size))
+    return torch.from_numpy(np.random.default_rng(seed).random(size))
 
 
 METHODS = (

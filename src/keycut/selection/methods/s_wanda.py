@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from keycut.selection.method import Evidence, Method, Tensor
+from keycut.selection.method import Method, ModelStatistics, Target, Tensor
 
 
-def score(evidence: Evidence) -> Tensor:
+def score(model: ModelStatistics, target: Target) -> Tensor:
     from torch import einsum
 
-    norms = evidence.measured.tensors["input_norm"]  # (layers, hidden)
-    return evidence.sum_over_target(
-        lambda side: einsum("lhdi,li->lhd", evidence.weight_magnitudes(side), norms)
+    return model.sum_over(
+        target,
+        lambda side: einsum("lhdi,li->lhd", model.weight_magnitudes(side), model.input_norms),
     )
 
 
