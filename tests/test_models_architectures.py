@@ -14,7 +14,7 @@ from torch import nn
 
 from keycut.config import Kernel
 from keycut.errors import InputError
-from keycut.models import create, watching
+from keycut.models import capture, create
 from keycut.models.architectures import ARCHITECTURES, RULES, architecture
 from keycut.models.architectures.base import Call, KeyShape, KeyTensor
 from keycut.reporting.style import KERNELS
@@ -36,7 +36,7 @@ def test_every_delta_rule_can_be_configured_and_drawn():
 @pytest.mark.parametrize("name", SMALL)
 def test_what_an_adapter_names_is_there(name):
     model = create(SMALL[name], seed=0)
-    kind, shape, mixers = watching.mixers(model)
+    kind, shape, mixers = capture.mixers(model)
     tensors = model.state_dict()
     assert all(key in tensors for key in kind.key_tensors(shape) if not key.endswith(".bias"))
     norm, _, eps = kind.norm_eps.rpartition(".")
@@ -143,10 +143,10 @@ def test_a_rule_that_is_called_by_position_with_repeated_keys_is_shown_the_model
             return rules.chunk(k, k + 1, k, beta=3)
 
     mixer, seen = Mixer(), []
-    monkeypatch.setattr(watching, "mixers", lambda model: (kind, SHAPE, [mixer]))
+    monkeypatch.setattr(capture, "mixers", lambda model: (kind, SHAPE, [mixer]))
     x = torch.randn(1, 4, 3, 5)
     expected = mixer(x)
-    with watching.watched(mixer, rule=lambda place, given: seen.append((place, given))):
+    with capture.capture_rule_inputs(mixer, lambda index, rule: seen.append((index, rule))):
         assert torch.equal(mixer(x), expected)
     ((place, given),) = seen
     assert place == 0

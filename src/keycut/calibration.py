@@ -32,9 +32,9 @@ from keycut.data.packing import PackedTokens
 from keycut.data.progress import Progress
 from keycut.errors import InputError
 from keycut.models.architectures.base import KeyShape
+from keycut.models.capture import capture_rule_inputs, mixers
 from keycut.models.checkpoint import Checkpoint, load, read_tensors
 from keycut.models.delta_rule import l2_normalised
-from keycut.models.watching import mixers, watched
 
 Activations = Literal["raw", "normalised"]
 Rows = Literal["all", "sample"]
@@ -154,7 +154,7 @@ def calibrate(
     try:
         for parameter in required:
             parameter.requires_grad_(id(parameter) in wanted)
-        with watched(model, rule=add_rows, inputs=sums.add_inputs):
+        with capture_rule_inputs(model, add_rows, sums.add_inputs):
             for ids in batches:
                 ids = ids.to(device)
                 loss = model(ids, labels=ids, use_cache=False).loss

@@ -31,8 +31,8 @@ from keycut.calibration import refuse_non_finite
 from keycut.data.progress import Progress
 from keycut.errors import InputError
 from keycut.models.architectures.base import KeyShape
+from keycut.models.capture import capture_rule_inputs, mixers
 from keycut.models.delta_rule import l2_normalised, log_decay
-from keycut.models.watching import mixers, watched
 
 BLOCK_BYTES = 2**28  # of states; what is computed from them takes about three times as much
 
@@ -173,15 +173,15 @@ def refuse_bad_requests(
 @torch.no_grad()
 def writes(model: Any, ids: Tensor) -> Writes:
     """What the tokens `ids` (T) write into the states of `model`, from one forward pass."""
-    seen: list[tuple[Tensor, ...]] = []
+    parts: list[tuple[Tensor, ...]] = []
     was_training = model.training
     model.eval()
     try:
-        with watched(model, rule=lambda _, arguments: seen.append(written(arguments))):
+        with capture_rule_inputs(model, lambda _, arguments: parts.append(written(arguments))):
             model.base_model(ids[None].to(next(model.parameters()).device), use_cache=False)
     finally:
         model.train(was_training)
-    return Writes(*(torch.cat(parts, 1) for parts in zip(*seen, strict=True)))
+    return Writes(*(torch.cat(layers, 1) for layers in zip(*parts, strict=True)))
 
 
 def written(rule: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -1,6 +1,6 @@
 """The architectures that Keycut knows, one file each: an adapter says all that differs.
 
-Where its key channels are, how a config looks with fewer, where its rule is watched, which
+Where its key channels are, how a config looks with fewer, where its rule is captured, which
 projection follows it, what recovery trains, what stands in on a CPU, what preflight and benchmarks
 build, and its section of the configuration. Everything else asks the adapter.
 """
