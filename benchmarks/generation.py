@@ -133,7 +133,7 @@ def main() -> None:
     if not torch.cuda.is_available():
         parser.error(f"torch {torch.__version__} finds no GPU here")
     from keycut.benchmarking.decoding import many_first
-    from keycut.benchmarking.model import random_model
+    from keycut.benchmarking.random_models import random_model
     from keycut.models import load
 
     if options.folder is None:

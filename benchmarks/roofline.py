@@ -183,7 +183,7 @@ def step(model: Any, batch: int, tokens: int = TOKENS) -> tuple[dict[str, int], 
     from keycut.benchmarking.decoding import Generation, graphed
     from keycut.benchmarking.timing import timed
 
-    generation = Generation(model, batch, 1, "cuda")
+    generation = Generation(model, batch, 1)
     parts = step_bytes(generation)
     replay = graphed(generation, tokens)
     runs = timed(replay, "cuda", warmup=2, repeats=9)
@@ -198,7 +198,7 @@ def measured(options: argparse.Namespace, spec: Any, widths: Iterable[int]) -> N
     import torch
 
     from keycut.benchmarking.decoding import many_first
-    from keycut.benchmarking.model import random_model
+    from keycut.benchmarking.random_models import random_model
 
     bandwidth = copy_bandwidth()
     print(f"{options.model}, {torch.cuda.get_device_name()}, torch {torch.__version__}; "

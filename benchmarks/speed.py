@@ -36,7 +36,7 @@ from arguments import existing
 from speed_tables import TRAINING, tables
 
 from keycut.artefact import read_json, write_json
-from keycut.benchmarking import Measured, decoding, measure, preflight
+from keycut.benchmarking import CellRecord, decoding, measure, preflight
 from keycut.benchmarking.process import Worker
 from keycut.benchmarking.record import from_json
 from keycut.config import (
@@ -221,7 +221,7 @@ def warm(config: Config, shapes: list[Alike], options: argparse.Namespace) -> No
             return f"warm {name(cell)}: {outcome.seconds:.0f} s {outcome.reason}"
         with tempfile.TemporaryDirectory() as folder:
             out = Path(folder) / "cell.json"
-            found = measure(small, cell, out, limit_s=limit_s, apart=True)
+            found = measure(small, cell, out, limit_s=limit_s, own_process=True)
         reasons = {f.reason for f in found.results.values() if f.reason}
         return f"warm {name(cell)}: {found.seconds:.0f} s {'; '.join(sorted(reasons))}"
 
@@ -243,7 +243,7 @@ class Results:
     def __init__(self, path: Path):
         self.path = path
         self.verdicts: dict[Shape, preflight.Verdict] = {}
-        self.cells: dict[str, Measured] = {}
+        self.cells: dict[str, CellRecord] = {}
         self.left_out: list[str] = []
         if path.is_file():
             record = read_json(path)
@@ -315,7 +315,7 @@ def time_cells(
                 cell,
                 options.out / "cells" / f"{key.replace(' ', '-')}.json",
                 limit_s=min(CELL_LIMIT_S, left),
-                apart=True,
+                own_process=True,
                 seconds=options.seconds,
                 worker=worker,
             )
@@ -328,7 +328,7 @@ def time_cells(
         results.write()
 
 
-def line(found: Measured) -> str:
+def line(found: CellRecord) -> str:
     in_all = f" | {found.seconds:.1f} s in all"
     reasons = [f.reason for f in found.results.values() if f.reason]
     if len(reasons) == len(found.results) and len(set(reasons)) == 1:
@@ -361,17 +361,14 @@ def check(
     config: Config, wanted: list[Shape], results: Results, options: argparse.Namespace
 ) -> None:
     """The preflight of some shapes."""
-
-    def tell(verdict: preflight.Verdict) -> None:
-        say(preflight.row(verdict))
+    limit_s = max(60.0, min(WARM_LIMIT_S, seconds_left(options)))
+    for verdict in preflight.check_shapes(
+        wanted, config.preflight, limit_s=limit_s, jobs=options.jobs, own_process=True
+    ):
+        say(preflight.table_row(verdict))
         if "no result within" not in verdict.reason:  # the next call may have more time
             results.verdicts[verdict.shape] = verdict
             results.write()
-
-    limit_s = max(60.0, min(WARM_LIMIT_S, seconds_left(options)))
-    preflight.check_shapes(
-        wanted, config.preflight, limit_s=limit_s, jobs=options.jobs, apart=True, tell=tell
-    )
 
 
 def run(options: argparse.Namespace) -> Results:

@@ -23,7 +23,7 @@ from arguments import existing
 
 from keycut.artefact import read_json
 from keycut.benchmarking import preflight
-from keycut.benchmarking.record import Found, Measured, from_json
+from keycut.benchmarking.record import CellRecord, Reading, from_json
 from keycut.config import load_config
 
 ROOT = Path(__file__).parent.parent
@@ -98,7 +98,7 @@ def _verdicts(records: list[dict[str, Any]]) -> str:
     return _table(FIRST, columns, rows)
 
 
-def _throughput(section: Section, cells: list[Measured]) -> str:
+def _throughput(section: Section, cells: list[CellRecord]) -> str:
     mine = [c for c in cells if c.cell.benchmark in section.benchmarks]
     mine = [c for c in mine if c.cell.does == section.does]
     if section.widths:
@@ -125,7 +125,7 @@ def _throughput(section: Section, cells: list[Measured]) -> str:
     return _table(section.title, columns.strip(), rows)
 
 
-def _order(cells: list[Measured]) -> Iterator[str]:
+def _order(cells: list[CellRecord]) -> Iterator[str]:
     rank = ["370M", "1.3B", "2.7B"]
     subjects = {c.cell.subject for c in cells}
     size = {s: next((i for i, name in enumerate(rank) if s.endswith(name)), 0) for s in subjects}
@@ -139,7 +139,9 @@ def _label(subject: str) -> str:
     return f"{LABELS[family]} {size}"
 
 
-def _row(found: Measured, widest: dict[str, Found], paper: dict, graph: bool) -> tuple[str, ...]:
+def _row(
+    found: CellRecord, widest: dict[str, Reading], paper: dict, graph: bool
+) -> tuple[str, ...]:
     said = [str(found.cell.width)]
     for metric in ("tokens_per_s", GRAPH) if graph else ("tokens_per_s",):
         speed = found.results[metric]
@@ -157,7 +159,7 @@ def _row(found: Measured, widest: dict[str, Found], paper: dict, graph: bool) ->
     return tuple(said)
 
 
-def _spread(*found: Found) -> str:
+def _spread(*found: Reading) -> str:
     """The standard error of the median, the largest of some."""
     known = [one.stderr / one.value for one in found if one.value and one.stderr is not None]
     if not known:
@@ -165,7 +167,7 @@ def _spread(*found: Found) -> str:
     return f"{100 * max(known):.1f} %" if max(known) >= 0.0005 else "< 0.1 %"
 
 
-def _ratio(one: Found, other: Found, unit: str = "") -> str:
+def _ratio(one: Reading, other: Reading, unit: str = "") -> str:
     return f"{one.value / other.value:.2f}{unit}" if one.value and other.value else ""
 
 
@@ -186,7 +188,7 @@ def _has_memory(paper: dict) -> bool:
     return any(metric == "memory_ratio" for *_, metric in paper)
 
 
-def _decoding(cells: list[Measured]) -> str:
+def _decoding(cells: list[CellRecord]) -> str:
     mine = [c for c in cells if c.cell.does == "decoding"]
     if not mine:
         return ""
@@ -212,11 +214,11 @@ def _decoding(cells: list[Measured]) -> str:
                   f"| d_k | {columns} | MiB a sequence | largest batch", rows)  # fmt: skip
 
 
-def _value(found: Found, form: str) -> str:
+def _value(found: Reading, form: str) -> str:
     return "not measured" if found.value is None else format(found.value, form)
 
 
-def _twice(cells: dict[str, Measured]) -> str:
+def _twice(cells: dict[str, CellRecord]) -> str:
     rows = []
     for key, second in cells.items():
         cell = key.removeprefix(AGAIN)

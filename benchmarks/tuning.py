@@ -38,12 +38,12 @@ def first_step(options: argparse.Namespace) -> float:
     import torch
     from triton.runtime.autotuner import Autotuner
 
-    from keycut.benchmarking.layers import mixer
+    from keycut.benchmarking.random_models import random_layer
     from keycut.models import tiles
 
     tritons = dict(vars(Autotuner))
     tiles.SHIPPED = Path("none")
-    layer = mixer(
+    layer = random_layer(
         options.architecture,
         hidden_size=options.heads * 128,
         num_heads=options.heads,

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from keycut.benchmarking import decoding, measure, read
 from keycut.benchmarking.decoding import FINENESS, Generation, first_guess, largest, state_size
-from keycut.benchmarking.mixer import layer_run
-from keycut.benchmarking.model import random_model
+from keycut.benchmarking.passes import layer_pass
+from keycut.benchmarking.random_models import random_model
 from keycut.benchmarking.record import Runs, metrics
 from keycut.benchmarking.timing import FEWEST, timed
 from keycut.config import Config, DecodingBenchmark, load_config
@@ -44,7 +44,7 @@ def one(config: Config, benchmark: str, does: str, subject: str = ""):
 @pytest.mark.parametrize("benchmark", ["mixer", "model"])
 def test_a_cell_has_all_its_numbers_or_the_reason(demo, benchmark, subject, does, tmp_path) -> None:
     cell = one(demo, benchmark, does, subject)
-    found = measure(demo, cell, tmp_path / "cell.json", apart=False)
+    found = measure(demo, cell, tmp_path / "cell.json", own_process=False)
     assert tuple(found.results) == metrics(demo, cell)
     speed = found.results["tokens_per_s"]
     assert speed.value is not None
@@ -61,14 +61,16 @@ def test_a_forward_pass_is_timed_as_a_graph_where_that_is_asked_for(demo, tmp_pa
     graphs = demo.benchmarks["model"].model_copy(update={"graph": True})
     config = demo.model_copy(update={"benchmarks": {"model": graphs}})
     assert "graph_tokens_per_s" not in metrics(config, one(config, "model", "training"))
-    found = measure(config, one(config, "model", "forward"), tmp_path / "cell.json", apart=False)
+    found = measure(
+        config, one(config, "model", "forward"), tmp_path / "cell.json", own_process=False
+    )
     assert found.results["tokens_per_s"].value is not None
     assert found.results["graph_tokens_per_s"].reason == "not measured: no GPU"
 
 
 def test_a_cell_in_a_process_of_its_own(demo: Config, tmp_path: Path) -> None:
     cell = one(demo, "mixer", "forward")
-    found = measure(demo, cell, tmp_path / "cell.json", limit_s=300, apart=True)
+    found = measure(demo, cell, tmp_path / "cell.json", limit_s=300, own_process=True)
     assert found.results["tokens_per_s"].value is not None
     assert found.machine["device"] == "cpu"
 
@@ -76,7 +78,9 @@ def test_a_cell_in_a_process_of_its_own(demo: Config, tmp_path: Path) -> None:
 def test_a_batch_that_does_not_fit_is_reported_as_such(demo: Config, tmp_path: Path) -> None:
     large = demo.benchmarks["mixer"].model_copy(update={"batch": 10**12})
     config = demo.model_copy(update={"benchmarks": {"mixer": large}})
-    found = measure(config, one(config, "mixer", "forward"), tmp_path / "cell.json", apart=False)
+    found = measure(
+        config, one(config, "mixer", "forward"), tmp_path / "cell.json", own_process=False
+    )
     assert {f.value for f in found.results.values()} == {None}
     assert found.results["tokens_per_s"].reason == (
         "not measured: out of memory at batch 1000000000000"
@@ -96,8 +100,8 @@ def test_a_file_that_is_no_measurement_is_refused(tmp_path: Path) -> None:
 
 def test_a_training_run_leaves_gradients_and_a_forward_run_none(demo: Config) -> None:
     benchmark = demo.benchmarks["mixer"]
-    assert layer_run(benchmark, one(demo, "mixer", "training"), "cpu")().requires_grad  # type: ignore[arg-type]
-    assert not layer_run(benchmark, one(demo, "mixer", "forward"), "cpu")().requires_grad  # type: ignore[arg-type]
+    assert layer_pass(benchmark, one(demo, "mixer", "training"), "cpu")().requires_grad  # type: ignore[arg-type]
+    assert not layer_pass(benchmark, one(demo, "mixer", "forward"), "cpu")().requires_grad  # type: ignore[arg-type]
 
 
 # --- decoding ---
@@ -119,7 +123,7 @@ def test_what_is_timed_is_greedy_generation(demo: Config, subject: str) -> None:
     torch.manual_seed(3)
     prompt = torch.randint(0, model.config.vocab_size, (2, 5))
     torch.manual_seed(3)
-    generation = Generation(model, 2, 5, "cpu")
+    generation = Generation(model, 2, 5)
     found = torch.cat([generation.run(3)[0], generation.run(3)[0]], 1)  # the second goes on
     ids = prompt
     with torch.inference_mode():
@@ -136,14 +140,14 @@ def test_the_state_is_counted_as_it_lies_in_the_cache(demo: Config, subject: str
     assert shape.width == 16
     channels = shape.heads * (2 * shape.width + shape.value_width)
     filters = len(shape.layers) * channels * config["conv_size"] * 4
-    found = state_size(model, "cpu")
+    found = state_size(model)
     assert found.value == (shape.state_bytes() + filters) / 2**20
     assert "recurrent_state" in found.note
 
 
 def test_decoding_has_a_speed_for_each_batch(demo: Config, tmp_path: Path) -> None:
     cell = one(demo, "decoding", "decoding")
-    found = measure(demo, cell, tmp_path / "cell.json", apart=False)
+    found = measure(demo, cell, tmp_path / "cell.json", own_process=False)
     assert tuple(found.results) == metrics(demo, cell)
     assert {m for m, f in found.results.items() if f.value is not None} == {
         "tokens_per_s_1", "tokens_per_s_2", "state_mib",
@@ -156,7 +160,7 @@ def test_tiles_are_chosen_for_many_sequences(demo: Config) -> None:
     cell, benchmark = one(demo, "decoding", "decoding"), demo.benchmarks["decoding"]
     assert isinstance(benchmark, DecodingBenchmark)
     spec = demo.models[cell.subject]
-    found = [name for name, _ in decoding.measure(benchmark, spec, cell, "cpu", None)]
+    found = [name for name, _ in decoding.readings(benchmark, spec, cell, "cpu", None)]
     first, *rest = [name for name in found if name.startswith("tokens_per_s_")]
     assert first == f"tokens_per_s_{max(benchmark.batches)}"
     assert f"tokens_per_s_{min(benchmark.batches)}" in rest

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keycut.artefact import write_json
-from keycut.benchmarking import preflight
+from keycut.benchmarking import examination, preflight
 from keycut.benchmarking.preflight import Verdict, check_shape, check_shapes, judged, read
 from keycut.benchmarking.process import Outcome
 from keycut.cli import main
@@ -69,12 +69,10 @@ def test_a_width_is_padded_to_the_next_power_of_two_that_trains(wanted: set, goo
         looked_at.append(shape)
         return Verdict(shape, "trains" if shape.width in good else "infers only")
 
-    told = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(preflight, "_examined", examined)
-        found = check_shapes([deltanet(w) for w in sorted(wanted)], SETTINGS, tell=told.append)
-    assert [one.shape for one in found] == [deltanet(w) for w in sorted(wanted)]
-    assert sorted(told, key=lambda one: one.shape) == found
+        found = list(check_shapes([deltanet(w) for w in sorted(wanted)], SETTINGS))
+    assert sorted(one.shape for one in found) == [deltanet(w) for w in sorted(wanted)]
     assert len(looked_at) == len(set(looked_at))
     for one in found:
         width = one.shape.width
@@ -97,8 +95,8 @@ def test_every_tile_of_every_kernel_is_tried_and_the_choice_restored(errors: lis
         return max(tuner.errors[tuner.cache["key"]] for tuner in tuners)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(preflight, "tuners", lambda: [*tuners, unused])
-        found = dict(preflight.over_all_tiles(worst))
+        patch.setattr(examination, "tuners", lambda: [*tuners, unused])
+        found = dict(examination.over_all_tiles(worst))
     chosen = [some[0] for some in errors]
     assert found == {
         f"kernel_{i}": max(max(some), *chosen[:i], *chosen[i + 1 :], 0.0)
@@ -118,7 +116,7 @@ def test_every_tile_of_every_kernel_is_tried_and_the_choice_restored(errors: lis
 )
 def test_the_plain_rules_of_a_cpu_agree_with_the_recurrence(shape: Shape, tmp_path: Path) -> None:
     out = tmp_path / "8.json"
-    found = check_shape(shape, SETTINGS, out, apart=False)
+    found = check_shape(shape, SETTINGS, out, own_process=False)
     assert found.trains
     assert found.shape == shape
     assert found.machine["device"] == "cpu"
@@ -132,11 +130,11 @@ def test_the_plain_rules_of_a_cpu_agree_with_the_recurrence(shape: Shape, tmp_pa
 
 
 def test_a_rule_that_is_wrong_is_found_out(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
-    right = preflight._kernel
+    right = examination._kernel
     monkeypatch.setattr(
-        preflight, "_kernel", lambda *of: lambda **inputs: 1.02 * right(*of)(**inputs)
+        examination, "_kernel", lambda *of: lambda **inputs: 1.02 * right(*of)(**inputs)
     )
-    found = check_shape(deltanet(8), SETTINGS, tmp_path / "8.json", apart=False)
+    found = check_shape(deltanet(8), SETTINGS, tmp_path / "8.json", own_process=False)
     assert (found.verdict, found.padded_to) == ("crashes", None)
     assert found.reason.startswith("forward: o is off by 0.02")
 

@@ -8,15 +8,16 @@ import time
 import numpy as np
 import pytest
 
-from keycut.benchmarking.process import Outcome, Worker, apart, here
+from keycut.benchmarking.process import Outcome, Worker, run_work
 from keycut.running.forkserver import pidfd
 
 # Work that any process can import: a generator that maps a function over values.
 
 
 def test_a_process_of_its_own_yields_what_the_work_yields() -> None:
-    for found in (apart(iter, [1, "two"], limit_s=60), here(iter, [1, "two"])):
-        assert (found.found, found.reason) == ([1, "two"], "")
+    for own_process in (True, False):
+        outcome = run_work(iter, [1, "two"], limit_s=60, own_process=own_process)
+        assert (outcome.values, outcome.reason) == ([1, "two"], "")
 
 
 @pytest.mark.parametrize(
@@ -24,14 +25,14 @@ def test_a_process_of_its_own_yields_what_the_work_yields() -> None:
     [
         ((map, int, ["1", "x"]), [1], "ValueError: invalid literal for int()"),
         ((map, time.sleep, [0, 1000]), [None], "no result within 5 s"),
-        ((map, os._exit, [3]), [], "the process died (exit code 3): it said nothing"),
+        ((map, os._exit, [3]), [], "the process died (exit code 3): no message"),
         ((map, signal.raise_signal, [signal.SIGSEGV]), [], "the process died (signal 11)"),
         ((map, signal.raise_signal, [signal.SIGKILL]), [], "killed from outside"),
     ],
 )
 def test_what_was_found_before_the_end_is_kept(work: tuple, kept: list, reason: str) -> None:
-    outcome: Outcome = apart(*work, limit_s=5)
-    assert outcome.found == kept
+    outcome: Outcome = run_work(*work, limit_s=5, own_process=True)
+    assert outcome.values == kept
     assert outcome.reason.startswith(reason)
 
 
@@ -46,7 +47,7 @@ def test_a_process_that_was_waited_for_has_imported_and_works_as_any() -> None:
     worker.wait()
     worker.wait()
     loaded = "'colorsys' in __import__('sys').modules"
-    assert worker.run(map, eval, [loaded], limit_s=60).found == [True]
+    assert worker.run(map, eval, [loaded], limit_s=60).values == [True]
 
 
 def test_a_process_that_cannot_import_says_so() -> None:
@@ -72,9 +73,9 @@ def test_work_ends_with_the_process_that_waits_for_it() -> None:
 
 
 def test_prints_of_the_work_do_not_get_between_its_results() -> None:
-    assert apart(map, print, ["a", "b"], limit_s=60).found == [None, None]
+    assert run_work(map, print, ["a", "b"], limit_s=60, own_process=True).values == [None, None]
 
 
 def test_arrays_come_back_whole() -> None:
-    found = apart(iter, [np.arange(10**5)], limit_s=60).found[0]
+    found = run_work(iter, [np.arange(10**5)], limit_s=60, own_process=True).values[0]
     assert (found == np.arange(10**5)).all()

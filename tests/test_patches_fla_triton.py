@@ -16,7 +16,7 @@ from triton.compiler.errors import CompileTimeAssertionFailure
 from triton.runtime.autotuner import Autotuner
 from triton.runtime.driver import driver
 
-from keycut.benchmarking.preflight import candidates
+from keycut.benchmarking.examination import candidates
 from keycut.benchmarking.tuning import tuners
 from keycut.patches import fla as fla_patches
 from keycut.patches import triton as triton_patches

@@ -18,10 +18,10 @@ BATCH = 3
 @pytest.mark.parametrize("name", ["delta_net", "delta_net_tied", "shared_head", "gated"])
 def test_a_step_reads_weights_once_and_moves_the_states_twice(name):
     model = create(SMALL[name], seed=1).eval()
-    generation = Generation(model, BATCH, 5, "cpu")
+    generation = Generation(model, BATCH, 5)
     found = step_bytes(generation)
     assert set(found) == set(PARTS)
-    state = state_size(model, "cpu").value
+    state = state_size(model).value
     assert found["recurrent_state"] + found["conv_state"] == 2 * BATCH * state * 2**20
     sizes = {name: 4 * weight.numel() for name, weight in model.named_parameters()}
     hidden, vocabulary = SMALL[name]["hidden_size"], SMALL[name]["vocab_size"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 from keycut import __version__, logs
@@ -207,21 +208,34 @@ def _preflight(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
                          help="shapes at a time: most of the work is compiling")  # fmt: skip
 
     def run(options: argparse.Namespace) -> None:
-        from keycut.benchmarking.preflight import Request, preflight
+        import torch
 
-        if not preflight(
-            Request(
-                configfile=options.configfile,
-                kernel=options.kernel,
-                widths=options.widths,
-                heads=options.heads,
-                value_heads=options.value_heads,
-                value_width=options.value_width,
-                json=options.json,
-                limit_s=options.limit,
-                jobs=options.jobs,
-            )
-        ):
+        from keycut.artefact import write_json
+        from keycut.benchmarking import preflight
+
+        if options.jobs < 1 or options.limit <= 0:
+            raise InputError("--jobs must be 1 or more, and --limit more than 0")
+        shapes, settings = preflight.requested_shapes(
+            configfile=options.configfile,
+            kernel=options.kernel,
+            widths=options.widths,
+            heads=options.heads,
+            value_heads=options.value_heads,
+            value_width=options.value_width,
+        )
+        gpu = torch.cuda.is_available()
+        print(torch.cuda.get_device_name() if gpu else "no GPU: checking plain PyTorch on a CPU")
+        print(preflight.TABLE_HEAD, flush=True)
+        verdicts = preflight.check_shapes(
+            shapes, settings, limit_s=options.limit, jobs=options.jobs
+        )
+        all_train = True
+        for verdict in verdicts:
+            print(preflight.table_row(verdict), flush=True)
+            if options.json is not None:
+                write_json(options.json / f"{verdict.shape.name}.json", asdict(verdict))
+            all_train &= verdict.has_a_way
+        if not all_train:
             raise SystemExit(1)
 
     command.set_defaults(run=run)

@@ -5,6 +5,6 @@ Both work in processes of their own: a kernel that crashes poisons whatever come
 """
 
 from keycut.benchmarking.cell import measure
-from keycut.benchmarking.record import Found, Measured, Runs, read
+from keycut.benchmarking.record import CellRecord, Reading, Runs, read
 
-__all__ = ["Found", "Measured", "Runs", "measure", "read"]
+__all__ = ["CellRecord", "Reading", "Runs", "measure", "read"]

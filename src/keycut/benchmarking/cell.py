@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from keycut.artefact import check_writable
-from keycut.benchmarking.process import Outcome, Worker, apart_by_default, here
-from keycut.benchmarking.record import Found, Measured, metrics
-from keycut.config import Config, DecodingBenchmark, Measurement, MixerBenchmark
+from keycut.benchmarking.process import Worker, run_work
+from keycut.benchmarking.record import CellRecord, Reading, metrics
+from keycut.config import Config, Measurement, Model
 from keycut.errors import InputError
 
 LIMIT_S = 3000.0  # less than the hour that its job has, or nobody would write down the reason
+
+# What one run of a cell is.
+RUNS = {
+    ("mixer", "forward"): "forward pass of the layer, without gradients",
+    ("mixer", "training"): "forward and backward pass of the layer, gradients of its input and "
+    "weights, without optimizer",
+    ("model", "forward"): "forward pass of the model with the logits of all positions, without "
+    "gradients or cache; graph_ figures replay it as one CUDA graph, without Python between the "
+    "kernels",
+    ("model", "training"): "forward and backward pass of the model with its loss, gradients of all "
+    "weights, without optimizer or recomputation",
+    ("decoding", "decoding"): "a run generates the given number of tokens for each sequence, "
+    "greedily, one forward pass of the model per token with the state of the last; the prompt is "
+    "not timed; graph_ figures replay the same run as one CUDA graph, without Python between the "
+    "kernels",
+}
 
 
 def measure(
@@ -21,62 +38,47 @@ def measure(
     *,
     device: str | None = None,
     limit_s: float = LIMIT_S,
-    apart: bool | None = None,
+    own_process: bool | None = None,
     seconds: float | None = None,
     worker: Worker | None = None,
-) -> Measured:
+) -> CellRecord:
     """Time one of `config.measurements()` and write it to `out` as JSON.
 
-    A shape that its kernels cannot train leaves the reason as its result. `apart` is a process of
-    its own (by default where there is a GPU, which a crash would poison), `worker` one that was
-    started before; `seconds` bounds the timed runs.
+    A shape that its kernels cannot train leaves the reason as its result. It runs in a process of
+    its own where there is a GPU, unless `own_process` says otherwise; `worker` is one that was
+    started before. `seconds` bounds the timed runs.
     """
     if cell not in config.measurements(cell.benchmark):
         raise InputError(f"{cell}: no measurement of {config.run}; see Config.measurements()")
     check_writable(out)
-    apart = apart_by_default() if apart is None else apart
-
-    function, *given = _work(config, cell)
-    given += [cell, device, seconds]
-    if apart:
-        outcome = (worker or Worker(())).run(function, *given, limit_s=limit_s)
-    else:
-        outcome = here(function, *given)
-    found = dict(outcome.found)
-    measured = Measured(
+    benchmark = config.benchmarks[cell.benchmark]
+    outcome = run_work(
+        readings, benchmark, config.models.get(cell.subject), cell, device, seconds,
+        limit_s=limit_s, own_process=own_process, worker=worker,
+    )  # fmt: skip
+    values = dict(outcome.values)
+    missing = Reading.missing(outcome.reason)
+    record = CellRecord(
         cell=cell,
-        results=_results(config, cell, outcome),
-        timed=words(config, cell),
-        settings=config.benchmarks[cell.benchmark].model_dump(mode="json"),
-        machine=found.get("machine", {}),
+        results={metric: values.get(metric, missing) for metric in metrics(config, cell)},
+        timed=RUNS[benchmark.kind, cell.does],
+        settings=benchmark.model_dump(mode="json"),
+        machine=values.get("machine", {}),
         seconds=outcome.seconds,
     )
-    measured.write(out)
-    return measured
+    record.write(out)
+    return record
 
 
-def _work(config: Config, cell: Measurement) -> list[Any]:
-    """The function that measures a cell, and what it is given first."""
-    from keycut.benchmarking import decoding, mixer, model
+def readings(
+    benchmark: Any, spec: Model | None, cell: Measurement, device: str | None,
+    seconds: float | None,
+) -> Iterator[tuple[str, Any]]:  # fmt: skip
+    """The machine, then the figures of one cell, each by its name."""
+    from keycut.benchmarking import decoding, passes
+    from keycut.benchmarking.machine import default_device, machine
 
-    benchmark = config.benchmarks[cell.benchmark]
-    if isinstance(benchmark, MixerBenchmark):
-        return [mixer.measure, benchmark]
-    function = decoding.measure if isinstance(benchmark, DecodingBenchmark) else model.measure
-    return [function, benchmark, config.models[cell.subject]]
-
-
-def _results(config: Config, cell: Measurement, outcome: Outcome) -> dict[str, Found]:
-    found = dict(outcome.found)
-    missing = Found.missing(outcome.reason)
-    return {metric: found.get(metric, missing) for metric in metrics(config, cell)}
-
-
-def words(config: Config, cell: Measurement) -> str:
-    """What one run of a cell is."""
-    from keycut.benchmarking import decoding, mixer, model
-
-    if cell.does == "decoding":
-        return decoding.WORDS
-    kind = config.benchmarks[cell.benchmark].kind
-    return (mixer if kind == "mixer" else model).WORDS[cell.does]
+    device = device or default_device()
+    yield "machine", machine(device)
+    kind = decoding if benchmark.kind == "decoding" else passes
+    yield from kind.readings(benchmark, spec, cell, device, seconds)

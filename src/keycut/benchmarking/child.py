@@ -1,4 +1,4 @@
-"""The other side of `process.Worker`: import, wait for work, do it, say what was found."""
+"""The other side of `process.Worker`: import, wait for work, do it, send the results."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 
-from keycut.benchmarking.process import READY, said
+from keycut.benchmarking.process import READY, in_one_line
 from keycut.running.forkserver import pidfd
 
 
@@ -22,18 +22,18 @@ def serve(preload: list[str]) -> None:
         importlib.import_module(module)
     results.write(READY)
     results.flush()
-    given = sys.stdin.buffer.read()
-    if not given:  # closed before there was any work
+    request = sys.stdin.buffer.read()
+    if not request:  # closed before there was any work
         os._exit(0)
     reason = ""
     try:
-        work, arguments = pickle.loads(given)
+        work, arguments = pickle.loads(request)
         for value in work(*arguments):
-            pickle.dump(("found", value), results)
+            pickle.dump(("value", value), results)
             results.flush()
     except Exception as error:
-        reason = said(error)
-    pickle.dump(("ended", reason), results)
+        reason = in_one_line(error)
+    pickle.dump(("end", reason), results)
     results.flush()
     # A poisoned CUDA context may hang in its destructors.
     os._exit(0)

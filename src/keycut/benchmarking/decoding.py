@@ -10,21 +10,15 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from keycut.benchmarking.machine import default_device, machine
-from keycut.benchmarking.model import random_model, random_tokens, relative
-from keycut.benchmarking.process import said
-from keycut.benchmarking.record import Found
+from keycut.benchmarking.machine import default_device
+from keycut.benchmarking.process import in_one_line
+from keycut.benchmarking.random_models import random_model, random_tokens, relative_error
+from keycut.benchmarking.record import Reading
 from keycut.benchmarking.timing import out_of_memory, timed
 from keycut.config import DecodingBenchmark, Measurement, Model
 from keycut.models.generation import GenerationGraph, GreedyGeneration, put, state_tensors
 
-WORDS = (
-    "a run generates the given number of tokens for each sequence, greedily, one forward pass of "
-    "the model per token with the state of the last; the prompt is not timed; graph_ figures "
-    "replay the same run as one CUDA graph, without Python between the kernels"
-)
 MIB = 2**20
 FINENESS = 64  # the largest batch is found to one part in this many
 SEARCH_S = 30.0  # time for that
@@ -32,20 +26,15 @@ FEW_TOKENS = 4
 TRIES = 4
 
 
-def measure(
-    benchmark: DecodingBenchmark,
-    spec: Model,
-    cell: Measurement,
-    device: str | None,
+def readings(
+    benchmark: DecodingBenchmark, spec: Model, cell: Measurement, device: str,
     seconds: float | None,
-) -> Iterator[tuple[str, Any]]:
-    """The machine, then the figures of one cell, each by its name."""
-    device = device or default_device()
-    yield "machine", machine(device)
+) -> Iterator[tuple[str, Reading]]:  # fmt: skip
+    """The figures of one cell, each by its name."""
     model = random_model(spec, cell.width, device).eval()
     for batch in many_first(benchmark.batches):
         yield from _speeds(model, benchmark, batch, device, seconds)
-    yield "state_mib", state_size(model, device)
+    yield "state_mib", state_size(model)
     most = _largest_batch(model, max(benchmark.batches), device)
     yield "largest_batch", most
     yield "tokens_per_s_largest", _speed_at(model, most, device)
@@ -53,10 +42,9 @@ def measure(
 
 def tune(benchmark: DecodingBenchmark, spec: Model, cell: Measurement) -> Iterator[int]:
     """Have the kernels of a step tuned and compiled, for one sequence and for many."""
-    device = default_device()
-    model = random_model(spec, cell.width, device).eval()
+    model = random_model(spec, cell.width, default_device()).eval()
     for batch in many_first({1, max(benchmark.batches)}):
-        Generation(model, batch, benchmark.prompt, device).run(2)
+        Generation(model, batch, benchmark.prompt).run(2)
         yield batch
 
 
@@ -71,41 +59,40 @@ def many_first(batches: Iterable[int]) -> list[int]:
 
 def _speeds(
     model: Any, benchmark: DecodingBenchmark, batch: int, device: str, seconds: float | None
-) -> Iterator[tuple[str, Found]]:
+) -> Iterator[tuple[str, Reading]]:
     """As Python runs it, and as a graph."""
     tokens = benchmark.tokens
-    counts = {"warmup": benchmark.warmup, "repeats": benchmark.repeats}
+    clock = partial(timed, device=device, warmup=benchmark.warmup, repeats=benchmark.repeats,
+                    seconds=seconds)  # fmt: skip
     generations: list[Generation] = []
 
-    def as_python() -> Found:
-        generations.append(Generation(model, batch, benchmark.prompt, device))
-        run = partial(generations[0].run, tokens)
-        return timed(run, device, **counts, seconds=seconds).rate(batch * tokens)
+    def as_python() -> Reading:
+        generations.append(Generation(model, batch, benchmark.prompt))
+        return clock(partial(generations[0].run, tokens)).rate(batch * tokens)
 
-    def as_graph() -> Found:
-        replay = graphed(generations[0], tokens)
-        return timed(replay, device, **counts, seconds=seconds).rate(batch * tokens)
+    def as_graph() -> Reading:
+        return clock(graphed(generations[0], tokens)).rate(batch * tokens)
 
     yield f"tokens_per_s_{batch}", _or_reason(as_python, batch)
-    graph = Found.missing("no GPU") if device == "cpu" else _or_reason(as_graph, batch)
+    graph = Reading.missing("no GPU") if device == "cpu" else _or_reason(as_graph, batch)
     yield f"graph_tokens_per_s_{batch}", graph
 
 
-def _or_reason(measured: Callable[[], Found], batch: int) -> Found:
-    """The other figures of a cell do not fall with one."""
+def _or_reason(read: Callable[[], Reading], batch: int) -> Reading:
+    """One figure that cannot be measured does not end the others of its cell."""
     try:
-        return measured()
+        return read()
     except RuntimeError as error:
-        return Found.missing(f"out of memory at batch {batch}" if out_of_memory(error)
-                             else said(error))  # fmt: skip
+        full = out_of_memory(error)
+        return Reading.missing(f"out of memory at batch {batch}" if full else in_one_line(error))
 
 
 class Generation(GreedyGeneration):
     """Sequences that go on from a random prompt."""
 
     @torch.inference_mode()
-    def __init__(self, model: Any, batch: int, prompt: int, device: str):
-        ids = random_tokens(model.config.vocab_size, batch, prompt, device=device)
+    def __init__(self, model: Any, batch: int, prompt: int):
+        ids = random_tokens(model, batch, prompt)
         out = model(input_ids=ids, use_cache=True, logits_to_keep=1)
         super().__init__(model, out.past_key_values, out.logits.argmax(-1))
 
@@ -120,38 +107,34 @@ def graphed(generation: Generation, tokens: int) -> Callable[[], object]:
     graph = GenerationGraph(generation, tokens)
     graph.replay()
     torch.cuda.synchronize()
-    apart = max(relative(a, b) for a, b in zip(graph.held[1:], expected[1:], strict=True))
-    if not apart < 0.1:  # the same kernels: nothing but rounding may differ
-        raise RuntimeError(f"the graph ends in another state, {apart:.2g} from the right one")
+    error = max(relative_error(a, b) for a, b in zip(graph.held[1:], expected[1:], strict=True))
+    if not error < 0.1:  # the same kernels: nothing but rounding may differ
+        raise RuntimeError(f"the graph ends in another state, {error:.2g} from the right one")
     return graph.replay
 
 
-def state_size(model: Any, device: str) -> Found:
+def state_size(model: Any) -> Reading:
     """MiB of all that is kept of one sequence between two tokens."""
-    ids = random_tokens(model.config.vocab_size, 1, 2, device=device)
     with torch.inference_mode():
-        cache = model(input_ids=ids, use_cache=True).past_key_values
+        cache = model(input_ids=random_tokens(model, 1, 2), use_cache=True).past_key_values
     sizes: dict[str, float] = {}
     for layer in cache.layers:
         for name, state in layer.state.items():
-            sizes[name] = sizes.get(name, 0.0) + sum(map(_bytes, state_tensors(state))) / MIB
+            size = sum(tensor.nbytes for tensor in state_tensors(state))
+            sizes[name] = sizes.get(name, 0.0) + size / MIB
     parts = (f"{name} {size:.2f} MiB" for name, size in sizes.items() if size)
-    return Found(sum(sizes.values()), note=", ".join(parts))
+    return Reading(sum(sizes.values()), note=", ".join(parts))
 
 
-def _bytes(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
-
-
-def _largest_batch(model: Any, start: int, device: str) -> Found:
+def _largest_batch(model: Any, start: int, device: str) -> Reading:
     if device == "cpu":
-        return Found.missing("no GPU")
+        return Reading.missing("no GPU")
 
     def peak(batch: int) -> int:
         """Bytes that real steps take, from a prompt of one token."""
         _free()
         torch.cuda.reset_peak_memory_stats()
-        Generation(model, batch, 1, device).run(FEW_TOKENS)
+        Generation(model, batch, 1).run(FEW_TOKENS)
         torch.cuda.synchronize()
         return torch.cuda.max_memory_allocated()
 
@@ -160,7 +143,7 @@ def _largest_batch(model: Any, start: int, device: str) -> Found:
         try:
             peak(batch)
         except RuntimeError as error:
-            return "memory" if out_of_memory(error) else said(error)
+            return "memory" if out_of_memory(error) else in_one_line(error)
         return ""
 
     until = time.monotonic() + SEARCH_S
@@ -168,26 +151,26 @@ def _largest_batch(model: Any, start: int, device: str) -> Found:
     room = torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved()
     batch, limit = largest(misfit, first_guess(peak, start, room), until=until)
     if not batch:
-        return Found.missing(f"not even one sequence: {limit}")
-    return Found(batch, note=f"limited by {limit}" if limit else "the search ran out of time")
+        return Reading.missing(f"not even one sequence: {limit}")
+    return Reading(batch, note=f"limited by {limit}" if limit else "the search ran out of time")
 
 
-def _speed_at(model: Any, most: Found, device: str) -> Found:
+def _speed_at(model: Any, most: Reading, device: str) -> Reading:
     """Where the state's traffic outweighs everything else. No prompt, few tokens: only they fit,
     and where memory is that full, sometimes a little less than was found to."""
     if most.value is None:
         return most
     for parts in range(FINENESS, FINENESS - TRIES, -1):
         batch = int(most.value) * parts // FINENESS
-        found = _or_reason(partial(_largest_speed, model, batch, device), batch)
-        if found.value is not None:
-            return replace(found, note=f"batch {batch:,}")
-    return found
+        reading = _or_reason(partial(_largest_speed, model, batch, device), batch)
+        if reading.value is not None:
+            return replace(reading, note=f"batch {batch:,}")
+    return reading
 
 
-def _largest_speed(model: Any, batch: int, device: str) -> Found:
+def _largest_speed(model: Any, batch: int, device: str) -> Reading:
     _free()
-    run = partial(Generation(model, batch, 1, device).run, FEW_TOKENS)
+    run = partial(Generation(model, batch, 1).run, FEW_TOKENS)
     return timed(run, device, warmup=0, repeats=3).rate(batch * FEW_TOKENS)
 
 

@@ -30,8 +30,7 @@ FIXED = {
     "FLA_CACHE_RESULTS": "1",
 }
 
-HEAVY = ("keycut.benchmarking.mixer", "keycut.benchmarking.decoding", "fla.layers", "fla.models")
-
+HEAVY = ("keycut.benchmarking.passes", "keycut.benchmarking.decoding", "fla.layers", "fla.models")
 
 READY = b"!"  # what a process says once it has imported all it will need
 
@@ -44,7 +43,7 @@ class NotMeasured(Exception):
 class Outcome:
     """What the work yielded, why it ended early if it did, and how long it took."""
 
-    found: list[Any]
+    values: list[Any]
     reason: str
     seconds: float
 
@@ -52,15 +51,30 @@ class Outcome:
 Work = Callable[..., Iterator[Any]]
 
 
-def here(work: Work, *arguments: Any) -> Outcome:
-    """The same in this process: for machines without a GPU, where nothing is poisoned."""
-    found, started = [], time.monotonic()
+def own_process_by_default() -> bool:
+    """A GPU can be poisoned by a crash; without one, imports would cost more than the work."""
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def run_work(
+    work: Work,
+    *arguments: Any,
+    limit_s: float,
+    own_process: bool | None = None,
+    worker: Worker | None = None,
+) -> Outcome:
+    """In a process of its own, or in this one, without a limit."""
+    if own_process_by_default() if own_process is None else own_process:
+        return (worker or Worker(())).run(work, *arguments, limit_s=limit_s)
+    values, reason, started = [], "", time.monotonic()
     try:
-        for one in work(*arguments):
-            found.append(one)
+        for value in work(*arguments):
+            values.append(value)
     except Exception as error:
-        return Outcome(found, said(error), time.monotonic() - started)
-    return Outcome(found, "", time.monotonic() - started)
+        reason = in_one_line(error)
+    return Outcome(values, reason, time.monotonic() - started)
 
 
 class Worker:
@@ -86,18 +100,18 @@ class Worker:
         started = time.monotonic()
         reason = ""
         try:
-            given = pickle.dumps((work, arguments))
-            out, err = self.process.communicate(given, timeout=limit_s)
+            request = pickle.dumps((work, arguments))
+            out, err = self.process.communicate(request, timeout=limit_s)
         except subprocess.TimeoutExpired:
             reason = f"no result within {limit_s:g} s"
             self.close()
             out, err = self.process.communicate()
         finally:
             self.close()
-        found, ended = _read((self.ready + out).removeprefix(READY))
-        if not reason and ended is None:
+        values, end = _read((self.ready + out).removeprefix(READY))
+        if not reason and end is None:
             reason = _death(self.process.returncode, err)
-        return Outcome(found, reason or ended or "", time.monotonic() - started)
+        return Outcome(values, reason or end or "", time.monotonic() - started)
 
     def close(self) -> None:
         if self.process.poll() is None:
@@ -105,20 +119,7 @@ class Worker:
             self.process.wait()
 
 
-def apart_by_default() -> bool:
-    """A GPU can be poisoned by a crash; without one, imports would cost more than the work."""
-    import torch
-
-    return torch.cuda.is_available()
-
-
-def apart(work: Work, *arguments: Any, limit_s: float) -> Outcome:
-    """In a process of its own, started now."""
-    return Worker(()).run(work, *arguments, limit_s=limit_s)
-
-
-def said(error: BaseException) -> str:
-    """An error in one line."""
+def in_one_line(error: BaseException) -> str:
     if isinstance(error, NotMeasured):
         return str(error)
     lines = str(error).strip().splitlines() or [""]
@@ -128,20 +129,20 @@ def said(error: BaseException) -> str:
 def _read(out: bytes) -> tuple[list[Any], str | None]:
     """What was yielded, and how it ended: None if the process died before it could say so."""
     stream = io.BytesIO(out)
-    found: list[Any] = []
+    values: list[Any] = []
     while True:
         try:
             kind, value = pickle.load(stream)
         except (EOFError, pickle.UnpicklingError):
-            return found, None
-        if kind == "ended":
-            return found, value
-        found.append(value)
+            return values, None
+        if kind == "end":
+            return values, value
+        values.append(value)
 
 
 def _death(code: int, err: bytes) -> str:
     if code == -signal.SIGKILL:
         return "killed from outside, as the system does when memory runs out"
-    last = (err.decode(errors="replace").strip().splitlines() or ["it said nothing"])[-1]
+    last = (err.decode(errors="replace").strip().splitlines() or ["no message"])[-1]
     how = f"signal {-code}" if code < 0 else f"exit code {code}"
     return f"the process died ({how}): {last}"

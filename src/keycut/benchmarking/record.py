@@ -1,4 +1,4 @@
-"""What is found for one cell of a benchmark: numbers, or the reason why there is none."""
+"""The record of one cell of a benchmark: numbers, or the reason why there is none."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ class Runs:
         deviation is 0.74 of the distance between the quartiles."""
         return 1.2533 * (self.upper - self.lower) / 1.349 / self.repeats**0.5
 
-    def rate(self, amount: float) -> Found:
+    def rate(self, amount: float) -> Reading:
         """How much of something passes in a second."""
         value = amount / self.median
-        return Found(value, value * self.stderr / self.median, runs=self)
+        return Reading(value, value * self.stderr / self.median, runs=self)
 
 
 @dataclass(frozen=True)
-class Found:
+class Reading:
     """One number, or why there is none."""
 
     value: float | None = None
@@ -44,16 +44,16 @@ class Found:
     runs: Runs | None = None
 
     @classmethod
-    def missing(cls, why: str) -> Found:
+    def missing(cls, why: str) -> Reading:
         return cls(reason=f"not measured: {why}")
 
 
 @dataclass(frozen=True)
-class Measured:
+class CellRecord:
     """One cell: what it is, its figures by the names of metrics, and what was used."""
 
     cell: Measurement
-    results: dict[str, Found]
+    results: dict[str, Reading]
     timed: str  # what one run is, in words
     settings: dict[str, Any]  # of the benchmark, as in the configuration
     machine: dict[str, Any]  # device, gpu, driver, backend, versions
@@ -73,8 +73,8 @@ def metrics(config: Config, cell: Measurement) -> tuple[str, ...]:
     return ("tokens_per_s", "peak_memory_gib")
 
 
-def read(path: Path | str) -> Measured:
-    """What `Measured.write` wrote."""
+def read(path: Path | str) -> CellRecord:
+    """What `CellRecord.write` wrote."""
     record = read_json(path)
     try:
         return from_json(record)
@@ -82,14 +82,10 @@ def read(path: Path | str) -> Measured:
         raise InputError(f"{path}: not a measurement of Keycut ({error!r})") from None
 
 
-def from_json(record: dict[str, Any]) -> Measured:
-    known = {name: value for name, value in record.items() if name != "tuning"}  # of old ones
-    cell, results = Measurement(**record["cell"]), _all_found(record["results"])
-    return Measured(**known | {"cell": cell, "results": results})
-
-
-def _all_found(results: dict[str, Any]) -> dict[str, Found]:
-    return {
-        metric: Found(**found | {"runs": found["runs"] and Runs(**found["runs"])})
-        for metric, found in results.items()
+def from_json(record: dict[str, Any]) -> CellRecord:
+    fields = {name: value for name, value in record.items() if name != "tuning"}  # of old ones
+    results = {
+        metric: Reading(**reading | {"runs": reading["runs"] and Runs(**reading["runs"])})
+        for metric, reading in record["results"].items()
     }
+    return CellRecord(**fields | {"cell": Measurement(**record["cell"]), "results": results})

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from keycut.benchmarking.process import NotMeasured
-from keycut.benchmarking.record import Found, Runs
+from keycut.benchmarking.record import Reading, Runs
 
 GIB = 2**30
 FEWEST = 3  # runs, however little time there is
@@ -42,12 +42,12 @@ def timed(
 
 def _seconds(run: Callable[[], object], device: str, repeats: int) -> list[float]:
     if device == "cpu":
-        found = []
+        seconds = []
         for _ in range(repeats):
             started = time.perf_counter()
             run()
-            found.append(time.perf_counter() - started)
-        return found
+            seconds.append(time.perf_counter() - started)
+        return seconds
     # Marks in the GPU's own queue: the runs follow one another as they do in use, and what Python
     # needs to launch the next is hidden as far as it can be.
     marks = [torch.cuda.Event(enable_timing=True) for _ in range(repeats + 1)]
@@ -60,15 +60,15 @@ def _seconds(run: Callable[[], object], device: str, repeats: int) -> list[float
     return [a.elapsed_time(b) / 1e3 for a, b in pairwise(marks)]
 
 
-def peak_memory(run: Callable[[], object], device: str) -> Found:
+def peak_memory(run: Callable[[], object], device: str) -> Reading:
     """All that is allocated at the worst moment of a run, weights and inputs included."""
     if device == "cpu":
-        return Found.missing("no GPU")
+        return Reading.missing("no GPU")
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     run()
     torch.cuda.synchronize()
-    return Found(torch.cuda.max_memory_allocated() / GIB)
+    return Reading(torch.cuda.max_memory_allocated() / GIB)
 
 
 def out_of_memory(error: BaseException) -> bool:
