@@ -8,7 +8,7 @@ with job(snakemake):
 
     out, name = snakemake.output.model, snakemake.wildcards.model
     model, selection = Checkpoint(snakemake.input.model), Selection.load(snakemake.input.selection)
-    selection.refuse_other_model(model)
+    selection.check_model(model)
     slice_model(
         model,
         selection.change(),

@@ -259,9 +259,9 @@ def test_a_selection_of_another_model_is_refused(folders, tmp_path):
     selection.save(tmp_path / "s.safetensors")
     again = Selection.load(tmp_path / "s.safetensors")
     assert torch.equal(again.tensors["kept"], selection.tensors["kept"])
-    again.refuse_other_model(first)
+    again.check_model(first)
     with pytest.raises(InputError, match="select again for it"):
-        again.refuse_other_model(other)
+        again.check_model(other)
 
 
 def test_an_existing_folder_is_refused_and_kept(folders, tmp_path):

@@ -60,7 +60,7 @@ def test_a_raised_version_begins_anew(root, tmp_path, monkeypatch, trainer):
 
     for module in ("pretrain", "flame"):
         monkeypatch.setattr(f"keycut.training.{module}.Checkpoints", Noted)
-    monkeypatch.setattr("keycut.training.flame.refuse_flame", lambda: None)
+    monkeypatch.setattr("keycut.training.flame.check_flame_installed", lambda: None)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
     config = config_with(trainer=trainer)
     for version in (1, 1, 2):

@@ -189,7 +189,7 @@ def calibrate(
             for w, g in zip(projections[key.name], summed[key.name], strict=True)
         ]
         tensors[f"saliency.{side}"] = torch.stack(scores)
-    refuse_non_finite(tensors, shape)
+    check_finite(tensors, shape)
     manifest = {
         "keycut": __version__,
         "tokens": tokens,
@@ -205,7 +205,7 @@ def calibrate(
     return Calibration({name: t.cpu().contiguous() for name, t in tensors.items()}, manifest)
 
 
-def refuse_non_finite(tensors: dict[str, Tensor], shape: KeyShape) -> None:
+def check_finite(tensors: dict[str, Tensor], shape: KeyShape) -> None:
     """NaN or infinity anywhere is an error naming the layer and, where there is one, the head."""
     for name, tensor in tensors.items():
         bad = (~tensor.isfinite()).nonzero()

@@ -148,7 +148,7 @@ def _check(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         from keycut.config import load_config
         from keycut.config.needs import without_trainer
         from keycut.evaluation.protocol import check_protocol
-        from keycut.models.adoption import refuse_contradictions
+        from keycut.models.adoption import check_model_sizes
         from keycut.running.inputs import Inputs
         from keycut.running.slurm_check import profile_config, unmet_requests
 
@@ -156,7 +156,7 @@ def _check(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
             options.config = profile_config(options.profile)
         config = load_config(options.config)
         check_protocol(config.evaluation)
-        refuse_contradictions(config)
+        check_model_sizes(config)
         print(
             f"{options.config}: {len(config.models)} models, {len(config.methods)} methods, "
             f"{len(config.variants())} variants, {len(config.tables)} tables, "

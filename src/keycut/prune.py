@@ -90,7 +90,7 @@ def prune(request: Request) -> list[str]:
 
     calibration = None
     if "text" in method.needs or request.text is not None:
-        checkpoint.refuse_softmax()
+        checkpoint.check_no_softmax()
         with explain_full_disk(gettempdir()):
             calibration = calibrate_on_text(request, checkpoint)
     logger.info("selecting: %s keeps %d of %d channels a head", request.method, width, full)

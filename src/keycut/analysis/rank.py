@@ -27,7 +27,7 @@ from torch import Tensor
 from keycut import __version__
 from keycut.analysis.spectra import effective_ranks
 from keycut.artefact import atomic_write, canonical_json
-from keycut.calibration import refuse_non_finite
+from keycut.calibration import check_finite
 from keycut.data.progress import Progress
 from keycut.errors import InputError
 from keycut.models.architectures.base import KeyShape
@@ -119,7 +119,7 @@ def analyse_rank(
     """
     _, shape, _ = mixers(model)
     ids = torch.as_tensor(ids)
-    refuse_bad_requests(shape, ids, heads, skip)
+    check_request(shape, ids, heads, skip)
     place = {layer: i for i, layer in enumerate(shape.layers)}
     rows = [place[layer] * shape.value_heads + head for layer, head in heads]
     ranks, spectra = [], []
@@ -128,7 +128,7 @@ def analyse_rank(
         for states in states_in_blocks(writes(model, ids), block_bytes):
             found = effective_ranks(states.flatten(0, 1)).view(len(states), -1)
             found = found.T.reshape(len(shape.layers), shape.value_heads, -1)
-            refuse_non_finite({"the effective rank of its states": found}, shape)
+            check_finite({"the effective rank of its states": found}, shape)
             ranks.append(found.cpu())
             # On the CPU, so that a spectrum is not the work of one library here and another there.
             chosen = states[max(0, skip - first) :, rows].cpu()
@@ -156,7 +156,7 @@ def analyse_rank(
     )
 
 
-def refuse_bad_requests(
+def check_request(
     shape: KeyShape, ids: Tensor, heads: Sequence[tuple[int, int]], skip: int
 ) -> None:
     if ids.ndim != 1 or len(ids) == 0:

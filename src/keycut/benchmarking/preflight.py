@@ -248,13 +248,13 @@ def requested_shapes(
     """All shapes that a configuration trains, or those of one kernel with some widths; heads and
     values as published models have them unless they are given."""
     from keycut.config import load_config
-    from keycut.models.adoption import refuse_contradictions
+    from keycut.models.adoption import check_model_sizes
 
     if (configfile is None) == (kernel is None):
         raise InputError("give either --configfile, or --kernel and --widths")
     if configfile is not None:
         config = load_config(configfile)
-        refuse_contradictions(config)
+        check_model_sizes(config)
         return list(config.trained_shapes()), config.preflight
     numbers = (widths or "").split(",")
     if not all(number.strip().isdigit() for number in numbers):

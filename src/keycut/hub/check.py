@@ -166,7 +166,7 @@ class _Check:
         return f"{tokenizer.vocabulary_size:,} tokens"
 
     def _model(self, model: Model) -> str:
-        from keycut.models.adoption import refuse_other_sizes
+        from keycut.models.adoption import check_sizes
 
         source = model.source
         if source.kind == "hub":
@@ -174,15 +174,15 @@ class _Check:
         else:
             assert source.kind == "local"
             folder = Path(source.path)
-        refuse_other_sizes(model, folder)
+        check_sizes(model, folder)
         return f"{_parameters(folder)}; {self._own_tokenizer(folder, model.tokenizer)}"
 
     def _shape(self, model: Model) -> str:
         """Of a model that is only timed nothing but its config was fetched."""
-        from keycut.models.adoption import refuse_other_sizes
+        from keycut.models.adoption import check_sizes
 
         assert model.source.kind == "hub"
-        refuse_other_sizes(model, self.downloads.resolve("model", model.source.name))
+        check_sizes(model, self.downloads.resolve("model", model.source.name))
         return (
             f"{model.num_hidden_layers} layers, {model.num_heads} heads of {model.head_k_dim}; "
             "only timed, without its weights"

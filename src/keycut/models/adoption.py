@@ -32,7 +32,7 @@ def adopt(
         found = Path(model.source.path)
     else:
         raise InputError(f"{model.label} is trained by this run, there is nothing to adopt")
-    refuse_other_sizes(model, found)
+    check_sizes(model, found)
     with atomic_write(out, force=True, folder=True) as aside:
         for file in model_files(found):
             (aside / file.name).symlink_to(os.path.relpath(file.resolve(), Path(out).resolve()))
@@ -50,7 +50,7 @@ def model_files(folder: Path) -> list[Path]:
     )
 
 
-def refuse_contradictions(config: Config, *, downloads: Downloads = DOWNLOADS) -> None:
+def check_model_sizes(config: Config, *, downloads: Downloads = DOWNLOADS) -> None:
     """An error if a model that is here already is not the one that the configuration describes.
 
     Timings and the preflight are of the sizes in the configuration, and read no model: what they
@@ -63,10 +63,10 @@ def refuse_contradictions(config: Config, *, downloads: Downloads = DOWNLOADS) -
         elif model.source.kind == "local":
             folder = Path(model.source.path)
         if folder and (folder / "config.json").is_file():
-            refuse_other_sizes(model, folder)
+            check_sizes(model, folder)
 
 
-def refuse_other_sizes(model: Model, folder: Path) -> None:
+def check_sizes(model: Model, folder: Path) -> None:
     """An error unless the model in a folder is the one that the configuration describes."""
     if not (folder / "config.json").is_file():
         raise InputError(f"{folder} is no model folder: it has no config.json")

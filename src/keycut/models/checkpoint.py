@@ -118,7 +118,7 @@ class Checkpoint:
         older = self.config.get("torch_dtype")  # transformers' name before 5
         return str(self.config.get("dtype") or older or "float32")
 
-    def refuse_softmax(self) -> None:
+    def check_no_softmax(self) -> None:
         """An error for a hybrid: its softmax layers need flash-attn, and buffers of no file."""
         mixers = self.shape.layers
         others = [i for i in range(self.config["num_hidden_layers"]) if i not in mixers]
@@ -244,7 +244,7 @@ def load(
     `dtype` is the type of all its floating-point parameters: by default the one its config names.
     """
     checkpoint = Checkpoint(model_folder(source))
-    checkpoint.refuse_softmax()
+    checkpoint.check_no_softmax()
     model, expected, tied = _unfilled(checkpoint)
     dtype = dtype or model.config.dtype
     tensors = {

@@ -38,7 +38,7 @@ class Selection:
             return Rotate(self.tensors["rotation"])
         return Keep(self.tensors["kept"])
 
-    def refuse_other_model(self, checkpoint: Checkpoint) -> None:
+    def check_model(self, checkpoint: Checkpoint) -> None:
         if self.about["model_digest"] != (found := checkpoint.digest()):
             raise InputError(
                 f"this selection was made for the model {self.about['model_digest'][:12]}, but "

@@ -54,10 +54,10 @@ from keycut.training.loop import (
     PATIENCE,
     Saving,
     StepProgress,
+    check_data,
     curve_row,
     in_short,
     learning_rate,
-    refuse_data,
     told_to_stop,
 )
 from keycut.training.pretrain import smaller_batches, write
@@ -124,14 +124,14 @@ def pretrain_with_flame(
     `data` is a packed folder that has the recipe's slice, `tokenizer` a folder. SIGTERM, SIGUSR1
     and a deadline save and leave with EXIT_UNFINISHED. None if there was nothing left to train.
     """
-    refuse_flame()
-    refuse_gpus(gpus)
+    check_flame_installed()
+    check_gpus(gpus)
     divided = share(recipe, gpus)
     check_output_path(out, force=force)
     # flame would widen the embedding to fit.
     check_vocabulary(load_tokenizer(tokenizer), model["vocab_size"])
     tokens = PackedTokens(data, slice_name=recipe.data.partition("/")[2])
-    refuse_data(tokens, recipe, model["vocab_size"])
+    check_data(tokens, recipe, model["vocab_size"])
     run = {
         "work": "pretraining with flame",
         "model": dict(model),
@@ -151,7 +151,7 @@ def pretrain_with_flame(
     return pace
 
 
-def refuse_flame() -> None:
+def check_flame_installed() -> None:
     for package in FLAME:
         if find_spec(package) is None:
             raise InputError(
@@ -160,7 +160,7 @@ def refuse_flame() -> None:
             )
 
 
-def refuse_gpus(gpus: int) -> None:
+def check_gpus(gpus: int) -> None:
     there = torch.cuda.device_count()
     if not 1 <= gpus <= there:
         raise InputError(f"{gpus} GPUs were asked for: this machine has {there}")

@@ -75,7 +75,7 @@ class Saving:
 EVERY_TEN_MINUTES = Saving()
 
 
-def refuse_data(data: PackedTokens, settings: Training, vocab_size: int) -> None:
+def check_data(data: PackedTokens, settings: Training, vocab_size: int) -> None:
     """An error if the data are too few for the steps, or have tokens that the model has not."""
     there = len(data) * settings.epochs
     if settings.sequences > there:

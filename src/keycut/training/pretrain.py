@@ -25,8 +25,8 @@ from keycut.training.loop import (
     EVERY_TEN_MINUTES,
     Losses,
     Saving,
+    check_data,
     explain_out_of_memory,
-    refuse_data,
     train,
 )
 
@@ -50,7 +50,7 @@ def pretrain(
     `card` the text of the model's README.md. The model is trained in float32, on a GPU
     with products in bf16.
     """
-    refuse_data(data, recipe, model.config.vocab_size)
+    check_data(data, recipe, model.config.vocab_size)
     check_output_path(out, force=force)
     model.float()
     run = {

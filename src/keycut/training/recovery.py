@@ -33,8 +33,8 @@ from keycut.training.loop import (
     EVERY_TEN_MINUTES,
     Losses,
     Saving,
+    check_data,
     explain_out_of_memory,
-    refuse_data,
     train,
 )
 from keycut.training.pretrain import write
@@ -70,8 +70,8 @@ def recover(
     curve and the list of what learned.
     """
     students, teachers = Checkpoint(student), Checkpoint(teacher)
-    refuse_teacher(students, teachers)
-    refuse_data(data, settings, students.config["vocab_size"])
+    check_teacher(students, teachers)
+    check_data(data, settings, students.config["vocab_size"])
     check_output_path(out, force=force)
     device = torch.device(device)
     run = {
@@ -120,7 +120,7 @@ def recover(
         )  # fmt: skip
 
 
-def refuse_teacher(student: Checkpoint, teacher: Checkpoint) -> None:
+def check_teacher(student: Checkpoint, teacher: Checkpoint) -> None:
     """An error unless the student can have been cut from the teacher."""
     for key in (*SHARED, *student.architecture.options):
         ours, theirs = student.config.get(key), teacher.config.get(key)
@@ -153,7 +153,7 @@ def with_adapters(model: Any, lora: Lora, seed: int, *, norms_and_biases: bool =
     biases require gradients."""
     kind = architecture(model.config.to_dict())
     modules = lora.modules or kind.projections
-    refuse_targets(model, modules)
+    check_adapter_modules(model, modules)
     adapted = get_peft_model(
         model,
         LoraConfig(
@@ -202,7 +202,7 @@ def trainable_parameters(adapted: Any) -> dict[str, int]:
     return sizes
 
 
-def refuse_targets(model: nn.Module, modules: Iterable[str]) -> None:
+def check_adapter_modules(model: nn.Module, modules: Iterable[str]) -> None:
     """An error if an adapter is asked for where the model has no projection."""
     names = {n.rpartition(".")[2] for n, m in model.named_modules() if isinstance(m, nn.Linear)}
     for module in modules:

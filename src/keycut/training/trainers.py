@@ -10,8 +10,8 @@ from keycut.config import Config, Recipe
 from keycut.data.packing import PackedTokens
 from keycut.errors import InputError, nearest
 from keycut.models.checkpoint import create
-from keycut.training.flame import Pace, pretrain_with_flame, refuse_gpus
-from keycut.training.loop import EVERY_TEN_MINUTES, Saving, refuse_data
+from keycut.training.flame import Pace, check_gpus, pretrain_with_flame
+from keycut.training.loop import EVERY_TEN_MINUTES, Saving, check_data
 from keycut.training.pretrain import pretrain
 
 
@@ -46,9 +46,9 @@ def pretrain_model(
     if gpus > 1:
         raise InputError(f"{gpus} GPUs for {model}: the built-in trainer uses one; flame uses many")
     if gpus:
-        refuse_gpus(gpus)
+        check_gpus(gpus)
     tokens = PackedTokens(data, slice_name=recipe.data.partition("/")[2])
-    refuse_data(tokens, recipe, sizes["vocab_size"])  # before the model is made
+    check_data(tokens, recipe, sizes["vocab_size"])  # before the model is made
     new = create(sizes, seed=recipe.seed).to(torch.device("cuda" if gpus else "cpu"))
     pretrain(
         new, tokens, recipe, out, checkpoints=checkpoints, tokenizer=tokenizer, card=card,
