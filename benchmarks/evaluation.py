@@ -137,6 +137,7 @@ def train(settings: Settings) -> dict[str, Any]:
     from keycut.config.training import Recipe
     from keycut.data.packing import PackedTokens
     from keycut.models import create
+    from keycut.training.output import Output
     from keycut.training.pretrain import pretrain
 
     data, work = Path(str(settings.data)), Path(settings.work)
@@ -148,10 +149,8 @@ def train(settings: Settings) -> dict[str, Any]:
     )  # fmt: skip
     model = create(LARGER, seed=0).to(settings.device)
     started = time.monotonic()
-    pretrain(
-        model, tokens, recipe, settings.model, checkpoints=work / "checkpoints",
-        tokenizer=data / "tokenizer", force=True,
-    )  # fmt: skip
+    output = Output(settings.model, work / "checkpoints", tokenizer=data / "tokenizer", force=True)
+    pretrain(model, tokens, recipe, output)
     rows = (Path(settings.model) / "loss.csv").read_text().splitlines()
     losses = [float(row.split(",")[2]) for row in rows[1:]]
     return {

@@ -78,6 +78,7 @@ def one(arguments: argparse.Namespace, cell: str) -> dict[str, Any]:
     from keycut.data.packing import PackedTokens
     from keycut.models import load
     from keycut.training.loop import Saving
+    from keycut.training.output import Output
     from keycut.training.trainers import pretrain_model, recipe_of
 
     name, mode = cell.rsplit("-", 1)
@@ -102,12 +103,13 @@ def one(arguments: argparse.Namespace, cell: str) -> dict[str, Any]:
     source: Any = config.models[name].source
     config = config.model_copy(update={"recipes": {**config.recipes, source.recipe: changed}})
     out = arguments.folder / cell
-    pace = pretrain_model(
-        config, name, arguments.folder / "tokens", out,
-        checkpoints=arguments.folder / ".checkpoints" / cell,
-        tokenizer=arguments.folder / "tokenizer", gpus=arguments.gpus,
+    output = Output(
+        out, checkpoints=arguments.folder / ".checkpoints" / cell,
+        tokenizer=arguments.folder / "tokenizer",
         saving=Saving(deadline=time.time() + arguments.limit, reserve=30), force=True,
     )  # fmt: skip
+    tokens = arguments.folder / "tokens"
+    pace = pretrain_model(config, name, tokens, output, gpus=arguments.gpus)
     with open(out / "loss.csv") as file:
         losses = [float(row["loss"]) for row in csv.DictReader(file)]
     model = load(out, dtype=torch.bfloat16, device="cuda")

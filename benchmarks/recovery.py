@@ -150,6 +150,7 @@ def recovered(
     from keycut.models import load
     from keycut.training import recovery
     from keycut.training.loop import Saving
+    from keycut.training.output import Output
 
     gpu = torch.cuda.is_available()
     settings = load_config(CONFIG).recovery
@@ -178,10 +179,10 @@ def recovered(
     recovery.train = train_and_look
     out = folder / f"{run}-recovered"
     recovery.recover(
-        folder / student, folder / "teacher", data, settings, out,
-        checkpoints=folder / "running" / run, device="cuda" if gpu else "cpu",
+        folder / student, folder / "teacher", data, settings,
+        Output(out, folder / "running" / run, saving=Saving(steps=3), force=True),
+        device="cuda" if gpu else "cpu",
         padded_to=size.width // 2 if student == "quarter" else None,
-        saving=Saving(steps=3), force=True,
     )  # fmt: skip
     # As it was trained, so that only the merge and the type on disk make a difference; then as
     # users load it, which differs by the rounding of everything that is computed.
@@ -249,6 +250,7 @@ def memory(arguments: argparse.Namespace, cell: str) -> dict[str, Any]:
 
     from keycut.models.checkpoint import Checkpoint
     from keycut.training import recovery
+    from keycut.training.output import Output
 
     model, ratio, parts = cell.rsplit("-", 2)
     parts, _, padded_to = parts.partition("p")
@@ -289,8 +291,9 @@ def memory(arguments: argparse.Namespace, cell: str) -> dict[str, Any]:
     }
     try:
         recovery.recover(
-            student.folder, folder / model, data, settings, folder / f"{cell}-recovered",
-            checkpoints=running, device=device, padded_to=int(padded_to) if padded_to else None,
+            student.folder, folder / model, data, settings,
+            Output(folder / f"{cell}-recovered", running),
+            device=device, padded_to=int(padded_to) if padded_to else None,
         )  # fmt: skip
     except InputError as error:
         return {**about, "error": str(error)}

@@ -28,6 +28,7 @@ from keycut.models.checkpoint import Checkpoint
 from keycut.selection.select import select
 from keycut.selection.statistics import ModelStatistics
 from keycut.slicing import slice_model
+from keycut.training.output import Output
 from keycut.training.recovery import recover
 from keycut.training.trainers import pretrain_model
 
@@ -62,10 +63,8 @@ def before_and_after(
     assert config.recovery is not None
     out = student.with_name(f"{student.name}-recovered")
     if not out.exists():
-        recover(
-            student, teacher, PackedTokens(tokens, slice_name="recovery"), config.recovery, out,
-            checkpoints=folder / ".checkpoints",
-        )  # fmt: skip
+        data = PackedTokens(tokens, slice_name="recovery")
+        recover(student, teacher, data, config.recovery, Output(out, folder / ".checkpoints"))
     held_out = PackedTokens(tokens, slice_name="held_out")
     return perplexity(student, held_out), perplexity(out, held_out)
 
@@ -74,10 +73,8 @@ def compare(config: Config, name: str, folder: Path, say: Any) -> None:
     tokens, home = text(config, folder), folder / name
     teacher = home / "full"
     if not teacher.exists():
-        pretrain_model(
-            config, name, tokens, teacher, checkpoints=folder / ".checkpoints",
-            tokenizer=folder / "tokenizer", gpus=0,
-        )  # fmt: skip
+        output = Output(teacher, folder / ".checkpoints", tokenizer=folder / "tokenizer")
+        pretrain_model(config, name, tokens, output, gpus=0)
     model = Checkpoint(teacher)
     say(name, "unpruned", 0.0, *before_and_after(config, folder, teacher, teacher, tokens))
     data = PackedTokens(tokens, slice_name="calibration")

@@ -54,20 +54,20 @@ def run(root: Path, work: str, steps: int, out: str) -> None:
     from keycut.models.checkpoint import Checkpoint
     from keycut.slicing import cut_back, slice_model
     from keycut.training.loop import Saving
+    from keycut.training.output import Output
     from keycut.training.pretrain import pretrain
     from keycut.training.recovery import recover
 
     config = load_config(CONFIG)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     new = create(config.models["delta_net"].fla_config(), seed=0)
-    saving = Saving(steps=5)
-    at = root / "running" / out
+    output = Output(root / out, checkpoints=root / "running" / out, saving=Saving(steps=5))
     changes = {"steps": steps, "warmup": 2}
     assert config.recovery is not None
     if work == "pretraining":
         recipe = config.recipes["demo"].model_copy(update=changes)
         data = tokens(root / "tokens", recipe.sequences, 128, 1024)
-        pretrain(new.to(device), data, recipe, root / out, checkpoints=at, saving=saving)
+        pretrain(new.to(device), data, recipe, output)
         return
     settings = config.recovery.model_copy(update=changes)
     data = tokens(root / "tokens", settings.sequences, 128, 1024)
@@ -75,10 +75,7 @@ def run(root: Path, work: str, steps: int, out: str) -> None:
     teacher = Checkpoint(root / "teacher")
     student = root / "student"
     slice_model(teacher, cut_back(teacher.shape, 16), student, dtype=None, force=True)
-    recover(
-        student, root / "teacher", data, settings, root / out,
-        checkpoints=at, saving=saving, device=device,
-    )  # fmt: skip
+    recover(student, root / "teacher", data, settings, output, device=device)
 
 
 def process(root: Path, work: str, steps: int, out: str) -> BaseProcess:

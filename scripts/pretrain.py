@@ -6,6 +6,7 @@ with job(snakemake) as run:
     from keycut.benchmarking.preflight import padding
     from keycut.data.packing import PackedTokens
     from keycut.models.card import card, pretrained_facts
+    from keycut.training.output import Output
     from keycut.training.trainers import pretrain_model, recipe_of
 
     padding(snakemake.input.preflight, may_pad=False)
@@ -14,14 +15,10 @@ with job(snakemake) as run:
     recipe = recipe_of(run, name).model_copy(update=fitting)
     run = run.model_copy(update={"recipes": {run.models[name].source.recipe: recipe}})
     length = PackedTokens(snakemake.input.tokens).manifest.sequence_length
-    pretrain_model(
-        run,
-        name,
-        snakemake.input.tokens,
+    output = Output(
         snakemake.output.model,
         checkpoints=snakemake.params.checkpoints,
         tokenizer=snakemake.input.tokenizer,
-        gpus=torch.cuda.device_count() if run.device == "cuda" else 0,
         card=card(
             name,
             f"{name}, trained from scratch by Keycut.",
@@ -32,3 +29,5 @@ with job(snakemake) as run:
         force=True,
         version=snakemake.params.code["version"],
     )
+    gpus = torch.cuda.device_count() if run.device == "cuda" else 0
+    pretrain_model(run, name, snakemake.input.tokens, output, gpus=gpus)

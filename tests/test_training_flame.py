@@ -23,10 +23,11 @@ from keycut.data.tokenizer import train_tokenizer
 from keycut.errors import InputError
 from keycut.models import create, load
 from keycut.patches.torchtitan import GO_ON, LEAVE, SAVE, agree
-from keycut.training import flame
+from keycut.training import flame, flame_job
 from keycut.training.checkpoints import Checkpoints, seal
 from keycut.training.flame_entry import PackedBatches
-from keycut.training.loop import COLUMNS, EXIT_UNFINISHED, PATIENCE, Saving
+from keycut.training.loop import COLUMNS, EVERY_TEN_MINUTES, EXIT_UNFINISHED, PATIENCE, Saving
+from keycut.training.output import Output
 
 
 @given(batch=st.integers(1, 64), world_size=st.integers(1, 16), gpus=st.integers(1, 20))
@@ -80,12 +81,16 @@ def tokenizer(tmp_path_factory):
     return folder
 
 
+def job_of(folder, recipe, gpus, tokens, tokenizer="unused", saving=EVERY_TEN_MINUTES):
+    return flame_job.FlameJob(
+        folder, FLAMED, tokens, PackedTokens(tokens), recipe, tokenizer,
+        flame_job.share(recipe, gpus), saving,
+    )  # fmt: skip
+
+
 def test_the_job_file_says_what_the_recipe_says(tmp_path, tokens, tokenizer):
     recipe = flame_recipe(learning_rate=7e-4, betas=[0.9, 0.95], weight_decay=0.2)
-    divided = flame.share(recipe, 1)
-    files = flame.write_files(
-        tmp_path, FLAMED, tokens, PackedTokens(tokens), recipe, tokenizer, divided, Saving(steps=5)
-    )
+    files = job_of(tmp_path, recipe, 1, tokens, tokenizer, Saving(steps=5)).write()
     assert [path.name for path in files] == ["command.txt", "job.toml"]
     said = tomllib.loads((tmp_path / "job.toml").read_text())
     assert said["optimizer"] == {
@@ -111,7 +116,7 @@ def test_a_job_file_is_read_as_it_was_meant():
         "on": True,
         "off": False,
     }
-    assert tomllib.loads(flame.toml({"one": values, "two": {}})) == {"one": values, "two": {}}
+    assert tomllib.loads(flame_job.toml({"one": values, "two": {}})) == {"one": values, "two": {}}
 
 
 @given(warmup=st.integers(0, 30), rest=st.integers(1, 60))
@@ -180,16 +185,15 @@ def a_checkpoint(folder, step):
     return path
 
 
-def test_flame_starts_from_the_last_checkpoint_that_is_whole(tmp_path, capsys):
+def test_flame_starts_from_the_last_checkpoint_that_is_whole(tmp_path, caplog):
     for step in (9, 10, 100):
         a_checkpoint(tmp_path, step)
     (a_checkpoint(tmp_path, 300) / "manifest.json").unlink()  # killed before it was sealed
     with open(a_checkpoint(tmp_path, 200) / "__0_0.distcp", "r+b") as file:
         file.write(b"x")
     assert flame.last_whole(tmp_path) == 100
-    said = capsys.readouterr().err
-    assert "step-300 is passed over" in said
-    assert "step-200 is passed over" in said
+    assert "step-300 is passed over" in caplog.text
+    assert "step-200 is passed over" in caplog.text
     left = {path.name for path in flame.checkpoint_folder(tmp_path, 0).parent.iterdir()}
     assert left == {"step-9", "step-10", "step-100"}
 
@@ -206,15 +210,14 @@ def log_of(steps, loss="2.5000", norm=" 1.00"):
     )
 
 
-def watching(**changes):
-    recipe = flame_recipe(**changes)
-    return flame._Watch(recipe, flame.share(recipe, 2), LENGTH, 0)
+def reader(tokens):
+    return flame.LogReader(job_of(tokens.parent, flame_recipe(), 2, tokens), 0)
 
 
-def test_the_log_becomes_the_curve_however_it_arrives():
+def test_the_log_becomes_the_curve_however_it_arrives(tokens):
     text = "noise\n" + log_of(range(1, 6)) + "more noise\n"
-    at_once = list(watching().rows(io.StringIO(text)))
-    watch = watching()
+    at_once = list(reader(tokens).rows(io.StringIO(text)))
+    watch = reader(tokens)
     in_pieces = [
         row for i in range(0, len(text), 7) for row in watch.rows(io.StringIO(text[i : i + 7]))
     ]
@@ -224,23 +227,22 @@ def test_the_log_becomes_the_curve_however_it_arrives():
 
 
 @pytest.mark.parametrize("bad", [{"loss": "nan"}, {"norm": "  inf"}])
-def test_steps_that_are_not_finite_end_the_run(bad):
-    watch = watching()
+def test_steps_that_are_not_finite_end_the_run(tokens, bad):
+    watch = reader(tokens)
     text = log_of([1], **bad) + log_of([2]) + log_of(range(3, 3 + PATIENCE), **bad)
     with pytest.raises(InputError, match=f"{PATIENCE} steps in a row .* step {2 + PATIENCE}"):
         list(watch.rows(io.StringIO(text)))
 
 
-def test_what_flame_said_last_is_in_the_error(tmp_path, monkeypatch):
+def test_what_flame_said_last_is_in_the_error(tmp_path, tokens, monkeypatch):
     words = [sys.executable, "-c", "import sys; print('no such kernel'); sys.exit(3)"]
-    monkeypatch.setattr(flame, "command", lambda *_: words)
+    monkeypatch.setattr(flame.FlameJob, "command", lambda job: words)
     monkeypatch.setattr(flame, "LOOK_EVERY", 0.01)
-    recipe = flame_recipe()
     with (
         Checkpoints(tmp_path, {"run": 1}) as kept,
         pytest.raises(InputError, match=r"code 3(.|\n)*no such kernel"),
     ):
-        flame.run_flame(kept, recipe, flame.share(recipe, 1), LENGTH, Saving(), 0)
+        flame.run_flame(job_of(kept.folder, flame_recipe(), 1, tokens), kept, 0)
 
 
 @pytest.mark.parametrize(
@@ -250,16 +252,18 @@ def test_what_flame_said_last_is_in_the_error(tmp_path, monkeypatch):
         ("full", "'full' already; `batch` of the recipe is 2, and `world_size` 2: with 1 and 4"),
     ],
 )
-def test_what_to_change_is_said_where_flame_runs_out_of_memory(tmp_path, monkeypatch, mode, advice):
+def test_what_to_change_is_said_where_flame_runs_out_of_memory(
+    tmp_path, tokens, monkeypatch, mode, advice
+):
     said = "[rank0]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB. GPU 0"
     script = f"import sys; print('{said}\\nand more'); sys.exit(1)"
-    monkeypatch.setattr(flame, "command", lambda *_: [sys.executable, "-c", script])
+    monkeypatch.setattr(flame.FlameJob, "command", lambda job: [sys.executable, "-c", script])
     monkeypatch.setattr(flame, "LOOK_EVERY", 0.01)
     recipe = flame_recipe(activation_checkpoint=mode)
     with Checkpoints(tmp_path, {"run": 1}) as kept:
         (kept.folder / "flame.log").write_text("CUDA out of memory before\n")
         with pytest.raises(InputError) as ended:
-            flame.run_flame(kept, recipe, flame.share(recipe, 1), LENGTH, Saving(), 0)
+            flame.run_flame(job_of(kept.folder, recipe, 1, tokens), kept, 0)
     (line,) = str(ended.value).splitlines()
     assert f"{said}; " in line
     assert advice in line
@@ -287,10 +291,8 @@ class Launch:
         self.folder, self.tokens, self.tokenizer = tmp_path, tokens, tokenizer
 
     def __call__(self, recipe=None, gpus=2, model=FLAMED):
-        flame.pretrain_with_flame(
-            model, self.tokens, recipe or flame_recipe(), self.folder / "out",
-            checkpoints=self.folder / "running", tokenizer=self.tokenizer, gpus=gpus,
-        )  # fmt: skip
+        output = Output(self.folder / "out", self.folder / "running", tokenizer=self.tokenizer)
+        flame.pretrain_with_flame(model, self.tokens, recipe or flame_recipe(), output, gpus=gpus)
 
 
 @pytest.fixture

@@ -24,6 +24,7 @@ from keycut.training.loop import (
     learning_rate,
     train,
 )
+from keycut.training.output import Output
 from keycut.training.pretrain import pretrain
 
 
@@ -34,14 +35,8 @@ def data(tmp_path):
 
 def trained(tmp_path, data, settings, *, out="out", model="delta_net", **options):
     folder = tmp_path / out
-    pretrain(
-        create(SMALL[model], seed=1),
-        data,
-        settings,
-        folder,
-        checkpoints=tmp_path / "run",
-        **options,
-    )
+    output = Output(folder, checkpoints=tmp_path / "run", **options)
+    pretrain(create(SMALL[model], seed=1), data, settings, output)
     return folder
 
 
@@ -212,11 +207,9 @@ def test_tokens_that_the_model_has_not_are_refused(tmp_path):
 def test_folders_that_cannot_be_written_are_refused(tmp_path, data):
     (tmp_path / "file").write_text("")
     for where in ({"out": "file/out"}, {"out": "out", "checkpoints": "file/run"}):
+        output = Output(tmp_path / where["out"], tmp_path / where.get("checkpoints", "run"))
         with pytest.raises(InputError, match="cannot be written"):
-            pretrain(
-                create(SMALL["delta_net"], seed=1), data, recipe(), tmp_path / where["out"],
-                checkpoints=tmp_path / where.get("checkpoints", "run"),
-            )  # fmt: skip
+            pretrain(create(SMALL["delta_net"], seed=1), data, recipe(), output)
     (tmp_path / "there").mkdir()
     with pytest.raises(InputError, match="exists already"):
         trained(tmp_path, data, recipe(), out="there")

@@ -16,10 +16,16 @@ from keycut.slicing import Keep, cut_back, slice_model
 from keycut.training import recovery as recovering
 from keycut.training.checkpoints import CURVE, Checkpoints
 from keycut.training.loop import Saving
+from keycut.training.output import Output
 from keycut.training.recovery import recover, recovery_loss, with_adapters
 
 KINDS = ["delta_net", "delta_net_tied", "shared_head", "shared_all", "gated", "gated_value_heads"]
 UNLIKE = ["delta_net_tied", "shared_head", "gated_value_heads"]
+
+
+@pytest.fixture(autouse=True)
+def notices(caplog):
+    caplog.set_level("INFO")
 
 
 @pytest.fixture(scope="module")
@@ -60,17 +66,17 @@ def test_adapters_and_filters_learn_and_nothing_else(root, kind):
 
 @pytest.mark.parametrize("kind", UNLIKE)
 def test_a_recovered_model_is_an_ordinary_one_and_closer_to_its_teacher(
-    root, data, tmp_path, capsys, kind
+    root, data, tmp_path, caplog, kind
 ):
     student, out = root / f"{kind}_half", tmp_path / "out"
-    recover(student, root / kind, data, recovery(), out, checkpoints=tmp_path / "run")
+    recover(student, root / kind, data, recovery(), Output(out, tmp_path / "run"))
     before, after = Checkpoint(student), Checkpoint(out)
     assert set(after.files) == set(before.files)
     assert after.shape == before.shape
     learned = with_adapters(load(student), recovery().lora, 0).named_parameters()
     sizes = {name: p.numel() for name, p in learned if p.requires_grad}
     assert read_json(out / "trainable.json") == sizes
-    assert f"recovery: {sum(sizes.values()):,} of " in capsys.readouterr().err
+    assert f"recovery: {sum(sizes.values()):,} of " in caplog.text
     frozen = [n for n in before.files if not re.search(r"[qkv]_(proj|conv1d)", n)]
     for name in frozen:
         assert torch.equal(after.tensor(name), before.tensor(name)), name
@@ -102,7 +108,7 @@ def test_merging_changes_nothing(root, kind):
 def test_the_unpruned_model_is_a_student_too(root, data, tmp_path):
     """It has nothing to learn of itself: the divergence begins at zero."""
     model = root / "delta_net"
-    recover(model, model, data, recovery(), tmp_path / "out", checkpoints=tmp_path / "run")
+    recover(model, model, data, recovery(), Output(tmp_path / "out", tmp_path / "run"))
     rows = (tmp_path / "out" / CURVE).read_text().splitlines()
     assert float(rows[1].split(",")[4]) == pytest.approx(0, abs=1e-5)
     assert Checkpoint(tmp_path / "out").shape == Checkpoint(model).shape
@@ -115,8 +121,8 @@ def test_a_padded_recovery_is_the_narrow_one(root, data, tmp_path, kind):
     for padded_to in (None, width + 3):
         folders.append(tmp_path / str(padded_to))
         recover(
-            root / f"{kind}_half", root / kind, data, recovery(steps=8), folders[-1],
-            checkpoints=tmp_path / "run", padded_to=padded_to,
+            root / f"{kind}_half", root / kind, data, recovery(steps=8),
+            Output(folders[-1], tmp_path / "run"), padded_to=padded_to,
         )  # fmt: skip
     narrow, padded = (Checkpoint(folder) for folder in folders)
     assert padded.config == narrow.config
@@ -132,7 +138,7 @@ def test_a_batch_in_parts_is_the_same_batch(root, data, tmp_path):
         out = tmp_path / str(parts)
         settings = recovery(steps=4, warmup=1, batch=4, parts=parts)
         student, teacher = root / "delta_net_half", root / "delta_net"
-        recover(student, teacher, data, settings, out, checkpoints=tmp_path / "run")
+        recover(student, teacher, data, settings, Output(out, tmp_path / "run"))
         recovered.append(Checkpoint(out))
     whole, *in_parts = recovered
     for name in whole.files:
@@ -164,13 +170,13 @@ def fills_up(calls):
 
 
 def test_a_run_out_of_memory_names_the_parts_and_goes_on_with_more(
-    root, data, tmp_path, monkeypatch, capsys
+    root, data, tmp_path, monkeypatch, caplog
 ):
     def run(parts):
         recover(
             root / "delta_net_half", root / "delta_net", data,
-            recovery(steps=6, warmup=1, batch=6, parts=parts), tmp_path / f"{parts}",
-            checkpoints=tmp_path / "run", saving=Saving(steps=2),
+            recovery(steps=6, warmup=1, batch=6, parts=parts),
+            Output(tmp_path / f"{parts}", tmp_path / "run", saving=Saving(steps=2)),
         )  # fmt: skip
 
     monkeypatch.setattr(recovering, "recovery_loss", fills_up(5))
@@ -185,9 +191,9 @@ def test_a_run_out_of_memory_names_the_parts_and_goes_on_with_more(
     with pytest.raises(InputError, match="is 6, one sequence each: use a GPU with more memory"):
         run(6)
     monkeypatch.undo()
-    capsys.readouterr()
+    caplog.clear()
     run(2)
-    assert "recovery: goes on from step 4" in capsys.readouterr().err
+    assert "recovery: goes on from step 4" in caplog.text
     run(1)
     whole, started = Checkpoint(tmp_path / "1"), Checkpoint(root / "delta_net_half")
     for name in whole.files:
@@ -203,8 +209,8 @@ def test_another_error_is_not_taken_for_a_lack_of_memory(root, data, tmp_path, m
     monkeypatch.setattr(recovering, "recovery_loss", fails)
     with pytest.raises(RuntimeError, match="no such kernel"):
         recover(
-            root / "delta_net_half", root / "delta_net", data, recovery(), tmp_path / "out",
-            checkpoints=tmp_path / "run",
+            root / "delta_net_half", root / "delta_net", data, recovery(),
+            Output(tmp_path / "out", tmp_path / "run"),
         )  # fmt: skip
 
 
@@ -212,7 +218,7 @@ def test_another_error_is_not_taken_for_a_lack_of_memory(root, data, tmp_path, m
     {**SMALL["delta_net_gate"], "conv_bias": True},
     {**SMALL["gated"], "conv_bias": True},
 ])  # fmt: skip
-def test_norms_and_biases_learn_where_they_are_to_and_padded_alike(data, tmp_path, capsys, model):
+def test_norms_and_biases_learn_where_they_are_to_and_padded_alike(data, tmp_path, caplog, model):
     new = create({**model, "initializer_range": 0.1}, seed=1)
     for name, parameter in new.named_parameters():
         if name.endswith("bias"):  # far from zero, where they start
@@ -224,8 +230,8 @@ def test_norms_and_biases_learn_where_they_are_to_and_padded_alike(data, tmp_pat
     for padded_to in (None, half.width + 3):
         recover(
             tmp_path / "student", teacher.folder, data,
-            recovery(steps=8, norms_and_biases=True), tmp_path / str(padded_to),
-            checkpoints=tmp_path / "run", padded_to=padded_to,
+            recovery(steps=8, norms_and_biases=True),
+            Output(tmp_path / str(padded_to), tmp_path / "run"), padded_to=padded_to,
         )  # fmt: skip
     before, after = Checkpoint(tmp_path / "student"), Checkpoint(tmp_path / "None")
     padded = Checkpoint(tmp_path / str(half.width + 3))
@@ -238,15 +244,15 @@ def test_norms_and_biases_learn_where_they_are_to_and_padded_alike(data, tmp_pat
     sizes = read_json(after.folder / "trainable.json")
     others = {n: size for n, size in sizes.items() if not re.search(r"lora_|conv1d", n)}
     assert all(re.search(r"norm\.weight$|dt_bias$", name) for name in others)
-    assert f", {sum(others.values()):,} in norms and biases\n" in capsys.readouterr().err
+    assert f", {sum(others.values()):,} in norms and biases\n" in caplog.text
 
 
 def test_a_student_keeps_its_type(root, data, tmp_path):
     teacher = Checkpoint(root / "delta_net")
     slice_model(teacher, cut_back(teacher.shape, 8), tmp_path / "student", dtype=torch.bfloat16)
     recover(
-        tmp_path / "student", root / "delta_net", data, recovery(steps=4), tmp_path / "out",
-        checkpoints=tmp_path / "run",
+        tmp_path / "student", root / "delta_net", data, recovery(steps=4),
+        Output(tmp_path / "out", tmp_path / "run"),
     )  # fmt: skip
     out = Checkpoint(tmp_path / "out")
     assert out.config["dtype"] == "bfloat16"
@@ -279,8 +285,8 @@ def test_a_teacher_that_the_student_was_not_cut_from_is_refused(
     save(create({**other, "expand_v": 2.0}, seed=1), root / "other_values", force=True)
     with pytest.raises(InputError, match=message):
         recover(
-            root / student, root / teacher, data, recovery(), tmp_path / "out",
-            checkpoints=tmp_path / "run",
+            root / student, root / teacher, data, recovery(),
+            Output(tmp_path / "out", tmp_path / "run"),
         )  # fmt: skip
     assert list(tmp_path.iterdir()) == []
 
@@ -289,8 +295,8 @@ def test_a_target_that_matches_nothing_is_refused_before_any_work(root, data, tm
     settings = recovery(lora={"rank": 3, "alpha": 6.0, "modules": ["q_proj", "k_projection"]})
     with pytest.raises(InputError, match="'k_projection'; did you mean 'k_proj'"):
         recover(
-            root / "delta_net_half", root / "delta_net", data, settings, tmp_path / "out",
-            checkpoints=tmp_path / "run",
+            root / "delta_net_half", root / "delta_net", data, settings,
+            Output(tmp_path / "out", tmp_path / "run"),
         )  # fmt: skip
     assert list(tmp_path.iterdir()) == []
 
@@ -305,11 +311,11 @@ def test_a_raised_version_begins_anew(tmp_path, monkeypatch):
             folders.append(self.folder)
             raise InterruptedError
 
-    monkeypatch.setattr("keycut.training.recovery.Checkpoints", Noted)
+    monkeypatch.setattr("keycut.training.output.Checkpoints", Noted)
     for version in (1, 1, 2):
         with pytest.raises(InterruptedError):
             recover(
                 tmp_path / "student", tmp_path / "teacher", packed(tmp_path / "tokens"),
-                recovery(), tmp_path / "out", checkpoints=tmp_path / "run", version=version,
+                recovery(), Output(tmp_path / "out", tmp_path / "run", version=version),
             )  # fmt: skip
     assert folders[0] == folders[1] != folders[2]

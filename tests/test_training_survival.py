@@ -167,12 +167,12 @@ DAMAGES = [
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(checkpoints, damage, capsys):
+def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(checkpoints, damage, caplog):
     for step in (5, 10):
         checkpoints.save(step, *state(step))
     damage(checkpoints.folder / "step-00000010")
     assert checkpoints.latest().state["step"] == 5
-    assert "step-00000010 is passed over" in capsys.readouterr().err
+    assert "step-00000010 is passed over" in caplog.text
     # Saved between the two: the damaged one must not count among the last.
     checkpoints.save(7, *state(7))
     checkpoints.save(9, *state(9))
@@ -180,12 +180,12 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(checkpoints, dam
     assert len(list(checkpoints.folder.glob("step-*"))) == 2
 
 
-def test_two_damaged_checkpoints_mean_a_new_start(checkpoints, capsys):
+def test_two_damaged_checkpoints_mean_a_new_start(checkpoints, caplog):
     for step in (5, 10):
         checkpoints.save(step, *state(step))
         flip_a_bit(checkpoints.folder / f"step-{step:08d}")
     assert checkpoints.latest() is None
-    assert capsys.readouterr().err.count("passed over") == 2
+    assert caplog.text.count("passed over") == 2
 
 
 def test_a_full_disk_leaves_the_old_checkpoint(checkpoints):
@@ -239,7 +239,7 @@ def test_a_finished_run_goes_away_also_where_open_files_stay(tmp_path, monkeypat
     assert not checkpoints.folder.exists()
 
 
-def test_a_file_system_without_locks_is_no_obstacle(tmp_path, monkeypatch, capsys):
+def test_a_file_system_without_locks_is_no_obstacle(tmp_path, monkeypatch, caplog):
     def refuse(*_):
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
@@ -247,4 +247,4 @@ def test_a_file_system_without_locks_is_no_obstacle(tmp_path, monkeypatch, capsy
     with Checkpoints(tmp_path, {}) as checkpoints:
         checkpoints.curve.write_text("step\n")
         checkpoints.save(5, *state(5))
-    assert "cannot be locked (No locks available)" in capsys.readouterr().err
+    assert "cannot be locked (No locks available)" in caplog.text

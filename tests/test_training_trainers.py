@@ -12,6 +12,7 @@ from keycut.errors import InputError
 from keycut.models import load
 from keycut.training import trainers
 from keycut.training.checkpoints import Checkpoints
+from keycut.training.output import Output
 
 
 @pytest.fixture(scope="module")
@@ -32,10 +33,10 @@ def config_with(**changes):
 
 
 def train(root, config, out, model="delta_net_head", gpus=0, version=1):
-    return trainers.pretrain_model(
-        config, model, root / "tokens", out, checkpoints=root / "running",
-        tokenizer=root / "tokenizer", gpus=gpus, card="a card", version=version,
-    )  # fmt: skip
+    output = Output(
+        out, root / "running", tokenizer=root / "tokenizer", card="a card", version=version
+    )
+    return trainers.pretrain_model(config, model, root / "tokens", output, gpus=gpus)
 
 
 def test_the_built_in_trainer_makes_a_model_with_all_that_belongs_to_it(root, tmp_path):
@@ -58,8 +59,7 @@ def test_a_raised_version_begins_anew(root, tmp_path, monkeypatch, trainer):
             folders.append(self.folder)
             raise InterruptedError
 
-    for module in ("pretrain", "flame"):
-        monkeypatch.setattr(f"keycut.training.{module}.Checkpoints", Noted)
+    monkeypatch.setattr("keycut.training.output.Checkpoints", Noted)
     monkeypatch.setattr("keycut.training.flame.check_flame_installed", lambda: None)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
     config = config_with(trainer=trainer)
@@ -77,15 +77,15 @@ def test_stages_that_keep_checkpoints_pass_their_version_on(stage):
 def test_flame_is_given_what_the_configuration_says(root, tmp_path, monkeypatch):
     config, given = config_with(trainer="flame"), {}
 
-    def launched(model, data, recipe, out, **others):
-        given.update(model=model, data=data, recipe=recipe, out=out, **others)
+    def launched(model, data, recipe, output, **others):
+        given.update(model=model, data=data, recipe=recipe, output=output, **others)
 
     monkeypatch.setattr(trainers, "pretrain_with_flame", launched)
     train(root, config, tmp_path / "out", gpus=4)
     assert given["model"] == config.models["delta_net_head"].fla_config()
     assert given["recipe"] == config.recipes["demo"]
     assert given["gpus"] == 4
-    assert given["card"] == "a card"
+    assert given["output"].card == "a card"
 
 
 def test_the_built_in_trainer_refuses_gpus_that_are_not_there_or_that_it_cannot_use(

@@ -14,6 +14,7 @@ from keycut.models import create, save
 from keycut.models.checkpoint import Checkpoint
 from keycut.slicing import cut_back, slice_model
 from keycut.training.loop import Saving
+from keycut.training.output import Output
 from keycut.training.pretrain import pretrain
 
 LENGTH = 24
@@ -69,20 +70,16 @@ def making(root: Path) -> None:
 def pretraining(root: Path, out: str, saving: Saving) -> None:
     """What a process does that pretrains: started again, it goes on."""
     model = create(SMALL["delta_net"], seed=1)
-    pretrain(
-        model, packed(root / "tokens"), recipe(), root / out,
-        checkpoints=root / "running" / out, saving=saving,
-    )  # fmt: skip
+    output = Output(root / out, checkpoints=root / "running" / out, saving=saving)
+    pretrain(model, packed(root / "tokens"), recipe(), output)
 
 
 def recovering(root: Path, out: str, saving: Saving) -> None:
     """Likewise for recovery, of the model in `student`, taught by the one in `teacher`."""
     from keycut.training.recovery import recover
 
-    recover(
-        root / "student", root / "teacher", packed(root / "tokens"), recovery(), root / out,
-        checkpoints=root / "running" / out, saving=saving,
-    )  # fmt: skip
+    output = Output(root / out, checkpoints=root / "running" / out, saving=saving)
+    recover(root / "student", root / "teacher", packed(root / "tokens"), recovery(), output)
 
 
 FLAMED = {**SMALL["shared_head"], "vocab_size": 257}  # as many as the tokenizer has
@@ -99,11 +96,11 @@ def flaming(root: Path, out: str, gpus: int, saving: Saving) -> None:
     flame.check_gpus = lambda gpus: None
     if not (root / "tokenizer").exists():
         train_tokenizer(["a few words"] * 9, root / "tokenizer", vocabulary_size=257)
-    flame.pretrain_with_flame(
-        FLAMED, root / "tokens", flame_recipe(), root / out,
-        checkpoints=root / "running" / out, tokenizer=root / "tokenizer", gpus=gpus, saving=saving,
-        card="a card",
+    output = Output(
+        root / out, checkpoints=root / "running" / out, tokenizer=root / "tokenizer",
+        saving=saving, card="a card",
     )  # fmt: skip
+    flame.pretrain_with_flame(FLAMED, root / "tokens", flame_recipe(), output, gpus=gpus)
 
 
 def flame_recipe(**changes):

@@ -15,9 +15,9 @@ any moment, or a full disk, leaves the one before as it was.
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import shutil
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +30,8 @@ from torch import Tensor
 
 from keycut.artefact import atomic_write, check_writable, digest, read_json, sha256, write_json
 from keycut.errors import InputError
+
+logger = logging.getLogger(__name__)
 
 KEPT = 2
 
@@ -76,7 +78,9 @@ class Checkpoints:
             ) from None
         except OSError as error:
             # Some cluster file systems have no locks; that is no reason not to train.
-            _say(f"{self.folder} cannot be locked ({error.strerror}): start the run only once")
+            logger.warning(
+                f"{self.folder} cannot be locked ({error.strerror}): start the run only once"
+            )
         # What a killed process was writing.
         for left in self.folder.glob(".*"):
             if left.is_dir():  # and not a file that NFS keeps for whoever has it open
@@ -110,9 +114,9 @@ class Checkpoints:
                 "start the same command again"
             ) from None
         # Later ones were damaged and passed over, or this step would not have come again.
-        older = [one for one in self._saved() if one <= path]
-        for one in set(self._saved()) - set(older[-KEPT:]):
-            shutil.rmtree(one)
+        older = [saved for saved in self._saved() if saved <= path]
+        for saved in set(self._saved()) - set(older[-KEPT:]):
+            shutil.rmtree(saved)
 
     def latest(self) -> Saved | None:
         """The last one that is whole. One that is not is passed over, and said so."""
@@ -120,7 +124,7 @@ class Checkpoints:
             try:
                 return _read(path)
             except DAMAGE as error:
-                _say(f"{path.name} is passed over: {error}")
+                logger.warning(f"{path.name} is passed over: {error}")
         return None
 
     def remove(self) -> None:
@@ -174,7 +178,3 @@ def _flush(folder: Path) -> None:
     descriptor = os.open(folder, os.O_RDONLY)
     os.fsync(descriptor)
     os.close(descriptor)
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)

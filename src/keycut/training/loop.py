@@ -12,10 +12,10 @@ again computes, on a CPU with the same number of threads, the same bits as one t
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -31,12 +31,14 @@ from keycut.data.packing import PackedTokens
 from keycut.errors import InputError
 from keycut.training.checkpoints import Checkpoints
 
+logger = logging.getLogger(__name__)
+
 EXIT_UNFINISHED = 75
 """The exit code of a run that was told to stop, has saved, and goes on when started again
 (EX_TEMPFAIL of sysexits.h)."""
 
 PATIENCE = 8  # non-finite steps in a row that end a run
-SAY_EVERY = 10.0  # seconds
+LOG_EVERY = 10.0  # seconds
 OUT_OF_MEMORY = "out of memory"  # in whatever is said of a GPU that has none left
 
 COLUMNS = ("step", "tokens", "loss", "ce", "kd", "lr", "grad_norm")
@@ -77,12 +79,12 @@ EVERY_TEN_MINUTES = Saving()
 
 def check_data(data: PackedTokens, settings: Training, vocab_size: int) -> None:
     """An error if the data are too few for the steps, or have tokens that the model has not."""
-    there = len(data) * settings.epochs
-    if settings.sequences > there:
+    available = len(data) * settings.epochs
+    if settings.sequences > available:
         passes = f" in {settings.epochs} epochs" if settings.epochs > 1 else ""
         raise InputError(
             f"{settings.data}: {settings.steps} steps need {settings.sequences} sequences, there "
-            f"are {there}{passes}; ask for fewer steps, more epochs or give more text"
+            f"are {available}{passes}; ask for fewer steps, more epochs or give more text"
         )
     if data.manifest.vocabulary_size > vocab_size:
         raise InputError(
@@ -137,7 +139,7 @@ def train(
     saved, saved_at = first, time.monotonic()
     last_moment = saving.last_moment()
     model.train()
-    with told_to_stop() as stop, open(checkpoints.curve, "a", buffering=1) as curve:
+    with stop_on_signals() as stop, open(checkpoints.curve, "a", buffering=1) as curve:
         for step, ids in zip(range(first + 1, settings.steps + 1), batches, strict=False):
             began = time.time()
             rate = learning_rate(step, settings)
@@ -150,7 +152,7 @@ def train(
                 optimizer.step()
             optimizer.zero_grad()
             curve.write(curve_row(step, step * tokens, *losses, rate, norm))
-            progress.say(step, losses[0])
+            progress.log(step, losses[0])
             if failed == PATIENCE:
                 raise InputError(
                     f"{work}: {PATIENCE} steps in a row were not finite, the last of them step "
@@ -170,7 +172,7 @@ def train(
                 checkpoints.save(step, _tensors(trained, optimizer, device), state)
                 saved, saved_at = step, time.monotonic()
             if stop.is_set() and step < settings.steps:
-                print(f"{work}: saved at step {step}, goes on later", file=sys.stderr, flush=True)
+                logger.info(f"{work}: saved at step {step}, goes on later")
                 raise SystemExit(EXIT_UNFINISHED)
     model.eval()
 
@@ -188,9 +190,9 @@ def _gradients(
             losses = loss(some)
         (losses.total / accumulate).backward()
         parts.append(losses)
-    total = torch.stack([one.total.detach() for one in parts]).mean().item()
-    ce = torch.stack([one.ce.detach() for one in parts]).mean().item()
-    divergences = [one.kd.detach() for one in parts if one.kd is not None]
+    total = torch.stack([part.total.detach() for part in parts]).mean().item()
+    ce = torch.stack([part.ce.detach() for part in parts]).mean().item()
+    divergences = [part.kd.detach() for part in parts if part.kd is not None]
     return total, ce, torch.stack(divergences).mean().item() if divergences else None
 
 
@@ -238,7 +240,7 @@ def _resumed(
             # AdamW counts its steps on the CPU.
             optimizer.state[trained[name]][part] = tensor.to("cpu" if part == "step" else device)
     step = saved.state["step"]
-    print(f"{work}: goes on from step {step}", file=sys.stderr, flush=True)
+    logger.info(f"{work}: goes on from step {step}")
     return step, saved.state["failed"]
 
 
@@ -250,16 +252,16 @@ def explain_out_of_memory(work: str, advice: str) -> Iterator[None]:
     except RuntimeError as error:  # torch's own kind, or what Triton or the driver says
         if OUT_OF_MEMORY not in str(error):
             raise
-        raise InputError(f"{work}: {in_short(str(error))}; {advice}") from None
+        raise InputError(f"{work}: {first_sentences(str(error))}; {advice}") from None
 
 
-def in_short(text: str) -> str:
+def first_sentences(text: str) -> str:
     """The first sentences of what torch says of its memory: what it wanted, and what there was."""
     return ". ".join(text.strip().split("\n")[0].split(". ")[:3]).rstrip(".")
 
 
 @contextmanager
-def told_to_stop() -> Iterator[threading.Event]:
+def stop_on_signals() -> Iterator[threading.Event]:
     """An event that SIGTERM or SIGUSR1 sets, so that the step in hand is finished first."""
     stop = threading.Event()
     # Only the main thread may have handlers; elsewhere signals are not ours to take.
@@ -278,21 +280,19 @@ def told_to_stop() -> Iterator[threading.Event]:
 
 
 class StepProgress:
-    """A line on stderr every ten seconds: where the run stands and what is left."""
+    """A line in the log every ten seconds: where the run stands and what is left."""
 
     def __init__(self, work: str, steps: int, step: int, tokens: int) -> None:
         self.work, self.steps, self.first, self.tokens = work, steps, step, tokens
-        self.started = self.said = time.monotonic()
+        self.started = self.logged = time.monotonic()
 
-    def say(self, step: int, loss: float) -> None:
+    def log(self, step: int, loss: float) -> None:
         now = time.monotonic()
-        if now - self.said < SAY_EVERY:
+        if now - self.logged < LOG_EVERY:
             return
-        self.said = now
+        self.logged = now
         pace = (step - self.first) / (now - self.started)  # steps a second
-        print(
+        logger.info(
             f"{self.work}: step {step:,} of {self.steps:,}, {pace * self.tokens:,.0f} tokens/s, "
-            f"loss {loss:.3f}, {(self.steps - step) / pace:,.0f} s left",
-            file=sys.stderr,
-            flush=True,
+            f"loss {loss:.3f}, {(self.steps - step) / pace:,.0f} s left"
         )

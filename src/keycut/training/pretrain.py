@@ -7,73 +7,42 @@ the recipe counts on several GPUs, a step goes through that many batches one aft
 from __future__ import annotations
 
 import hashlib
-import shutil
-from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from keycut import __version__
-from keycut.artefact import atomic_write, check_output_path
 from keycut.config.training import Recipe
 from keycut.data.packing import PackedTokens
-from keycut.models.checkpoint import save
-from keycut.training.checkpoints import Checkpoints
-from keycut.training.loop import (
-    EVERY_TEN_MINUTES,
-    Losses,
-    Saving,
-    check_data,
-    explain_out_of_memory,
-    train,
-)
+from keycut.training.loop import Losses, check_data, explain_out_of_memory, train
+from keycut.training.output import Output
 
 
-def pretrain(
-    model: Any,
-    data: PackedTokens,
-    recipe: Recipe,
-    out: Path | str,
-    *,
-    checkpoints: Path | str,
-    tokenizer: Path | str | None = None,
-    card: str | None = None,
-    saving: Saving = EVERY_TEN_MINUTES,
-    force: bool = False,
-    version: int = 1,
-) -> None:
-    """Train a model, wherever it is, and write it to a folder with its loss curve.
-
-    `checkpoints` is where running jobs keep theirs, `tokenizer` a folder to copy its files from,
-    `card` the text of the model's README.md. The model is trained in float32, on a GPU
-    with products in bf16.
-    """
+def pretrain(model: Any, data: PackedTokens, recipe: Recipe, output: Output) -> None:
+    """Train a model, wherever it is, and write it to a folder with its loss curve: in float32, on
+    a GPU with products in bf16."""
     check_data(data, recipe, model.config.vocab_size)
-    check_output_path(out, force=force)
+    output.check()
     model.float()
-    run = {
-        "work": "pretraining",
-        "model": fingerprint(model),
-        "recipe": recipe.defining(),
-        "data": {"sha256": data.manifest.sha256, "sequences": len(data)},
-        "device": model.device.type,
-        "version": version,
-        "keycut": __version__,
-    }
 
     def loss(ids: Tensor) -> Losses:
         ce = model(ids, labels=ids, use_cache=False).loss
         return Losses(ce, ce)
 
-    with Checkpoints(checkpoints, run) as kept:
+    run = output.checkpoints_of(
+        "pretraining",
+        data,
+        model=fingerprint(model),
+        recipe=recipe.defining(),
+        device=model.device.type,
+    )
+    with run as checkpoints:
         with explain_out_of_memory("pretraining", smaller_batches(recipe)):
             train(
-                model, loss, data, recipe, kept,
-                work="pretraining", saving=saving, accumulate=recipe.world_size,
+                model, loss, data, recipe, checkpoints,
+                work="pretraining", saving=output.saving, accumulate=recipe.world_size,
             )  # fmt: skip
-        write(model, out, kept, tokenizer=tokenizer, card=card, force=force)
+        output.write(model, checkpoints)
 
 
 def smaller_batches(recipe: Recipe) -> str:
@@ -87,25 +56,6 @@ def smaller_batches(recipe: Recipe) -> str:
         f"{batch * share // fewer} a step has the same sequences in smaller batches, and the run "
         "starts anew"
     )
-
-
-def write(
-    model: Any,
-    out: Path | str,
-    kept: Checkpoints,
-    *,
-    tokenizer: Path | str | None,
-    card: str | None,
-    force: bool,
-    beside: Iterable[Path] = (),
-) -> None:
-    """The model's folder, with the loss curve and other files in it; then the checkpoints have
-    done their work."""
-    with atomic_write(out, folder=True, force=force) as aside:
-        save(model, aside, tokenizer=tokenizer, card=card, force=True)
-        for path in (kept.curve, *beside):
-            shutil.copyfile(path, aside / path.name)
-    kept.remove()
 
 
 def fingerprint(model: Any) -> str:

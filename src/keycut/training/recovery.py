@@ -8,9 +8,10 @@ merged, and what is written is an ordinary model.
 
 from __future__ import annotations
 
+import logging
 import math
-import sys
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 
-from keycut import __version__
-from keycut.artefact import check_output_path, write_json
+from keycut.artefact import write_json
 from keycut.config.training import Lora, Recovery
 from keycut.data.packing import PackedTokens
 from keycut.errors import InputError, nearest
@@ -27,17 +27,11 @@ from keycut.models.architectures import architecture
 from keycut.models.architectures.base import Architecture
 from keycut.models.checkpoint import Checkpoint, create, load
 from keycut.slicing import Change, Pad, changed, cut_back, padded_eps
-from keycut.training.checkpoints import Checkpoints
 from keycut.training.distillation import distillation_losses, next_tokens
-from keycut.training.loop import (
-    EVERY_TEN_MINUTES,
-    Losses,
-    Saving,
-    check_data,
-    explain_out_of_memory,
-    train,
-)
-from keycut.training.pretrain import write
+from keycut.training.loop import Losses, check_data, explain_out_of_memory, train
+from keycut.training.output import Output
+
+logger = logging.getLogger(__name__)
 
 TRAINABLE = "trainable.json"  # beside the result: the parameters that learned, name to size
 
@@ -52,15 +46,10 @@ def recover(
     teacher: Path | str,
     data: PackedTokens,
     settings: Recovery,
-    out: Path | str,
+    output: Output,
     *,
-    checkpoints: Path | str,
     device: torch.device | str = "cpu",
     padded_to: int | None = None,
-    card: str | None = None,
-    saving: Saving = EVERY_TEN_MINUTES,
-    force: bool = False,
-    version: int = 1,
 ) -> None:
     """Recover the model in one folder with the help of another, and write it to a third.
 
@@ -69,55 +58,48 @@ def recover(
     tokenizer of the student and the type that its tensors have on disk; beside it are the loss
     curve and the list of what learned.
     """
-    students, teachers = Checkpoint(student), Checkpoint(teacher)
-    check_teacher(students, teachers)
-    check_data(data, settings, students.config["vocab_size"])
-    check_output_path(out, force=force)
+    pruned, unpruned = Checkpoint(student), Checkpoint(teacher)
+    check_teacher(pruned, unpruned)
+    check_data(data, settings, pruned.config["vocab_size"])
+    output.check()
     device = torch.device(device)
-    run = {
-        "work": "recovery",
-        "student": students.digest(),
-        "teacher": teachers.digest(),
-        "settings": settings.defining(),
-        "data": {"sha256": data.manifest.sha256, "sequences": len(data)},
-        "padded_to": padded_to,
-        "device": device.type,
-        "version": version,
-        "keycut": __version__,
-    }
-    kept = Checkpoints(checkpoints, run)
+    run = output.checkpoints_of(
+        "recovery",
+        data,
+        student=pruned.digest(),
+        teacher=unpruned.digest(),
+        settings=settings.defining(),
+        padded_to=padded_to,
+        device=device.type,
+    )
     model = load(student, dtype=torch.float32)
-    _, some_tensor = next(students.tensors())
-    width = students.shape.width
+    _, some_tensor = next(pruned.tensors())
+    width = pruned.shape.width
     if padded_to is not None:
         model = resized(model, Pad(padded_to))
         scale_eps(model, padded_eps(1.0, width, padded_to))
     adapted = with_adapters(
         model, settings.lora, settings.seed, norms_and_biases=settings.norms_and_biases
     ).to(device)
-    taught_by = load(
-        teacher, dtype=torch.bfloat16 if device.type == "cuda" else torch.float32, device=device
-    )
-    taught_by.requires_grad_(False)
+    teacher_dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    teacher_model = load(teacher, dtype=teacher_dtype, device=device).requires_grad_(False)
 
     def loss(ids: Tensor) -> Losses:
-        return recovery_loss(adapted, taught_by, ids, settings)
+        return recovery_loss(adapted, teacher_model, ids, settings)
 
-    with kept:
-        trainable = kept.folder / TRAINABLE
+    with run as checkpoints:
+        trainable = checkpoints.folder / TRAINABLE
         write_json(trainable, trainable_parameters(adapted))
         with explain_out_of_memory("recovery", more_parts(settings)):
             train(
-                adapted, loss, data, settings, kept, work="recovery", saving=saving,
+                adapted, loss, data, settings, checkpoints, work="recovery", saving=output.saving,
                 accumulate=settings.parts,
             )  # fmt: skip
         merged = adapted.merge_and_unload().cpu()
         if padded_to is not None:
-            merged = resized(merged, cut_back(students.shape, width))
-        write(
-            merged.to(some_tensor.dtype), out, kept, tokenizer=student, card=card, force=force,
-            beside=[trainable],
-        )  # fmt: skip
+            merged = resized(merged, cut_back(pruned.shape, width))
+        with_tokenizer = replace(output, tokenizer=student)
+        with_tokenizer.write(merged.to(some_tensor.dtype), checkpoints, files=[trainable])
 
 
 def check_teacher(student: Checkpoint, teacher: Checkpoint) -> None:
@@ -185,19 +167,17 @@ def is_norm_or_bias(name: str) -> bool:
 
 
 def trainable_parameters(adapted: Any) -> dict[str, int]:
-    """What learns: how many numbers each of those parameters has, and one line that says so."""
+    """The size of each parameter that learns, by name; a summary is logged."""
     kind = architecture(adapted.get_base_model().config.to_dict())
     everything = list(adapted.named_parameters())
     sizes = {name: p.numel() for name, p in everything if p.requires_grad}
     adapters = sum(n for name, n in sizes.items() if ".lora_" in name)
     filters = sum(n for name, n in sizes.items() if is_convolution(name, kind))
-    learning, all_of_them = sum(sizes.values()), sum(p.numel() for _, p in everything)
+    learning, total = sum(sizes.values()), sum(p.numel() for _, p in everything)
     others = learning - adapters - filters
-    print(
-        f"recovery: {learning:,} of {all_of_them:,} parameters learn: {adapters:,} in adapters, "
-        f"{filters:,} in convolutions" + (f", {others:,} in norms and biases" if others else ""),
-        file=sys.stderr,
-        flush=True,
+    logger.info(
+        f"recovery: {learning:,} of {total:,} parameters learn: {adapters:,} in adapters, "
+        f"{filters:,} in convolutions" + (f", {others:,} in norms and biases" if others else "")
     )
     return sizes
 

@@ -11,38 +11,23 @@ from keycut.data.packing import PackedTokens
 from keycut.errors import InputError, nearest
 from keycut.models.checkpoint import create
 from keycut.training.flame import Pace, check_gpus, pretrain_with_flame
-from keycut.training.loop import EVERY_TEN_MINUTES, Saving, check_data
+from keycut.training.loop import check_data
+from keycut.training.output import Output
 from keycut.training.pretrain import pretrain
 
 
 def pretrain_model(
-    config: Config,
-    model: str,
-    data: Path | str,
-    out: Path | str,
-    *,
-    checkpoints: Path | str,
-    tokenizer: Path | str,
-    gpus: int,
-    card: str | None = None,
-    saving: Saving = EVERY_TEN_MINUTES,
-    force: bool = False,
-    version: int = 1,
+    config: Config, model: str, data: Path | str, output: Output, *, gpus: int
 ) -> Pace | None:
-    """Train `model` of the configuration on the packed corpus in `data` and write it to `out`.
+    """Train `model` of the configuration on the packed corpus in `data`.
 
-    `checkpoints` is where running jobs keep theirs, `tokenizer` the folder of the model's own,
-    `card` the text of its README.md, `gpus` how many of this machine to use; 0 is a CPU, which
-    only the built-in trainer knows. `version` is the stage's (`keycut.running.code`): with
-    another one a run begins anew. What is returned is what flame said of its speed.
+    `gpus` is how many of this machine to use; 0 is a CPU, which only the built-in trainer knows.
+    What is returned is what flame said of its speed.
     """
     recipe = recipe_of(config, model)
     sizes = config.models[model].fla_config()
     if recipe.trainer == "flame":
-        return pretrain_with_flame(
-            sizes, data, recipe, out, checkpoints=checkpoints, tokenizer=tokenizer, gpus=gpus,
-            card=card, saving=saving, force=force, version=version,
-        )  # fmt: skip
+        return pretrain_with_flame(sizes, data, recipe, output, gpus=gpus)
     if gpus > 1:
         raise InputError(f"{gpus} GPUs for {model}: the built-in trainer uses one; flame uses many")
     if gpus:
@@ -50,10 +35,7 @@ def pretrain_model(
     tokens = PackedTokens(data, slice_name=recipe.data.partition("/")[2])
     check_data(tokens, recipe, sizes["vocab_size"])  # before the model is made
     new = create(sizes, seed=recipe.seed).to(torch.device("cuda" if gpus else "cpu"))
-    pretrain(
-        new, tokens, recipe, out, checkpoints=checkpoints, tokenizer=tokenizer, card=card,
-        saving=saving, force=force, version=version,
-    )  # fmt: skip
+    pretrain(new, tokens, recipe, output)
     return None
 
 
