@@ -15,6 +15,7 @@ the text. Sums are float64; gradients are added up in float32 under bf16 weights
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -31,7 +32,7 @@ from keycut.config import Calibration as Settings
 from keycut.data.packing import PackedTokens
 from keycut.data.progress import Progress
 from keycut.errors import InputError
-from keycut.models.architectures.base import KeyShape
+from keycut.models.architectures.base import Architecture, KeyShape, KeyTensor
 from keycut.models.capture import capture_rule_inputs, mixers
 from keycut.models.checkpoint import Checkpoint, load, read_tensors
 from keycut.models.delta_rule import l2_normalised
@@ -103,8 +104,66 @@ class _Sums:
         for name, rows in (("raw", raw), ("normalised", normalised)):
             self.grams[f"gram.{side}.{name}"][layer] += rows.mT @ rows
             if len(sampled):
-                some = rows[:, sampled]
-                self.grams[f"sample.{side}.{name}"][layer] += some.mT @ some
+                sample = rows[:, sampled]
+                self.grams[f"sample.{side}.{name}"][layer] += sample.mT @ sample
+
+
+class _Saliency:
+    """sum_i |W_ij dL/dW_ij| of the query and key projections, L the loss of all tokens."""
+
+    def __init__(self, adapter: Architecture, shape: KeyShape, mixers: list[Any]):
+        self.shape = shape
+        self.projections: dict[Side, KeyTensor] = {"q": adapter.q_proj, "k": adapter.k_proj}
+        # One matrix may be the projection of both.
+        names = dict.fromkeys(projection.name for projection in self.projections.values())
+        self.weights = {name: [m.get_parameter(name) for m in mixers] for name in names}
+        self.gradients = {
+            name: [torch.zeros_like(weight, dtype=torch.float32) for weight in weights]
+            for name, weights in self.weights.items()
+        }
+
+    def parameters(self) -> list[Tensor]:
+        return [weight for weights in self.weights.values() for weight in weights]
+
+    def add(self, tokens: int) -> None:
+        """The gradients of a batch: its loss is a mean, so they are weighed by its tokens."""
+        for name, weights in self.weights.items():
+            for index, weight in enumerate(weights):
+                if weight.grad is None:
+                    raise InputError(
+                        f"layer {self.shape.layers[index]}: no gradient reached {name}, so its "
+                        "saliency is unknown"
+                    )
+                self.gradients[name][index] += weight.grad.float() * tokens
+                weight.grad = None
+
+    def scores(self, side: Side, tokens: int) -> Tensor:
+        """(layers, heads, d_k)."""
+        key = self.projections[side]
+        rows = torch.from_numpy(key.layout(self.shape))
+        pairs = zip(self.weights[key.name], self.gradients[key.name], strict=True)
+        return torch.stack([
+            (W.detach().float() * G / tokens).abs().double().movedim(key.axis, 0).sum(1)[rows]
+            for W, G in pairs
+        ])  # fmt: skip
+
+
+@contextmanager
+def _gradients_only_for(model: Any, parameters: list[Tensor]) -> Iterator[None]:
+    """The model in evaluation mode, with gradients of these parameters; then as it was."""
+    required = {parameter: parameter.requires_grad for parameter in model.parameters()}
+    was_training = model.training
+    wanted = set(map(id, parameters))
+    model.eval()
+    try:
+        for parameter in required:
+            parameter.requires_grad_(id(parameter) in wanted)
+        yield
+    finally:
+        for parameter, value in required.items():
+            parameter.requires_grad_(value)
+            parameter.grad = None
+        model.train(was_training)
 
 
 def calibrate(
@@ -123,20 +182,11 @@ def calibrate(
     The model keeps its parameters; which of them require gradients is put back afterwards.
     `provenance` goes into the manifest: the model's digest, where the text is from.
     """
-    kind, shape, layers = mixers(model)
+    adapter, shape, layers = mixers(model)
     device = next(model.parameters()).device
-    sides = {"q": kind.q_proj, "k": kind.k_proj}
-    # One matrix may be the projection of both.
-    names = dict.fromkeys(key.name for key in sides.values())
-    projections = {name: [m.get_parameter(name) for m in layers] for name in names}
-    hidden = projections[kind.q_proj.name][0].movedim(kind.q_proj.axis, 0).shape[1]
-    if not gradients:
-        projections, sides = {}, {}
-    summed = {
-        name: [torch.zeros_like(w, dtype=torch.float32) for w in weights]
-        for name, weights in projections.items()
-    }
-    sums = _Sums(shape, hidden, device)
+    q_proj = layers[0].get_parameter(adapter.q_proj.name)
+    sums = _Sums(shape, q_proj.movedim(adapter.q_proj.axis, 0).shape[1], device)
+    saliency = _Saliency(adapter, shape, layers) if gradients else None
     positions = sampled_positions(tokens, sample_rows, seed)
     progress = Progress("calibrating", tokens=tokens)
     seen, loss_sum = 0, 0.0
@@ -147,48 +197,25 @@ def calibrate(
         sums.add_rows(layer, "k", rule["k"], sampled)
         sums.add_rows(layer, "q", rule["q"], sampled)
 
-    wanted = {id(w) for weights in projections.values() for w in weights}
-    required = {p: p.requires_grad for p in model.parameters()}
-    was_training = model.training
-    model.eval()
-    try:
-        for parameter in required:
-            parameter.requires_grad_(id(parameter) in wanted)
-        with capture_rule_inputs(model, add_rows, sums.add_inputs):
-            for ids in batches:
-                ids = ids.to(device)
-                loss = model(ids, labels=ids, use_cache=False).loss
-                if gradients:
-                    loss.backward()
-                for name, weights in projections.items():
-                    for layer, weight in enumerate(weights):
-                        if weight.grad is None:
-                            raise InputError(
-                                f"layer {shape.layers[layer]}: no gradient reached {name}, so its "
-                                "saliency is unknown"
-                            )
-                        # The loss is a mean over the batch: weigh it by its tokens.
-                        summed[name][layer] += weight.grad.float() * ids.numel()
-                        weight.grad = None
-                seen += ids.numel()
-                loss_sum += loss.item() * ids.numel()
-                progress.add(tokens=ids.numel())
-    finally:
-        for parameter, value in required.items():
-            parameter.requires_grad_(value)
-            parameter.grad = None
-        model.train(was_training)
+    with (
+        _gradients_only_for(model, saliency.parameters() if saliency else []),
+        capture_rule_inputs(model, add_rows, sums.add_inputs),
+    ):
+        for batch in batches:
+            ids = batch.to(device)
+            loss = model(ids, labels=ids, use_cache=False).loss
+            if saliency:
+                loss.backward()
+                saliency.add(ids.numel())
+            seen += ids.numel()
+            loss_sum += loss.item() * ids.numel()
+            progress.add(tokens=ids.numel())
     if seen != tokens:
         raise InputError(f"calibration text: {seen:,} tokens came, {tokens:,} were announced")
 
     tensors = {"input_norm": sums.squares.sqrt(), **sums.grams}
-    for side, key in sides.items():
-        rows = torch.from_numpy(key.layout(shape))
-        scores = [
-            (w.detach().float() * g / tokens).abs().double().movedim(key.axis, 0).sum(1)[rows]
-            for w, g in zip(projections[key.name], summed[key.name], strict=True)
-        ]
-        tensors[f"saliency.{side}"] = torch.stack(scores)
+    if saliency:
+        tensors |= {f"saliency.{s}": saliency.scores(s, tokens) for s in saliency.projections}
     check_finite(tensors, shape)
     manifest = {
         "keycut": __version__,

@@ -29,7 +29,7 @@ def filters(checkpoint: Checkpoint) -> Filters:
     shape = checkpoint.shape
     stored = checkpoint.stored
     mixer = checkpoint.architecture.mixer
-    found = {}
+    sides = {}
     for side, heads in (("q", shape.heads), ("k", shape.heads), ("v", shape.value_heads)):
         per_layer = []
         for layer in shape.layers:
@@ -38,5 +38,5 @@ def filters(checkpoint: Checkpoint) -> Filters:
                 raise InputError(f"{checkpoint.folder} has no {name}: a model without filters")
             weight = checkpoint.tensor(stored[name])[:, 0].float().numpy()  # (filters, W)
             per_layer.append(weight.reshape(min(heads, len(weight)), -1, weight.shape[-1]))
-        found[side] = np.stack(per_layer)
-    return Filters(shape.layers, **found)
+        sides[side] = np.stack(per_layer)
+    return Filters(shape.layers, **sides)

@@ -96,11 +96,11 @@ class RankAnalysis:
         try:
             with np.load(path, allow_pickle=False) as arrays:
                 about = json.loads(str(arrays["about"]))
-                found = {name: arrays[name] for name in ("effective_rank", "spectra")}
+                values = {name: arrays[name] for name in ("effective_rank", "spectra")}
         except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
             raise InputError(f"{path} is no rank analysis: {error}") from None
         heads = tuple((layer, head) for layer, head in about.pop("heads"))
-        return cls(layers=tuple(about.pop("layers")), heads=heads, **about, **found)
+        return cls(layers=tuple(about.pop("layers")), heads=heads, **about, **values)
 
 
 def analyse_rank(
@@ -126,10 +126,10 @@ def analyse_rank(
     first, progress = 0, Progress("analysing states", tokens=len(ids))
     with full_precision():
         for states in states_in_blocks(writes(model, ids), block_bytes):
-            found = effective_ranks(states.flatten(0, 1)).view(len(states), -1)
-            found = found.T.reshape(len(shape.layers), shape.value_heads, -1)
-            check_finite({"the effective rank of its states": found}, shape)
-            ranks.append(found.cpu())
+            block = effective_ranks(states.flatten(0, 1)).view(len(states), -1)
+            block = block.T.reshape(len(shape.layers), shape.value_heads, -1)
+            check_finite({"the effective rank of its states": block}, shape)
+            ranks.append(block.cpu())
             # On the CPU, so that a spectrum is not the work of one library here and another there.
             chosen = states[max(0, skip - first) :, rows].cpu()
             spectra.append(torch.linalg.svdvals(chosen).transpose(0, 1))

@@ -26,15 +26,16 @@ def adopt(
     plan of the run, follow from those.
     """
     if model.source.kind == "hub":
-        source = model.source
-        found = downloads.resolve("model", source.name, revision=source.revision, verify=True)
+        source = downloads.resolve(
+            "model", model.source.name, revision=model.source.revision, verify=True
+        )
     elif model.source.kind == "local":
-        found = Path(model.source.path)
+        source = Path(model.source.path)
     else:
         raise InputError(f"{model.label} is trained by this run, there is nothing to adopt")
-    check_sizes(model, found)
+    check_sizes(model, source)
     with atomic_write(out, force=True, folder=True) as aside:
-        for file in model_files(found):
+        for file in model_files(source):
             (aside / file.name).symlink_to(os.path.relpath(file.resolve(), Path(out).resolve()))
         for file in Path(tokenizer).iterdir():
             (aside / file.name).write_bytes(file.read_bytes())
@@ -70,23 +71,23 @@ def check_sizes(model: Model, folder: Path) -> None:
     """An error unless the model in a folder is the one that the configuration describes."""
     if not (folder / "config.json").is_file():
         raise InputError(f"{folder} is no model folder: it has no config.json")
-    found = read_json(folder / "config.json")
-    kind = architecture(found)
-    shape = kind.shape(found)
+    config = read_json(folder / "config.json")
+    kind = architecture(config)
+    shape = kind.shape(config)
     compared = {
         "head_k_dim": (shape.width, model.head_k_dim),
         "head_v_dim": (shape.value_width, model.head_v_dim),
         "num_heads": (shape.heads, model.num_heads),
         "num_v_heads": (shape.value_heads, model.value_heads),
-        "num_hidden_layers": (need(found, "num_hidden_layers"), model.num_hidden_layers),
-        "hidden_size": (need(found, "hidden_size"), model.hidden_size),
-        "vocab_size": (need(found, "vocab_size"), model.vocab_size),
+        "num_hidden_layers": (need(config, "num_hidden_layers"), model.num_hidden_layers),
+        "hidden_size": (need(config, "hidden_size"), model.hidden_size),
+        "vocab_size": (need(config, "vocab_size"), model.vocab_size),
     }
     # What neither states is fla's default for both. Timings are of the configuration's shape.
     stated = model.fla_config()
     for name in ("conv_size", "intermediate_size", "tie_word_embeddings", *kind.options):
-        if None not in (found.get(name), stated.get(name)):
-            compared[name] = (found[name], stated[name])
+        if None not in (config.get(name), stated.get(name)):
+            compared[name] = (config[name], stated[name])
     for name, (theirs, ours) in compared.items():
         if theirs != ours:
             raise InputError(

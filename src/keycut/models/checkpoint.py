@@ -160,13 +160,13 @@ def renamed(
     tensors: Iterable[tuple[str, torch.Tensor]], kind: Architecture
 ) -> dict[str, torch.Tensor]:
     """Tensors by today's names; the MLP's gate and up matrices, once joined, apart."""
-    found = {today: tensor for name, tensor in tensors if (today := todays_name(name, kind))}
-    for name in [name for name in found if name.endswith(".mlp.gate_proj.weight")]:
+    result = {today: tensor for name, tensor in tensors if (today := todays_name(name, kind))}
+    for name in [name for name in result if name.endswith(".mlp.gate_proj.weight")]:
         up = name.replace("gate_proj", "up_proj")
-        down = found.get(name.replace("gate_proj", "down_proj"))
-        if up not in found and down is not None and found[name].shape[0] == 2 * down.shape[1]:
-            found[name], found[up] = (half.clone() for half in found[name].chunk(2))
-    return found
+        down = result.get(name.replace("gate_proj", "down_proj"))
+        if up not in result and down is not None and result[name].shape[0] == 2 * down.shape[1]:
+            result[name], result[up] = (half.clone() for half in result[name].chunk(2))
+    return result
 
 
 def fitted(

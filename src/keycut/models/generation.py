@@ -27,14 +27,14 @@ class GreedyGeneration:
     @torch.inference_mode()
     def run(self, tokens: int) -> tuple[Tensor, Tensor]:
         """So many more tokens (batch, tokens), and the logit of each."""
-        found, logits = [], []
+        tokens_out, logits = [], []
         for _ in range(tokens):
             out = self.model.model(self.last, past_key_values=self.state, use_cache=True)
             best = self.model.lm_head(out.last_hidden_state[:, -1]).max(-1)
             self.state, self.last = out.past_key_values, best.indices[:, None]
-            found.append(self.last)
+            tokens_out.append(self.last)
             logits.append(best.values[:, None])
-        return torch.cat(found, 1), torch.cat(logits, 1)
+        return torch.cat(tokens_out, 1), torch.cat(logits, 1)
 
     def tensors(self) -> list[Tensor]:
         """All that the next token depends on."""
@@ -53,13 +53,13 @@ class GenerationGraph:
         self.held = generation.tensors()  # what a replay starts from and leaves to the next
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph):
-            self.found = generation.run(tokens)
+            self.result = generation.run(tokens)
             put(generation.tensors(), self.held)
 
     def replay(self) -> tuple[Tensor, Tensor]:
         """What `run` gives, in tensors that the next replay writes over."""
         self.graph.replay()
-        return self.found
+        return self.result
 
 
 def put(values: list[Tensor], places: list[Tensor]) -> None:

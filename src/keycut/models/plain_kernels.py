@@ -52,7 +52,7 @@ def _delta_rule(
     use_qk_l2norm_in_kernel: bool,
 ) -> tuple[Tensor, Tensor | None]:
     """Shapes as fla's kernels have them: (B, T, H, ...); the state (N, H, d_k, d_v)."""
-    given = v.dtype
+    dtype = v.dtype
     q, k, v, beta = wide(q), wide(k), wide(v), wide(beta)
     g = torch.zeros_like(beta) if g is None else g
     if use_qk_l2norm_in_kernel:
@@ -70,7 +70,7 @@ def _delta_rule(
     o, state = chunked_delta_rule(q, k, v, beta, g, scale, state)
     if packed is not None:
         o = packed.pack(o)
-    return o.to(given), state if output_final_state else None
+    return o.to(dtype), state if output_final_state else None
 
 
 def delta_rule(
@@ -265,11 +265,11 @@ class LinearCrossEntropyLoss(nn.Module):
     ) -> Tensor:
         hidden, target = hidden.reshape(-1, hidden.shape[-1]), target.reshape(-1)
         total = hidden.new_zeros((), dtype=torch.float32)
-        for some, wanted in zip(
+        for part, part_target in zip(
             hidden.split(self.tokens_at_once), target.split(self.tokens_at_once), strict=True
         ):
             total = total + torch.utils.checkpoint.checkpoint(
-                self._loss, some, wanted, weight, bias, use_reentrant=False
+                self._loss, part, part_target, weight, bias, use_reentrant=False
             )
         return total / (target != self.ignore_index).sum() if self.reduction == "mean" else total
 

@@ -169,8 +169,8 @@ def strong_swaps(factor: PivotedFactor, keep: int, f: float = 1.5) -> StrongRRQR
         heads = (independent == k).nonzero().squeeze(-1)
         if k:
             for few in heads.split(HEADS_AT_ONCE):
-                found = _swap_until_strong(L[few].mT, k, f)
-                order[few], swaps[few], gain[few], log_volume[few] = found
+                swapped = _swap_until_strong(L[few].mT, k, f)
+                order[few], swaps[few], gain[few], log_volume[few] = swapped
         order[heads] = pivots[heads].gather(-1, order[heads])
         if k < keep:
             order[heads, k:] = order[heads, k:].sort().values
@@ -221,7 +221,7 @@ def _swap_until_strong(R: Tensor, k: int, f: float) -> tuple[Tensor, Tensor, Ten
     on = gain > f * (1 + ROUNDING)
     while on.any():
         going, parts = going[on], [part[on] for part in parts]
-        trial, made = _swap_round(parts, order[going], f)
+        trial, count = _swap_round(parts, order[going], f)
         columns = trial[:, None].expand(-1, n, -1)
         refactored = torch.linalg.qr(R[going].gather(-1, columns), mode="r").R
         volume, gain_now, parts = _measure(refactored, k)
@@ -229,7 +229,7 @@ def _swap_until_strong(R: Tensor, k: int, f: float) -> tuple[Tensor, Tensor, Ten
         better = going[rose]
         order[better], log_volume[better] = trial[rose], volume[rose]
         gain[better] = gain_now[rose]
-        swaps[better] += made[rose]
+        swaps[better] += count[rose]
         on = rose & (gain_now > f * (1 + ROUNDING))
     return order, swaps, gain, log_volume
 
@@ -248,7 +248,7 @@ def _swap_round(parts: list[Tensor], order: Tensor, f: float) -> tuple[Tensor, T
     gain exceeds f, after a gain too large to update by, and after n swaps."""
     W, U, C = parts
     k, n = W.shape[-1], order.shape[-1]
-    made = torch.zeros(len(order), dtype=torch.int64)
+    count = torch.zeros(len(order), dtype=torch.int64)
     going = torch.arange(len(order))
     accurate = torch.ones(len(order), dtype=torch.bool)
     for _ in range(n):
@@ -259,9 +259,9 @@ def _swap_round(parts: list[Tensor], order: Tensor, f: float) -> tuple[Tensor, T
         going, gain, i, j, W, U, C = (part[on] for part in (going, gain, i, j, W, U, C))
         _swap(W, U, C, i, j)
         order[going, i], order[going, k + j] = order[going, k + j], order[going, i]
-        made[going] += 1
+        count[going] += 1
         accurate = gain <= LARGEST_UPDATED_GAIN
-    return order, made
+    return order, count
 
 
 def _largest_gain(W: Tensor, U: Tensor, C: Tensor) -> tuple[Tensor, Tensor, Tensor]:

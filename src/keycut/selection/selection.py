@@ -39,10 +39,10 @@ class Selection:
         return Keep(self.tensors["kept"])
 
     def check_model(self, checkpoint: Checkpoint) -> None:
-        if self.about["model_digest"] != (found := checkpoint.digest()):
+        if self.about["model_digest"] != (digest := checkpoint.digest()):
             raise InputError(
                 f"this selection was made for the model {self.about['model_digest'][:12]}, but "
-                f"{checkpoint.folder} is {found[:12]}: select again for it"
+                f"{checkpoint.folder} is {digest[:12]}: select again for it"
             )
 
     def save(self, path: Path | str) -> None:

@@ -159,8 +159,8 @@ def verify(folder: Path) -> None:
     manifest = read_json(folder / MANIFEST)
     if not isinstance(manifest, dict) or manifest.keys() != _inside(folder):
         raise InputError(f"{folder / MANIFEST} does not list what is there")
-    for name, wanted in manifest.items():
-        if sha256(folder / name) != wanted:
+    for name, expected in manifest.items():
+        if sha256(folder / name) != expected:
             raise InputError(f"{folder / name} is damaged: its sha256 is not the manifest's")
 
 

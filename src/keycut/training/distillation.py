@@ -45,9 +45,9 @@ def distillation_losses(
         strict=True,
     )
     ce = kd = hidden.new_zeros((), dtype=torch.float32)
-    for some, teachers, wanted in slices:
+    for student, teacher, slice_targets in slices:
         more_ce, more_kd = checkpoint(
-            _sums, some, head, teachers, teacher_head, wanted, temperature,
+            _sums, student, head, teacher, teacher_head, slice_targets, temperature,
             use_reentrant=False, preserve_rng_state=False,
         )  # fmt: skip
         ce, kd = ce + more_ce, kd + more_kd

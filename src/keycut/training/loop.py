@@ -185,9 +185,9 @@ def _gradients(
 ) -> tuple[float, float, float | None]:
     """Add up the gradients of a step; the means of its losses: total, cross-entropy, divergence."""
     parts = []
-    for some in ids.chunk(accumulate):
+    for part in ids.chunk(accumulate):
         with precision:
-            losses = loss(some)
+            losses = loss(part)
         (losses.total / accumulate).backward()
         parts.append(losses)
     total = torch.stack([part.total.detach() for part in parts]).mean().item()

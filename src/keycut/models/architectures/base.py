@@ -129,11 +129,11 @@ class Architecture:
     def key_tensors(self, shape: KeyShape) -> dict[str, tuple[int, list[KeyTensor]]]:
         """By the names of tensors: the layer, counting those with a delta rule, and what of it
         runs over key channels."""
-        found: dict[str, tuple[int, list[KeyTensor]]] = {}
+        tensors: dict[str, tuple[int, list[KeyTensor]]] = {}
         for index, layer in enumerate(shape.layers):
             for key in (self.q_proj, self.k_proj, *self.filters):
-                found.setdefault(self.name(layer, key), (index, []))[1].append(key)
-        return found
+                tensors.setdefault(self.name(layer, key), (index, []))[1].append(key)
+        return tensors
 
 
 def need(config: Config, key: str) -> Any:
