@@ -22,7 +22,7 @@ from keycut.models.checkpoint import Checkpoint, load
 from keycut.selection.select import select
 from keycut.selection.statistics import ModelStatistics
 from keycut.slicing import Pad, padded_eps
-from keycut.training.recovery import resized, scale_eps
+from keycut.training.recovery import scale_eps
 
 RATIOS = (0.3, 0.4, 0.5, 0.75)
 SEQUENCES, LENGTH = 32, 128
@@ -45,9 +45,9 @@ def main() -> None:
             "l1", ModelStatistics(checkpoint), [width(full, r) for r in RATIOS]
         ):
             kept = selection.width
-            sliced = resized(whole, selection.change()).eval()
+            sliced = resize_model(whole, selection.change()).eval()
             # The order of channels is of no account, so zeros may stand at the end.
-            masked = resized(sliced, Pad(full)).eval()
+            masked = resize_model(sliced, Pad(full)).eval()
             expected = sliced(ids).logits
             as_is = masked(ids).logits
             scale_eps(masked, padded_eps(1.0, kept, full))

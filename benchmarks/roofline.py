@@ -63,11 +63,11 @@ def copy_bandwidth() -> float:
     """Bytes per second that a copy within the GPU's memory reads and writes."""
     import torch
 
-    from keycut.benchmarking.timing import timed
+    from keycut.benchmarking.timing import time_runs
 
     source = torch.zeros(COPIED_BYTES, dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
-    runs = timed(lambda: target.copy_(source), "cuda", warmup=5, repeats=20)
+    runs = time_runs(lambda: target.copy_(source), "cuda", warmup=5, repeats=20)
     return 2 * COPIED_BYTES / runs.median
 
 
@@ -180,13 +180,13 @@ def tile_rows(model: Any, batch: int, width: int) -> Iterator[str]:
 
 def step(model: Any, batch: int, tokens: int = TOKENS) -> tuple[dict[str, int], float, Any]:
     """Its bytes by parts, its milliseconds, and the graph of several."""
-    from keycut.benchmarking.decoding import Generation, graphed
-    from keycut.benchmarking.timing import timed
+    from keycut.benchmarking.decoding import Generation, capture_graph
+    from keycut.benchmarking.timing import time_runs
 
     generation = Generation(model, batch, 1)
     parts = step_bytes(generation)
-    replay = graphed(generation, tokens)
-    runs = timed(replay, "cuda", warmup=2, repeats=9)
+    replay = capture_graph(generation, tokens)
+    runs = time_runs(replay, "cuda", warmup=2, repeats=9)
     return parts, 1e3 * runs.median / tokens, replay
 
 

@@ -11,7 +11,7 @@ from keycut.benchmarking.decoding import FINENESS, Generation, first_guess, larg
 from keycut.benchmarking.passes import layer_pass
 from keycut.benchmarking.random_models import random_model
 from keycut.benchmarking.record import Runs, metrics
-from keycut.benchmarking.timing import FEWEST, timed
+from keycut.benchmarking.timing import FEWEST, time_runs
 from keycut.config import Config, DecodingBenchmark, load_config
 from keycut.errors import InputError
 from keycut.models.architectures import architecture
@@ -216,14 +216,14 @@ def test_a_search_without_time_says_so() -> None:
 @given(warmup=st.integers(0, 5), repeats=st.integers(1, 9))
 def test_the_first_run_and_the_warm_up_are_not_timed(warmup: int, repeats: int) -> None:
     calls = []
-    runs = timed(lambda: calls.append(None), "cpu", warmup=warmup, repeats=repeats)
+    runs = time_runs(lambda: calls.append(None), "cpu", warmup=warmup, repeats=repeats)
     assert len(calls) == 1 + warmup + repeats
     assert (runs.warmup, runs.repeats) == (warmup, repeats)
     assert 0 <= runs.lower <= runs.median <= runs.upper
 
 
 def test_little_time_means_fewer_runs_but_never_too_few() -> None:
-    short = timed(lambda: None, "cpu", warmup=9, repeats=9, seconds=1e-9)
+    short = time_runs(lambda: None, "cpu", warmup=9, repeats=9, seconds=1e-9)
     assert (short.warmup, short.repeats) == (0, FEWEST)
 
 

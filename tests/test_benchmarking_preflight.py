@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from keycut.artefact import write_json
 from keycut.benchmarking import examination, preflight
-from keycut.benchmarking.preflight import Verdict, check_shape, check_shapes, judged, read
+from keycut.benchmarking.preflight import Verdict, check_shape, check_shapes, judge, read
 from keycut.benchmarking.process import Outcome
 from keycut.cli import main
 from keycut.config import Preflight, Shape
@@ -31,7 +31,7 @@ def deltanet(width: int) -> Shape:
 
 
 def verdict(found: dict, reason: str = "") -> Verdict:
-    return judged(deltanet(32), 0.01, Outcome(list(found.items()), reason, 1.0))
+    return judge(deltanet(32), 0.01, Outcome(list(found.items()), reason, 1.0))
 
 
 def test_a_width_trains_if_all_parts_ended_and_are_right() -> None:
@@ -70,7 +70,7 @@ def test_a_width_is_padded_to_the_next_power_of_two_that_trains(wanted: set, goo
         return Verdict(shape, "trains" if shape.width in good else "infers only")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(preflight, "_examined", examined)
+        patch.setattr(preflight, "_examine", examined)
         found = list(check_shapes([deltanet(w) for w in sorted(wanted)], SETTINGS))
     assert sorted(one.shape for one in found) == [deltanet(w) for w in sorted(wanted)]
     assert len(looked_at) == len(set(looked_at))
@@ -185,7 +185,7 @@ def test_the_command_exits_1_if_a_width_has_no_way(monkeypatch, tmp_path, capsys
         word, reason = ("trains", "") if trains else ("infers only", "illegal")
         return Verdict(shape, word, errors={"o": 0.005}, reason=reason)
 
-    monkeypatch.setattr(preflight, "_examined", examined)
+    monkeypatch.setattr(preflight, "_examine", examined)
     assert (
         main(["preflight", "--kernel", "delta_net", "--widths", "128,32", "--json", str(tmp_path)])
         == 0

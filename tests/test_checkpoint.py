@@ -14,7 +14,7 @@ from keycut.hub.downloads import HubItem
 from keycut.hub.fetch import fetch
 from keycut.models import create, load, save
 from keycut.models.architectures import ARCHITECTURES, architecture
-from keycut.models.checkpoint import Checkpoint, todays_name
+from keycut.models.checkpoint import Checkpoint, current_name
 from keycut.selection.statistics import ModelStatistics
 
 IDS = torch.arange(20)[None]
@@ -100,14 +100,16 @@ def test_names_of_older_versions_are_understood(folder):
 def test_wrappers_are_taken_off_in_any_order(wrapped):
     name = "model.layers.1.attn.q_proj.weight"
     kind = ARCHITECTURES["delta_net"]
-    assert todays_name(wrapped.format(name), kind) == name
-    assert todays_name("module.model.layers.1._orig_mod.attn.q_proj.weight", kind) == name
+    assert current_name(wrapped.format(name), kind) == name
+    assert current_name("module.model.layers.1._orig_mod.attn.q_proj.weight", kind) == name
 
 
 def test_what_one_architecture_never_used_another_may():
     kind = ARCHITECTURES["gated_deltanet"]
-    assert todays_name("model.layers.3.attn.D", kind) is None
-    assert todays_name("model.layers.3.attn.D", replace(kind, unused=())) == "model.layers.3.attn.D"
+    assert current_name("model.layers.3.attn.D", kind) is None
+    assert (
+        current_name("model.layers.3.attn.D", replace(kind, unused=())) == "model.layers.3.attn.D"
+    )
 
 
 def test_a_model_with_something_that_no_file_holds_is_refused(folder, monkeypatch):

@@ -18,7 +18,7 @@ from keycut.models import capture, create
 from keycut.models.architectures import ARCHITECTURES, RULES, architecture
 from keycut.models.architectures.base import Call, KeyShape, KeyTensor
 from keycut.reporting.style import KERNELS
-from keycut.slicing import Keep, changed
+from keycut.slicing import Keep
 
 SHAPE = KeyShape(layers=(1,), heads=3, width=5, value_heads=6, value_width=4)
 
@@ -101,7 +101,7 @@ def test_queries_and_keys_between_other_rows_of_one_tensor_are_sliced():
     conv = torch.randn(2 * 3 * 5 + 6 * 4, 1, 4, generator=generator)
     prefix = "model.layers.1.linear_attn."
     other = torch.randn(2, 2)
-    found = changed(
+    found = change_channels(
         {f"{prefix}in_proj_qkvz.weight": weight, f"{prefix}conv1d.weight": conv,
          "model.layers.0.self_attn.q_proj.weight": other}.items(),
         QWEN3_NEXT, shape, Keep(kept),
@@ -126,7 +126,9 @@ def test_queries_and_keys_between_other_rows_of_one_tensor_are_sliced():
 def test_a_tensor_with_other_rows_than_the_config_says_is_refused():
     tensors = {"model.layers.1.linear_attn.in_proj_qkvz.weight": torch.zeros(77, 7)}
     with pytest.raises(InputError, match="has 29 key channels, but the config says 3 heads of 5"):
-        changed(tensors.items(), QWEN3_NEXT, SHAPE, Keep(torch.zeros(1, 3, 2, dtype=torch.long)))
+        change_channels(
+            tensors.items(), QWEN3_NEXT, SHAPE, Keep(torch.zeros(1, 3, 2, dtype=torch.long))
+        )
 
 
 def test_a_rule_that_is_called_by_position_with_repeated_keys_is_shown_the_models_own(monkeypatch):

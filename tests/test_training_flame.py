@@ -276,12 +276,12 @@ def test_a_checkpoint_of_flame_becomes_a_model(tmp_path, model):
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         dcp.save(states, checkpoint_id=tmp_path / "step-7", no_dist=True)
-    converted = flame.converted(tmp_path / "step-7", SMALL[model])
+    converted = flame.load_flame_checkpoint(tmp_path / "step-7", SMALL[model])
     expected = trained.state_dict()
     assert converted.state_dict().keys() == expected.keys()
     assert all(torch.equal(t, expected[name]) for name, t in converted.state_dict().items())
     with pytest.raises(InputError, match=r"differs in model\.layers"):
-        flame.converted(tmp_path / "step-7", {**SMALL[model], "num_hidden_layers": 3})
+        flame.load_flame_checkpoint(tmp_path / "step-7", {**SMALL[model], "num_hidden_layers": 3})
 
 
 class Launch:

@@ -242,7 +242,7 @@ def check_finite(tensors: dict[str, Tensor], shape: KeyShape) -> None:
             raise InputError(f"layer {layer}{head}: {name} has NaN or infinity")
 
 
-def calibrated_dtype(device: str) -> torch.dtype | None:
+def calibration_dtype(device: str) -> torch.dtype | None:
     """What a model is loaded in to be calibrated, None for its own: on a GPU, DeltaNet's kernel
     takes nothing wider than bf16."""
     return torch.bfloat16 if torch.device(device).type == "cuda" else None
@@ -262,7 +262,7 @@ def calibrate_folder(
         raise InputError(
             f"{settings.data}: {settings.sequences} sequences are asked for, there are {len(data)}"
         )
-    model = load(folder, device=device, dtype=calibrated_dtype(device))
+    model = load(folder, device=device, dtype=calibration_dtype(device))
     source = data.manifest.source
     drawn = sampled_positions(len(data), settings.sequences, seed)
 

@@ -18,7 +18,7 @@ from keycut.artefact import (
     check_output_path,
     explain_full_disk,
 )
-from keycut.calibration import Calibration, calibrate, calibrated_dtype
+from keycut.calibration import Calibration, calibrate, calibration_dtype
 from keycut.config import width as width_of
 from keycut.config.section import check_seed
 from keycut.errors import InputError
@@ -161,7 +161,7 @@ def calibrate_on_text(request: Request, checkpoint: Checkpoint) -> Calibration:
         # After the text: too little of it is an error at once.
         device = "the GPU" if request.device == "cuda" else "the CPU"
         logger.info("loading %s on %s", request.model, device)
-        model = load(request.model, device=request.device, dtype=calibrated_dtype(request.device))
+        model = load(request.model, device=request.device, dtype=calibration_dtype(request.device))
 
         def batches() -> Iterator[Tensor]:
             for start in range(0, len(rows), request.batch):

@@ -19,7 +19,13 @@ from torch import Tensor
 from keycut.artefact import atomic_write, to_json
 from keycut.errors import InputError
 from keycut.models.architectures.base import Architecture, KeyShape, KeyTensor, Role
-from keycut.models.checkpoint import WEIGHTS, Checkpoint, copy_companions, renamed, todays_name
+from keycut.models.checkpoint import (
+    WEIGHTS,
+    Checkpoint,
+    copy_companions,
+    current_name,
+    with_current_names,
+)
 
 
 class Change(Protocol):
@@ -104,7 +110,7 @@ def places(keys: list[KeyTensor], shape: KeyShape) -> Tensor:
     return torch.from_numpy(np.stack([key.layout(shape) for key in keys]))
 
 
-def with_channels(
+def change_tensor(
     tensor: Tensor, keys: list[KeyTensor], shape: KeyShape, change: Change, index: int, name: str
 ) -> Tensor:
     """The tensor with its key channels changed and everything else on that axis as it was.
@@ -128,7 +134,7 @@ def with_channels(
     return result.movedim(0, first.axis).contiguous()
 
 
-def changed(
+def change_channels(
     tensors: Iterable[tuple[str, Tensor]], kind: Architecture, shape: KeyShape, change: Change
 ) -> dict[str, Tensor]:
     """All tensors of a model, those over key channels changed."""
@@ -137,7 +143,7 @@ def changed(
     for name, tensor in tensors:
         if name in over_keys:
             index, keys = over_keys[name]
-            tensor = with_channels(tensor, keys, shape, change, index, name)
+            tensor = change_tensor(tensor, keys, shape, change, index, name)
         result[name] = tensor
     required = {
         kind.name(layer, key) for layer in shape.layers for key in (kind.q_proj, kind.k_proj)
@@ -155,8 +161,8 @@ def sliced_bytes(checkpoint: Checkpoint, width: int, dtype: torch.dtype | None) 
     total = 0
     for name, tensor in checkpoint.tensors():
         numbers = tensor.numel()
-        if (today := todays_name(name, checkpoint.architecture)) in over_keys:
-            _, keys = over_keys[today]
+        if (current := current_name(name, checkpoint.architecture)) in over_keys:
+            _, keys = over_keys[current]
             lost = len(keys) * shape.heads * (shape.width - width)
             numbers -= lost * (numbers // tensor.shape[keys[0].axis])
         to = dtype if dtype and tensor.is_floating_point() else tensor.dtype
@@ -178,7 +184,9 @@ def slice_model(
     if not change.width >= 1:
         raise InputError(f"a width of {change.width} leaves no channel")
     with atomic_write(out, force=force, folder=True) as aside:
-        tensors = changed(renamed(checkpoint.tensors(), kind).items(), kind, shape, change)
+        tensors = change_channels(
+            with_current_names(checkpoint.tensors(), kind).items(), kind, shape, change
+        )
         config: dict[str, Any] = kind.resized(checkpoint.config, change.width)
         if dtype is not None:
             tensors = {n: t.to(dtype) if t.is_floating_point() else t for n, t in tensors.items()}

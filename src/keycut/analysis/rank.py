@@ -177,14 +177,14 @@ def writes(model: Any, ids: Tensor) -> Writes:
     was_training = model.training
     model.eval()
     try:
-        with capture_rule_inputs(model, lambda _, arguments: parts.append(written(arguments))):
+        with capture_rule_inputs(model, lambda _, arguments: parts.append(layer_writes(arguments))):
             model.base_model(ids[None].to(next(model.parameters()).device), use_cache=False)
     finally:
         model.train(was_training)
     return Writes(*(torch.cat(layers, 1) for layers in zip(*parts, strict=True)))
 
 
-def written(rule: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def layer_writes(rule: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """k, v, beta and g of one layer as `Writes` has them, from the arguments of fla's rule.
 
     What the kernels would do first is done here: normalise keys, repeat them for several value

@@ -15,7 +15,7 @@ from keycut.benchmarking.machine import default_device
 from keycut.benchmarking.process import in_one_line
 from keycut.benchmarking.random_models import random_model, random_tokens, relative_error
 from keycut.benchmarking.record import Reading
-from keycut.benchmarking.timing import out_of_memory, timed
+from keycut.benchmarking.timing import out_of_memory, time_runs
 from keycut.config import DecodingBenchmark, Measurement, Model
 from keycut.models.generation import GenerationGraph, GreedyGeneration, put, state_tensors
 
@@ -62,7 +62,7 @@ def _speeds(
 ) -> Iterator[tuple[str, Reading]]:
     """As Python runs it, and as a graph."""
     tokens = benchmark.tokens
-    clock = partial(timed, device=device, warmup=benchmark.warmup, repeats=benchmark.repeats,
+    clock = partial(time_runs, device=device, warmup=benchmark.warmup, repeats=benchmark.repeats,
                     seconds=seconds)  # fmt: skip
     generations: list[Generation] = []
 
@@ -71,7 +71,7 @@ def _speeds(
         return clock(partial(generations[0].run, tokens)).rate(batch * tokens)
 
     def as_graph() -> Reading:
-        return clock(graphed(generations[0], tokens)).rate(batch * tokens)
+        return clock(capture_graph(generations[0], tokens)).rate(batch * tokens)
 
     yield f"tokens_per_s_{batch}", _or_reason(as_python, batch)
     graph = Reading.missing("no GPU") if device == "cpu" else _or_reason(as_graph, batch)
@@ -98,7 +98,7 @@ class Generation(GreedyGeneration):
 
 
 @torch.inference_mode()
-def graphed(generation: Generation, tokens: int) -> Callable[[], object]:
+def capture_graph(generation: Generation, tokens: int) -> Callable[[], object]:
     """So many tokens as one graph of kernels; each replay goes on from where the last one ended."""
     start = [tensor.clone() for tensor in generation.tensors()]
     generation.run(tokens)
@@ -171,7 +171,7 @@ def _speed_at(model: Any, most: Reading, device: str) -> Reading:
 def _largest_speed(model: Any, batch: int, device: str) -> Reading:
     _free()
     run = partial(Generation(model, batch, 1).run, FEW_TOKENS)
-    return timed(run, device, warmup=0, repeats=3).rate(batch * FEW_TOKENS)
+    return time_runs(run, device, warmup=0, repeats=3).rate(batch * FEW_TOKENS)
 
 
 def _free() -> None:

@@ -18,7 +18,7 @@ from keycut.benchmarking.random_models import (
     relative_error,
 )
 from keycut.benchmarking.record import Reading
-from keycut.benchmarking.timing import memory_for, peak_memory, timed
+from keycut.benchmarking.timing import memory_for, peak_memory, time_runs
 from keycut.config import Measurement, MixerBenchmark, Model, ModelBenchmark
 
 PassBenchmark = MixerBenchmark | ModelBenchmark
@@ -29,7 +29,7 @@ def readings(
     seconds: float | None,
 ) -> Iterator[tuple[str, Reading]]:  # fmt: skip
     """The figures of one cell, each by its name; `spec` is of a model, None for a layer."""
-    clock = partial(timed, device=device, warmup=benchmark.warmup, repeats=benchmark.repeats,
+    clock = partial(time_runs, device=device, warmup=benchmark.warmup, repeats=benchmark.repeats,
                     seconds=seconds)  # fmt: skip
     tokens = benchmark.batch * benchmark.length
     with memory_for(benchmark.batch):
@@ -42,7 +42,7 @@ def readings(
         yield "peak_memory_gib", peak_memory(run, device)
         if isinstance(benchmark, ModelBenchmark) and benchmark.graphs(cell.does):
             on_cpu = device == "cpu"
-            graph = Reading.missing("no GPU") if on_cpu else clock(graphed(run)).rate(tokens)
+            graph = Reading.missing("no GPU") if on_cpu else clock(capture_graph(run)).rate(tokens)
             yield "graph_tokens_per_s", graph
 
 
@@ -93,7 +93,7 @@ def model_pass(benchmark: ModelBenchmark, model: Any, trains: bool) -> Callable[
 
 
 @torch.inference_mode()
-def graphed(run: Callable[[], Tensor]) -> Callable[[], Tensor]:
+def capture_graph(run: Callable[[], Tensor]) -> Callable[[], Tensor]:
     """A pass as one graph of kernels, whose result is that of the pass, but for rounding."""
     expected = run()[:1].clone()
     graph = torch.cuda.CUDAGraph()

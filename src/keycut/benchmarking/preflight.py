@@ -130,7 +130,7 @@ def check_shapes(
         # Threads of one process would share a random state.
         with ThreadPoolExecutor(jobs if own_process else 1) as pool:
             options = (settings, limit_s, own_process, device)
-            for future in as_completed([pool.submit(_examined, s, *options) for s in new]):
+            for future in as_completed([pool.submit(_examine, s, *options) for s in new]):
                 verdict = future.result()
                 known[verdict.shape] = verdict
                 yield verdict
@@ -174,7 +174,7 @@ def validate_shape(shape: Shape) -> None:
         raise InputError(f"{shape.kernel} has as many value heads as key heads")
 
 
-def _examined(
+def _examine(
     shape: Shape, settings: Preflight, limit_s: float, own_process: bool, device: str | None
 ) -> Verdict:
     from keycut.benchmarking.examination import examine
@@ -182,10 +182,10 @@ def _examined(
     outcome = run_work(
         examine, shape, settings.length, device, limit_s=limit_s, own_process=own_process
     )
-    return judged(shape, settings.tolerance, outcome)
+    return judge(shape, settings.tolerance, outcome)
 
 
-def judged(shape: Shape, tolerance: float, outcome: Outcome) -> Verdict:
+def judge(shape: Shape, tolerance: float, outcome: Outcome) -> Verdict:
     """The verdict that follows from what a process yielded before it ended."""
     parts = dict(outcome.values)
     forward = parts.get("forward")

@@ -17,7 +17,7 @@ GIB = 2**30
 FEWEST = 3  # runs, however little time there is
 
 
-def timed(
+def time_runs(
     run: Callable[[], object],
     device: str,
     *,

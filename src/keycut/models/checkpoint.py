@@ -39,7 +39,7 @@ RENAMES = (
 )
 
 
-def opened(path: Path) -> Any:
+def open_safetensors(path: Path) -> Any:
     """A safetensors file, or an error that says what is wrong with it."""
     if not path.is_file():
         raise InputError(f"{path} is missing")
@@ -53,7 +53,7 @@ def read_tensors(
     path: Path, names: Container[str] | None = None
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """The tensors of a safetensors file, all or those named, one after the other."""
-    with opened(path) as file:
+    with open_safetensors(path) as file:
         for name in file.keys():  # noqa: SIM118 (not a dict)
             if names is None or name in names:
                 yield name, file.get_tensor(name)
@@ -77,7 +77,7 @@ class Checkpoint:
         if (self.folder / INDEX).is_file():
             return dict(read_json(self.folder / INDEX)["weight_map"])
         if (self.folder / WEIGHTS).is_file():
-            with opened(self.folder / WEIGHTS) as file:
+            with open_safetensors(self.folder / WEIGHTS) as file:
                 return dict.fromkeys(file.keys(), WEIGHTS)
         pickles = sorted(p.name for p in self.folder.glob("*.bin"))
         if pickles:
@@ -106,7 +106,7 @@ class Checkpoint:
     def headers(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Every tensor with its shape and without its numbers, which are not read."""
         for shard in self.shards():
-            with opened(self.folder / shard) as file:
+            with open_safetensors(self.folder / shard) as file:
                 for name in file.keys():  # noqa: SIM118 (not a dict)
                     if name in self.files:
                         shape = file.get_slice(name).get_shape()
@@ -131,9 +131,11 @@ class Checkpoint:
 
     @cached_property
     def stored(self) -> dict[str, str]:
-        """How the files call each tensor, by its name of today."""
+        """How the files call each tensor, by its current name."""
         return {
-            today: name for name in self.files if (today := todays_name(name, self.architecture))
+            current: name
+            for name in self.files
+            if (current := current_name(name, self.architecture))
         }
 
     @cached_property
@@ -146,7 +148,7 @@ class Checkpoint:
         return self._digest
 
 
-def todays_name(name: str, kind: Architecture) -> str | None:
+def current_name(name: str, kind: Architecture) -> str | None:
     """What a tensor is called now, or None for one that no forward pass used."""
     name = re.sub(WRAPPERS, "", name.replace(COMPILED, ""))
     for old, new in RENAMES:
@@ -156,11 +158,11 @@ def todays_name(name: str, kind: Architecture) -> str | None:
     return None if match and match[1] in kind.unused else name
 
 
-def renamed(
+def with_current_names(
     tensors: Iterable[tuple[str, torch.Tensor]], kind: Architecture
 ) -> dict[str, torch.Tensor]:
-    """Tensors by today's names; the MLP's gate and up matrices, once joined, apart."""
-    result = {today: tensor for name, tensor in tensors if (today := todays_name(name, kind))}
+    """Tensors by their current names; the MLP's gate and up matrices, once joined, apart."""
+    result = {current: tensor for name, tensor in tensors if (current := current_name(name, kind))}
     for name in [name for name in result if name.endswith(".mlp.gate_proj.weight")]:
         up = name.replace("gate_proj", "up_proj")
         down = result.get(name.replace("gate_proj", "down_proj"))
@@ -169,10 +171,10 @@ def renamed(
     return result
 
 
-def fitted(
+def check_fit(
     tensors: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor], where: Path
-) -> dict[str, torch.Tensor]:
-    """The tensors, if they are those expected and of their shapes; else an error naming them."""
+) -> None:
+    """An error that names all tensors that are missing, unexpected or of another shape."""
     missing = sorted(set(expected) - set(tensors))
     unexpected = sorted(set(tensors) - set(expected))
     misfits = [
@@ -191,7 +193,6 @@ def fitted(
     ]
     if problems:
         raise InputError(f"{where}: the parameters do not fit the model; " + "; ".join(problems))
-    return dict(tensors)
 
 
 def _auto_classes() -> tuple[Any, Any]:
@@ -229,9 +230,11 @@ def check_parameters(checkpoint: Checkpoint) -> tuple[int, list[str]]:
     _, expected, tied = _unfilled(checkpoint)
     stored = dict(checkpoint.headers())
     kind = checkpoint.architecture
-    tensors = {name: t for name, t in renamed(stored.items(), kind).items() if name not in tied}
-    fitted(tensors, expected, checkpoint.folder)
-    ignored = [name for name in stored if todays_name(name, kind) in (None, *tied)]
+    tensors = {
+        name: t for name, t in with_current_names(stored.items(), kind).items() if name not in tied
+    }
+    check_fit(tensors, expected, checkpoint.folder)
+    ignored = [name for name in stored if current_name(name, kind) in (None, *tied)]
     return sum(tensor.numel() for tensor in tensors.values()), ignored
 
 
@@ -249,10 +252,13 @@ def load(
     dtype = dtype or model.config.dtype
     tensors = {
         name: (tensor.to(dtype) if dtype and tensor.is_floating_point() else tensor).to(device)
-        for name, tensor in renamed(checkpoint.tensors(), checkpoint.architecture).items()
+        for name, tensor in with_current_names(
+            checkpoint.tensors(), checkpoint.architecture
+        ).items()
         if name not in tied
     }
-    model.load_state_dict(fitted(tensors, expected, checkpoint.folder), strict=False, assign=True)
+    check_fit(tensors, expected, checkpoint.folder)
+    model.load_state_dict(tensors, strict=False, assign=True)
     model.tie_weights()
     if lost := [name for name, buffer in model.named_buffers() if buffer.is_meta]:
         raise InputError(

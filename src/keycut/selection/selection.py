@@ -12,7 +12,7 @@ from torch import Tensor
 
 from keycut.artefact import atomic_write, canonical_json
 from keycut.errors import InputError
-from keycut.models.checkpoint import Checkpoint, opened, read_tensors
+from keycut.models.checkpoint import Checkpoint, open_safetensors, read_tensors
 from keycut.slicing import Change, Keep, Rotate
 
 
@@ -53,7 +53,7 @@ class Selection:
     @classmethod
     def load(cls, path: Path | str) -> Selection:
         path = Path(path)
-        with opened(path) as file:
+        with open_safetensors(path) as file:
             metadata = file.metadata() or {}
         if "about" not in metadata:
             raise InputError(f"{path} is no selection")

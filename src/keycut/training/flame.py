@@ -107,7 +107,7 @@ def pretrain_with_flame(
         pace = None
         if (reached := last_whole(folder)) < recipe.steps:
             pace = run_flame(job, checkpoints, reached)
-        trained = converted(checkpoint_folder(folder, recipe.steps), model)
+        trained = load_flame_checkpoint(checkpoint_folder(folder, recipe.steps), model)
         output.write(trained, checkpoints, files)
     return pace
 
@@ -280,7 +280,7 @@ def _cut_curve(curve: Path, last: int) -> None:
     curve.write_text(",".join(COLUMNS) + "\n" + "".join(whole_rows))
 
 
-def converted(folder: Path, config: Mapping[str, Any]) -> Any:
+def load_flame_checkpoint(folder: Path, config: Mapping[str, Any]) -> Any:
     """The model of one of flame's checkpoints, in memory."""
     model = create(dict(config), seed=0)
     weights = model.state_dict()

@@ -26,7 +26,7 @@ from keycut.errors import InputError, nearest
 from keycut.models.architectures import architecture
 from keycut.models.architectures.base import Architecture
 from keycut.models.checkpoint import Checkpoint, create, load
-from keycut.slicing import Change, Pad, changed, cut_back, padded_eps
+from keycut.slicing import Change, Pad, change_channels, cut_back, padded_eps
 from keycut.training.distillation import distillation_losses, next_tokens
 from keycut.training.loop import Losses, check_data, explain_out_of_memory, train
 from keycut.training.output import Output
@@ -76,7 +76,7 @@ def recover(
     _, some_tensor = next(pruned.tensors())
     width = pruned.shape.width
     if padded_to is not None:
-        model = resized(model, Pad(padded_to))
+        model = resize_model(model, Pad(padded_to))
         scale_eps(model, padded_eps(1.0, width, padded_to))
     adapted = with_adapters(
         model, settings.lora, settings.seed, norms_and_biases=settings.norms_and_biases
@@ -97,7 +97,7 @@ def recover(
             )  # fmt: skip
         merged = adapted.merge_and_unload().cpu()
         if padded_to is not None:
-            merged = resized(merged, cut_back(pruned.shape, width))
+            merged = resize_model(merged, cut_back(pruned.shape, width))
         with_tokenizer = replace(output, tokenizer=student)
         with_tokenizer.write(merged.to(some_tensor.dtype), checkpoints, files=[trainable])
 
@@ -208,11 +208,11 @@ def recovery_loss(adapted: Any, teacher: Any, ids: Tensor, settings: Recovery) -
     return Losses(ce + settings.distillation.weight * kd, ce, kd)
 
 
-def resized(model: Any, change: Change) -> Any:
+def resize_model(model: Any, change: Change) -> Any:
     """The model in memory with its key channels changed, in float32."""
     config = model.config.to_dict()
     kind = architecture(config)
-    tensors = changed(model.state_dict().items(), kind, kind.shape(config), change)
+    tensors = change_channels(model.state_dict().items(), kind, kind.shape(config), change)
     other = create(kind.resized(config, change.width), seed=0)
     other.load_state_dict(tensors)
     return other
