@@ -22,7 +22,7 @@ from keycut.models.checkpoint import Checkpoint, load
 from keycut.selection.select import select
 from keycut.selection.statistics import ModelStatistics
 from keycut.slicing import Pad, padded_eps
-from keycut.training.recovery import scale_eps
+from keycut.training.recovery import resize_model, scale_eps
 
 RATIOS = (0.3, 0.4, 0.5, 0.75)
 SEQUENCES, LENGTH = 32, 128

@@ -18,7 +18,7 @@ from keycut.models import capture, create
 from keycut.models.architectures import ARCHITECTURES, RULES, architecture
 from keycut.models.architectures.base import Call, KeyShape, KeyTensor
 from keycut.reporting.style import KERNELS
-from keycut.slicing import Keep
+from keycut.slicing import Keep, change_channels
 
 SHAPE = KeyShape(layers=(1,), heads=3, width=5, value_heads=6, value_width=4)
 
