@@ -21,8 +21,6 @@ from keycut.analysis.rank import RankAnalysis
 from keycut.selection.selection import Selection
 
 SKIP = 128  # tokens before the state has filled
-BESIDE = ("drrqr", "qrcp", "drrqr_all", "drrqr_normalised", "grad", "l1", "s_wanda")
-PIVOTED = ("qrcp", "drrqr", "drrqr_all", "drrqr_normalised")
 
 
 def main() -> None:
@@ -45,47 +43,51 @@ def main() -> None:
         print_rows(["states of", "seeds", "u", "effective rank", "of"], utilization(folder))
 
 
-Chosen = dict[tuple[str, str, float, int], Selection]
+Key = tuple[str, str, float, int]  # method, target, ratio and seed
+Chosen = dict[Key, Selection]
 
 
-def read(folder: Path) -> Iterator[tuple[tuple[str, str, float, int], Selection]]:
-    """By method, target, ratio and seed."""
+def read(folder: Path) -> Iterator[tuple[Key, Selection]]:
     for path in sorted(folder.glob("*.safetensors")):
         method, target, ratio, seed = path.stem.rsplit("-", 3)
         yield (method, target, float(ratio), int(seed)), Selection.load(path)
 
 
 def swaps(chosen: Chosen) -> Iterator[list[str]]:
-    found = defaultdict(list)
-    for (method, target, ratio, _), one in chosen.items():
-        if method in PIVOTED and target == "kq":
-            found[method, ratio].append(one.tensors)
-    for (method, ratio), some in sorted(found.items()):
-        total = sum(int(one["swaps"].sum()) for one in some)
-        left = max(float(one["largest_gain"].max()) for one in some)
-        yield [method, f"{ratio:.0%}", f"{len(some)}", f"{total}", f"{left:.3f}"]
+    tensors = defaultdict(list)
+    for (method, target, ratio, _), selection in chosen.items():
+        if "swaps" in selection.tensors and target == "kq":
+            tensors[method, ratio].append(selection.tensors)
+    for (method, ratio), seeds in sorted(tensors.items()):
+        total = sum(int(seed["swaps"].sum()) for seed in seeds)
+        left = max(float(seed["largest_gain"].max()) for seed in seeds)
+        yield [method, f"{ratio:.0%}", f"{len(seeds)}", f"{total}", f"{left:.3f}"]
 
 
 def agreement(chosen: Chosen) -> Iterator[list[str]]:
     """Pairs of selections with the same width: which part of their channels is the same."""
-    found: dict[tuple[str, float], list[float]] = defaultdict(list)
-    for (a, one), (b, other) in itertools.combinations(chosen.items(), 2):
-        if a[2] == b[2] and (what := compared(a, b)):
-            found[what, a[2]].append(same(one, other))
-    for (what, ratio), shares in sorted(found.items()):
+    pairs: dict[tuple[str, float], list[float]] = defaultdict(list)
+    for a, b in itertools.combinations(chosen, 2):
+        if a[2] == b[2] and (what := compared(a, b, chosen)):
+            pairs[what, a[2]].append(same(chosen[a], chosen[b]))
+    for (what, ratio), shares in sorted(pairs.items()):
         yield [what, f"{ratio:.0%}", f"{100 * fmean(shares):.0f}", f"{100 * (1 - ratio):.0f}"]
 
 
-def compared(a: tuple[str, str, float, int], b: tuple[str, str, float, int]) -> str | None:
-    """What a pair differs in, if that is one thing."""
+def compared(a: Key, b: Key, chosen: Chosen) -> str | None:
+    """What a pair differs in, if that is one thing: of methods, DRRQR with any other that is not
+    drawn, and those that do not pivot with each other."""
     if (a[0], a[1]) == (b[0], b[1]) and a[1] == "kq":
         return f"{a[0]}, two seeds"
     if (a[0], a[3]) == (b[0], b[3]) and {a[1], b[1]} == {"k", "q"}:
         return f"{a[0]}, by keys and by queries"
-    pair = sorted({a[0], b[0]} & {*BESIDE}, key=BESIDE.index)
-    alike = (a[1], a[3]) == (b[1], b[3]) == ("kq", 0) and len(pair) == 2
-    if alike and (pair[0] == "drrqr" or not {*pair} & {*PIVOTED}):
-        return " and ".join(pair)
+    names = sorted({a[0], b[0]})
+    pair = [chosen[a], chosen[b]]
+    comparable = all("kept" in s.tensors and "seed" not in s.about for s in pair)
+    pivoted = any("swaps" in selection.tensors for selection in pair)
+    alike = (a[1], a[3]) == (b[1], b[3]) == ("kq", 0) and len(names) == 2
+    if alike and comparable and ("drrqr" in names or not pivoted):
+        return " and ".join(names)
     return None
 
 

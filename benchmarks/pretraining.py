@@ -26,6 +26,7 @@ from typing import Any
 
 from arguments import existing
 
+from keycut import logs
 from keycut.artefact import read_json, write_json
 from keycut.config import load_config
 from keycut.errors import InputError
@@ -147,6 +148,7 @@ def run(arguments: argparse.Namespace, cell: str) -> dict[str, Any]:
 
 
 def main() -> None:
+    logs.start()
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--folder", type=Path, required=True, help="for text and models")
     parser.add_argument("--prepare", action="store_true", help="write the text, train nothing")

@@ -46,6 +46,7 @@ from typing import Any
 from training import CONFIG as DEMO
 from training import tokens
 
+from keycut import logs
 from keycut.artefact import read_json, write_json
 from keycut.config import load_config, pruning
 from keycut.errors import InputError
@@ -465,6 +466,7 @@ def ratios(results: dict[str, dict[str, Any]]) -> None:
 
 
 def main() -> None:
+    logs.start()
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("parts", nargs="*", metavar="PART", help="some of " + ", ".join(PARTS))
     parser.add_argument("--gpu", action="store_true", help="at the paper's size")

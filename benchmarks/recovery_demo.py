@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from keycut import logs
 from keycut.calibration import calibrate_folder
 from keycut.config import Config, load_config, width
 from keycut.data.corpora import make_tokenizer, pack_corpus
@@ -95,6 +96,7 @@ def compare(config: Config, name: str, folder: Path, say: Any) -> None:
 
 
 def main() -> None:
+    logs.start()
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("folder", type=Path, help="for text and models")
     parser.add_argument("--models", nargs="+", default=["delta_net", "gated_deltanet"])
