@@ -79,7 +79,7 @@ def test_a_width_is_padded_to_the_next_power_of_two_that_trains(wanted: set, goo
         powers = [2**i for i in range(4, 9) if 2**i > width and 2**i in good]
         expected = None if width in good else min(powers, default=None)
         assert one.padded_to == expected
-        assert one.has_a_way == (width in good or expected is not None)
+        assert one.trainable == (width in good or expected is not None)
 
 
 @given(st.lists(st.lists(st.floats(0, 1), min_size=1), min_size=1))

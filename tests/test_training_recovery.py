@@ -193,7 +193,7 @@ def test_a_run_out_of_memory_names_the_parts_and_goes_on_with_more(
     monkeypatch.undo()
     caplog.clear()
     run(2)
-    assert "recovery: goes on from step 4" in caplog.text
+    assert "recovery: resumes from step 4" in caplog.text
     run(1)
     whole, started = Checkpoint(tmp_path / "1"), Checkpoint(root / "delta_net_half")
     for name in whole.files:

@@ -172,7 +172,7 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(checkpoints, dam
         checkpoints.save(step, *state(step))
     damage(checkpoints.folder / "step-00000010")
     assert checkpoints.latest().state["step"] == 5
-    assert "step-00000010 is passed over" in caplog.text
+    assert "step-00000010 is skipped" in caplog.text
     # Saved between the two: the damaged one must not count among the last.
     checkpoints.save(7, *state(7))
     checkpoints.save(9, *state(9))
@@ -185,7 +185,7 @@ def test_two_damaged_checkpoints_mean_a_new_start(checkpoints, caplog):
         checkpoints.save(step, *state(step))
         flip_a_bit(checkpoints.folder / f"step-{step:08d}")
     assert checkpoints.latest() is None
-    assert caplog.text.count("passed over") == 2
+    assert caplog.text.count("is skipped") == 2
 
 
 def test_a_full_disk_leaves_the_old_checkpoint(checkpoints):

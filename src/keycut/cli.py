@@ -234,7 +234,7 @@ def _preflight(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
             print(preflight.table_row(verdict), flush=True)
             if options.json is not None:
                 write_json(options.json / f"{verdict.shape.name}.json", asdict(verdict))
-            all_train &= verdict.has_a_way
+            all_train &= verdict.trainable
         if not all_train:
             raise SystemExit(1)
 

@@ -111,7 +111,7 @@ def test_snakemake_stopped_by_ctrl_c_and_started_again(cluster, run, ends_as_eve
     run.start(TRAINED)
     ends_as_ever()
     log = run.folder / f"results/{RUN}/logs/pretrain/delta_net.log"
-    assert "goes on from step" in log.read_text()
+    assert "resumes from step" in log.read_text()
 
 
 def test_snakemake_told_to_end_and_started_again(cluster, run, ends_as_ever):

@@ -19,4 +19,4 @@ def test_a_run_with_faults_gives_what_a_run_without_gives(cluster, short):
     assert states.count("PENDING") == 1  # queued again by itself
     assert states.count("COMPLETED") == len(states) - 2
     log = next(run.folder.glob(f"results/{RUN}/logs/pretrain/*.log")).read_text()
-    assert "goes on from step 1" in log
+    assert "resumes from step 1" in log

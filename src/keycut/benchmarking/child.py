@@ -40,7 +40,7 @@ def serve(preload: list[str]) -> None:
 
 
 def end_with_parent() -> None:
-    """If the job is killed, so is this: it would go on beside whatever is timed next."""
+    """If the job is killed, so is this process: it would disturb whatever is timed next."""
     parent = pidfd(os.getppid())
 
     def watch() -> None:

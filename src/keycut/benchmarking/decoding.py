@@ -41,7 +41,7 @@ def readings(
 
 
 def tune(benchmark: DecodingBenchmark, spec: Model, cell: Measurement) -> Iterator[int]:
-    """Have the kernels of a step tuned and compiled, for one sequence and for many."""
+    """Tune and compile the kernels of a step, for one sequence and for many."""
     model = random_model(spec, cell.width, default_device()).eval()
     for batch in many_first({1, max(benchmark.batches)}):
         Generation(model, batch, benchmark.prompt).run(2)
@@ -175,13 +175,13 @@ def _largest_speed(model: Any, batch: int, device: str) -> Reading:
 
 
 def _free() -> None:
-    """Give back what failed attempts and dropped graphs still hold."""
+    """Free what failed attempts and dropped graphs still hold."""
     gc.collect()
     torch.cuda.empty_cache()
 
 
 def first_guess(peak: Callable[[int], int], batch: int, room: int) -> int:
-    """The batch that would fill the room, as far as two small ones tell."""
+    """The batch that would fill the free memory, extrapolated from two small ones."""
     try:
         few, many = peak(batch), peak(4 * batch)
     except RuntimeError:  # the search finds out why, if it is not memory

@@ -34,7 +34,7 @@ Errors = dict[str, float]
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a shape is good for. `errors` are relative, the norm of a difference over a norm."""
+    """Whether a shape trains, only infers, or crashes, with the relative errors of its parts."""
 
     shape: Shape
     verdict: Word
@@ -52,7 +52,7 @@ class Verdict:
         return self.verdict == "trains"
 
     @property
-    def has_a_way(self) -> bool:
+    def trainable(self) -> bool:
         return self.trains or self.padded_to is not None
 
 
@@ -100,7 +100,7 @@ def padding(path: Path | str, *, may_pad: bool = True) -> int | None:
             "jobs run on one kind of GPU (`gpu_model` in the profile of a cluster), or delete the "
             "file to have it checked again"
         )
-    if not (verdict.has_a_way if may_pad else verdict.trains):
+    if not (verdict.trainable if may_pad else verdict.trains):
         raise InputError(f"{path}: {verdict.shape.name} cannot be trained here: {verdict.reason}")
     return verdict.padded_to
 

@@ -92,7 +92,7 @@ class Worker:
         self.ready = b""
 
     def wait(self) -> None:
-        """Until its imports are done: nothing shall run beside what is timed."""
+        """Wait until its imports are done: nothing else may run during a timing."""
         assert self.process.stdout is not None
         self.ready = self.ready or self.process.stdout.read(len(READY))
 

@@ -26,7 +26,7 @@ class GreedyGeneration:
 
     @torch.inference_mode()
     def run(self, tokens: int) -> tuple[Tensor, Tensor]:
-        """So many more tokens (batch, tokens), and the logit of each."""
+        """The next `tokens` tokens (batch, tokens), and the logit of each."""
         tokens_out, logits = [], []
         for _ in range(tokens):
             out = self.model.model(self.last, past_key_values=self.state, use_cache=True)
@@ -69,7 +69,7 @@ def put(values: list[Tensor], places: list[Tensor]) -> None:
 
 
 def generate(model: Any, state: Any, last: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """The next tokens (batch, 1) and their logits, without end. Each is gone with the next one."""
+    """The next tokens (batch, 1) and their logits, without end. Each overwrites the one before."""
     generation = GreedyGeneration(model, state, last)
     if not last.is_cuda:
         while True:
@@ -83,7 +83,7 @@ def generate(model: Any, state: Any, last: Tensor) -> Iterator[tuple[Tensor, Ten
 
 
 def memory_of(run: Callable[[], T]) -> tuple[T, int]:
-    """What a run gives, and the bytes of a GPU that it takes beside what is there already."""
+    """The result of a run, and the bytes of GPU memory that it takes in addition."""
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     return run(), torch.cuda.max_memory_allocated() - before

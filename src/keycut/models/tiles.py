@@ -60,22 +60,23 @@ def short_trial(tuner: Any, call: Callable[[], None], quantiles: tuple[float, ..
 
     if tuner._do_bench is not None:
         return tuner._do_bench(call, quantiles=quantiles)
-    with in_turn(folder() / "trial.lock"):  # others beside it would be timed, too
+    with in_turn(folder() / "trial.lock"):  # another process on the GPU would distort it
         return do_bench(call, warmup=TRIAL_MS[0], rep=TRIAL_MS[1], quantiles=quantiles)
 
 
 def kernel_name(tuner: Any) -> str:
-    """With its module: two rules have kernels of the same name."""
+    """Qualified by its module: two rules have kernels of the same name."""
     return f"{tuner.base_fn.__module__}.{tuner.base_fn.__name__}"
 
 
 def key_names(tuner: Any) -> list[str]:
-    """Of the values in its keys. What its candidates themselves say is in none, named or not."""
+    """The names of the values in its keys. What candidates set themselves is in no key, even if it
+    is listed as one."""
     return [name for name in tuner.keys if name not in tuner.configs[0].kwargs]
 
 
 def widths_of(names: list[str], key: tuple[Any, ...]) -> str:
-    """A tuning key in words, without what only counts: values by name, then types of tensors."""
+    """A tuning key as text, without counts: values by name, then the types of tensors."""
     types = [str(value) for value in key if str(value).startswith("torch.")]
     values = key[: len(key) - len(types)]
     if len(values) != len(names):  # some were not given: which is not known
@@ -85,12 +86,12 @@ def widths_of(names: list[str], key: tuple[Any, ...]) -> str:
 
 
 def tile(config: Any) -> str:
-    """A candidate in words."""
+    """A candidate as text."""
     return " ".join(f"{name}={value}" for name, value in config.all_kwargs().items())
 
 
 def folder() -> Path:
-    """Where choices are kept that were made here, for this GPU and these versions."""
+    """Where choices made on this machine are kept, for this GPU and these versions."""
     from triton import knobs
 
     return Path(knobs.cache.dir) / "tiles" / "-".join([gpu(), *versions().values()])
@@ -113,7 +114,7 @@ def gpu() -> str:
 
 
 def versions() -> dict[str, str]:
-    """Of what decides which candidates there are and how they are compiled."""
+    """The packages that decide which candidates there are and how they are compiled."""
     import fla
     import triton
 

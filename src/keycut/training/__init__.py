@@ -1,1 +1,1 @@
-"""Training that survives: pretraining and recovery on one loop, with checkpoints that are whole."""
+"""Pretraining and recovery, on one loop, with checkpoints that survive a crash."""

@@ -1,4 +1,4 @@
-"""Checkpoints of a run: whole or absent, verified when read, the last two kept.
+"""Checkpoints of a run: complete or absent, verified when read, the last two kept.
 
 A run is known by the digest of what defines it, and so is its folder: started again with the same
 settings it goes on, started with others it begins a new one. Inside:
@@ -113,27 +113,27 @@ class Checkpoints:
                 f"{path}: the checkpoint could not be written ({error}); {before}: mend that and "
                 "start the same command again"
             ) from None
-        # Later ones were damaged and passed over, or this step would not have come again.
+        # Later ones were damaged and skipped, or this step would not have come again.
         older = [saved for saved in self._saved() if saved <= path]
         for saved in set(self._saved()) - set(older[-KEPT:]):
             shutil.rmtree(saved)
 
     def latest(self) -> Saved | None:
-        """The last one that is whole. One that is not is passed over, and said so."""
+        """The last one that is complete. Damaged ones are skipped, with a warning."""
         for path in reversed(self._saved()):
             try:
                 return _read(path)
             except DAMAGE as error:
-                logger.warning(f"{path.name} is passed over: {error}")
+                logger.warning(f"{path.name} is skipped: {error}")
         return None
 
     def remove(self) -> None:
-        """Take the folder away, once what it led to is safe."""
+        """Remove the folder, once the result is written."""
         self._unlock()  # NFS keeps a file that is open, and with it the folder
         shutil.rmtree(self.folder)
 
     def held(self) -> int:
-        """The open file whose lock keeps other processes off this run."""
+        """The descriptor of the lock file, for child processes to hold too."""
         assert self.lock is not None, "outside the context there is none"
         return self.lock
 
@@ -150,12 +150,12 @@ class Checkpoints:
 
 
 def seal(folder: Path) -> None:
-    """Write down what a finished folder holds."""
+    """Write the manifest of a finished folder."""
     write_json(folder / MANIFEST, {name: sha256(folder / name) for name in _inside(folder)})
 
 
 def verify(folder: Path) -> None:
-    """An error unless a folder is as it was sealed."""
+    """An error unless a folder holds what its manifest says."""
     manifest = read_json(folder / MANIFEST)
     if not isinstance(manifest, dict) or manifest.keys() != _inside(folder):
         raise InputError(f"{folder / MANIFEST} does not list what is there")

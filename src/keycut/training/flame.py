@@ -141,7 +141,7 @@ def last_whole(folder: Path) -> int:
             verify(path)
             return step
         except DAMAGE as error:
-            logger.warning(f"{path.name} is passed over: {error}")
+            logger.warning(f"{path.name} is skipped: {error}")
             shutil.rmtree(path)
     return 0
 
@@ -152,7 +152,7 @@ def run_flame(job: FlameJob, checkpoints: Checkpoints, first: int) -> Pace:
     job.stop_file.unlink(missing_ok=True)
     _cut_curve(checkpoints.curve, first)
     command = job.command()
-    logger.info(f"pretraining: goes on from step {first}" if first else "pretraining: starts flame")
+    logger.info(f"pretraining: resumes from step {first}" if first else "pretraining: starts flame")
     logger.info(shlex.join(command))
     last_moment = job.saving.last_moment()
     with (
@@ -187,7 +187,7 @@ def run_flame(job: FlameJob, checkpoints: Checkpoints, first: int) -> Pace:
     if code == 0 and reached == recipe.steps:
         return reader.pace()
     if stop.is_set() or (code == 0 and reached > first):
-        logger.info(f"pretraining: saved at step {reached}, goes on later")
+        logger.info(f"pretraining: saved at step {reached}, to be resumed")
         raise SystemExit(EXIT_UNFINISHED)
     with open(log, errors="replace") as lines:
         lines.seek(began)

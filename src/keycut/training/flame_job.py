@@ -90,7 +90,7 @@ class FlameJob:
         return self.folder / "stop"
 
     def sections(self) -> dict[str, dict[str, Any]]:
-        """flame's job file. What stands nowhere here is as flame has it."""
+        """flame's job file. What is not set here is flame's default."""
         recipe, saving = self.recipe, self.saving
         length = self.tokens.manifest.sequence_length
         return {

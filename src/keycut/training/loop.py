@@ -78,7 +78,7 @@ EVERY_TEN_MINUTES = Saving()
 
 
 def check_data(data: PackedTokens, settings: Training, vocab_size: int) -> None:
-    """An error if the data are too few for the steps, or have tokens that the model has not."""
+    """An error if there is too little data for the steps, or it has tokens beyond the model's."""
     available = len(data) * settings.epochs
     if settings.sequences > available:
         passes = f" in {settings.epochs} epochs" if settings.epochs > 1 else ""
@@ -172,7 +172,7 @@ def train(
                 checkpoints.save(step, _tensors(trained, optimizer, device), state)
                 saved, saved_at = step, time.monotonic()
             if stop.is_set() and step < settings.steps:
-                logger.info(f"{work}: saved at step {step}, goes on later")
+                logger.info(f"{work}: saved at step {step}, to be resumed")
                 raise SystemExit(EXIT_UNFINISHED)
     model.eval()
 
@@ -197,7 +197,7 @@ def _gradients(
 
 
 def curve_row(*values: float | None) -> str:
-    """A line of the loss curve; what a run does not have is empty."""
+    """A line of the loss curve; a value that is None is left empty."""
     return ",".join("" if value is None else f"{value:.9g}" for value in values) + "\n"
 
 
@@ -222,7 +222,7 @@ def _resumed(
     device: torch.device,
     work: str,
 ) -> tuple[int, int]:
-    """Put the last checkpoint back: the steps done, and how many of the last were not finite."""
+    """Restore the last checkpoint: the steps done, and how many of the last were not finite."""
     saved = checkpoints.latest()
     if saved is None:
         checkpoints.curve.write_text(",".join(COLUMNS) + "\n")
@@ -240,13 +240,13 @@ def _resumed(
             # AdamW counts its steps on the CPU.
             optimizer.state[trained[name]][part] = tensor.to("cpu" if part == "step" else device)
     step = saved.state["step"]
-    logger.info(f"{work}: goes on from step {step}")
+    logger.info(f"{work}: resumes from step {step}")
     return step, saved.state["failed"]
 
 
 @contextmanager
 def explain_out_of_memory(work: str, advice: str) -> Iterator[None]:
-    """A GPU without enough memory ends a run in one line, with what can be changed."""
+    """Turns a lack of GPU memory into one line that says what can be changed."""
     try:
         yield
     except RuntimeError as error:  # torch's own kind, or what Triton or the driver says
@@ -256,13 +256,13 @@ def explain_out_of_memory(work: str, advice: str) -> Iterator[None]:
 
 
 def first_sentences(text: str) -> str:
-    """The first sentences of what torch says of its memory: what it wanted, and what there was."""
+    """Of torch's message: what it wanted to allocate, and what there was."""
     return ". ".join(text.strip().split("\n")[0].split(". ")[:3]).rstrip(".")
 
 
 @contextmanager
 def stop_on_signals() -> Iterator[threading.Event]:
-    """An event that SIGTERM or SIGUSR1 sets, so that the step in hand is finished first."""
+    """An event that SIGTERM or SIGUSR1 sets, so that the current step is finished first."""
     stop = threading.Event()
     # Only the main thread may have handlers; elsewhere signals are not ours to take.
     if threading.current_thread() is not threading.main_thread():
