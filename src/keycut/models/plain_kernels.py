@@ -39,90 +39,56 @@ class Packed:
 # The delta rules
 
 
-def _delta_rule(
+def delta_rule(
+    *,
     q: Tensor,
     k: Tensor,
     v: Tensor,
     beta: Tensor,
-    g: Tensor | None,
-    scale: float | None,
-    initial_state: Tensor | None,
-    output_final_state: bool,
-    cu_seqlens: Tensor | None,
-    use_qk_l2norm_in_kernel: bool,
+    g: Tensor | None = None,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    cu_seqlens: Tensor | None = None,
+    use_qk_l2norm_in_kernel: bool = False,
+    use_beta_sigmoid_in_kernel: bool = False,
+    allow_neg_eigval: bool = False,
+    use_gate_in_kernel: bool = False,
+    A_log: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    state_v_first: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """Shapes as fla's kernels have them: (B, T, H, ...); the state (N, H, d_k, d_v)."""
+    """For fla's (gated) delta rules, chunked or fused and recurrent. Shapes as their kernels have
+    them: (B, T, H, ...); the state (N, H, d_k, d_v), or (N, H, d_v, d_k) if `state_v_first`."""
     dtype = v.dtype
     q, k, v, beta = wide(q), wide(k), wide(v), wide(beta)
-    g = torch.zeros_like(beta) if g is None else g
+    if use_beta_sigmoid_in_kernel:
+        beta = beta.sigmoid() * (2 if allow_neg_eigval else 1)
+    if g is None:
+        g = torch.zeros_like(beta)
+    elif use_gate_in_kernel:
+        assert A_log is not None
+        assert dt_bias is not None
+        g = log_decay(g, A_log, dt_bias)
     if use_qk_l2norm_in_kernel:
         q, k = l2_normalised(q), l2_normalised(k)
     if v.shape[2] > q.shape[2]:  # several value heads to one key head
         q, k = (x.repeat_interleave(v.shape[2] // q.shape[2], 2) for x in (q, k))
     packed = Packed(cu_seqlens) if cu_seqlens is not None else None
+    g = wide(g)
     if packed is not None:
         q, k, v, beta, g = (packed.spread(x) for x in (q, k, v, beta, g))
     if initial_state is None:
         state = v.new_zeros(v.shape[0], v.shape[2], k.shape[-1], v.shape[-1])
     else:
-        state = initial_state.to(v.dtype)
+        state = (initial_state.mT if state_v_first else initial_state).to(v.dtype)
     scale = k.shape[-1] ** -0.5 if scale is None else scale
     o, state = chunked_delta_rule(q, k, v, beta, g, scale, state)
     if packed is not None:
         o = packed.pack(o)
-    return o.to(dtype), state if output_final_state else None
-
-
-def delta_rule(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    beta: Tensor,
-    scale: float | None = None,
-    initial_state: Tensor | None = None,
-    output_final_state: bool = False,
-    use_qk_l2norm_in_kernel: bool = False,
-    cu_seqlens: Tensor | None = None,
-) -> tuple[Tensor, Tensor | None]:
-    """For fla's chunk_delta_rule and fused_recurrent_delta_rule."""
-    return _delta_rule(
-        q, k, v, beta, None, scale, initial_state, output_final_state, cu_seqlens,
-        use_qk_l2norm_in_kernel,
-    )  # fmt: skip
-
-
-def gated_delta_rule(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor,
-    beta: Tensor,
-    scale: float | None = None,
-    initial_state: Tensor | None = None,
-    output_final_state: bool = False,
-    use_qk_l2norm_in_kernel: bool = False,
-    use_beta_sigmoid_in_kernel: bool = False,
-    allow_neg_eigval: bool = False,
-    state_v_first: bool = False,
-    cu_seqlens: Tensor | None = None,
-    use_gate_in_kernel: bool = False,
-    A_log: Tensor | None = None,
-    dt_bias: Tensor | None = None,
-) -> tuple[Tensor, Tensor | None]:
-    """For fla's chunk_gated_delta_rule and fused_recurrent_gated_delta_rule."""
-    if use_beta_sigmoid_in_kernel:
-        beta = wide(beta).sigmoid() * (2 if allow_neg_eigval else 1)
-    if use_gate_in_kernel:
-        assert A_log is not None
-        assert dt_bias is not None
-        g = log_decay(g, A_log, dt_bias)
-    if state_v_first and initial_state is not None:
-        initial_state = initial_state.mT
-    o, state = _delta_rule(
-        q, k, v, beta, wide(g), scale, initial_state, output_final_state, cu_seqlens,
-        use_qk_l2norm_in_kernel,
-    )  # fmt: skip
-    return o, state.mT.contiguous() if state is not None and state_v_first else state
+    if not output_final_state:
+        return o.to(dtype), None
+    return o.to(dtype), state.mT.contiguous() if state_v_first else state
 
 
 # The causal convolution

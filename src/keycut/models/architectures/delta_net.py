@@ -10,6 +10,8 @@ from keycut.config.models import ModelBase
 from keycut.config.section import WHICH
 from keycut.models.architectures import base
 
+CALL = base.Call("fla.layers.delta_net", ("chunk_delta_rule", "fused_recurrent_delta_rule"))
+
 
 def shape(config: base.Config) -> base.KeyShape:
     hidden, heads = base.need(config, "hidden_size"), base.need(config, "num_heads")
@@ -36,10 +38,7 @@ def resized(config: base.Config, width: int) -> base.Config:
 def stand_ins() -> list[base.StandIn]:
     from keycut.models import plain_kernels
 
-    return [
-        ("fla.layers.delta_net", "chunk_delta_rule", plain_kernels.delta_rule),
-        ("fla.layers.delta_net", "fused_recurrent_delta_rule", plain_kernels.delta_rule),
-    ]
+    return [(CALL.module, name, plain_kernels.delta_rule) for name in CALL.functions]
 
 
 def _layer(
@@ -84,7 +83,7 @@ DELTA_NET = base.Architecture(
     rule=base.DeltaRule(
         "delta_net", chunked="chunk_delta_rule", layer=_layer, heads=16, value_width=128
     ),
-    call=base.Call("fla.layers.delta_net", ("chunk_delta_rule", "fused_recurrent_delta_rule")),
+    call=CALL,
     shape=shape,
     resized=resized,
     stand_ins=stand_ins,

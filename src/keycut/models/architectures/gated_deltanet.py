@@ -11,6 +11,10 @@ from keycut.config.section import WHICH
 from keycut.errors import InputError
 from keycut.models.architectures import base
 
+CALL = base.Call(
+    "fla.layers.gated_deltanet", ("chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule")
+)
+
 
 def shape(config: base.Config) -> base.KeyShape:
     heads, width = base.need(config, "num_heads"), base.need(config, "head_dim")
@@ -36,13 +40,8 @@ def stand_ins() -> list[base.StandIn]:
     from keycut.models import plain_kernels
 
     return [
-        ("fla.layers.gated_deltanet", "chunk_gated_delta_rule", plain_kernels.gated_delta_rule),
-        (
-            "fla.layers.gated_deltanet",
-            "fused_recurrent_gated_delta_rule",
-            plain_kernels.gated_delta_rule,
-        ),
-        ("fla.layers.gated_deltanet", "causal_conv1d", plain_kernels.causal_conv1d),
+        *((CALL.module, name, plain_kernels.delta_rule) for name in CALL.functions),
+        (CALL.module, "causal_conv1d", plain_kernels.causal_conv1d),
     ]
 
 
@@ -88,9 +87,7 @@ GATED_DELTANET = base.Architecture(
         grouped=True,
         options={"state_v_first": True},
     ),
-    call=base.Call(
-        "fla.layers.gated_deltanet", ("chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule")
-    ),
+    call=CALL,
     shape=shape,
     resized=resized,
     stand_ins=stand_ins,

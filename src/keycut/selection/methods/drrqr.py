@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from keycut.selection.method import (
     Activations,
@@ -39,14 +40,9 @@ def drrqr(
 
 
 def qrcp(
-    model: ModelStatistics,
-    target: Target,
-    widths: Sequence[int],
-    *,
-    rows: Rows,
-    activations: Activations,
+    model: ModelStatistics, target: Target, widths: Sequence[int], **options: Any
 ) -> list[dict[str, Tensor]]:
-    return drrqr(model, target, widths, rows=rows, activations=activations, f=math.inf)
+    return drrqr(model, target, widths, **options, f=math.inf)
 
 
 ROWS = Option("rows", "sample", "the sample of the calibration, or every token of it",
