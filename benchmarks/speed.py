@@ -242,7 +242,7 @@ class Results:
 
     def __init__(self, path: Path):
         self.path = path
-        self.verdicts: dict[Shape, preflight.Verdict] = {}
+        self.verdicts: dict[Shape, preflight.ShapeVerdict] = {}
         self.cells: dict[str, CellRecord] = {}
         self.left_out: list[str] = []
         if path.is_file():

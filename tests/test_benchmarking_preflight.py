@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from keycut.artefact import write_json
 from keycut.benchmarking import examination, preflight
-from keycut.benchmarking.preflight import Verdict, check_shape, check_shapes, judge, read
+from keycut.benchmarking.preflight import ShapeVerdict, check_shape, check_shapes, judge, read
 from keycut.benchmarking.process import Outcome
 from keycut.cli import main
 from keycut.config import Preflight, Shape
@@ -30,7 +30,7 @@ def deltanet(width: int) -> Shape:
     return Shape("delta_net", 8, width, 8, 128)
 
 
-def verdict(found: dict, reason: str = "") -> Verdict:
+def verdict(found: dict, reason: str = "") -> ShapeVerdict:
     return judge(deltanet(32), 0.01, Outcome(list(found.items()), reason, 1.0))
 
 
@@ -67,7 +67,7 @@ def test_a_width_is_padded_to_the_next_power_of_two_that_trains(wanted: set, goo
 
     def examined(shape, *_):
         looked_at.append(shape)
-        return Verdict(shape, "trains" if shape.width in good else "infers only")
+        return ShapeVerdict(shape, "trains" if shape.width in good else "infers only")
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(preflight, "_examine", examined)
@@ -166,7 +166,9 @@ def test_training_heeds_the_verdict(tmp_path: Path) -> None:
 
     def padding(verdict: str, padded_to: int | None, gpu: str | None = None, **how) -> int | None:
         reason = "" if verdict == "trains" else "dk is 0.3 off"
-        write_json(file, asdict(Verdict(shape, verdict, padded_to, reason, machine={"gpu": gpu})))
+        write_json(
+            file, asdict(ShapeVerdict(shape, verdict, padded_to, reason, machine={"gpu": gpu}))
+        )
         return preflight.padding(file, **how)
 
     assert padding("trains", None) is None
@@ -183,7 +185,7 @@ def test_the_command_exits_1_if_a_width_has_no_way(monkeypatch, tmp_path, capsys
     def examined(shape, *_):
         trains = shape.kernel == "delta_net" and shape.width != 32
         word, reason = ("trains", "") if trains else ("infers only", "illegal")
-        return Verdict(shape, word, errors={"o": 0.005}, reason=reason)
+        return ShapeVerdict(shape, word, errors={"o": 0.005}, reason=reason)
 
     monkeypatch.setattr(preflight, "_examine", examined)
     assert (

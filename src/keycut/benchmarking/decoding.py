@@ -12,10 +12,10 @@ from typing import Any
 import torch
 
 from keycut.benchmarking.machine import default_device
-from keycut.benchmarking.process import in_one_line
+from keycut.benchmarking.process import NotMeasured, in_one_line
 from keycut.benchmarking.random_models import random_model, random_tokens, relative_error
 from keycut.benchmarking.record import Reading
-from keycut.benchmarking.timing import out_of_memory, time_runs
+from keycut.benchmarking.timing import memory_for, out_of_memory, time_runs
 from keycut.config import DecodingBenchmark, Measurement, Model
 from keycut.models.generation import GenerationGraph, GreedyGeneration, put, state_tensors
 
@@ -81,10 +81,10 @@ def _speeds(
 def _or_reason(read: Callable[[], Reading], batch: int) -> Reading:
     """One figure that cannot be measured does not end the others of its cell."""
     try:
-        return read()
-    except RuntimeError as error:
-        full = out_of_memory(error)
-        return Reading.missing(f"out of memory at batch {batch}" if full else in_one_line(error))
+        with memory_for(batch):
+            return read()
+    except (RuntimeError, NotMeasured) as error:
+        return Reading.missing(in_one_line(error))
 
 
 class Generation(GreedyGeneration):

@@ -33,7 +33,7 @@ Errors = dict[str, float]
 
 
 @dataclass(frozen=True)
-class Verdict:
+class ShapeVerdict:
     """Whether a shape trains, only infers, or crashes, with the relative errors of its parts."""
 
     shape: Shape
@@ -64,7 +64,7 @@ def check_shape(
     device: str | None = None,
     limit_s: float = LIMIT_S,
     own_process: bool | None = None,
-) -> Verdict:
+) -> ShapeVerdict:
     """Check one shape, and those to pad it to if need be, and write the verdict as JSON."""
     validate_shape(shape)
     check_writable(out)
@@ -75,7 +75,7 @@ def check_shape(
     return verdict
 
 
-def read(path: Path | str) -> Verdict:
+def read(path: Path | str) -> ShapeVerdict:
     """What `check_shape` wrote."""
     record = read_json(path)
     try:
@@ -105,8 +105,8 @@ def padding(path: Path | str, *, may_pad: bool = True) -> int | None:
     return verdict.padded_to
 
 
-def from_json(record: dict[str, Any]) -> Verdict:
-    return Verdict(**record | {"shape": Shape(**record["shape"])})
+def from_json(record: dict[str, Any]) -> ShapeVerdict:
+    return ShapeVerdict(**record | {"shape": Shape(**record["shape"])})
 
 
 def check_shapes(
@@ -117,15 +117,15 @@ def check_shapes(
     limit_s: float = LIMIT_S,
     jobs: int = 1,
     own_process: bool | None = None,
-) -> Iterator[Verdict]:
+) -> Iterator[ShapeVerdict]:
     """A verdict for each, `jobs` at a time, as soon as it is known. Shapes that failed share what
     is found out about those to pad them to."""
     for shape in shapes:
         validate_shape(shape)
     own_process = own_process_by_default() if own_process is None else own_process
-    known: dict[Shape, Verdict] = {}
+    known: dict[Shape, ShapeVerdict] = {}
 
-    def examine_new(wanted: Sequence[Shape]) -> Iterator[Verdict]:
+    def examine_new(wanted: Sequence[Shape]) -> Iterator[ShapeVerdict]:
         new = [shape for shape in dict.fromkeys(wanted) if shape not in known]
         # Threads of one process would share a random state.
         with ThreadPoolExecutor(jobs if own_process else 1) as pool:
@@ -176,7 +176,7 @@ def validate_shape(shape: Shape) -> None:
 
 def _examine(
     shape: Shape, settings: Preflight, limit_s: float, own_process: bool, device: str | None
-) -> Verdict:
+) -> ShapeVerdict:
     from keycut.benchmarking.examination import examine
 
     outcome = run_work(
@@ -185,11 +185,11 @@ def _examine(
     return judge(shape, settings.tolerance, outcome)
 
 
-def judge(shape: Shape, tolerance: float, outcome: Outcome) -> Verdict:
+def judge(shape: Shape, tolerance: float, outcome: Outcome) -> ShapeVerdict:
     """The verdict that follows from what a process yielded before it ended."""
     parts = dict(outcome.values)
     forward = parts.get("forward")
-    verdict = Verdict(
+    verdict = ShapeVerdict(
         shape,
         "trains",
         errors={**(forward or {}), **parts.get("backward", {})},
@@ -222,7 +222,7 @@ TABLE_HEAD = (
 )
 
 
-def table_row(verdict: Verdict) -> str:
+def table_row(verdict: ShapeVerdict) -> str:
     """A line of the table: the worst errors of the rule, of all its tiles, of the layer."""
     parts = (verdict.errors, verdict.tiles, verdict.layer)
     errors = " ".join(f"{max(part.values()):7.1e}" if part else f"{'-':>7}" for part in parts)
