@@ -11,6 +11,7 @@ import pytest
 
 from keycut.cli import main
 from keycut.config import load_config
+from keycut.config.needs import hub_sources
 from keycut.hub.downloads import DOWNLOADS, HubItem
 
 CONFIG = Path(__file__).parents[1] / "config"
@@ -39,7 +40,7 @@ def lock(items: Iterable[HubItem]) -> None:
 
 
 def test_check_names_what_is_not_in_the_lock(capsys: pytest.CaptureFixture[str]) -> None:
-    first, *others = load_config(PAPER).hub_sources()
+    first, *others = hub_sources(load_config(PAPER))
     lock([first])
     assert main(["check", PAPER]) == 0
     summary, *lines = capsys.readouterr().out.splitlines()
@@ -74,7 +75,7 @@ def test_check_refuses_what_is_not_the_papers_protocol(
 def test_check_names_a_configuration_that_went_on_from_its_lock(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    lock(load_config(PAPER).hub_sources())
+    lock(hub_sources(load_config(PAPER)))
     changed = tmp_path / "mine.yaml"
     changed.write_text(Path(PAPER).read_text().replace("sample/10BT/", "sample/100BT/"))
     assert main(["check", str(changed)]) == 0
@@ -83,7 +84,7 @@ def test_check_names_a_configuration_that_went_on_from_its_lock(
 
 
 def test_check_says_no_more_where_all_is_there(capsys: pytest.CaptureFixture[str]) -> None:
-    lock(load_config(PAPER).hub_sources())
+    lock(hub_sources(load_config(PAPER)))
     assert main(["check", PAPER]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 1
 
@@ -107,7 +108,7 @@ def test_download_fetches_what_the_configuration_needs(
     monkeypatch.setattr("keycut.hub.check.fetch", fetch)
     assert main(["download", "--configfile", PAPER, "--model", "owner/mine"]) == 2
     mine = HubItem("model", "owner/mine")
-    assert fetched == [mine, *load_config(PAPER).hub_sources()]
+    assert fetched == [mine, *hub_sources(load_config(PAPER))]
     said = capsys.readouterr()
     items = [line.split("  ")[0] for line in said.out.splitlines()[1:]]
     assert {"tokenizer llama", "model delta_net_1.3B", "corpus fineweb_edu"} < set(items)

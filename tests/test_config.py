@@ -30,11 +30,11 @@ from keycut.config import (
     Variant,
     load_config,
     parse_config,
-    reference,
-    schema,
     width,
 )
+from keycut.config.documentation import reference, schema
 from keycut.config.evaluation import DATA_SETS
+from keycut.config.needs import hub_sources
 from keycut.config.section import PATTERNS
 from keycut.errors import InputError
 from keycut.hub.downloads import DEFAULT_PATTERNS, HubItem
@@ -301,7 +301,7 @@ GATED_COMMIT = "930ed6ae4ac629c86cb9855bb3dcb0a0974a29aa"
 def test_paper_takes_from_the_hub_what_it_evaluates_and_the_shape_of_what_it_only_times(
     paper: Config,
 ) -> None:
-    assert set(paper.hub_sources()) == {
+    assert set(hub_sources(paper)) == {
         HubItem("model", "fla-hub/delta_net-1.3B-100B", "main", MODEL),
         HubItem("model", "m-a-p/1.3B-100B-GatedDeltaNet-pure", GATED_COMMIT, MODEL),
         HubItem("model", "fla-hub/delta_net-2.7B-100B", "main", ("config.json",)),
@@ -314,7 +314,7 @@ def test_paper_takes_from_the_hub_what_it_evaluates_and_the_shape_of_what_it_onl
 
 @pytest.mark.parametrize("run", ["demo", "lab"])
 def test_the_small_runs_need_no_network(configs: dict[str, Config], run: str) -> None:
-    assert configs[run].hub_sources() == ()
+    assert hub_sources(configs[run]) == ()
 
 
 HUB_MODEL = {"kind": "hub", "name": "owner/model", "revision": "v1"}
@@ -325,7 +325,7 @@ def test_a_repository_that_is_model_and_tokenizer_is_one_item(demo_data: dict[st
     data = edit(demo_data, "models/delta_net/source", HUB_MODEL)
     data = edit(data, "tokenizers/demo", HUB_MODEL)
     patterns = tuple(sorted({*MODEL, "*token*"}))
-    assert parse_config(data, "mine").hub_sources() == (
+    assert hub_sources(parse_config(data, "mine")) == (
         HubItem("model", "owner/model", "v1", patterns),
     )
 
@@ -345,9 +345,9 @@ def test_a_figure_of_filters_needs_the_weights(demo_data: dict[str, Any]) -> Non
     figure = {"kind": "filters", "model": "other", "caption": ""}
     other = {**demo_data["models"]["delta_net"], "source": HUB_MODEL, "label": "other"}
     data = edit(demo_data, "models/other", other)
-    assert parse_config(data, "mine").hub_sources() == ()
+    assert hub_sources(parse_config(data, "mine")) == ()
     data = edit(data, "figures/other", figure)
-    assert [item.name for item in parse_config(data, "mine").hub_sources()] == ["owner/model"]
+    assert [item.name for item in hub_sources(parse_config(data, "mine"))] == ["owner/model"]
 
 
 @pytest.mark.parametrize(
@@ -368,9 +368,9 @@ def test_text_is_fetched_where_something_uses_it(
     data = edit(data, "models/delta_net/source/recipe", "spare")
     for training in ("recipes/spare", "recovery"):
         data = edit(data, f"{training}/epochs", 10_000)
-    assert parse_config(data, "mine").hub_sources() == ()
+    assert hub_sources(parse_config(data, "mine")) == ()
     data = edit(data, path, value)
-    assert parse_config(data, "mine").hub_sources() == (
+    assert hub_sources(parse_config(data, "mine")) == (
         HubItem("dataset", "owner/text", "main", ("*",)),
     )
 

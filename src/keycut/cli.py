@@ -146,7 +146,7 @@ def _check(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
 
     def run(options: argparse.Namespace) -> None:
         from keycut.config import load_config
-        from keycut.config.needs import without_trainer
+        from keycut.config.needs import hub_sources, without_trainer
         from keycut.evaluation.protocol import check_protocol
         from keycut.models.adoption import check_model_sizes
         from keycut.running.inputs import Inputs
@@ -162,7 +162,7 @@ def _check(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
             f"{len(config.variants())} variants, {len(config.tables)} tables, "
             f"{len(config.figures)} figures"
         )
-        for item in config.hub_sources():
+        for item in hub_sources(config):
             try:
                 DOWNLOADS.resolve(*item.key, revision=item.revision, patterns=item.patterns)
             except InputError as error:
@@ -341,12 +341,13 @@ def _download(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
 
     def run(options: argparse.Namespace) -> None:
         from keycut.config import load_config
+        from keycut.config.needs import hub_sources
         from keycut.hub.check import download_and_check
 
         if options.configfile is None and not options.model:
             raise InputError("nothing to download: give --configfile or --model")
         config = load_config(options.configfile) if options.configfile is not None else None
-        if config and not config.hub_sources():
+        if config and not hub_sources(config):
             print(f"{options.configfile}: needs nothing from the hub")
         report = download_and_check(config, options.model, update=options.update)
         if report.findings:

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
-from keycut.config.section import WHICH, Kernel, Name, Pass, Ratio, Section, Some
+from keycut.config.section import WHICH, Kernel, ModelName, Name, Pass, Ratio, Section, Some
 
 # Kernels take no wider keys.
 HeadWidth = Annotated[int, Field(ge=1, le=256)]
@@ -43,7 +43,7 @@ class ModelBenchmark(BenchmarkBase):
     """Throughput of whole models. Only their shapes count, so weights are random."""
 
     kind: Literal["model"] = WHICH
-    models: Some[Name] = Field(description="models to be timed")
+    models: Some[ModelName] = Field(description="models to be timed")
     ratios: Some[Ratio] = Field(description="ratios beside the model left whole")
     passes: Some[Pass] = Field(description="forward, or a training step")
     batch: PositiveInt = Field(description="sequences")
@@ -62,7 +62,7 @@ class DecodingBenchmark(BenchmarkBase):
     """Generation with the recurrent state: throughput, state bytes, largest batch."""
 
     kind: Literal["decoding"] = WHICH
-    models: Some[Name] = Field(description="models to be timed")
+    models: Some[ModelName] = Field(description="models to be timed")
     ratios: Some[Ratio] = Field(description="ratios beside the model left whole")
     batches: Some[PositiveInt] = Field(description="sequences generated at once")
     prompt: PositiveInt = Field(description="tokens before the first generated one")

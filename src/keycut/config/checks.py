@@ -4,100 +4,73 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any, get_args
 
 from keycut.config.benchmarks import MixerBenchmark
 from keycut.config.figures import QualityFigure, RankFigure, SpectrumFigure
-from keycut.config.needs import wanted
+from keycut.config.needs import hub_items
 from keycut.config.pruning import BASELINE, width
+from keycut.config.run import Config, Measurement
+from keycut.config.section import NameOf, Section
 from keycut.config.tables import QualityTable, SpeedTable
 from keycut.config.training import Training
 from keycut.errors import InputError, nearest
 from keycut.selection.methods import METHODS
 
-if TYPE_CHECKING:
-    from keycut.config.run import Config, Measurement
-
 
 def problems(config: Config) -> list[str]:
     """A line for each problem, by its path; sizes only once every name refers to something."""
-    return list(_dangling(config)) or list(_inconsistent(config))
+    return list(_unknown_names(config)) or list(_inconsistent(config))
 
 
-def _reference(path: str, name: str, section: str, known: Iterable[str]) -> Iterator[str]:
-    if name not in known:
-        yield f"{path}: {name!r} is none of `{section}`{nearest(name, known)}"
-
-
-def _slice_reference(config: Config, path: str, name: str) -> Iterator[str]:
-    slices = {f"{c}/{s}" for c, corpus in config.corpora.items() for s in corpus.slices}
-    yield from _reference(path, name, "corpora", slices)
-
-
-def _benchmark_reference(config: Config, path: str, name: str, kind: str) -> Iterator[str]:
-    known = [known for known, benchmark in config.benchmarks.items() if benchmark.kind == kind]
-    yield from _reference(path, name, f"benchmarks of kind {kind}", known)
-
-
-def _dangling(config: Config) -> Iterator[str]:
+def _unknown_names(config: Config) -> Iterator[str]:
     """Names that refer to nothing."""
-    for name, tokenizer in config.tokenizers.items():
-        if tokenizer.kind == "train":
-            path = f"tokenizers.{name}.corpus"
-            yield from _reference(path, tokenizer.corpus, "corpora", config.corpora)
-    for name, recipe in config.recipes.items():
-        yield from _slice_reference(config, f"recipes.{name}.data", recipe.data)
-    for section in ("calibration", "recovery", "analysis"):
-        if part := getattr(config, section):
-            yield from _slice_reference(config, f"{section}.data", part.data)
-    if made_from := config.evaluation.made_from:
-        yield from _slice_reference(config, "evaluation.made_from", made_from)
-    for name, model in config.models.items():
-        path = f"models.{name}"
-        yield from _reference(f"{path}.tokenizer", model.tokenizer, "tokenizers", config.tokenizers)
-        if model.source.kind == "pretrain":
-            recipe_path = f"{path}.source.recipe"
-            yield from _reference(recipe_path, model.source.recipe, "recipes", config.recipes)
-    for name, benchmark in config.benchmarks.items():
-        for model_name in () if benchmark.kind == "mixer" else benchmark.models:
-            yield from _reference(f"benchmarks.{name}.models", model_name, "models", config.models)
-    yield from _dangling_in_figures(config)
-    yield from _dangling_in_tables(config)
-
-
-def _dangling_in_figures(config: Config) -> Iterator[str]:
-    for name, figure in config.figures.items():
-        path = f"figures.{name}"
-        if figure.kind == "sweep":
-            yield from _benchmark_reference(config, f"{path}.benchmark", figure.benchmark, "mixer")
-            continue
-        if figure.kind == "quality":
-            for table in figure.tables:
-                yield from _reference(f"{path}.tables", table, "tables", config.tables)
-            continue
-        yield from _reference(f"{path}.model", figure.model, "models", config.models)
-        for method in () if figure.kind == "filters" else figure.methods:
-            yield from _reference(f"{path}.methods", method, "methods", config.methods)
-
-
-def _dangling_in_tables(config: Config) -> Iterator[str]:
     suites = config.evaluation.suites
-    shown = {*suites, *(column for suite in suites.values() for column in suite.columns)}
-    for name, table in config.tables.items():
-        path = f"tables.{name}"
-        if not isinstance(table, QualityTable):
-            kind = table.kind.removesuffix("_speed")
-            yield from _benchmark_reference(config, f"{path}.benchmark", table.benchmark, kind)
-            continue
-        for model_name in table.models:
-            yield from _reference(f"{path}.models", model_name, "models", config.models)
-        for method in table.methods:
-            yield from _reference(f"{path}.methods", method, "methods", config.methods)
-        for stage, columns in table.columns.items():
-            for column in columns:
-                yield from _reference(
-                    f"{path}.columns.{stage}", column, "evaluation.suites and columns", shown
-                )
+    tasks = [column for suite in suites.values() for column in suite.tasks]
+    known: dict[str, Iterable[str]] = {
+        section: getattr(config, section)
+        for section in ("tokenizers", "corpora", "recipes", "models", "methods", "tables")
+    }
+    known["slices of corpora"] = {
+        f"{name}/{part}" for name, corpus in config.corpora.items() for part in corpus.slices
+    }
+    known["columns of tasks"] = tasks
+    known["suites and columns"] = {
+        *suites, *(column for suite in suites.values() for column in suite.columns)
+    }  # fmt: skip
+    for kind in ("mixer", "model", "decoding"):
+        benchmarks = config.benchmarks.items()
+        known[f"benchmarks of kind {kind}"] = [n for n, spec in benchmarks if spec.kind == kind]
+    for path, name, what in _names("", config):
+        if name not in known[what]:
+            yield f"{path}: {name!r} is none of `{what}`{nearest(name, known[what])}"
+
+
+def _names(path: str, value: Any, what: str = "") -> Iterator[tuple[str, str, str]]:
+    """Every name in a part of the configuration, with its path and what it must be one of."""
+    match value:
+        case Section():
+            kind = getattr(value, "kind", "").removesuffix("_speed")
+            for name, field in type(value).model_fields.items():
+                marker = _name_of((field.annotation, *field.metadata))
+                inner = marker.what.format(kind=kind) if marker else ""
+                yield from _names(f"{path}.{name}", getattr(value, name), inner)
+        case Mapping():
+            for key, inner in value.items():
+                yield from _names(f"{path}.{key}", inner, what)
+        case tuple() if what:
+            for name in value:
+                yield path.removeprefix("."), name, what
+        case str() if what:
+            yield path.removeprefix("."), value, what
+
+
+def _name_of(types: tuple[Any, ...]) -> NameOf | None:
+    """What Annotated says anywhere in these types."""
+    for part in types:
+        if marker := part if isinstance(part, NameOf) else _name_of(get_args(part)):
+            return marker
+    return None
 
 
 def _inconsistent(config: Config) -> Iterator[str]:
@@ -242,12 +215,10 @@ def _bad_columns(config: Config) -> Iterator[str]:
 
 def _bad_curves(config: Config) -> Iterator[str]:
     """A figure of quality is drawn of measured columns of tables with methods."""
-    tasks = [column for suite in config.evaluation.suites.values() for column in suite.tasks]
     for name, figure in config.figures.items():
         if not isinstance(figure, QualityFigure):
             continue
         path = f"figures.{name}"
-        yield from _reference(f"{path}.column", figure.column, "columns of tasks", tasks)
         for table in figure.tables:
             shown = config.tables[table]
             if not isinstance(shown, QualityTable) or not shown.methods:
@@ -317,7 +288,7 @@ def _bad_sizes(config: Config) -> Iterator[str]:
 def _bad_revisions(config: Config) -> Iterator[str]:
     """One repository at two revisions: it is downloaded once."""
     seen: dict[tuple[str, str], tuple[str, str]] = {}
-    for path, item in wanted(config):
+    for path, item in hub_items(config):
         first, revision = seen.setdefault((item.kind, item.name), (path, item.revision))
         if item.revision != revision:
             yield (

@@ -6,7 +6,17 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt
 
-from keycut.config.section import WHICH, Name, Ratio, Section, SliceName, Some
+from keycut.config.section import (
+    WHICH,
+    MethodName,
+    ModelName,
+    Name,
+    NameOf,
+    Ratio,
+    Section,
+    SliceName,
+    Some,
+)
 
 
 class Analysis(Section):
@@ -21,8 +31,8 @@ class FigureBase(Section):
 
 
 class RankFigure(FigureBase):
-    model: Name = Field(description="one of `models`")
-    methods: Some[Name] = Field(description="methods beside the baseline")
+    model: ModelName = Field(description="one of `models`")
+    methods: Some[MethodName] = Field(description="methods beside the baseline")
     ratio: Ratio = Field(description="fraction of channels cut")
     stages: Some[Literal["pre", "post"]] = Field(
         ("pre",), description="before or after recovery, or both"
@@ -48,22 +58,28 @@ class FilterFigure(FigureBase):
     """Convolution filters of a model."""
 
     kind: Literal["filters"] = WHICH
-    model: Name = Field(description="one of `models`")
+    model: ModelName = Field(description="one of `models`")
 
 
 class SweepFigure(FigureBase):
     """Throughput against head width."""
 
     kind: Literal["sweep"] = WHICH
-    benchmark: Name = Field(description="a mixer benchmark")
+    benchmark: Annotated[Name, NameOf("benchmarks of kind mixer")] = Field(
+        description="a mixer benchmark"
+    )
 
 
 class QualityFigure(FigureBase):
     """A number of each method against the ratio, a panel per model before and after recovery."""
 
     kind: Literal["quality"] = WHICH
-    tables: Some[Name] = Field(description="tables of methods at several ratios that hold it")
-    column: Name = Field(description="which number, a column of these tables")
+    tables: Some[Annotated[Name, NameOf("tables")]] = Field(
+        description="tables of methods at several ratios that hold it"
+    )
+    column: Annotated[Name, NameOf("columns of tasks")] = Field(
+        description="which number, a column of these tables"
+    )
 
 
 Figure = Annotated[

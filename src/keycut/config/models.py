@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, Union
 from pydantic import Field, PositiveInt, model_validator
 
 from keycut.config.pruning import width
-from keycut.config.section import WHICH, Kernel, Late, Name, Section
+from keycut.config.section import WHICH, Kernel, Late, Name, NameOf, Section
 from keycut.config.sources import FromDisk, FromHub
 from keycut.errors import InputError
 
@@ -37,7 +37,7 @@ class Pretrained(Section):
     """A model trained by this run."""
 
     kind: Literal["pretrain"] = WHICH
-    recipe: Name = Field(description="one of `recipes`")
+    recipe: Annotated[Name, NameOf("recipes")] = Field(description="one of `recipes`")
 
 
 class ModelBase(Section):
@@ -46,7 +46,7 @@ class ModelBase(Section):
     source: Annotated[Pretrained | FromHub | FromDisk, Field(discriminator="kind")] = Field(
         description="where its weights come from"
     )
-    tokenizer: Name = Field(description="one of `tokenizers`")
+    tokenizer: Annotated[Name, NameOf("tokenizers")] = Field(description="one of `tokenizers`")
     vocab_size: PositiveInt = Field(32000, description="rows of the embedding")
     hidden_size: PositiveInt = Field(description="width of the residual stream")
     num_hidden_layers: PositiveInt = Field(description="number of layers")

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
 
-from keycut.config.evaluation import DATA_SETS
-from keycut.hub.downloads import DEFAULT_PATTERNS, HubItem
-
-if TYPE_CHECKING:
-    from keycut.config.evaluation import Task
-    from keycut.config.models import Model
-    from keycut.config.run import Config
-    from keycut.config.sources import Corpus, FromHub, Tokenizer
+from keycut.config.evaluation import DATA_SETS, Task
+from keycut.config.models import Model
+from keycut.config.run import Config
+from keycut.config.sources import Corpus, FromHub, Tokenizer
+from keycut.hub.downloads import DEFAULT_PATTERNS, HubItem, merge_items
 
 # tokenizer*, special_tokens_map.json and added_tokens.json. One pattern, because a download
 # refuses a pattern that matches nothing, and newer tokenizers have only the first.
@@ -25,7 +21,12 @@ CONFIG_FILE = ("config.json",)
 FLAME = ("flame", "torchtitan")
 
 
-def wanted(config: Config) -> Iterator[tuple[str, HubItem]]:
+def hub_sources(config: Config) -> tuple[HubItem, ...]:
+    """Everything on the hub that the run needs, each repository once."""
+    return tuple(merge_items(item for _, item in hub_items(config)))
+
+
+def hub_items(config: Config) -> Iterator[tuple[str, HubItem]]:
     """What is needed from the hub, by the path of the section that names it.
 
     Of a model that only benchmarks name the shape counts, and its weights are random: its config is

@@ -11,6 +11,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from keycut.config.checks import problems
 from keycut.config.run import Config
 from keycut.config.section import PATTERNS, alternatives
 from keycut.errors import InputError, nearest
@@ -65,10 +66,13 @@ def parse_config(data: Any, origin: str) -> Config:
     if not isinstance(data, Mapping):
         raise InputError(f"{origin}: a {type(data).__name__}; a mapping of keys was expected")
     try:
-        return Config.model_validate(data)
+        config = Config.model_validate(data)
+        lines = problems(config)
     except ValidationError as error:
         lines = [line for detail in error.errors() for line in _explain(detail)]
-        raise InputError("\n".join(f"{origin}: {line}" for line in lines)) from None
+    if lines:
+        raise InputError("\n".join(f"{origin}: {line}" for line in lines))
+    return config
 
 
 def _explain(error: ErrorDetails) -> list[str]:
@@ -93,8 +97,6 @@ def _explain(error: ErrorDetails) -> list[str]:
             return [f"{path}:{shown} {PATTERNS[context['pattern']]}"]
         case "too_short":  # also said of values that are all wrong, each of which has its line
             return [] if value else [f"{path}: is empty"]
-        case "value_error" if not path:
-            return message.splitlines()
         case _:
             return [f"{path}:{shown} {message}"]
 

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Literal, TypeVar
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from keycut.config.benchmarks import Benchmark, MixerBenchmark, ModelBenchmark, Preflight
-from keycut.config.checks import problems
 from keycut.config.evaluation import Evaluation
 from keycut.config.figures import Analysis, Figure, QualityFigure, RankFigure
 from keycut.config.models import Model, Shape, shape_of
-from keycut.config.needs import packed, wanted
 from keycut.config.pruning import BASELINE, Calibration, PruningMethod, width
 from keycut.config.section import Kernel, Many, Name, Section, Seed, Some, Stage, Target
 from keycut.config.sources import Corpus, Tokenizer
 from keycut.config.tables import DecodingTable, QualityTable, Table
 from keycut.config.training import Recipe, Recovery
 from keycut.errors import InputError, nearest
-from keycut.hub.downloads import HubItem, merge_items
 
 T = TypeVar("T")
 
@@ -93,12 +90,6 @@ class Config(Section):
     analysis: Analysis | None = Field(None, description="needed by figures of states")
     figures: dict[Name, Figure] = Field({}, description="figures by name")
     tables: dict[Name, Table] = Field({}, description="tables by name")
-
-    @model_validator(mode="after")
-    def _fits_together(self) -> Self:
-        if found := problems(self):
-            raise ValueError("\n".join(found))
-        return self
 
     def slice(self, name: str) -> range:
         """The sequences of a `corpus/slice`, as positions in the packed corpus."""
@@ -209,14 +200,6 @@ class Config(Section):
         }
         return tuple(sorted(pretrained | recovered))
 
-    def hub_sources(self) -> tuple[HubItem, ...]:
-        """Everything on the hub that the run needs, each repository once."""
-        return tuple(merge_items(item for _, item in wanted(self)))
-
-    def packed(self) -> tuple[tuple[str, str], ...]:
-        """Every (corpus, tokenizer) that the run reads."""
-        return packed(self)
-
     def _named(self, section: str, name: str) -> Any:
         things = getattr(self, section)
         if name not in things:
@@ -273,10 +256,7 @@ class Config(Section):
 
 
 class JobConfig(Config):
-    """What one job uses of a run: the sections that its rule names, and nothing else.
-
-    It comes from a run that fits together, and so it is not checked again.
-    """
+    """The sections that one job uses, as its rule names them, and nothing else."""
 
     run: Name = ""
     seeds: Many[Seed] = ()
@@ -287,10 +267,6 @@ class JobConfig(Config):
         default_factory=lambda: Evaluation(protocol="none", made_from=None, suites={})
     )
     preflight: Preflight | None = None  # type: ignore[assignment]
-
-    @model_validator(mode="after")
-    def _fits_together(self) -> Self:
-        return self
 
 
 def _unique(values: Iterable[T]) -> tuple[T, ...]:

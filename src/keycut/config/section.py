@@ -50,6 +50,13 @@ def _no_repeats(values: tuple[T, ...]) -> tuple[T, ...]:
     return values
 
 
+@dataclass(frozen=True)
+class NameOf:
+    """In Annotated: the value must name one of these (`keycut.config.checks`)."""
+
+    what: str
+
+
 # Names become parts of paths and wildcards of the workflow.
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 # What keycut.hub takes.
@@ -60,7 +67,9 @@ _COLOUR = r"^#[0-9a-fA-F]{6}$"
 _TEXT = r"\.(jsonl|txt)(\.(xz|gz|zst))?$"
 Name = Annotated[str, StringConstraints(pattern=_NAME)]
 HubName = Annotated[str, StringConstraints(pattern=_HUB)]
-SliceName = Annotated[str, StringConstraints(pattern=_SLICE)]
+SliceName = Annotated[str, StringConstraints(pattern=_SLICE), NameOf("slices of corpora")]
+ModelName = Annotated[Name, NameOf("models")]
+MethodName = Annotated[Name, NameOf("methods")]
 Sha256 = Annotated[str, StringConstraints(pattern=_SHA256)]
 TextFile = Annotated[str, StringConstraints(pattern=_TEXT)]
 Colour = Annotated[

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt
 
-from keycut.config.section import WHICH, HubName, Name, Section, Seed, Some, TextFile
+from keycut.config.section import WHICH, HubName, Name, NameOf, Section, Seed, Some, TextFile
 
 
 class FromHub(Section):
@@ -31,7 +31,9 @@ class TrainedTokenizer(Section):
     """A byte-pair tokenizer trained on the spot."""
 
     kind: Literal["train"] = WHICH
-    corpus: Name = Field(description="corpus whose text it is trained on")
+    corpus: Annotated[Name, NameOf("corpora")] = Field(
+        description="corpus whose text it is trained on"
+    )
     vocab_size: PositiveInt = Field(description="number of tokens")
 
 

@@ -6,7 +6,20 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from keycut.config.section import WHICH, Many, Name, Pass, Ratio, Section, Some, Stage, Target
+from keycut.config.section import (
+    WHICH,
+    Many,
+    MethodName,
+    ModelName,
+    Name,
+    NameOf,
+    Pass,
+    Ratio,
+    Section,
+    Some,
+    Stage,
+    Target,
+)
 
 # What a kind of table has no second place for.
 SINGLE: dict[str, tuple[str, ...]] = {
@@ -30,13 +43,13 @@ class QualityTable(TableBase):
     kind: Literal[
         "by_ratio", "by_model", "sharing", "rotation", "targets", "summary", "breakdown"
     ] = WHICH
-    models: Some[Name] = Field(description="models, always with their unpruned baseline")
-    methods: Many[Name] = Field((), description="methods")
+    models: Some[ModelName] = Field(description="models, always with their unpruned baseline")
+    methods: Many[MethodName] = Field((), description="methods")
     ratios: Many[Ratio] = Field((), description="fractions of channels cut")
     targets: Some[Target] | None = Field(
         None, description="targets of every method; each method's own if not given"
     )
-    columns: dict[Stage, Some[Name]] = Field(
+    columns: dict[Stage, Some[Annotated[Name, NameOf("suites and columns")]]] = Field(
         description="names of suites (all their columns) or of columns, before (pre) and after "
         "(post) recovery; under none for a table of baselines alone",
         min_length=1,
@@ -70,7 +83,9 @@ class SpeedTable(TableBase):
     """A table of a benchmark of mixers or models."""
 
     kind: Literal["mixer_speed", "model_speed"] = WHICH
-    benchmark: Name = Field(description="benchmark of the matching kind")
+    benchmark: Annotated[Name, NameOf("benchmarks of kind {kind}")] = Field(
+        description="benchmark of the matching kind"
+    )
     shows: Pass = Field(description="which of its passes is printed")
 
 
@@ -78,7 +93,9 @@ class DecodingTable(TableBase):
     """A table of generation."""
 
     kind: Literal["decoding_speed"] = WHICH
-    benchmark: Name = Field(description="benchmark of kind decoding")
+    benchmark: Annotated[Name, NameOf("benchmarks of kind decoding")] = Field(
+        description="benchmark of kind decoding"
+    )
 
 
 Table = Annotated[QualityTable | SpeedTable | DecodingTable, Field(discriminator="kind")]

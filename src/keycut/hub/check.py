@@ -18,6 +18,7 @@ from keycut.artefact import read_json
 from keycut.config import Config, Model, Task
 from keycut.config.evaluation import DATA_SETS
 from keycut.config.needs import (
+    hub_sources,
     needed_corpora,
     needed_models,
     needed_tasks,
@@ -93,7 +94,7 @@ def download_and_check(
     """Fetch all that a configuration needs, and models by their hub names, and open all of it."""
     items = [
         *(HubItem("model", name) for name in models),
-        *(config.hub_sources() if config else ()),
+        *(hub_sources(config) if config else ()),
     ]
     failures: Mapping[Key, str] = {}
     if items or update:

@@ -30,7 +30,7 @@ from keycut.config import (
     shape_of,
 )
 from keycut.config.evaluation import DATA_SETS
-from keycut.config.needs import needed_models
+from keycut.config.needs import needed_models, packed
 from keycut.data.sources import matching, tokenizer_files
 from keycut.hub.downloads import DOWNLOADS, Key, Kind
 from keycut.running.paths import PROVENANCE, Paths, cut
@@ -225,7 +225,7 @@ class Inputs:
         files = [file for name in models for file in self.local_model(name)]
         for tokenizer in {model.tokenizer for model in models.values()}:
             files += self.tokenizer_text(tokenizer)
-        for corpus, _ in self.config.packed():
+        for corpus, _ in packed(self.config):
             files += self.text(corpus)
         for suite in self.config.evaluation.suites:
             files += self.task_files(suite)
