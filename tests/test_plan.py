@@ -20,9 +20,9 @@ from keycut.config import BASELINE, TASKS, Shape, load_config
 from keycut.errors import InputError
 from keycut.plan.after import after_text, look_back, ran, write_figures
 from keycut.plan.costs import RULES, SAME, SCALED, Estimate, Figure, estimate, read_costs
-from keycut.plan.graph import Graph, Job, read_graph
+from keycut.plan.graph import DagJob, Graph, read_graph
 from keycut.plan.planning import Planned, _wall, duration, make_plan, price, table, to_text
-from keycut.plan.work import REQUESTS, Work, Works, evaluation, parameters_at
+from keycut.plan.work import REQUESTS, Workload, Workloads, evaluation, parameters_at
 
 ROOT = Path(__file__).parents[1]
 COSTS = read_costs(ROOT / "config" / "costs.yaml")
@@ -71,7 +71,7 @@ def figure(work: str, seconds: float, *, gpus: int = 1, bare: bool = False, **mo
                   seconds=seconds, **more)  # fmt: skip
 
 
-def seconds(costs: list[Figure], rule: str, work: Work, **more) -> float:
+def seconds(costs: list[Figure], rule: str, work: Workload, **more) -> float:
     return estimate(costs, rule, work, **more).seconds
 
 
@@ -126,7 +126,7 @@ def test_every_rule_with_a_script_and_every_task_is_known() -> None:
     assert {*REQUESTS} == {*TASKS}
 
 
-# Work
+# Workload
 
 
 def test_a_cut_model_has_the_parameters_of_a_model_made_that_small() -> None:
@@ -139,7 +139,7 @@ def test_a_cut_model_has_the_parameters_of_a_model_made_that_small() -> None:
 
 
 def test_what_jobs_of_the_paper_have_to_do() -> None:
-    works, model = Works(PAPER), PAPER.models["delta_net_370M"]
+    works, model = Workloads(PAPER), PAPER.models["delta_net_370M"]
     half = works.of("recover", {"model": "delta_net_370M", "cut": "drrqr-kq-0.5-42"})
     assert (half.tokens, half.shape) == (32_000 * 2048, Shape("delta_net", 8, 64, 8, 128))
     assert half.disk == 4 * parameters_at(model, 0.5)
@@ -152,10 +152,10 @@ def test_what_jobs_of_the_paper_have_to_do() -> None:
 
 def test_an_evaluation_is_calls_of_the_model_and_tokens_that_it_reads() -> None:
     suites = PAPER.evaluation.suites
-    ppl = evaluation(Work(), suites["ppl"])  # in batches of eight
+    ppl = evaluation(Workload(), suites["ppl"])  # in batches of eight
     assert (ppl.of, ppl.steps) == ("lambada_openai+wikitext", 645 + 8)
     assert ppl.tokens == 5153 * 128 + 62 * 10_000
-    retrieval = evaluation(Work(), suites["retrieval"])  # 64 prompts of 2,048 at a time
+    retrieval = evaluation(Workload(), suites["retrieval"])  # 64 prompts of 2,048 at a time
     assert retrieval.steps == 49 * sum(-(-REQUESTS[t] // 64) for t in TASKS if "based" in t)
 
 
@@ -167,56 +167,56 @@ def test_the_nearest_size_counts_and_is_scaled() -> None:
         figure("recover", 1.0, gpus=0, parameters=100, tokens=10),
         figure("recover", 7.0, parameters=5000, tokens=10),
     ]
-    near = estimate(costs, "recover", Work(parameters=120, tokens=30), gpus=1, tunes=True)
+    near = estimate(costs, "recover", Workload(parameters=120, tokens=30), gpus=1, tunes=True)
     assert near == Estimate(pytest.approx(3.6), SAME, 0, (), ("a machine",))
-    far = estimate(costs, "recover", Work(parameters=20_000, tokens=30), gpus=1)
+    far = estimate(costs, "recover", Workload(parameters=20_000, tokens=30), gpus=1)
     assert (far.seconds, far.gpus, far.factor) == (84.0, 1, SCALED)
     assert far.scaled == ("0.005M",)
 
 
 def test_the_other_kernel_serves_where_there_is_none_of_its_own_and_is_said() -> None:
     costs = [figure("recover", 2.0, kernel="delta_net")]
-    own = estimate(costs, "recover", Work(kernel="delta_net"), gpus=1)
-    other = estimate(costs, "recover", Work(kernel="gated_deltanet"), gpus=1)
+    own = estimate(costs, "recover", Workload(kernel="delta_net"), gpus=1)
+    other = estimate(costs, "recover", Workload(kernel="gated_deltanet"), gpus=1)
     assert (own.seconds, own.factor, own.scaled) == (2.0, SAME, ())
     assert (other.seconds, other.factor, other.scaled) == (2.0, SCALED, ("delta_net",))
     costs.append(figure("recover", 3.0, kernel="gated_deltanet"))
-    assert seconds(costs, "recover", Work(kernel="gated_deltanet"), gpus=1) == 3.0
+    assert seconds(costs, "recover", Workload(kernel="gated_deltanet"), gpus=1) == 3.0
 
 
 def test_the_most_alike_then_the_later_figure_counts() -> None:
     costs = [figure("measure", 1.0, of="mixer-2048-forward"), figure("measure", 2.0, of="decoding")]
-    assert seconds(costs, "measure", Work("mixer-2048-training"), gpus=1) == 1.0
-    assert seconds([*costs, figure("measure", 3.0)], "measure", Work("model"), gpus=1) == 3.0
-    assert seconds([figure("page", 1.0), figure("page", 2.0)], "page", Work()) == 2.0
+    assert seconds(costs, "measure", Workload("mixer-2048-training"), gpus=1) == 1.0
+    assert seconds([*costs, figure("measure", 3.0)], "measure", Workload("model"), gpus=1) == 3.0
+    assert seconds([figure("page", 1.0), figure("page", 2.0)], "page", Workload()) == 2.0
     # To time a larger model takes no longer.
     costs = [figure("measure", 5.0, parameters=100)]
-    assert seconds(costs, "measure", Work(parameters=900), gpus=1) == 5.0
+    assert seconds(costs, "measure", Workload(parameters=900), gpus=1) == 5.0
 
 
 def test_start_and_tuning_are_added_where_a_figure_is_without_them() -> None:
     costs = [figure("recover", 100.0, bare=True), figure("start", 10.0), figure("tuning", 1.0)]
-    assert seconds(costs, "recover", Work(), gpus=1, tunes=True) == 111
-    assert seconds(costs, "recover", Work(), gpus=1) == 110
-    alone = estimate(costs, "adopt", Work())
+    assert seconds(costs, "recover", Workload(), gpus=1, tunes=True) == 111
+    assert seconds(costs, "recover", Workload(), gpus=1) == 110
+    alone = estimate(costs, "adopt", Workload())
     assert (alone.seconds, alone.scaled) == (10, ("start alone",))
     with pytest.raises(InputError, match="recover: the costs have no figure of 'start'"):
-        estimate(costs[:1], "recover", Work())
+        estimate(costs[:1], "recover", Workload())
 
 
 def test_more_gpus_and_cores_share_the_work_and_a_share_is_as_fast_as_all() -> None:
     costs = [figure("pretrain", 80.0), figure("tokens", 16.0, gpus=0, cores=1)]
-    eight = estimate(costs, "pretrain", Work(), gpus=8)
+    eight = estimate(costs, "pretrain", Workload(), gpus=8)
     assert (eight.seconds, eight.factor, eight.scaled) == (10.0, SAME, ("1 GPU",))
-    assert seconds(costs, "pretrain", Work(), gpus=0.25) == 80.0
-    assert seconds(costs, "tokens", Work(), cores=8) == 2.0
+    assert seconds(costs, "pretrain", Workload(), gpus=0.25) == 80.0
+    assert seconds(costs, "tokens", Workload(), cores=8) == 2.0
 
 
 def test_an_evaluation_that_nobody_measured_is_made_of_steps_and_tokens() -> None:
     costs = [figure("evaluate", 5.0, of="piqa", parameters=10), figure("start", 1.0),
              figure("step", 0.5, tokens=1, bare=True),
              figure("forward", 1.0, tokens=100, parameters=10, bare=True)]  # fmt: skip
-    same = Work("piqa", parameters=12, tokens=1000, steps=8)
+    same = Workload("piqa", parameters=12, tokens=1000, steps=8)
     assert seconds(costs, "evaluate", same, gpus=1) == 6.0
     other = estimate(costs, "evaluate", replace(same, parameters=40), gpus=1)
     assert other.seconds == 8 * 0.5 + 10 * 4 + 1
@@ -240,12 +240,12 @@ def test_the_lab_estimated_by_figures_of_other_models_is_within_the_range() -> N
     others = [f for f in COSTS if "profiles/lab" not in f.command]
     suites = load_config(ROOT / "config" / "lab.yaml").evaluation.suites
     for one in (f for f in lab if f.work in ("pretrain", "calibrate", "recover", "analyze")):
-        work = Work(one.of, one.kernel, one.parameters, one.tokens)
+        work = Workload(one.of, one.kernel, one.parameters, one.tokens)
         found = estimate(others, one.work, work, gpus=1, tunes=one.work != "analyze")
         assert 1 / SCALED < one.seconds / found.seconds < SCALED, one
     for of, suite in {"lambada_openai+wikitext": "ppl", "wikitext": "ppl_10000"}.items():
         for one in (f for f in lab if f.of == of):
-            work = evaluation(Work("", one.kernel, one.parameters), suites[suite])
+            work = evaluation(Workload("", one.kernel, one.parameters), suites[suite])
             found = estimate(others, "evaluate", work, gpus=1)
             assert 1 / SCALED < one.seconds / found.seconds < SCALED, one
 
@@ -281,9 +281,9 @@ def test_a_mistake_in_the_figures_is_named(tmp_path: Path, text: str, said: str)
 def graphs(draw: st.DrawFn) -> list[Planned]:
     return [
         Planned(
-            Job("page", {}, (), None, tuple(draw(st.sets(st.integers(0, i - 1), max_size=3)))
+            DagJob("page", {}, (), None, tuple(draw(st.sets(st.integers(0, i - 1), max_size=3)))
                 if i else (), 1, 1, None, None, True, draw(st.booleans())),
-            Work(), Estimate(draw(st.integers(0, 20)), draw(st.sampled_from([2, 4])), 1),
+            Workload(), Estimate(draw(st.integers(0, 20)), draw(st.sampled_from([2, 4])), 1),
         )
         for i in range(draw(st.integers(1, 12)))
     ]  # fmt: skip

@@ -14,7 +14,7 @@ from keycut.errors import InputError
 from keycut.running import slurm_check
 from keycut.running.slurm_check import (
     Profile,
-    Request,
+    SlurmRequest,
     Submission,
     findings,
     judge,
@@ -28,7 +28,7 @@ PARTITIONS, NODES = (
     (SAID / f"scontrol_{what}.txt").read_text() for what in ("partitions", "nodes")
 )
 CLUSTER = parse_cluster(PARTITIONS, NODES)
-SMALL = Request(("gpu",), minutes=60, memory_mb=16000, cpus=8, gpus=1, gpu_kind="")
+SMALL = SlurmRequest(("gpu",), minutes=60, memory_mb=16000, cpus=8, gpus=1, gpu_kind="")
 PROFILE = """\
 default-resources:
   nodes: 1
@@ -111,14 +111,14 @@ def test_no_limit_is_no_limit():
     ("command", "request_"),
     [
         ("-p cpu -t 720 --mem 16000 --nodes=1 --ntasks=1 --cpus-per-task=16",
-         Request(("cpu",), 720, 16000, 16, 0, "")),
+         SlurmRequest(("cpu",), 720, 16000, 16, 0, "")),
         ("-t 1440 --mem 128000 --nodes=1 --cpus-per-gpu=8 --gpus=h100:8",
-         Request((), 1440, 128000, 64, 8, "h100", cpus_by_gpu=True)),
+         SlurmRequest((), 1440, 128000, 64, 8, "h100", cpus_by_gpu=True)),
         ("-p a,b --mem-per-cpu 2000 --cpus-per-task=4",
-         Request(("a", "b"), 0, 8000, 4, 0, "")),
+         SlurmRequest(("a", "b"), 0, 8000, 4, 0, "")),
         # Slurm spreads what does not say on how many nodes it is to be.
-        ("--gpus=8", Request((), 0, 0, 1, 1, "")),
-        ("--nodes=2 --gpus=8", Request((), 0, 0, 1, 4, "")),
+        ("--gpus=8", SlurmRequest((), 0, 0, 1, 1, "")),
+        ("--nodes=2 --gpus=8", SlurmRequest((), 0, 0, 1, 4, "")),
     ],
 )  # fmt: skip
 def test_what_is_asked_is_read_from_the_command(command, request_):
@@ -150,8 +150,8 @@ def test_one_resource_too_much(change, key, limit):
 @given(st.floats(0, 1440), st.integers(0, 500000), st.integers(1, 64), st.integers(0, 4),
        st.sampled_from(["", "h100"]))  # fmt: skip
 def test_all_that_a_node_has_can_be_had(minutes, memory, cpus, gpus, kind):
-    assert judge(Request(("gpu",), minutes, memory, cpus, gpus, kind), CLUSTER) == []
-    assert judge(Request(("cpu", "gpu"), minutes, memory, cpus, gpus, kind), CLUSTER) == []
+    assert judge(SlurmRequest(("gpu",), minutes, memory, cpus, gpus, kind), CLUSTER) == []
+    assert judge(SlurmRequest(("cpu", "gpu"), minutes, memory, cpus, gpus, kind), CLUSTER) == []
 
 
 def test_no_node_has_all_of_it():

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from keycut import __version__
 from keycut.artefact import atomic_write, read_json, sha256, to_json
-from keycut.config import Calibration as Settings
+from keycut.config import CalibrationText as Settings
 from keycut.data.packing import PackedTokens
 from keycut.data.progress import Progress
 from keycut.errors import InputError

@@ -25,7 +25,7 @@ from keycut.config.figures import (
     UtilizationFigure,
 )
 from keycut.config.models import Model, Shape, shape_of
-from keycut.config.pruning import BASELINE, Calibration, width
+from keycut.config.pruning import BASELINE, CalibrationText, width
 from keycut.config.reading import load_config, parse_config
 from keycut.config.run import Config, JobConfig, Measurement, Variant
 from keycut.config.section import Kernel, Stage

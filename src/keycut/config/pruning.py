@@ -43,7 +43,7 @@ def width(d_k: int, ratio: float | str | Decimal | Fraction) -> int:
     return left
 
 
-class Calibration(Section):
+class CalibrationText(Section):
     """The text that scores are computed on, once per model and seed."""
 
     data: SliceName = Field(description="where its sequences are drawn from, as corpus/slice")

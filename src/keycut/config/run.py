@@ -12,7 +12,7 @@ from keycut.config.benchmarks import Benchmark, MixerBenchmark, ModelBenchmark, 
 from keycut.config.evaluation import Evaluation
 from keycut.config.figures import Analysis, Figure, QualityFigure, RankFigure
 from keycut.config.models import Model, Shape, shape_of
-from keycut.config.pruning import BASELINE, Calibration, PruningMethod, width
+from keycut.config.pruning import BASELINE, CalibrationText, PruningMethod, width
 from keycut.config.section import Kernel, Many, Name, Section, Seed, Some, Stage, Target
 from keycut.config.sources import Corpus, Tokenizer
 from keycut.config.tables import DecodingTable, QualityTable, Table
@@ -79,7 +79,7 @@ class Config(Section):
     corpora: dict[Name, Corpus] = Field(description="text by name")
     recipes: dict[Name, Recipe] = Field({}, description="pretraining recipes by name")
     models: dict[Name, Model] = Field(description="models by name", min_length=1)
-    calibration: Calibration | None = Field(None, description="for methods that need text")
+    calibration: CalibrationText | None = Field(None, description="for methods that need text")
     methods: dict[Name, PruningMethod] = Field({}, description="pruning methods by name")
     recovery: Recovery | None = Field(
         None, description="needed by tables and figures that show recovered models"

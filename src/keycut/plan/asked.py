@@ -5,12 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Sequence
 
-from keycut.plan.graph import Job, read_graph
+from keycut.plan.graph import DagJob, read_graph
 
 
-def asked_table(jobs: Sequence[Job]) -> str:
+def asked_table(jobs: Sequence[DagJob]) -> str:
     """A row per rule, in Markdown, those with most GPUs first."""
-    rules: dict[str, list[Job]] = {}
+    rules: dict[str, list[DagJob]] = {}
     for job in (job for job in jobs if job.runs):
         rules.setdefault(job.rule, []).append(job)
     lines = [

@@ -13,7 +13,7 @@ from pydantic import Field, PositiveFloat, PositiveInt, ValidationError
 
 from keycut.config.section import Kernel, Many, Section
 from keycut.errors import InputError
-from keycut.plan.work import Work
+from keycut.plan.work import Workload
 
 # Rules with a script, in the order of the workflow; then what jobs of several rules have.
 RULES = (
@@ -45,7 +45,7 @@ class Figure(Section):
     tokens: PositiveInt | None = None
     seconds: PositiveFloat
 
-    def besides(self, rule: str, work: Work) -> str:
+    def besides(self, rule: str, work: Workload) -> str:
         """What of it is not the rule's or the work's own."""
         count, far = (self.parameters or 0) / 1e6, abs(_times(self, work)) > CLOSE / 2
         size = f"{count:.2g}M" if count < 99.5 else f"{count / 1000:.2g}B"
@@ -78,10 +78,10 @@ def read_costs(path: Path | str) -> list[Figure]:
 
 
 def estimate(
-    costs: Sequence[Figure], rule: str, work: Work, *, gpus: float = 0, cores: int = 1,
+    costs: Sequence[Figure], rule: str, work: Workload, *, gpus: float = 0, cores: int = 1,
     tunes: bool = False,
 ) -> Estimate:  # fmt: skip
-    """What a job takes; `tunes` if it is the first of its shape. Work that two jobs share (a task
+    """What a job takes; `tunes` if it is the first of its shape. Workload that two jobs share (a task
     in two suites of a model) is counted in both, though one finds it done."""
     own, found = find(costs, rule, work), {}
     if rule == "evaluate" and not (own and distance(own, work) < CLOSE):
@@ -106,7 +106,7 @@ def estimate(
         factor, scaled = SCALED, ["start alone"]
     for extra in ("start", "tuning") if tunes and on_gpu else ("start",):
         if not any(extra in figure.includes for figure in found.values()):
-            added = find(costs, extra, Work(kernel=work.kernel))
+            added = find(costs, extra, Workload(kernel=work.kernel))
             if added is None:
                 raise InputError(f"{rule}: the costs have no figure of {extra!r}, which it needs")
             seconds += added.seconds
@@ -114,13 +114,13 @@ def estimate(
     return Estimate(seconds, factor, on_gpu, tuple(scaled), machines)
 
 
-def find(costs: Sequence[Figure], name: str, work: Work) -> Figure | None:
+def find(costs: Sequence[Figure], name: str, work: Workload) -> Figure | None:
     """The nearest figure, the latest of equals: min() takes the first."""
     every = [figure for figure in reversed(costs) if figure.work == name]
     return min(every, key=lambda figure: distance(figure, work), default=None)
 
 
-def distance(figure: Figure, work: Work) -> float:
+def distance(figure: Figure, work: Workload) -> float:
     """e times the parameters count 1, the other kernel 1, another work 2 to 3."""
     far = 0.01 * (not figure.of) + 0.01 * (not figure.kernel)  # what says more is nearer
     far += abs(_times(figure, work))
@@ -132,13 +132,13 @@ def distance(figure: Figure, work: Work) -> float:
     return far
 
 
-def _times(figure: Figure, work: Work) -> float:
+def _times(figure: Figure, work: Workload) -> float:
     """How many times larger the work's model is, as a logarithm."""
     mine, other = figure.parameters, work.parameters
     return log(other / mine) if mine and other else 0.0
 
 
-def scale(figure: Figure, work: Work) -> float:
+def scale(figure: Figure, work: Workload) -> float:
     """n times the tokens, or n times the parameters, take n times as long; but to time a larger
     model takes no longer."""
     seconds = figure.seconds

@@ -19,7 +19,7 @@ SNAKEFILE = Path("workflow/Snakefile")
 
 
 @dataclass(frozen=True)
-class Job:
+class DagJob:
     """One job of the DAG."""
 
     rule: str
@@ -40,7 +40,7 @@ class Graph:
     """All jobs, each after those that it needs, and what the profile says of the machine."""
 
     config: Config
-    jobs: tuple[Job, ...]
+    jobs: tuple[DagJob, ...]
     missing: tuple[str, ...]  # files that no rule makes and that are not there yet
     gpus: float | None
     cores: int | None
@@ -130,7 +130,7 @@ def _arguments(configfile: Path | str | None, profile: str | None) -> Any:
         raise InputError(f"profile {profile!r}: {said_there.getvalue().strip()}") from None
 
 
-def _jobs(dag: Any) -> Iterator[Job]:
+def _jobs(dag: Any) -> Iterator[DagJob]:
     order = TopologicalSorter({job: list(dag.job_dependencies(job)) for job in dag.jobs})
     places: dict[Any, int] = {}
     for place, job in enumerate(order.static_order()):
@@ -139,7 +139,7 @@ def _jobs(dag: Any) -> Iterator[Job]:
         # The cores beside its GPUs, where the profile says how many those are.
         beside = int(job.resources.get("cpus_per_gpu", 0))
         runtime = job.resources.get("runtime")
-        yield Job(
+        yield DagJob(
             rule=job.rule.name,
             wildcards=dict(job.wildcards.items()),
             outputs=tuple(map(str, job.output)),

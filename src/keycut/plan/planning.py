@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 from keycut.config import Shape
 from keycut.errors import InputError
 from keycut.plan.costs import RULES, SAME, Estimate, Figure, estimate
-from keycut.plan.graph import Graph, Job
-from keycut.plan.work import Work, Works
+from keycut.plan.graph import DagJob, Graph
+from keycut.plan.work import Workload, Workloads
 
 T = TypeVar("T")
 Span = list[float]  # an estimate in seconds, the least and the most that it may be
@@ -23,8 +23,8 @@ POWERS = (0, -1, 1)  # of a job's factor, for these three
 class Planned:
     """One job with its work and what it costs."""
 
-    job: Job
-    work: Work
+    job: DagJob
+    work: Workload
     cost: Estimate
 
     def at(self, power: float) -> float:
@@ -34,7 +34,7 @@ class Planned:
 
 def price(graph: Graph, costs: Sequence[Figure]) -> list[Planned]:
     """Every job with its cost. The first on a GPU with a shape tunes its kernels for all."""
-    works, planned = Works(graph.config), []
+    works, planned = Workloads(graph.config), []
     tuned: set[Shape | None] = {None}
     for job in graph.jobs:
         work, cost = works.of(job.rule, job.wildcards), Estimate()

@@ -26,7 +26,7 @@ BATCH, CHOICE, ANSWER = 1 << 17, 128, 48
 
 
 @dataclass(frozen=True)
-class Work:
+class Workload:
     """One job's. What a rule does not depend on is absent."""
 
     of: str = ""  # which of the rule's works
@@ -38,14 +38,14 @@ class Work:
     disk: int = 0  # bytes
 
 
-class Works:
+class Workloads:
     """The work of every job of a run."""
 
     def __init__(self, config: Config) -> None:
         self.config, self.inputs = config, Inputs(config)
         self.cut = {self.inputs.paths.subject(v): (v.model, v.ratio) for v in self.inputs.variants}
 
-    def of(self, rule: str, given: Mapping[str, str]) -> Work:
+    def of(self, rule: str, given: Mapping[str, str]) -> Workload:
         """By the wildcards of the job."""
         config, inputs = self.config, self.inputs
         name, ratio = given.get("model"), float(given.get("ratio", 0))
@@ -55,7 +55,7 @@ class Works:
         if name is None:
             return self._without_model(rule, given)
         model = config.models[name]
-        work = Work("", model.kernel, model.parameters, shape=shape_of(model, ratio))
+        work = Workload("", model.kernel, model.parameters, shape=shape_of(model, ratio))
         kept = WEIGHT * parameters_at(model, ratio)
         match rule:
             case "pretrain":
@@ -76,32 +76,32 @@ class Works:
                 return replace(work, tokens=inputs.length(given["subject"]))
         return work  # adopt, whose weights are links
 
-    def _without_model(self, rule: str, given: Mapping[str, str]) -> Work:
+    def _without_model(self, rule: str, given: Mapping[str, str]) -> Workload:
         config, inputs = self.config, self.inputs
         match rule:
             case "tokenizer":
-                return Work(config.tokenizers[given["tokenizer"]].kind)
+                return Workload(config.tokenizers[given["tokenizer"]].kind)
             case "tokens":
                 corpus = config.corpora[given["corpus"]]
                 tokens = sum(corpus.slices.values()) * corpus.length
                 wide = any(model.vocab_size > 1 << 16 for model in config.models.values())
-                return Work(corpus.kind, tokens=tokens, disk=tokens * (4 if wide else 2))
+                return Workload(corpus.kind, tokens=tokens, disk=tokens * (4 if wide else 2))
             case "preflight_shape":
-                return Work(given["shape"], inputs.shapes[given["shape"]].kernel)
+                return Workload(given["shape"], inputs.shapes[given["shape"]].kernel)
             case "measure":
                 cell = inputs.cell(given["benchmark"], given["measured"])
                 benchmark = config.benchmarks[cell.benchmark]
                 if isinstance(benchmark, MixerBenchmark):
-                    return Work(f"mixer-{benchmark.hidden_size}-{cell.does}", cell.kernel)
+                    return Workload(f"mixer-{benchmark.hidden_size}-{cell.does}", cell.kernel)
                 of = cell.does if cell.does == benchmark.kind else f"{benchmark.kind}-{cell.does}"
-                return Work(of, cell.kernel, config.models[cell.subject].parameters)
-        return Work()
+                return Workload(of, cell.kernel, config.models[cell.subject].parameters)
+        return Workload()
 
     def _tokens(self, settings: Any) -> int:
         return settings.sequences * self.config.corpora[settings.data.split("/")[0]].length
 
 
-def evaluation(work: Work, suite: Suite) -> Work:
+def evaluation(work: Workload, suite: Suite) -> Workload:
     """All tasks of a suite: tokens that are read, and calls of the model."""
     tasks = sorted({task.task for task in suite.tasks.values() if not task.not_attempted})
     tokens = steps = 0

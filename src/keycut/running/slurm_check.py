@@ -142,7 +142,7 @@ def to_minutes(time: str) -> float:
 
 
 @dataclass(frozen=True)
-class Request:
+class SlurmRequest:
     """What one sbatch asks for."""
 
     partitions: tuple[str, ...]  # any of them; none for the cluster's default
@@ -154,14 +154,14 @@ class Request:
     cpus_by_gpu: bool = False
 
 
-def parse_sbatch(command: str) -> Request:
+def parse_sbatch(command: str) -> SlurmRequest:
     given, _ = _SBATCH.parse_known_args(shlex.split(command))
     kind, _, count = given.gpus.rpartition(":")
     # Slurm spreads a job that does not say how many nodes it takes.
     gpus = ceil(int(count) / given.nodes) if given.nodes else min(1, int(count))
     tasks = given.ntasks * given.cpus_per_task
     cpus = max(gpus * given.cpus_per_gpu, tasks)
-    return Request(
+    return SlurmRequest(
         partitions=tuple(filter(None, given.partition.split(","))),
         minutes=to_minutes(given.time),
         memory_mb=given.mem or cpus * given.mem_per_cpu,
@@ -194,7 +194,7 @@ class Problem:
     of_rule: bool = True  # or of every rule that goes there
 
 
-def judge(request: Request, cluster: Mapping[str, Partition]) -> list[Problem]:
+def judge(request: SlurmRequest, cluster: Mapping[str, Partition]) -> list[Problem]:
     """What keeps the partitions that a request names from running it; [] if one of them can."""
     names = request.partitions or tuple(one.name for one in cluster.values() if one.default)
     if not names:
@@ -213,7 +213,7 @@ def _distance(found: list[Problem]) -> tuple[bool, int]:
     return any(one.key == "slurm_partition" for one in found), len(found)
 
 
-def problems(request: Request, partition: Partition) -> Iterator[Problem]:
+def problems(request: SlurmRequest, partition: Partition) -> Iterator[Problem]:
     where = f"partition {partition.name}"
     if partition.state != "UP":
         yield Problem("slurm_partition", f"{where} is {partition.state}", of_rule=False)
@@ -333,7 +333,7 @@ def findings(
     """
     first: dict[tuple[str, str], tuple[str, str]] = {}
     ordered = sorted(submissions, key=lambda one: (one.attempt, one.rule, one.command))
-    requests: dict[str, list[Request]] = {}
+    requests: dict[str, list[SlurmRequest]] = {}
     for asked in ordered:
         requests.setdefault(asked.rule, []).append(parse_sbatch(asked.command))
     for asked in ordered:
@@ -357,7 +357,7 @@ def findings(
 
 def _advice(
     asked: Submission,
-    request: Request,
+    request: SlurmRequest,
     problem: Problem,
     cluster: Mapping[str, Partition],
     profile: Profile,
