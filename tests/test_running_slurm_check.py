@@ -300,4 +300,7 @@ def test_nothing_to_check_is_refused(capsys):
 
 def test_a_profile_that_is_not_there_is_named(capsys):
     assert main(["check", "--profile", "profiles/slrm"]) == 2
-    assert "profile 'profiles/slrm': there is no folder" in capsys.readouterr().err
+    assert (
+        "profile 'profiles/slrm': no folder with a config.yaml; did you mean"
+        in capsys.readouterr().err
+    )

@@ -81,8 +81,8 @@ def estimate(
     costs: Sequence[Figure], rule: str, work: Workload, *, gpus: float = 0, cores: int = 1,
     tunes: bool = False,
 ) -> Estimate:  # fmt: skip
-    """What a job takes; `tunes` if it is the first of its shape. Workload that two jobs share (a task
-    in two suites of a model) is counted in both, though one finds it done."""
+    """What a job takes; `tunes` if it is the first of its shape. What two jobs share (a task in two
+    suites of a model) is counted in both, though the second finds it done."""
     own, found = find(costs, rule, work), {}
     if rule == "evaluate" and not (own and distance(own, work) < CLOSE):
         # No evaluation like it was measured: so many calls, and so many tokens through the model.

@@ -8,13 +8,11 @@ takes a job that is longer than its partition allows.
 from __future__ import annotations
 
 import argparse
-import io
 import os
 import re
 import shlex
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import redirect_stderr
 from dataclasses import dataclass
 from functools import cache
 from logging import CRITICAL, Logger
@@ -24,12 +22,10 @@ from typing import Any
 
 import yaml
 
-from keycut.config import parse_config
 from keycut.errors import InputError
-from keycut.plan.graph import take_for_granted
+from keycut.running.dag import build_dag, parse_arguments
 from keycut.running.slurm import RESUMED, refused_for_good
 
-SNAKEFILE = "workflow/Snakefile"
 # What a file of partitions calls the limit of a resource.
 LIMITS = {"runtime": "max_runtime", "mem_mb": "max_mem_mb", "threads": "max_threads",
           "gpu": "max_gpu", "gpu_model": "available_gpu_models"}  # fmt: skip
@@ -421,21 +417,6 @@ def _tested(command: str) -> list[Problem]:
 # ---- What Snakemake would submit ------------------------------------------------------------
 
 
-def snakemake_arguments(profile: str, configfile: Path | None = None) -> Any:
-    """What `snakemake --profile PROFILE --configfile FILE` would be told."""
-    from snakemake.cli import get_profile_dir, parse_args
-
-    if get_profile_dir(profile) is None:
-        raise InputError(f"profile {profile!r}: there is no folder with a config.yaml")
-    given = ["--snakefile", SNAKEFILE, "--profile", profile]
-    given += ["--configfile", str(configfile)] if configfile else []
-    with redirect_stderr(io.StringIO()) as said:
-        try:
-            return parse_args(given)[1]
-        except SystemExit:
-            raise InputError(f"profile {profile!r}: {said.getvalue().strip()}") from None
-
-
 def _plugin() -> Any:
     from snakemake_interface_executor_plugins.registry import ExecutorPluginRegistry
 
@@ -444,42 +425,10 @@ def _plugin() -> Any:
 
 def read_submissions(arguments: Any, partition_file: Path | None) -> set[Submission]:
     """The sbatch commands of all jobs of the run, finished ones too, at every attempt."""
-    from snakemake.api import SnakemakeApi
-    from snakemake.exceptions import RuleException, WorkflowError
-    from snakemake.settings.types import (
-        ConfigSettings,
-        DAGSettings,
-        OutputSettings,
-        Quietness,
-        ResourceSettings,
-    )
-
-    settings = _plugin().get_settings(arguments)
-    quiet = OutputSettings(quiet={Quietness.ALL}, enable_file_logging=False)
-    with SnakemakeApi(quiet) as api:
-        workflow_api = api.workflow(
-            snakefile=Path(SNAKEFILE),
-            config_settings=ConfigSettings(configfiles=arguments.configfile or ()),
-            resource_settings=ResourceSettings(
-                nodes=arguments.jobs,
-                max_threads=arguments.max_threads,
-                overwrite_threads=arguments.set_threads,
-                overwrite_resources=arguments.set_resources,
-                default_resources=arguments.default_resources,
-            ),
-        )
-        workflow_api.dag(DAGSettings(rerun_triggers=arguments.rerun_triggers))
-        # Snakemake's API prints DAGs and gives none away; this is how it makes those it prints.
-        workflow = workflow_api._workflow
-        workflow._executor_plugin = _plugin()  # without one, every job would be a local one
-        config = parse_config(workflow.globals["config"], "the configuration")
-        try:
-            workflow._prepare_dag(forceall=False, ignore_incomplete=True, lock_warn_only=True)
-            take_for_granted(workflow, config)
-            workflow._build_dag()
-            return set(_submissions(workflow.dag.jobs, arguments.retries, settings, partition_file))
-        except (RuleException, WorkflowError) as error:
-            raise InputError(f"Snakemake: {error}") from None
+    plugin = _plugin()
+    settings = plugin.get_settings(arguments)
+    with build_dag(arguments, executor=plugin) as built:
+        return set(_submissions(built.dag.jobs, arguments.retries, settings, partition_file))
 
 
 def _submissions(
@@ -517,7 +466,7 @@ def profile_config(profile: str | None) -> Path:
     """The configuration that a profile names."""
     if profile is None:
         raise InputError("nothing to check: give a configuration's FILE or --profile")
-    named = snakemake_arguments(profile).configfile
+    named = parse_arguments(profile).configfile
     if not named:
         raise InputError(f"profile {profile!r} names no configuration: give FILE")
     return Path(named[-1])
@@ -528,7 +477,7 @@ def unmet_requests(profile: str, configfile: Path) -> tuple[int, list[str]]:
     can never be had."""
     from snakemake.cli import get_profile_dir
 
-    arguments = snakemake_arguments(profile, configfile)
+    arguments = parse_arguments(profile, configfile)
     if arguments.executor != "slurm":
         raise InputError(f"profile {profile!r}: its executor is not slurm, there is none to ask")
     cluster = read_cluster()
