@@ -1,10 +1,11 @@
 from pathlib import Path
 
-from keycut.running.job import commit, job
+from keycut.running.job import job
 
 with job(snakemake) as run:
     from keycut.reporting.report import write_report
     from keycut.running.paths import PROVENANCE
+    from keycut.running.provenance import commit
 
     results, variants = Path(snakemake.params.results), run.variants()
     curves = {v: Path(p) for v, p in zip(variants, snakemake.params.curves, strict=True)}

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keycut.artefact import read_json, write_json
+from keycut.artefact import read_json
 from keycut.cli import main
 from keycut.config import BASELINE, TASKS, Shape, load_config
 from keycut.errors import InputError
@@ -23,6 +23,8 @@ from keycut.plan.costs import RULES, SAME, SCALED, Estimate, Figure, estimate, r
 from keycut.plan.graph import DagJob, Graph, read_graph
 from keycut.plan.planning import Planned, _wall, duration, make_plan, price, table, to_text
 from keycut.plan.work import REQUESTS, Workload, Workloads, evaluation, parameters_at
+from keycut.running.code import KnownCode
+from keycut.running.provenance import Provenance
 
 ROOT = Path(__file__).parents[1]
 COSTS = read_costs(ROOT / "config" / "costs.yaml")
@@ -352,9 +354,13 @@ def finished(demo: Graph, tmp_path, monkeypatch) -> Graph:
         took = 3 if job.rule == "score" else 7200
         Path(job.timing).write_text(f"s\th:m:s\tmax_rss\n{took}\t0:00:03\t100.0\n")
         Path(job.outputs[0]).write_bytes(b"x" * 1000)
-        record = {"gpus": ["a GPU", "another that it did not ask for"],
-                  "started": f"2026-01-01T00:00:{second:02d}Z"}  # fmt: skip
-        write_json(f"{job.outputs[0]}.provenance.json", record)
+        record = Provenance(
+            rule=job.rule, wildcards={}, inputs=[], code=KnownCode("score.py", []), commit=None,
+            versions={}, machine="", slurm_job=None, threads=1, seconds=took,
+            gpus=["a GPU", "another that it did not ask for"],
+            started=f"2026-01-01T00:00:{second:02d}Z",
+        )  # fmt: skip
+        record.write(job.outputs[0])
     return demo
 
 

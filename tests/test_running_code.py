@@ -9,13 +9,11 @@ import pytest
 from keycut.artefact import read_json, write_json
 from keycut.running.code import (
     VERSIONS,
+    KnownCode,
     _read_once,
-    code_now,
     code_of,
     decide,
     digests_now,
-    known_code,
-    same_code,
     undecided,
 )
 
@@ -135,7 +133,7 @@ def test_what_another_python_knows_of_and_is_not_used_does_not_count(library, mo
             node.of_another_python = []
         return tree
 
-    monkeypatch.setattr("keycut.running.code._parsed", with_more_fields)
+    monkeypatch.setattr("keycut.running.code._parse", with_more_fields)
     _read_once.cache_clear()
     assert code_of(path, source=library) == before
 
@@ -156,8 +154,8 @@ def test_but_the_preflight_compares_kernels_of_a_gpu_with_it(tmp_path):
     scripts = ROOT / "scripts"
     assert "models.plain_kernels" in code_of(scripts / "preflight_shape.py", device="cuda").modules
     # Wherever its code is asked for: beside what it made, in the report, by its authors.
-    known = known_code(scripts / "preflight_shape.py", device="cuda")
-    now = code_now(known)
+    known = KnownCode.of(scripts / "preflight_shape.py", device="cuda")
+    now = known.with_modules()
     assert now.digest == digests_now(scripts, device="cuda")["preflight_shape"]
     assert "models.plain_kernels" in now.modules
 
@@ -168,8 +166,8 @@ def test_a_method_decides_by_its_own_code_and_the_rest_of_its_stage_by_a_version
     write_json(path.parent / VERSIONS, {"script": {"cpu": version, "cuda": version}})
 
     def known():
-        both = (known_code(path, name, device="cpu", source=library) for name in METHODS)
-        return [(one["version"], one["own"]) for one in both]
+        both = (KnownCode.of(path, name, device="cpu", source=library) for name in METHODS)
+        return [(code.version, code.own) for code in both]
 
     first, second = known()
     change(library, "common.py", "y = 2\n")
@@ -191,20 +189,20 @@ def test_what_has_a_version_is_known_by_it_and_not_by_its_code(tmp_path):
     path = script(tmp_path / "keycut", "from keycut.artefact import digest\n")
     version = {"version": 3, "code": "the code that it was given for"}
     write_json(tmp_path / VERSIONS, {"script": {"cpu": version, "cuda": version}})
-    known = known_code(path, device="cuda")
-    assert known["version"] == 3
+    known = KnownCode.of(path, device="cuda")
+    assert known.version == 3
     path.write_text("from keycut import artefact\n")
-    assert same_code(known)
+    assert known.is_current()
     assert decide(tmp_path, raised=False) == [
         "script on cpu: version 3",
         "script on cuda: version 3",
     ]
-    assert same_code(known)
+    assert known.is_current()
     assert undecided(tmp_path) == []
     path.write_text("from keycut import errors\n")
     decide(tmp_path, raised=True)
     assert read_json(tmp_path / VERSIONS)["script"]["cuda"]["version"] == 4
-    assert not same_code(known)
+    assert not known.is_current()
 
 
 def test_words_do_not_count(library):
@@ -253,8 +251,8 @@ def test_how_a_method_is_shown_is_no_part_of_what_it_computes(library):
 
 
 def test_what_was_made_by_code_that_is_gone_was_made_by_other_code():
-    known = {"script": "scripts/score.py", "extra": ["keycut.gone"], "device": "cpu", "digest": ""}
-    assert not same_code({**known, "script": str(ROOT / "scripts" / "score.py")})
+    script = str(ROOT / "scripts" / "score.py")
+    assert not KnownCode(script, ["keycut.gone"], digest="").is_current()
 
 
 @pytest.mark.parametrize(

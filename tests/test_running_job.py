@@ -17,7 +17,7 @@ import pytest
 
 from keycut.artefact import write_json
 from keycut.errors import InputError
-from keycut.running.code import known_code
+from keycut.running.code import KnownCode
 from keycut.running.job import check_up_to_date, job
 
 ROOT = Path(__file__).parents[1]
@@ -50,7 +50,7 @@ def planned(tmp_path, monkeypatch):
             rule="work",
             input=Named(**inputs),
             output=Named(result="out.json"),
-            params=Named(code=known_code("work.py", device="cpu"), settings=settings),
+            params=Named(code=KnownCode.of("work.py", device="cpu").to_json(), settings=settings),
             wildcards=Named(model="a"),
             log=["work.log"],
             threads=1,
@@ -119,7 +119,7 @@ def test_a_job_on_a_part_of_a_gpu_is_kept_to_that_part_of_its_memory(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", limits.append)
-    monkeypatch.setattr("keycut.running.job.gpu_names", lambda count: ["a GPU"] * count)
+    monkeypatch.setattr("keycut.running.provenance.gpu_names", lambda count: ["a GPU"] * count)
     monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     for asked in (0, 1, 4):

@@ -6,19 +6,21 @@ from types import SimpleNamespace
 
 import pytest
 
+from keycut.patches.snakemake import (
+    LOG_LINES,
+    LOG_WIDTH,
+    fail_refused_jobs,
+    remember_min_job_age,
+    show_ends_of_logs,
+)
 from keycut.running import slurm as keycut_slurm
 from keycut.running.slurm import (
     END,
     EXIT_UNFINISHED,
-    SHOWN,
-    WIDTH,
     export_end_time,
-    fail_refused_jobs_at_once,
-    keep_asking_squeue,
     refused_for_good,
     requeue_at_time_limit,
-    show_the_ends_of_logs,
-    stuck,
+    stuck_jobs,
     warn_of_jobs_that_never_start,
 )
 from keycut.training import loop
@@ -74,11 +76,11 @@ def test_slurms_own_word_is_taken(slurm, monkeypatch):
     assert os.environ[END] == "12"
 
 
-def test_a_controller_that_is_away_leaves_the_job_without_an_end(slurm, capsys):
+def test_a_controller_that_is_away_leaves_the_job_without_an_end(slurm, caplog):
     slurm("squeue", "", code=1)
     export_end_time()
     assert END not in os.environ
-    assert "keycut: squeue --noheader --jobs=7" in capsys.readouterr().err
+    assert "squeue --noheader --jobs=7" in caplog.text
 
 
 @pytest.mark.parametrize("comment", ["rule_pretrain", "rule_pretrain_wildcards_delta_net"])
@@ -110,13 +112,12 @@ def test_what_has_ended_otherwise_asks_nothing(slurm, code):
     assert slurm.called() == ""
 
 
-def test_where_it_is_refused_the_job_fails_and_is_tried_again(slurm, capsys):
+def test_where_it_is_refused_the_job_fails_and_is_tried_again(slurm, caplog):
     slurm("squeue", "RUNNING rule_pretrain")
     slurm("scontrol", "", code=1)
     leave(EXIT_UNFINISHED)
-    said = capsys.readouterr().err
-    assert "keycut: scontrol requeue 7" in said
-    assert "goes back" not in said
+    assert "scontrol requeue 7" in caplog.text
+    assert "goes back" not in caplog.text
 
 
 def test_without_slurm_nothing_is_asked(slurm, monkeypatch):
@@ -130,7 +131,7 @@ def test_the_plugin_remembers_how_long_ended_jobs_are_visible(slurm, monkeypatch
     import snakemake_executor_plugin_slurm as plugin
 
     monkeypatch.setattr(plugin, "get_min_job_age", plugin.get_min_job_age)  # put back afterwards
-    keep_asking_squeue()
+    remember_min_job_age(plugin)
     slurm("scontrol", "", code=1)
     assert plugin.get_min_job_age() is None
     slurm("scontrol", "MinJobAge = 300 sec")
@@ -143,7 +144,7 @@ def test_every_log_of_a_failed_job_is_shown_to_its_end(tmp_path, monkeypatch):
     from snakemake import logging
 
     monkeypatch.setattr(logging, "show_logs", logging.show_logs)  # put back afterwards
-    show_the_ends_of_logs()
+    show_ends_of_logs()
     empty, missing, slurms = (tmp_path / name for name in ("empty", "missing", "slurms"))
     empty.touch()
     lines = ["Command: " + "x" * 5000, *map(str, range(100)), "No space left on device"]
@@ -153,8 +154,8 @@ def test_every_log_of_a_failed_job_is_shown_to_its_end(tmp_path, monkeypatch):
         f"Logfile {empty}: empty file", f"Logfile {missing} not found.", f"Logfile {slurms}:"
     ]  # fmt: skip
     assert shown[-2] == "No space left on device"
-    assert len(shown) == 3 + SHOWN
-    assert max(map(len, shown)) <= WIDTH
+    assert len(shown) == 3 + LOG_LINES
+    assert max(map(len, shown)) <= LOG_WIDTH
 
 
 def waiting(number, reason, state="PENDING", comment="rule_tokens_wildcards_demo"):
@@ -169,12 +170,12 @@ def waiting(number, reason, state="PENDING", comment="rule_tokens_wildcards_demo
 )  # fmt: skip
 def test_a_job_that_never_starts_is_named_once(reason):
     known = set()
-    (line,) = stuck(waiting(7, reason), known)
+    (line,) = stuck_jobs(waiting(7, reason), known)
     assert line.startswith(
         f"Slurm job 7 (rule tokens; 12:00:00 in partition cpu): will never start, {reason}. "
     )
-    assert list(stuck(waiting(7, reason), known)) == []
-    assert len(list(stuck(waiting(8, reason), known))) == 1
+    assert list(stuck_jobs(waiting(7, reason), known)) == []
+    assert len(list(stuck_jobs(waiting(8, reason), known))) == 1
 
 
 @pytest.mark.parametrize(
@@ -183,7 +184,7 @@ def test_a_job_that_never_starts_is_named_once(reason):
      "Dependency", "Reservation", "Nodes_required_for_job_are_DOWN,_DRAINED_or_reserved"],
 )  # fmt: skip
 def test_a_wait_that_can_end_is_not_named(reason):
-    assert list(stuck(waiting(7, reason), set())) == []
+    assert list(stuck_jobs(waiting(7, reason), set())) == []
 
 
 @pytest.mark.parametrize(
@@ -194,9 +195,9 @@ def test_a_wait_that_can_end_is_not_named(reason):
 def test_a_limit_is_named_when_no_job_is_left_whose_end_would_help(reason):
     known = set()
     for state in ("RUNNING", "CONFIGURING", "COMPLETING"):
-        assert list(stuck(waiting(6, "None", state) + waiting(7, reason), known)) == []
-    assert list(stuck("slurm_load_jobs error\n", known)) == []
-    (line,) = stuck(waiting(7, reason), known)
+        assert list(stuck_jobs(waiting(6, "None", state) + waiting(7, reason), known)) == []
+    assert list(stuck_jobs("slurm_load_jobs error\n", known)) == []
+    (line,) = stuck_jobs(waiting(7, reason), known)
     assert f"waits, {reason}, while no job of this run runs" in line
 
 
@@ -204,13 +205,13 @@ def test_a_limit_is_named_when_no_job_is_left_whose_end_would_help(reason):
     "reason", ["JobHeldUser", "JobHeldAdmin", "launch_failed_requeued_held", "JobHoldMaxRequeue"]
 )
 def test_a_held_job_is_named_with_what_lets_it_go(reason):
-    (line,) = stuck(waiting(7, reason) + waiting(8, reason), set())
+    (line,) = stuck_jobs(waiting(7, reason) + waiting(8, reason), set())
     assert "Slurm job 7 and 1 more (rule tokens;" in line
     assert "`scontrol release 7,8`" in line
 
 
 def test_a_job_that_runs_is_not_named():
-    assert list(stuck(waiting(7, "PartitionTimeLimit", "RUNNING"), set())) == []
+    assert list(stuck_jobs(waiting(7, "PartitionTimeLimit", "RUNNING"), set())) == []
 
 
 @pytest.mark.parametrize(
@@ -237,7 +238,7 @@ def test_a_refused_job_is_tried_again_only_if_that_may_help(monkeypatch, said, f
     reported = []
     name = "_report_job_error_threadsafe"
     monkeypatch.setattr(plugin.Executor, name, lambda *given: reported.append(given))
-    fail_refused_jobs_at_once()
+    fail_refused_jobs(plugin)
     job = SimpleNamespace(restart_times=2, _attempt=1)
     told = f"The error message was 'sbatch: error: {said}'. sbatch call: sbatch -t 9 --wrap=python"
     plugin.Executor._report_job_error_threadsafe(None, SimpleNamespace(job=job), told)

@@ -237,7 +237,7 @@ rule page:
         results=lambda w, output: str(Path(output.html).parent),
         curves=lambda w: [paths.curve(v) for v in inputs.shown().variants()],
         steps=lambda w: [paths.steps(v) for v in inputs.shown().variants()],
-        current_code=lambda w: code_with_versions(),
+        current_code=lambda w: code_of_versions(),
         templates=lambda w, input: str(Path(input.templates[0]).parent),
     message:
         "writing the report"

@@ -22,7 +22,7 @@ rule score:
         mem_mb=16000,
         runtime=30,
     params:
-        code=lambda w: code_now(
+        code=lambda w: known_code(
             "score", METHODS[run_config.methods[w.method].algorithm].module
         ),
         settings=lambda w: inputs.method_settings(w.method),

@@ -2,27 +2,27 @@
 
 
 def with_provenance(**artefacts):
-    # What rules made, by name: that it is there counts, and what stands beside it; of files that
-    # users bring, digests are parameters. Snakemake reruns whatever is older than a folder or than a
-    # file of more than 1 MB, also where one was only touched or copied; a small file it compares.
-    # Of a partial run, what is there may be alone.
+    # Inputs of a rule by name. What rules made counts by its provenance: Snakemake reruns whatever
+    # is older than a folder or than a file of more than 1 MB, also where one was only touched or
+    # copied, and compares the content of small files. What users bring counts by digests among the
+    # parameters. In a partial run a result may have no provenance.
     if run_config.partial is not None:
         return artefacts
-    some = [
-        [paths] if isinstance(paths, str) else paths for paths in artefacts.values()
-    ]
-    known = {name: ancient(paths) for name, paths in artefacts.items()}
-    return {**known, "provenance": inputs.provenance(chain(*some))}
+    files = chain(
+        *([files] if isinstance(files, str) else files for files in artefacts.values())
+    )
+    untimed = {name: ancient(files) for name, files in artefacts.items()}
+    return {**untimed, "provenance": inputs.provenance(files)}
 
 
 def code(script, *modules):
     # One of a rule's parameters: a change there reruns what it made. Read only for rules that have
     # jobs: inside every Slurm job Snakemake starts twice more, for that job alone.
-    return lambda wildcards: code_now(script, *modules)
+    return lambda wildcards: known_code(script, *modules)
 
 
 @cache
-def code_now(script, *modules):
+def known_code(script, *modules):
     if workflow.is_main_process and RerunTrigger.CODE in workflow.rerun_triggers:
         raise WorkflowError(
             "the rerun trigger `code` compares the times of scripts, and would make models again "
@@ -31,11 +31,12 @@ def code_now(script, *modules):
         )
     # The path is relative, so that a checkout may move.
     scripts = os.path.relpath(Path(workflow.basedir).parent / "scripts")
-    return known_code(f"{scripts}/{script}.py", *modules, device=run_config.device)
+    path = f"{scripts}/{script}.py"
+    return KnownCode.of(path, *modules, device=run_config.device).to_json()
 
 
 @cache
-def code_with_versions():
+def code_of_versions():
     scripts = Path(workflow.basedir).parent / "scripts"
     return digests_now(scripts, device=run_config.device)
 

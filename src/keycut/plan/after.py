@@ -15,10 +15,10 @@ from typing import Any
 
 import yaml
 
-from keycut.artefact import atomic_write, read_json
+from keycut.artefact import atomic_write
 from keycut.errors import InputError
 from keycut.plan.planning import Planned, by_rule, duration, gigabytes, table
-from keycut.running.paths import PROVENANCE
+from keycut.running.provenance import Provenance
 
 
 @dataclass(frozen=True)
@@ -48,17 +48,16 @@ def ran(run: str, planned: Iterable[Planned]) -> list[Ran]:
     found = []
     for one in (one for one in planned if one.job.timing and one.job.outputs):
         timing, outputs = Path(one.job.timing or ""), [Path(path) for path in one.job.outputs]
-        beside = Path(f"{outputs[0]}{PROVENANCE}")
-        if not (timing.is_file() and beside.is_file()):
+        record = Provenance.read(outputs[0])
+        if record is None or not timing.is_file():
             continue
         with open(timing, newline="") as file:
             seconds = sum(float(row["s"]) for row in csv.DictReader(file, delimiter="\t"))
-        record = read_json(beside)
-        gpus = tuple(record["gpus"][: ceil(one.job.gpus)])  # it may see more than it asked for
-        held = len(gpus) * record.get("gpu_share", 1.0)
+        gpus = tuple(record.gpus[: ceil(one.job.gpus)])  # it may see more than it asked for
+        held = len(gpus) * record.gpu_share
         inside = (file for path in outputs for file in (path, *path.rglob("*")))
         disk = sum(f.lstat().st_size for f in inside if f.is_symlink() or f.is_file())
-        started = datetime.fromisoformat(record["started"]).timestamp()
+        started = datetime.fromisoformat(record.started).timestamp()
         found.append(Ran(one, seconds, gpus, seconds * held, disk, started))
     if not found:
         raise InputError(f"no job of {run} has left a timing: there is nothing to look back on")

@@ -1,14 +1,15 @@
 """Which code a result depends on.
 
-A script counts with the modules of Keycut that it imports, wherever the import stands, and with
-those that they import: whole modules, without comments, docstrings and formatting.
+The code of a stage is its script with the modules of Keycut that this imports, directly or through
+others, wherever the import stands: whole modules, without comments, docstrings and formatting.
 
-Most stages are known by the digest of that code: change it, and their results are made again. What
-costs GPU days (pretraining, recovery), and what those stand on, is known by a version
-(scripts/versions.json) that its authors raise when results change. The file has the digest that
-they decided on last, and a test fails when the code is another one, until they have said which:
+Most stages are known by the digest of their code: change it, and their results are made again. What
+costs GPU days (pretraining, recovery), and what those depend on, is known by a version
+(scripts/versions.json) that its authors raise when results change. The file also has the digest of
+the code that a version was last given for; a test fails when the code is another one, until its
+authors have decided:
 
-    python -m keycut.running.code same     # the code changed, and what these stages make did not
+    python -m keycut.running.code same     # the code changed, the results of these stages did not
     python -m keycut.running.code raise    # results change: they are made again
 """
 
@@ -18,7 +19,7 @@ import ast
 import hashlib
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -26,19 +27,23 @@ from typing import Any
 from keycut.artefact import digest, read_json, sha256, write_json
 
 SOURCE = Path(__file__).parents[1]
-SHOWN = ("label", "about", "colour", "dash")
+DISPLAY = ("label", "about", "colour", "dash")
+"""Arguments of a method that only say how it is shown."""
 VERSIONS = "versions.json"
-"""Beside the scripts: of each stage that has a version, on which device, for what code."""
+"""Beside the scripts: by stage and device a version, and the code that it was given for."""
 DEVICES = ("cpu", "cuda")
 
-# Nothing of these reaches a number but through what a rule passes on: the values of the
-# configuration are parameters, and whatever was fetched is known by its hash.
-APART = ("cli", "config", "data.progress", "errors", "hub", "models.card", "running")
+# Nothing of these reaches a number except through what a rule passes on: the values of the
+# configuration are parameters, and downloads are known by their hashes.
+APART = (
+    "cli", "config", "data.progress", "errors", "hub", "logs", "models.card", "patches.snakemake",
+    "running",
+)  # fmt: skip
 # What stands in for kernels where there is no GPU; the preflight compares a GPU's with it.
 ON_CPU = "models.plain_kernels"
 ALSO = {"preflight_shape": (ON_CPU,)}
-# Settings of stages with a version leave out what is as by default, so that a new option reruns
-# nothing; what the defaults are is then part of their code.
+# The settings of stages with a version leave out what is as by default, so that a new option reruns
+# nothing; the defaults are then part of their code.
 DEFAULTS = tuple(
     f"config/{name}" for name in ("benchmarks", "models", "pruning", "sources", "training")
 )
@@ -54,72 +59,92 @@ class Code:
 
 def code_of(script: Path | str, *modules: str, device: str = "cpu", source: Path = SOURCE) -> Code:
     """The code behind a script on a device: what it imports, and these modules."""
-    found = _meanings(Path(script), modules, device, source)
-    return Code(digest(found), tuple(sorted(found.keys() - {""})))
+    digests = _digests(Path(script), modules, device, source)
+    return Code(digest(digests), tuple(sorted(digests.keys() - {""})))
 
 
-def _meanings(script: Path, modules: tuple[str, ...], device: str, source: Path) -> dict[str, str]:
-    """What the script does, under no name, and every module behind it."""
+def _digests(script: Path, modules: tuple[str, ...], device: str, source: Path) -> dict[str, str]:
+    """A digest of the script, under no name, and of every module behind it."""
     named = [name.removeprefix("keycut.") for name in (*modules, *ALSO.get(script.stem, ()))]
-    this = _read(script, source)
-    found = {"": this.meaning}
-    waiting = [*named, *this.imports]
+    parsed = _read(script, source)
+    digests = {"": parsed.digest}
+    waiting = [*named, *parsed.imports]
     while waiting:
         module = waiting.pop()
-        if module in found or (module not in named and _apart(module, device)):
+        if module in digests or (module not in named and _apart(module, device)):
             continue
         file = _file(module, source)
         if file is None:
             raise ModuleNotFoundError(f"keycut.{module}: there is no such module")
-        read = _read(file, source)
-        found[module] = read.meaning
-        if file.name == "__init__.py":
-            found |= {f"{module}/{name}": hash for name, hash in _data(file.parent)}
-        waiting += [*read.imports, *_parents(module)]
-    return found
+        parsed = _read(file, source)
+        digests[module] = parsed.digest
+        if file.name == "__init__.py":  # with files that are no modules, such as task files
+            for data in sorted(file.parent.rglob("*.yaml")):
+                digests[f"{module}/{data.relative_to(file.parent).as_posix()}"] = sha256(data)
+        waiting += [*parsed.imports, *_parents(module)]
+    return digests
 
 
-def known_code(
-    script: Path | str, *modules: str, device: str, source: Path = SOURCE
-) -> dict[str, Any]:
-    """What a rule has among its parameters, so that its code decides what is made again.
+@dataclass(frozen=True)
+class KnownCode:
+    """What identifies the code of a rule, as far as a rerun depends on it.
 
-    The version of a stage is that of its script. What these modules add to it decides by its
-    digest: one method of many.
+    A stage with a version has that of its script; what `extra` modules add to it (one method of
+    many) is identified by `own`, their digest. Other stages have the `digest` of all their code.
+    A record of what was run has `digest` and `modules` always.
     """
-    script = Path(script)
-    about = {"script": str(script), "extra": list(modules), "device": device}
-    if (version := _versions(script.parent).get(script.stem)) is None:
-        return {**about, "digest": code_of(script, *modules, device=device, source=source).digest}
-    every, shared = (_meanings(script, extra, device, source) for extra in (modules, ()))
-    own = {name: meaning for name, meaning in every.items() if name not in shared}
-    about |= {"version": version[device]["version"]}
-    return {**about, "own": digest(own)} if modules else about
 
+    script: str
+    extra: list[str]
+    device: str = "cpu"
+    version: int | None = None
+    own: str | None = None
+    digest: str | None = None
+    modules: list[str] | None = None
 
-def code_now(known: dict[str, Any]) -> Code:
-    """The code behind what `known_code` said: of a stage with a version, what that is for."""
-    extra = () if "version" in known else known["extra"]
-    return code_of(known["script"], *extra, device=known.get("device", "cpu"))
+    @classmethod
+    def of(cls, script: Path | str, *modules: str, device: str, source: Path = SOURCE) -> KnownCode:
+        script = Path(script)
+        known = cls(str(script), [*modules], device)
+        if (versions := _versions(script.parent).get(script.stem)) is None:
+            code = code_of(script, *modules, device=device, source=source)
+            return replace(known, digest=code.digest)
+        known = replace(known, version=versions[device]["version"])
+        if not modules:
+            return known
+        every, shared = (_digests(script, extra, device, source) for extra in (modules, ()))
+        own = {name: every[name] for name in every if name not in shared}
+        return replace(known, own=digest(own))
 
+    def to_json(self) -> dict[str, Any]:
+        """Also as a rule's parameter: Snakemake compares only values of built-in types."""
+        return {key: value for key, value in vars(self).items() if value is not None}
 
-def same_code(known: dict[str, Any]) -> bool:
-    """Whether the code is still what `known_code` said, as far as a rerun depends on it."""
-    try:
-        now = known_code(known["script"], *known["extra"], device=known.get("device", "cpu"))
-    except ModuleNotFoundError:  # it has another name by now
-        return False
-    return all(known.get(key) == now[key] for key in ("version", "own", "digest") if key in now)
+    def is_current(self) -> bool:
+        """Whether the code is still the same, as far as a rerun depends on it."""
+        try:
+            now = KnownCode.of(self.script, *self.extra, device=self.device)
+        except ModuleNotFoundError:  # it has another name by now
+            return False
+        keys = [key for key in ("version", "own", "digest") if getattr(now, key) is not None]
+        return all(getattr(self, key) == getattr(now, key) for key in keys)
+
+    def with_modules(self) -> KnownCode:
+        """The same with the digest and the modules of the code as it is now; of a stage with a
+        version, of what that is for."""
+        extra = () if self.version is not None else self.extra
+        code = code_of(self.script, *extra, device=self.device)
+        return replace(self, digest=code.digest, modules=[*code.modules])
 
 
 def digests_now(scripts: Path, *, device: str) -> dict[str, str]:
-    """The code of every stage that has a version: what was made before may be of another."""
+    """The code of every stage that has a version: an existing result may be of another."""
     stages = _versions(scripts)
     return {stage: code_of(scripts / f"{stage}.py", device=device).digest for stage in stages}
 
 
 def undecided(scripts: Path) -> list[tuple[str, str, str]]:
-    """Stage, device and code of every version whose code is not the one that it was given for."""
+    """Stage, device and code of every version that was given for other code."""
     return [
         (stage, device, code)
         for stage, versions in _versions(scripts).items()
@@ -131,19 +156,19 @@ def undecided(scripts: Path) -> list[tuple[str, str, str]]:
 
 def _code_with_defaults(script: Path, device: str) -> str:
     # The sections alone: what they import is how methods and architectures enter them.
-    defaults = {name: _read(SOURCE / f"{name}.py", SOURCE).meaning for name in DEFAULTS}
-    return digest(_meanings(script, (), device, SOURCE) | defaults)
+    defaults = {name: _read(SOURCE / f"{name}.py", SOURCE).digest for name in DEFAULTS}
+    return digest(_digests(script, (), device, SOURCE) | defaults)
 
 
 def decide(scripts: Path, *, raised: bool) -> list[str]:
-    """Write down the code of all versions, raised where it changed, and say what was done."""
-    versions, done = _versions(scripts), []
+    """Write the code of all versions, raised where it changed; a line for each of those."""
+    versions, lines = _versions(scripts), []
     for stage, device, code in undecided(scripts):
         version = versions[stage][device]["version"] + raised
         versions[stage][device] = {"version": version, "code": code}
-        done.append(f"{stage} on {device}: version {version}")
+        lines.append(f"{stage} on {device}: version {version}")
     write_json(scripts / VERSIONS, versions)
-    return done
+    return lines
 
 
 def _versions(scripts: Path) -> dict[str, Any]:
@@ -153,9 +178,9 @@ def _versions(scripts: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Module:
-    """What a file does, as a digest, and the modules of Keycut that it imports."""
+    """The digest of what a file does, and the modules of Keycut that it imports."""
 
-    meaning: str
+    digest: str
     imports: tuple[str, ...]
 
 
@@ -166,8 +191,8 @@ def _read(file: Path, source: Path) -> _Module:
 @cache
 def _read_once(file: Path, source: Path, changed: int) -> _Module:
     # Most scripts share most modules, and Snakemake asks for all scripts each time it starts.
-    tree = _parsed(file)
-    return _Module(_meaning(tree), tuple(_imports(tree, file, source)))
+    tree = _parse(file)
+    return _Module(_tree_digest(tree), tuple(_imports(tree, file, source)))
 
 
 def _apart(module: str, device: str = "cpu") -> bool:
@@ -190,13 +215,7 @@ def _file(module: str, source: Path) -> Path | None:
     return None
 
 
-def _data(package: Path) -> Iterator[tuple[str, str]]:
-    """Files in a package that are no modules, such as task files."""
-    for file in sorted(package.rglob("*.yaml")):
-        yield file.relative_to(package).as_posix(), sha256(file)
-
-
-def _parsed(file: Path) -> ast.Module:
+def _parse(file: Path) -> ast.Module:
     return ast.parse(file.read_text(), file.name)
 
 
@@ -210,8 +229,8 @@ def _imports(tree: ast.Module, file: Path, source: Path) -> Iterator[str]:
             inside = [alias.name for alias in node.names]
             if node.level or (f"{node.module}.".startswith("keycut.") and "*" in inside):
                 raise ValueError(
-                    f"{file}, line {node.lineno}: {ast.unparse(node)}: what of Keycut is imported "
-                    "is named in full, so that it shows which code a result depends on"
+                    f"{file}, line {node.lineno}: {ast.unparse(node)}: imports of Keycut are "
+                    "absolute and by name, so that they show which code a result depends on"
                 )
             # `from package import name`: the name may be a module or something inside one.
             names = [f"{node.module}", *(f"{node.module}.{name}" for name in inside)]
@@ -221,27 +240,26 @@ def _imports(tree: ast.Module, file: Path, source: Path) -> Iterator[str]:
                 yield module
 
 
-def _meaning(tree: ast.Module) -> str:
-    """The digest of what a module does: its syntax without docstrings, and of methods without what
-    only says how they are shown."""
+def _tree_digest(tree: ast.Module) -> str:
+    """The digest of a module's syntax without docstrings and, of methods, without DISPLAY."""
     for node in ast.walk(tree):
         body = getattr(node, "body", None)
         if isinstance(body, list):
             node.body = [line for line in body if not _is_text(line)]  # type: ignore[attr-defined]
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "Method":
-            node.keywords = [given for given in node.keywords if given.arg not in SHOWN]
-    return hashlib.sha256(_written(tree).encode()).hexdigest()
+            node.keywords = [keyword for keyword in node.keywords if keyword.arg not in DISPLAY]
+    return hashlib.sha256(_dump(tree).encode()).hexdigest()
 
 
-def _written(node: object) -> str:
+def _dump(node: object) -> str:
     """Syntax as text. Empty fields are left out: newer Pythons have some that older ones lack, and
     results may be made with one and reported with another."""
     if isinstance(node, ast.AST):
         fields = [(name, value) for name, value in ast.iter_fields(node) if value not in (None, [])]
-        inside = ", ".join(f"{name}={_written(value)}" for name, value in fields)
+        inside = ", ".join(f"{name}={_dump(value)}" for name, value in fields)
         return f"{type(node).__name__}({inside})"
     if isinstance(node, list):
-        return f"[{', '.join(map(_written, node))}]"
+        return f"[{', '.join(map(_dump, node))}]"
     return repr(node)
 
 

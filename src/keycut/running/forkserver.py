@@ -24,6 +24,7 @@ import contextlib
 import ctypes
 import importlib
 import json
+import logging
 import os
 import runpy
 import secrets
@@ -37,6 +38,8 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+logger = logging.getLogger(__name__)
 
 SERVER = "KEYCUT_FORK_SERVER"  # the variable with the name of the socket
 TIMEOUT = 10  # seconds in which a client has to send its request
@@ -72,8 +75,7 @@ def hand_over() -> None:
             if not connection.recv(1):
                 raise ConnectionError("it has ended")
         except OSError as error:
-            print(f"keycut: no fork server ({error}): this job loads the libraries itself",
-                  file=sys.stderr, flush=True)  # fmt: skip
+            logger.warning(f"no fork server ({error}): this job loads the libraries itself")
             return
         # The supervisor takes the end of our side for our end. We stay until the job has ended:
         # Snakemake deletes the outputs of a job that has failed.
@@ -99,12 +101,12 @@ def check_user(connection: socket.socket) -> None:
 def pidfd(process: int) -> int:
     """A file that can be read once the process has ended: os.pidfd_open, which Pythons built for
     old systems do not have, conda's among them. The number of the call is one for all machines."""
-    found = ctypes.CDLL(None, use_errno=True).syscall(
+    descriptor = ctypes.CDLL(None, use_errno=True).syscall(
         ctypes.c_long(434), ctypes.c_long(process), ctypes.c_long(0)
     )
-    if found < 0:
+    if descriptor < 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-    return int(found)
+    return int(descriptor)
 
 
 def fork(work: Callable[..., None], *arguments: Any) -> int:

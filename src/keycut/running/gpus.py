@@ -21,12 +21,18 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from keycut.errors import InputError
 
 WAIT = 0.5  # seconds between two looks
 OURS = f"keycut-gpus-{os.getuid()}"  # a folder of locks
 DRIVER = Path("/proc/driver/nvidia/version")
+
+
+def gpu_shares(resources: Any) -> tuple[int, int]:
+    """How many shares of GPUs a rule asks for, and how many the profile cuts each GPU into."""
+    return int(resources.get("gpu", 0)), int(resources.get("gpu_shares", 1))
 
 
 def visible_gpus() -> list[str]:

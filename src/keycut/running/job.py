@@ -19,39 +19,36 @@ Imports stand inside the block, so that a fork server can take the job over befo
 
 from __future__ import annotations
 
+import logging
 import os
-import platform
-import resource
 import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from glob import escape
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from keycut.artefact import cached_sha256, digest, is_full_disk, read_json, write_json
+from keycut import logs
+from keycut.artefact import cached_sha256, is_full_disk
 from keycut.config import JobConfig
 from keycut.errors import InputError
 from keycut.running import forkserver
-from keycut.running.code import SOURCE, Code, code_now, same_code
-from keycut.running.gpus import gpus_taken, limit_memory, require_gpus
+from keycut.running.code import SOURCE, KnownCode
+from keycut.running.gpus import gpu_shares, gpus_taken, limit_memory, require_gpus
 from keycut.running.locks import exclusive_lock
-from keycut.running.paths import PROVENANCE
+from keycut.running.paths import provenance_path
+from keycut.running.provenance import Provenance, params_digest
 from keycut.running.slurm import export_end_time, requeue_at_time_limit
 
-VERSIONED = (
-    "torch", "triton", "flash-linear-attention", "transformers", "peft", "lm-eval", "datasets",
-    "numpy", "scipy", "pandas", "matplotlib", "snakemake", "flame", "torchtitan",
-)  # fmt: skip
+logger = logging.getLogger(__name__)
 
 
 @contextmanager
 def job(snakemake: Any, *, online: bool = False) -> Iterator[JobConfig]:
     """Around the work of a rule's script."""
+    logs.start()
     if snakemake.threads == 1:
         forkserver.hand_over()
     os.environ["TOKENIZERS_PARALLELISM"] = "0"
@@ -73,28 +70,22 @@ def job(snakemake: Any, *, online: bool = False) -> Iterator[JobConfig]:
         if waited:
             exit_if_already_built(snakemake)
         remove_unfinished(snakemake.output)
-        run = JobConfig.model_validate(snakemake.params.get("settings", {}))
+        config = JobConfig.model_validate(snakemake.params.get("settings", {}))
         check_user_files(snakemake.params.get("user_files", {}))
         for path in snakemake.input:
-            check_up_to_date(path, partial=run.partial is not None)
+            check_up_to_date(path, partial=config.partial is not None)
         started = time.time()
         asked, shares = gpu_shares(snakemake.resources)
-        if run.device == "cpu":
+        if config.device == "cpu":
             asked = 0
         with gpus_taken(asked, shares=shares) as gpus:
             if asked:
                 require_gpus(snakemake.rule, asked, shares=shares)
             if 0 < asked < shares:
                 limit_memory(asked / shares)
-            yield run
+            yield config
         if snakemake.output:
-            beside = Path(f"{snakemake.output[0]}{PROVENANCE}")
-            write_json(beside, provenance(snakemake, code, gpus, started))
-
-
-def gpu_shares(resources: Any) -> tuple[int, int]:
-    """How many shares of GPUs a rule asked for, and how many the profile cuts each GPU into."""
-    return int(resources.get("gpu", 0)), int(resources.get("gpu_shares", 1))
+            Provenance.of(snakemake, code, gpus, started).write(snakemake.output[0])
 
 
 def export_library() -> None:
@@ -109,15 +100,13 @@ def share_triton_cache() -> None:
 
 
 def exit_if_already_built(snakemake: Any) -> None:
-    """End well if another job has made just what this one is to make; else remove what it made."""
+    """Exit if another job has built the same outputs; else remove what it built."""
     outputs = [Path(path) for path in snakemake.output]
-    beside = Path(f"{snakemake.output[0]}{PROVENANCE}")  # written last
-    if beside.is_file() and all(path.exists() for path in outputs):
-        found = read_json(beside)
-        if found.get("params") == params_digest(snakemake) and same_code(found["code"]):
-            print("keycut: another job has made it meanwhile", file=sys.stderr, flush=True)
-            sys.exit(0)
-    for path in [*outputs, beside]:
+    record = Provenance.read(outputs[0]) if all(path.exists() for path in outputs) else None
+    if record and record.params == params_digest(snakemake) and record.code.is_current():
+        logger.info("another job has built the outputs meanwhile")
+        sys.exit(0)
+    for path in [*outputs, provenance_path(outputs[0])]:
         if path.is_dir():
             shutil.rmtree(path)
         else:
@@ -132,119 +121,51 @@ def remove_unfinished(outputs: Iterable[str]) -> None:
             shutil.rmtree(folder)
 
 
-def params_digest(snakemake: Any) -> str:
-    """What a job's parameters are. Of the configuration they are all that counts for its rule."""
-    return digest(repr(sorted(snakemake.params.items())))
-
-
-def check_code(snakemake: Any) -> Code:
+def check_code(snakemake: Any) -> KnownCode:
     """The code of this job, or an error if it is not what the workflow was started with."""
-    if not same_code(snakemake.params.code):
+    code = KnownCode(**snakemake.params.code)
+    if not code.is_current():
         raise InputError(
             f"the code of rule {snakemake.rule} was changed after this job was planned: "
             "start snakemake again"
         )
-    return code_now(snakemake.params.code)
+    return code.with_modules()
 
 
-def check_user_files(user_files: dict[str, str]) -> None:
+def check_user_files(digests: dict[str, str]) -> None:
     """An error if files that users bring are not what they were when the job was planned."""
-    now = cached_sha256(user_files)
-    if other := [path for path, known in user_files.items() if now[path] != known]:
+    now = cached_sha256(digests)
+    if changed := [path for path, digest in digests.items() if now[path] != digest]:
         raise InputError(
-            f"{other[0]} was changed after this job was planned: start snakemake again"
+            f"{changed[0]} was changed after this job was planned: start snakemake again"
         )
 
 
 def check_up_to_date(path: Path | str, *, partial: bool = False) -> None:
     """An error if an artefact was made by other code than its rule has now.
 
-    On a cluster a queued job runs whatever the library is when it starts, while Snakemake notes
-    the code of when it was planned: so what was really imported stands beside the artefact.
-    A partial run cannot make it again, as its models may be gone: there it is only said.
+    On a cluster a queued job runs the library as it is when the job starts, while Snakemake records
+    the code of when it was planned; the provenance has what was really imported. A partial run
+    cannot make the artefact again, as its models may be gone: there it is only logged.
     """
-    beside = Path(f"{path}{PROVENANCE}")
-    if not beside.is_file():
+    record = Provenance.read(path)
+    if record is None or record.code.is_current():
         return
-    found = read_json(beside)
-    if same_code(found["code"]):
-        return
-    said = f"{path} was made by other code of rule {found['rule']} than there is now"
+    message = f"{path} was made by other code of rule {record.rule} than there is now"
     if not partial:
-        raise InputError(f"{said}: delete it and start snakemake again")
-    print(f"keycut: {said}, at commit {found['commit']}; the run is partial and keeps it",
-          file=sys.stderr, flush=True)  # fmt: skip
-
-
-def provenance(snakemake: Any, code: Code, gpus: list[str], started: float) -> dict[str, Any]:
-    """Where an output came from."""
-    asked, shares = gpu_shares(snakemake.resources)
-    return {
-        "rule": snakemake.rule,
-        "wildcards": dict(snakemake.wildcards.items()),
-        "params": params_digest(snakemake),
-        "inputs": sorted({path for path in snakemake.input if not path.endswith(PROVENANCE)}),
-        "code": {**snakemake.params.code, "digest": code.digest, "modules": list(code.modules)},
-        "commit": commit(),
-        "versions": versions(),
-        "machine": platform.node(),
-        "slurm_job": os.environ.get("SLURM_JOB_ID"),
-        "gpus": gpu_names(len(gpus)),
-        "gpu_share": min(1.0, asked / shares),
-        "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(started)),
-        "seconds": round(time.time() - started, 3),
-        "threads": snakemake.threads,
-        "peak_mib": round(peak_mib()),
-    }
-
-
-def peak_mib() -> float:
-    """The most memory that this process, or one it waited for, has had. Of a job that a fork server
-    runs, Snakemake sees the client alone."""
-    usages = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
-    return max(resource.getrusage(usage).ru_maxrss for usage in usages) / 1024
-
-
-def versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
-    for package in VERSIONED:
-        try:
-            found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue  # a rule's own environment holds only what it needs
-    return found
-
-
-def gpu_names(count: int) -> list[str]:
-    """What the GPUs that a job may use are called."""
-    if not count:
-        return []
-    import torch
-
-    return [torch.cuda.get_device_name(i) for i in range(min(count, torch.cuda.device_count()))]
-
-
-def commit() -> str | None:
-    """The commit of the checkout, with a plus sign if files were changed since."""
-    try:
-        said = subprocess.run(
-            ["git", "describe", "--always", "--abbrev=12", "--exclude=*", "--dirty=+"],
-            capture_output=True, text=True, check=True,
-        )  # fmt: skip
-    except (OSError, subprocess.CalledProcessError):
-        return None  # no git, or no checkout: a release's archive has neither
-    return said.stdout.strip()
+        raise InputError(f"{message}: delete it and start snakemake again")
+    logger.warning(f"{message}, at commit {record.commit}; the run is partial and keeps it")
 
 
 @contextmanager
 def _redirect_to_log(log: Any) -> Iterator[None]:
-    """Send what this process and its children say to the job's log."""
+    """Send the output of this process and its children to the job's log."""
     if not log:
         yield
         return
     sys.stdout.flush()
     sys.stderr.flush()
-    kept = os.dup(1), os.dup(2)
+    terminal = os.dup(1), os.dup(2)
     file = os.open(log[0], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
     os.dup2(file, 1)
     os.dup2(file, 2)
@@ -256,14 +177,14 @@ def _redirect_to_log(log: Any) -> Iterator[None]:
             sys.stdout.flush()
             sys.stderr.flush()
         finally:
-            for number, old in zip((1, 2), kept, strict=True):
+            for number, old in zip((1, 2), terminal, strict=True):
                 os.dup2(old, number)
                 os.close(old)
 
 
 @contextmanager
 def _report_full_disk() -> Iterator[None]:
-    """A full disk is said on the terminal: the log may be on that disk."""
+    """Report a full disk on the terminal: the log may be on that disk."""
     try:
         yield
     except Exception as error:
@@ -278,6 +199,5 @@ def _report_input_errors() -> Iterator[None]:
     try:
         yield
     except InputError as error:
-        print(f"keycut: {error}", file=sys.stderr)
-        sys.stderr.flush()
+        print(f"keycut: {error}", file=sys.stderr, flush=True)
         sys.exit(2)

@@ -1,20 +1,22 @@
 """One job at a time on an output.
 
-A cluster that has lost sight of a node starts its jobs again elsewhere, while those on it may live
-on; so may the jobs of a Snakemake that was killed. The second job waits here for the first.
+A cluster that loses contact to a node starts its jobs again elsewhere, while those on the node may
+go on; so may the jobs of a Snakemake that was killed. The second job waits here for the first.
 """
 
 from __future__ import annotations
 
 import errno
 import fcntl
+import logging
 import os
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-# What a file system says that has no locks, or none between machines.
+logger = logging.getLogger(__name__)
+
+# Errors of a file system that has no locks, or none between machines.
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
@@ -22,8 +24,8 @@ NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 def exclusive_lock(outputs: Sequence[Path | str]) -> Iterator[bool]:
     """Keep every other job off these outputs for the length of a block.
 
-    Gives whether another one had to be waited for: then its outputs may be there.
-    The lock ends with its process, however that ends.
+    Yields whether it had to wait for another job, which may have built them. The lock ends with its
+    process, however that ends.
     """
     if not outputs:
         yield False
@@ -31,7 +33,7 @@ def exclusive_lock(outputs: Sequence[Path | str]) -> Iterator[bool]:
     first = Path(outputs[0])
     path = first.with_name(f".{first.name}.lock")
     path.parent.mkdir(parents=True, exist_ok=True)
-    file, waited = _locked(path)
+    file, waited = _lock(path)
     try:
         yield waited
     finally:
@@ -41,7 +43,7 @@ def exclusive_lock(outputs: Sequence[Path | str]) -> Iterator[bool]:
 
 @contextmanager
 def in_turn(path: Path) -> Iterator[None]:
-    """One process after another in a block that is short; in no order where there are no locks."""
+    """One process at a time in a short block; without effect where there are no locks."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "a") as file:
         try:
@@ -52,16 +54,16 @@ def in_turn(path: Path) -> Iterator[None]:
         yield
 
 
-def _locked(path: Path) -> tuple[int, bool]:
-    """An open file that is locked, and whether another process had it."""
+def _lock(path: Path) -> tuple[int, bool]:
+    """An open file that is locked, and whether another process held the lock."""
     waited = False
     while True:
         file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         waited |= _wait_for(file, path)
-        # Whoever had it has unlinked it at the end: then this one is locked in vain.
+        # The holder unlinks the file at its end: then the lock is on a file that nobody else sees.
         if _is_at(path, file):
             os.truncate(file, 0)
-            os.write(file, _me().encode())
+            os.write(file, _this_job().encode())
             return file, waited
         os.close(file)
 
@@ -83,17 +85,15 @@ def _wait_for(file: int, path: Path) -> bool:
     except OSError as error:
         if error.errno not in NO_LOCKS:
             raise
-        print(f"keycut: {path.parent} has no locks: {error.strerror}", file=sys.stderr, flush=True)
+        logger.warning(f"{path.parent} has no locks: {error.strerror}")
         return False
     holder = os.pread(file, 200, 0).decode() or "another job"
-    print(
-        f"keycut: {path}: waiting for {holder}, which makes the same", file=sys.stderr, flush=True
-    )
+    logger.info(f"{path}: waiting for {holder}, which builds the same")
     fcntl.flock(file, fcntl.LOCK_EX)
     return True
 
 
-def _me() -> str:
-    """This job in words, for the one that waits."""
+def _this_job() -> str:
+    """For the message of a job that waits."""
     job = os.environ.get("SLURM_JOB_ID")
     return f"process {os.getpid()} on {os.uname().nodename}" + (f", Slurm job {job}" if job else "")

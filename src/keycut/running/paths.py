@@ -11,9 +11,13 @@ from keycut.config import BASELINE, Config, Measurement, Shape, Variant
 from keycut.errors import InputError
 
 PROVENANCE = ".provenance.json"
-"""What stands beside every artefact: where it came from."""
+"""Added to the name of an artefact: the record of where it came from."""
 OWNER = "configuration.txt"
-"""Names the file that a run's results are of."""
+"""Holds the name of the configuration file that a run's results are of."""
+
+
+def provenance_path(artefact: Path | str) -> Path:
+    return Path(f"{artefact}{PROVENANCE}")
 
 
 @dataclass(frozen=True)
