@@ -18,10 +18,10 @@ from keycut.artefact import read_json
 from keycut.cli import main
 from keycut.config import BASELINE, TASKS, Shape, load_config
 from keycut.errors import InputError
-from keycut.plan.after import after_text, look_back, ran, write_figures
-from keycut.plan.costs import RULES, SAME, SCALED, Estimate, Figure, estimate, read_costs
+from keycut.plan.after import compare, comparison_text, finished_jobs, write_figures
+from keycut.plan.costs import RULES, SAME, SCALED, Estimate, MeasuredCost, estimate, read_costs
 from keycut.plan.graph import DagJob, Graph, read_graph
-from keycut.plan.planning import Planned, _wall, duration, make_plan, price, table, to_text
+from keycut.plan.planning import Planned, duration, make_plan, price, table, to_text, wall_time
 from keycut.plan.work import REQUESTS, Workload, Workloads, evaluation, parameters_at
 from keycut.running.code import KnownCode
 from keycut.running.provenance import Provenance
@@ -67,13 +67,15 @@ def inside(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return checkout
 
 
-def figure(work: str, seconds: float, *, gpus: int = 1, bare: bool = False, **more) -> Figure:
+def figure(work: str, seconds: float, *, gpus: int = 1, bare: bool = False, **more) -> MeasuredCost:
     includes = () if bare else ("start", "tuning")
-    return Figure(machine="a machine", gpus=gpus, command="by hand", includes=includes, work=work,
-                  seconds=seconds, **more)  # fmt: skip
+    return MeasuredCost(
+        machine="a machine", gpus=gpus, command="by hand", includes=includes, work=work,
+        seconds=seconds, **more,
+    )  # fmt: skip
 
 
-def seconds(costs: list[Figure], rule: str, work: Workload, **more) -> float:
+def seconds(costs: list[MeasuredCost], rule: str, work: Workload, **more) -> float:
     return estimate(costs, rule, work, **more).seconds
 
 
@@ -296,11 +298,11 @@ def test_the_wall_time_is_the_longest_chain_or_the_work_over_all_gpus(planned, g
     def longest(place: int, power: int) -> float:
         """The obvious way: every chain that ends in a job."""
         before = (longest(one, power) for one in planned[place].job.after)
-        return planned[place].at(power) + max(before, default=0)
+        return planned[place].seconds(power) + max(before, default=0)
 
-    for found, power in zip(_wall(planned, gpus, True), (0, -1, 1), strict=True):
+    for found, power in zip(wall_time(planned, gpus, True), (0, -1, 1), strict=True):
         chain = max(longest(place, power) for place in range(len(planned)))
-        assert found == max(chain, sum(one.at(power) for one in planned) / gpus)
+        assert found == max(chain, sum(one.seconds(power) for one in planned) / gpus)
 
 
 def test_the_table_adds_up_and_fits_on_a_screen(paper: Graph) -> None:
@@ -367,27 +369,27 @@ def finished(demo: Graph, tmp_path, monkeypatch) -> Graph:
 def test_after_a_run_planned_and_real_stand_side_by_side(finished: Graph) -> None:
     costs = [figure("score", 2.0, gpus=0), figure("evaluate", 3600.0), figure("start", 1.0),
              figure("tuning", 1.0)]  # fmt: skip
-    found = ran("demo", price(finished, costs))
-    score, evaluated, total = look_back(found)
+    found = finished_jobs("demo", price(finished, costs))
+    score, evaluated, total = compare(found)
     assert (score["rule"], score["took_s"]) == ("score", 1.5 * score["planned_s"])
     assert (score["took_gpu_s"], evaluated["took_gpu_s"]) == (0, 2 * 7200)
     assert score["disk"] > 1000 * score["jobs"]  # its provenance too
     assert total["jobs"] == len(found)
-    text = after_text("demo", found)
+    text = comparison_text("demo", found)
     assert re.search(r"score +33 +66 s +1.6 min +1.50", text)
     assert re.search(r"evaluate +2 +2.0 h +4.0 h +2.00 +2.0 h +4.0 h", text)
     assert "from the first start to the last end: 2.0 h" in text
 
 
 def test_the_figures_of_a_run_plan_the_next_one(finished: Graph, tmp_path: Path) -> None:
-    found = ran("demo", price(finished, COSTS))
+    found = finished_jobs("demo", price(finished, COSTS))
     write_figures(tmp_path / "costs.yaml", "demo", found)
     costs = read_costs(tmp_path / "costs.yaml")
     assert {(one.machine, one.gpus) for one in costs} >= {("a GPU", 1)}
-    again = look_back(ran("demo", price(finished, [*COSTS, *costs])))
+    again = compare(finished_jobs("demo", price(finished, [*COSTS, *costs])))
     assert all(row["took_s"] == pytest.approx(row["planned_s"], rel=1e-3) for row in again)
     with pytest.raises(InputError, match="no job of demo has left a timing"):
-        ran("demo", price(finished, COSTS)[:3])
+        finished_jobs("demo", price(finished, COSTS)[:3])
 
 
 # The command line

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from keycut.plan.asked import asked_table
 from keycut.plan.graph import read_graph
+from keycut.plan.resources import resource_table
 
 ROOT = Path(__file__).parents[1]
 PROFILE = yaml.safe_load((ROOT / "profiles/slurm/config.yaml").read_text())
@@ -27,7 +27,7 @@ def test_it_runs_the_paper(jobs):
 
 def test_the_documentation_says_what_is_asked_of_slurm(jobs):
     # The PDF is made only where there is a LaTeX.
-    table = asked_table([job for job in jobs if job.rule != "pdf"])
+    table = resource_table([job for job in jobs if job.rule != "pdf"])
     assert table in (ROOT / "docs/slurm.md").read_text()
 
 

@@ -264,7 +264,7 @@ def _plan(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 
     def run(options: argparse.Namespace) -> None:
         from keycut.artefact import check_writable, write_json
-        from keycut.plan.after import after_text, look_back, ran, write_figures
+        from keycut.plan.after import compare, comparison_text, finished_jobs, write_figures
         from keycut.plan.costs import read_costs
         from keycut.plan.graph import read_graph
         from keycut.plan.planning import make_plan, price, to_text
@@ -280,10 +280,10 @@ def _plan(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         graph = read_graph(options.targets, configfile=options.configfile, profile=options.profile)
         data: object
         if options.after:
-            jobs = ran(graph.config.run, price(graph, costs))
-            text, data = after_text(graph.config.run, jobs), look_back(jobs)
+            finished = finished_jobs(graph.config.run, price(graph, costs))
+            text, data = comparison_text(graph.config.run, finished), compare(finished)
             if options.figures:
-                write_figures(options.figures, graph.config.run, jobs)
+                write_figures(options.figures, graph.config.run, finished)
         else:
             plan = make_plan(graph, costs, targets=options.targets, gpus=options.gpus)
             text, data = to_text(plan), plan

@@ -30,7 +30,7 @@ and, up to a factor of two, size; and by another. docs/lab.md, "What it took", h
 from."""
 
 
-class Figure(Section):
+class MeasuredCost(Section):
     """One measurement; config/costs.yaml says at its top what each key means."""
 
     machine: str
@@ -45,12 +45,17 @@ class Figure(Section):
     tokens: PositiveInt | None = None
     seconds: PositiveFloat
 
-    def besides(self, rule: str, work: Workload) -> str:
-        """What of it is not the rule's or the work's own."""
+    def difference(self, rule: str, work: Workload) -> str:
+        """What it was measured on, as far as that is not this rule or this work."""
         count, far = (self.parameters or 0) / 1e6, abs(_times(self, work)) > CLOSE / 2
         size = f"{count:.2g}M" if count < 99.5 else f"{count / 1000:.2g}B"
-        said = {self.work: rule, self.of: work.of, self.kernel: work.kernel, size: size * (not far)}
-        return " ".join(mine for mine, other in said.items() if mine and mine != other)
+        pairs = {
+            self.work: rule,
+            self.of: work.of,
+            self.kernel: work.kernel,
+            size: size * (not far),
+        }
+        return " ".join(mine for mine, other in pairs.items() if mine and mine != other)
 
 
 @dataclass(frozen=True)
@@ -64,63 +69,64 @@ class Estimate:
     machines: tuple[str, ...] = ()
 
 
-def read_costs(path: Path | str) -> list[Figure]:
-    """Every figure, with what was said of all that one command measured."""
+def read_costs(path: Path | str) -> list[MeasuredCost]:
+    """Every figure, with the keys that all figures of a command share."""
     try:
         blocks = yaml.safe_load(Path(path).read_text(encoding="utf-8"))["measured"]
-        given = [{**block, **figure} for block in blocks for figure in block.pop("figures")]
-        return [Figure.model_validate(one) for one in given]
+        figures = [{**block, **figure} for block in blocks for figure in block.pop("figures")]
+        return [MeasuredCost.model_validate(figure) for figure in figures]
     except ValidationError as error:
-        found = [f"{path}: {'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()]
-        raise InputError("\n".join(found)) from None
+        lines = [f"{path}: {'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()]
+        raise InputError("\n".join(lines)) from None
     except (OSError, ValueError, TypeError, LookupError, yaml.YAMLError) as error:
         raise InputError(f"{path}: cannot be read as measured figures: {error}") from None
 
 
 def estimate(
-    costs: Sequence[Figure], rule: str, work: Workload, *, gpus: float = 0, cores: int = 1,
+    costs: Sequence[MeasuredCost], rule: str, work: Workload, *, gpus: float = 0, cores: int = 1,
     tunes: bool = False,
 ) -> Estimate:  # fmt: skip
     """What a job takes; `tunes` if it is the first of its shape. What two jobs share (a task in two
     suites of a model) is counted in both, though the second finds it done."""
-    own, found = find(costs, rule, work), {}
+    own, figures = nearest_figure(costs, rule, work), {}
     if rule == "evaluate" and not (own and distance(own, work) < CLOSE):
         # No evaluation like it was measured: so many calls, and so many tokens through the model.
         parts = {"step": replace(work, of="", tokens=work.steps), "forward": replace(work, of="")}
-        found = {part: one for name, part in parts.items() if (one := find(costs, name, part))}
-    if own and not found:
-        found = {work: own}
-    on_gpu = gpus if not found or any(figure.gpus for figure in found.values()) else 0
+        nearest = {part: nearest_figure(costs, name, part) for name, part in parts.items()}
+        figures = {part: figure for part, figure in nearest.items() if figure}
+    if own and not figures:
+        figures = {work: own}
+    on_gpu = gpus if not figures or any(figure.gpus for figure in figures.values()) else 0
     seconds, factor, scaled = 0.0, SAME, []
-    for part, figure in found.items():
+    for part, figure in figures.items():
         # On more GPUs or cores it takes less time, as if none were wasted. A share of a GPU is as
         # fast as all of it: shares are for work that leaves one idle.
-        used, there = (figure.gpus, max(1, gpus)) if on_gpu else (figure.cores or cores, cores)
-        seconds += scale(figure, part) * used / there
+        used, held = (figure.gpus, max(1, gpus)) if on_gpu else (figure.cores or cores, cores)
+        seconds += scale(figure, part) * used / held
         if figure.work != rule or distance(figure, part) >= CLOSE:
-            scaled.append(figure.besides(rule, part))
+            scaled.append(figure.difference(rule, part))
             factor = SCALED
         elif on_gpu > used:
             scaled.append(f"{used} GPU")
-    if not found:
+    if not figures:
         factor, scaled = SCALED, ["start alone"]
     for extra in ("start", "tuning") if tunes and on_gpu else ("start",):
-        if not any(extra in figure.includes for figure in found.values()):
-            added = find(costs, extra, Workload(kernel=work.kernel))
+        if not any(extra in figure.includes for figure in figures.values()):
+            added = nearest_figure(costs, extra, Workload(kernel=work.kernel))
             if added is None:
                 raise InputError(f"{rule}: the costs have no figure of {extra!r}, which it needs")
             seconds += added.seconds
-    machines = tuple(figure.machine for figure in found.values())
+    machines = tuple(figure.machine for figure in figures.values())
     return Estimate(seconds, factor, on_gpu, tuple(scaled), machines)
 
 
-def find(costs: Sequence[Figure], name: str, work: Workload) -> Figure | None:
+def nearest_figure(costs: Sequence[MeasuredCost], name: str, work: Workload) -> MeasuredCost | None:
     """The nearest figure, the latest of equals: min() takes the first."""
-    every = [figure for figure in reversed(costs) if figure.work == name]
-    return min(every, key=lambda figure: distance(figure, work), default=None)
+    figures = [figure for figure in reversed(costs) if figure.work == name]
+    return min(figures, key=lambda figure: distance(figure, work), default=None)
 
 
-def distance(figure: Figure, work: Workload) -> float:
+def distance(figure: MeasuredCost, work: Workload) -> float:
     """e times the parameters count 1, the other kernel 1, another work 2 to 3."""
     far = 0.01 * (not figure.of) + 0.01 * (not figure.kernel)  # what says more is nearer
     far += abs(_times(figure, work))
@@ -132,13 +138,13 @@ def distance(figure: Figure, work: Workload) -> float:
     return far
 
 
-def _times(figure: Figure, work: Workload) -> float:
+def _times(figure: MeasuredCost, work: Workload) -> float:
     """How many times larger the work's model is, as a logarithm."""
     mine, other = figure.parameters, work.parameters
     return log(other / mine) if mine and other else 0.0
 
 
-def scale(figure: Figure, work: Workload) -> float:
+def scale(figure: MeasuredCost, work: Workload) -> float:
     """n times the tokens, or n times the parameters, take n times as long; but to time a larger
     model takes no longer."""
     seconds = figure.seconds

@@ -20,16 +20,16 @@ REQUESTS = {
     "based_nq": 3160, "based_squadv2": 2984, "based_swde": 1111, "based_triviaqa": 1690,
     "demo_prose": 200, "demo_last_word": 200, "demo_choice": 800, "demo_recall": 200,
 }  # fmt: skip
-# Of an evaluation: tokens of a batch whose size is not given, of a choice with what stands before
+# Of an evaluation: tokens of a batch whose size is not set, of a choice with what stands before
 # it (few are longer), and of an answer, which comes one token at a time.
 BATCH, CHOICE, ANSWER = 1 << 17, 128, 48
 
 
 @dataclass(frozen=True)
 class Workload:
-    """One job's. What a rule does not depend on is absent."""
+    """What one job does. What its rule does not depend on is absent."""
 
-    of: str = ""  # which of the rule's works
+    of: str = ""  # which kind of the rule's work
     kernel: Kernel | None = None
     parameters: int | None = None
     tokens: int | None = None
@@ -45,15 +45,15 @@ class Workloads:
         self.config, self.inputs = config, Inputs(config)
         self.cut = {self.inputs.paths.subject(v): (v.model, v.ratio) for v in self.inputs.variants}
 
-    def of(self, rule: str, given: Mapping[str, str]) -> Workload:
-        """By the wildcards of the job."""
+    def of(self, rule: str, wildcards: Mapping[str, str]) -> Workload:
+        """The work of one job."""
         config, inputs = self.config, self.inputs
-        name, ratio = given.get("model"), float(given.get("ratio", 0))
-        subject = given.get("subject")
+        name, ratio = wildcards.get("model"), float(wildcards.get("ratio", 0))
+        subject = wildcards.get("subject")
         if subject or rule == "recover":
-            name, ratio = self.cut[subject or f"recovered/{name}/{given['cut']}"]
+            name, ratio = self.cut[subject or f"recovered/{name}/{wildcards['cut']}"]
         if name is None:
-            return self._without_model(rule, given)
+            return self._without_model(rule, wildcards)
         model = config.models[name]
         work = Workload("", model.kernel, model.parameters, shape=shape_of(model, ratio))
         kept = WEIGHT * parameters_at(model, ratio)
@@ -65,31 +65,31 @@ class Workloads:
                 disk = model.num_hidden_layers * model.num_heads * 8 * model.head_k_dim**2 * 8
                 return replace(work, tokens=self._tokens(config.calibration), disk=disk)
             case "score":
-                return replace(work, of=config.methods[given["method"]].algorithm)
+                return replace(work, of=config.methods[wildcards["method"]].algorithm)
             case "slice":
                 return replace(work, disk=kept)
             case "recover":
                 return replace(work, tokens=self._tokens(config.recovery), disk=kept)
             case "evaluate":
-                return evaluation(work, config.evaluation.suites[given["suite"]])
+                return evaluation(work, config.evaluation.suites[wildcards["suite"]])
             case "analyze":
-                return replace(work, tokens=inputs.length(given["subject"]))
+                return replace(work, tokens=inputs.length(wildcards["subject"]))
         return work  # adopt, whose weights are links
 
-    def _without_model(self, rule: str, given: Mapping[str, str]) -> Workload:
+    def _without_model(self, rule: str, wildcards: Mapping[str, str]) -> Workload:
         config, inputs = self.config, self.inputs
         match rule:
             case "tokenizer":
-                return Workload(config.tokenizers[given["tokenizer"]].kind)
+                return Workload(config.tokenizers[wildcards["tokenizer"]].kind)
             case "tokens":
-                corpus = config.corpora[given["corpus"]]
+                corpus = config.corpora[wildcards["corpus"]]
                 tokens = sum(corpus.slices.values()) * corpus.length
                 wide = any(model.vocab_size > 1 << 16 for model in config.models.values())
                 return Workload(corpus.kind, tokens=tokens, disk=tokens * (4 if wide else 2))
             case "preflight_shape":
-                return Workload(given["shape"], inputs.shapes[given["shape"]].kernel)
+                return Workload(wildcards["shape"], inputs.shapes[wildcards["shape"]].kernel)
             case "measure":
-                cell = inputs.cell(given["benchmark"], given["measured"])
+                cell = inputs.cell(wildcards["benchmark"], wildcards["measured"])
                 benchmark = config.benchmarks[cell.benchmark]
                 if isinstance(benchmark, MixerBenchmark):
                     return Workload(f"mixer-{benchmark.hidden_size}-{cell.does}", cell.kernel)
