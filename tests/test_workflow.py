@@ -219,7 +219,7 @@ def test_the_figures_of_a_partial_run_are_those_with_sources_or_drawn_before(tmp
     config = load_config(ROOT / "config" / "demo.yaml")
     inputs = Inputs(config.model_copy(update={"partial": "no time"}))
     assert {*inputs.figures()} == {"quality"}  # drawn of frames, whose gaps have their reasons
-    sources = [Path(path) for path in inputs.all_figure_sources("utilization")]
+    sources = [Path(path) for path in Inputs(config).figure_sources("utilization")]
     for source in sources:
         source.parent.mkdir(parents=True, exist_ok=True)
         source.touch()
@@ -232,10 +232,10 @@ def test_the_figures_of_a_partial_run_are_those_with_sources_or_drawn_before(tmp
     assert {*inputs.shown().figures} == some
     sources[0].unlink()  # curves are drawn of the models that are there
     assert {*inputs.figures()} == some
-    assert inputs.figure_sources("utilization") == [*map(str, sources[1:])]
+    assert inputs.figure_sources("utilization") == [None, *map(str, sources[1:])]
     for source in sources[1:]:
         source.unlink()
-    shared = Path(inputs.all_figure_sources("filters_shared")[0])
+    shared = Path(Inputs(config).figure_sources("filters_shared")[0])
     shared.mkdir(parents=True)
     (shared / "loss.csv").touch()
     assert {*inputs.figures()} == {"quality", "filters"}

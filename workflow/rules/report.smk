@@ -5,7 +5,9 @@ TEMPLATES = os.path.relpath(Path(workflow.basedir) / "templates")
 
 rule frame:
     input:
-        unpack(lambda w: with_provenance(sources=inputs.table_sources(w.table))),
+        unpack(
+            lambda w: with_provenance(sources=present(inputs.table_sources(w.table)))
+        ),
     output:
         frame=f"{results}/frames/{{table}}.parquet",
         provenance=f"{results}/frames/{{table}}.parquet.provenance.json",
@@ -21,7 +23,7 @@ rule frame:
     params:
         code=code("frame"),
         settings=lambda w: without_labels(inputs.table_settings(w.table)),
-        sources=lambda w: inputs.table_sources_or_none(w.table),
+        sources=lambda w: inputs.table_sources(w.table),
     message:
         "collecting the numbers of {wildcards.table}"
     script:
@@ -87,7 +89,9 @@ rule table:
 
 rule figure:
     input:
-        unpack(lambda w: with_provenance(sources=inputs.figure_sources(w.figure))),
+        unpack(
+            lambda w: with_provenance(sources=present(inputs.figure_sources(w.figure)))
+        ),
     output:
         pdf=f"{results}/figures/{{figure}}.pdf",
         svg=report(
@@ -109,9 +113,9 @@ rule figure:
     params:
         code=code("figure"),
         settings=lambda w: without_labels(
-            inputs.table_settings(figures=[w.figure]), of=("caption",)
+            inputs.table_settings(figures=[w.figure]), keys=("caption",)
         ),
-        sources=lambda w: inputs.figure_sources_or_none(w.figure),
+        sources=lambda w: inputs.figure_sources(w.figure),
     message:
         "drawing {wildcards.figure}"
     script:
@@ -207,7 +211,7 @@ rule page:
         **with_provenance(
             frames=[paths.frame(table) for table in run_config.tables],
             verdict=f"{results}/verdict",
-            results=inputs.sources_of_tables(),
+            results=inputs.results(),
             drawn=[paths.figure(figure) for figure in inputs.figures()],
         ),
         figures=ancient([paths.figure(figure, "svg") for figure in inputs.figures()]),

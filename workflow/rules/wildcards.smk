@@ -2,10 +2,10 @@
 
 
 def with_provenance(**artefacts):
-    # Inputs of a rule by name. What rules made counts by its provenance: Snakemake reruns whatever
-    # is older than a folder or than a file of more than 1 MB, also where one was only touched or
-    # copied, and compares the content of small files. What users bring counts by digests among the
-    # parameters. In a partial run a result may have no provenance.
+    # Named inputs. Artefacts count by their provenance, because Snakemake reruns whatever is older
+    # than a folder or than a file of more than 1 MB, even if that was only touched or copied; the
+    # content of small files it compares. Files of users count by digests among the parameters. In
+    # a partial run a result may have no provenance.
     if run_config.partial is not None:
         return artefacts
     files = chain(

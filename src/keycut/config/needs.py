@@ -60,8 +60,20 @@ def needed_tokenizers(config: Config) -> dict[str, Tokenizer]:
 
 
 def needed_corpora(config: Config) -> dict[str, Corpus]:
-    """Corpora that are packed, or that a tokenizer is trained on."""
-    names = [corpus for corpus, _ in packed(config)]
+    """Corpora that models are trained, calibrated, evaluated or analysed on; and tokenizers'."""
+    sources = [model.source for model in needed_models(config).values()]
+    variants = config.variants()
+    slices = [config.recipes[s.recipe].data for s in sources if s.kind == "pretrain"]
+    calibrated = (v.pruned and config.methods[v.method].calibrated for v in variants)
+    if config.calibration and any(calibrated):
+        slices.append(config.calibration.data)
+    if config.recovery and any(variant.rft == "post" for variant in variants):
+        slices.append(config.recovery.data)
+    if config.evaluation.made_from:
+        slices.append(config.evaluation.made_from)
+    if config.analysis and config.analyses():
+        slices.append(config.analysis.data)
+    names = [data.split("/")[0] for data in slices]
     names += [t.corpus for t in needed_tokenizers(config).values() if t.kind == "train"]
     return {name: config.corpora[name] for name in names}
 
@@ -99,27 +111,3 @@ def without_trainer(config: Config) -> list[str]:
         if model.source.kind == "pretrain"
         and config.recipes[model.source.recipe].trainer == "flame"
     ]
-
-
-def packed(config: Config) -> tuple[tuple[str, str], ...]:
-    """Corpora that something is trained, calibrated or analysed on, each with the tokenizer of
-    the model that reads it."""
-    models = needed_models(config)
-    variants = config.variants()
-    pairs = [
-        (config.recipes[model.source.recipe].data, model)
-        for model in models.values()
-        if model.source.kind == "pretrain"
-    ]
-    for variant in variants:
-        model = config.models[variant.model]
-        pruned = variant.pruned and config.methods[variant.method].calibrated
-        if config.calibration and pruned:
-            pairs.append((config.calibration.data, model))
-        if config.recovery and variant.rft == "post":
-            pairs.append((config.recovery.data, model))
-    if config.evaluation.made_from:
-        pairs += [(config.evaluation.made_from, model) for model in models.values()]
-    if config.analysis:
-        pairs += [(config.analysis.data, config.models[v.model]) for v in config.analyses()]
-    return tuple(dict.fromkeys((data.split("/")[0], model.tokenizer) for data, model in pairs))

@@ -1,9 +1,9 @@
-"""What the rules of the workflow read, by their wildcards: files, and parts of the configuration.
+"""What the rules of the workflow read, by their wildcards: files, and settings.
 
-Rule files stay free of functions this way, and what a rule depends on can be tested without one.
-A script knows of the configuration what its rule passes on (`settings`), and that decides whether a
-result is made again: so it holds what the result depends on, and no more. Labels and captions are
-left out of everything but what prints them.
+So rule files need no functions, and what a rule depends on can be tested without one. A script
+knows of the configuration what its rule passes on (`settings`), and that decides whether a result
+is made again: it holds what the result depends on, and no more. Labels and captions are left out of
+everything but what prints them.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from keycut.config import (
     shape_of,
 )
 from keycut.config.evaluation import DATA_SETS
-from keycut.config.needs import needed_models, packed
+from keycut.config.needs import needed_corpora, needed_models, needed_tokenizers
 from keycut.data.sources import matching, tokenizer_files
 from keycut.hub.downloads import DOWNLOADS, Key, Kind
-from keycut.running.paths import PROVENANCE, Paths, cut
+from keycut.running.paths import Paths, cut, provenance_path
 
 Section = dict[str, Any]
 
@@ -74,7 +74,7 @@ class Inputs:
             "figure": any_of(self.drawable()),
         }
 
-    # ----- the part of a run that a job uses -----
+    # ----- settings -----
 
     def settings(self, *names: str, **sections: Any) -> Section:
         """Sections of the configuration: these as they are, others as passed (`JobConfig`)."""
@@ -139,14 +139,13 @@ class Inputs:
         config, drawn = self.config, {name: self.config.figures[name] for name in figures}
         of_figures = {t for f in drawn.values() if f.kind == "quality" for t in f.tables}
         shown = {name: config.tables[name] for name in (*tables, *sorted(of_figures - {*tables}))}
-        every = [*shown.values(), *drawn.values()]
-        timed = {getattr(part, "benchmark", None) for part in every}
+        sections = [*shown.values(), *drawn.values()]
+        timed = {getattr(section, "benchmark", None) for section in sections}
         benchmarks = {name: spec for name, spec in config.benchmarks.items() if name in timed}
-        models = {getattr(part, "model", None) for part in every}
-        models |= {
-            m for part in (*every, *benchmarks.values()) for m in getattr(part, "models", ())
-        }
-        methods = {name for part in every for name in getattr(part, "methods", ())}
+        models = {getattr(section, "model", None) for section in sections}
+        for section in (*sections, *benchmarks.values()):
+            models |= {*getattr(section, "models", ())}
+        methods = {name for section in sections for name in getattr(section, "methods", ())}
         quality = [name for name, table in shown.items() if isinstance(table, QualityTable)]
         suites = {config.suite_of(column) for name in quality for _, column in config.cells(name)}
         spec, recovery = config.evaluation, config.recovery
@@ -169,17 +168,20 @@ class Inputs:
             recovery=recovery and recovery.model_copy(update={"parts": 1}),
         )
 
+    def adopted_settings(self, model: str) -> Section:
+        spec = _changed(self.config.models[model], "label", "published_as")
+        return self.settings(models={model: {**spec, "label": model}})
+
     # ----- text and models -----
 
     def text(self, corpus: str) -> list[str]:
-        """Files that a corpus is read from; what is on the hub is known by its revision."""
+        """Files that a corpus is read from; what is on the hub is known by its commit."""
         spec = self.config.corpora[corpus]
         if spec.kind == "documentation":
             return [f"{self.paths.root}/text/documentation.jsonl"]
-        # A pattern that matches nothing stands for itself: a file that is not there.
+        # A pattern that matches nothing stands for itself: a file that is missing.
         patterns = spec.files if spec.kind == "local" else ()
-        found = ([str(path) for path in matching(pattern)] or [pattern] for pattern in patterns)
-        return sorted(file for files in found for file in files)
+        return sorted(chain(*([*map(str, matching(pattern))] or [pattern] for pattern in patterns)))
 
     def tokenizer_text(self, tokenizer: str) -> list[str]:
         """What it is trained on, or made from."""
@@ -197,19 +199,19 @@ class Inputs:
         return [path for path in paths if not path.startswith(f"{self.paths.root}/")]
 
     def user_digests(
-        self, paths: Iterable[str], taken: Callable[[Path], list[Path]] = tokenizer_files
+        self, paths: Iterable[str], of_folder: Callable[[Path], list[Path]] = tokenizer_files
     ) -> dict[str, str]:
-        """What is in the files that users bring, as far as they are there, and in those that are
-        taken of a folder: a tokenizer's or a model's."""
-        given = [Path(path) for path in self.user_files(paths)]
-        inside = [taken(folder) for folder in given if folder.is_dir()]
-        return cached_sha256(sorted({*(path for path in given if path.is_file()), *chain(*inside)}))
+        """Digests of the files that users bring, as far as they exist, and of those that are used
+        of a folder: a tokenizer's or a model's."""
+        brought = [Path(path) for path in self.user_files(paths)]
+        files = [of_folder(path) if path.is_dir() else [path] for path in brought]
+        return cached_sha256(sorted({path for path in chain(*files) if path.is_file()}))
 
     def provenance(self, paths: Iterable[str]) -> list[str]:
-        """What stands beside those that rules make."""
-        tasks = {file: self.demo_tasks()[0] for file in self.demo_tasks()}  # made together
-        made = [path for path in paths if not self.user_files([path])]
-        return sorted({f"{tasks.get(path, path)}{PROVENANCE}" for path in made})
+        """The records of those that rules make."""
+        tasks = dict.fromkeys(self.demo_tasks(), next(iter(self.demo_tasks()), ""))  # one job's
+        artefacts = [path for path in paths if not self.user_files([path])]
+        return sorted({str(provenance_path(tasks.get(path, path))) for path in artefacts})
 
     @cached_property
     def locked(self) -> dict[Key, str]:
@@ -220,12 +222,11 @@ class Inputs:
         return self.locked.get((kind, source.name)) if source.kind == "hub" else None
 
     def missing(self) -> list[str]:
-        """What rules read, no rule makes, and is not there."""
-        models = needed_models(self.config)
-        files = [file for name in models for file in self.local_model(name)]
-        for tokenizer in {model.tokenizer for model in models.values()}:
+        """Files that rules read, no rule makes, and that do not exist."""
+        files = [file for model in needed_models(self.config) for file in self.local_model(model)]
+        for tokenizer in needed_tokenizers(self.config):
             files += self.tokenizer_text(tokenizer)
-        for corpus, _ in packed(self.config):
+        for corpus in needed_corpora(self.config):
             files += self.text(corpus)
         for suite in self.config.evaluation.suites:
             files += self.task_files(suite)
@@ -242,10 +243,6 @@ class Inputs:
 
     def tokenizer(self, model: str) -> str:
         return f"{self.paths.root}/tokenizers/{self.config.models[model].tokenizer}"
-
-    def adopted_settings(self, model: str) -> Section:
-        spec = _changed(self.config.models[model], "label", "published_as")
-        return self.settings(models={model: {**spec, "label": model}})
 
     def recipe(self, model: str) -> Recipe:
         source = self.config.models[model].source
@@ -331,23 +328,41 @@ class Inputs:
 
     # ----- tables and figures -----
 
-    def table_sources(self, table: str) -> list[str]:
-        """The results that a table is made of; of a partial run, those that are there."""
-        return self._there(self.all_table_sources(table))
+    def table_sources(self, table: str) -> list[str | None]:
+        """The results that a table is made of, in order, and None for what a partial run lacks."""
+        if isinstance(self.config.tables[table], QualityTable):
+            evaluations = self.config.evaluations(table)
+            return self._available([self.paths.evaluation(v, suite) for v, suite in evaluations])
+        return self._available(map(self.paths.measurement, self.config.timings(table)))
 
-    def all_table_sources(self, table: str) -> list[str]:
-        config = self.config
-        if isinstance(config.tables[table], QualityTable):
-            return [self.paths.evaluation(*one) for one in config.evaluations(table)]
-        return [self.paths.measurement(cell) for cell in config.timings(table)]
+    def figure_sources(self, figure: str) -> list[str | None]:
+        """The same of a figure."""
+        spec = self.config.figures[figure]
+        if spec.kind == "quality":  # whose gaps are in the frames
+            return [self.paths.frame(table) for table in spec.tables]
+        if spec.kind == "filters":
+            return self._available([self.paths.base_model(spec.model)])
+        if spec.kind == "sweep":
+            cells = self.config.measurements(spec.benchmark)
+            return self._available(map(self.paths.measurement, cells))
+        return self._available(map(self.paths.analysis, self.config.analyses(figure)))
 
-    def sources_of_tables(self) -> list[str]:
-        return sorted(
-            {source for table in self.config.tables for source in self.table_sources(table)}
-        )
+    def results(self) -> list[str]:
+        """Of all tables."""
+        tables = self.config.tables
+        return sorted({source for table in tables for source in present(self.table_sources(table))})
+
+    def drawable(self) -> list[str]:
+        """Figures that can be drawn: in a partial run, curves over tokens and spectra of the
+        models that are there, and others if all their sources are."""
+        return [
+            name
+            for name, figure in self.config.figures.items()
+            if (any if isinstance(figure, RankFigure) else all)(self.figure_sources(name))
+        ]
 
     def figures(self) -> dict[str, Figure]:
-        """Figures to draw: of a partial run, those whose sources are there, or that are drawn."""
+        """Figures that are shown: in a partial run, those that can be drawn, or were."""
         if self.config.partial is None:
             return self.config.figures
         drawable = self.drawable()
@@ -358,69 +373,38 @@ class Inputs:
             or all(Path(self.paths.figure(name, ending)).is_file() for ending in ("pdf", "svg"))
         }
 
-    def drawable(self) -> list[str]:
-        """Figures that can be drawn: of a partial run, curves over tokens and spectra of the
-        models that are there, and others if all their sources are."""
-        return [
-            name
-            for name, figure in self.config.figures.items()
-            if (some := self.figure_sources(name))
-            and (isinstance(figure, RankFigure) or len(some) == len(self.all_figure_sources(name)))
-        ]
-
     def shown(self) -> Config:
         """The configuration of what is shown."""
         return self.config.model_copy(update={"figures": self.figures()})
 
-    def figure_sources(self, figure: str) -> list[str]:
-        """What a figure is drawn from; of a partial run, what is there of it."""
-        every = self.all_figure_sources(figure)
-        return every if self.config.figures[figure].kind == "quality" else self._there(every)
-
-    def all_figure_sources(self, figure: str) -> list[str]:
-        spec = self.config.figures[figure]
-        if spec.kind == "filters":
-            return [self.paths.base_model(spec.model)]
-        if spec.kind == "sweep":
-            cells = self.config.measurements(spec.benchmark)
-            return [self.paths.measurement(cell) for cell in cells]
-        if spec.kind == "quality":  # whose gaps are in the frames
-            return [self.paths.frame(table) for table in spec.tables]
-        return [self.paths.analysis(variant) for variant in self.config.analyses(figure)]
-
-    def table_sources_or_none(self, table: str) -> list[str | None]:
-        """The results that a table is made of, in order, and None for what a partial run lacks."""
-        there = {*self.table_sources(table)}
-        return [path if path in there else None for path in self.all_table_sources(table)]
-
-    def figure_sources_or_none(self, figure: str) -> list[str | None]:
-        there = {*self.figure_sources(figure)}
-        return [path if path in there else None for path in self.all_figure_sources(figure)]
-
-    def _there(self, paths: list[str]) -> list[str]:
-        if self.config.partial is None:
-            return paths
-        return [path for path in paths if _is_there(path)]
+    def _available(self, paths: Iterable[str]) -> list[str | None]:
+        partial = self.config.partial is not None
+        return [None if partial and not _exists(path) else path for path in paths]
 
 
-def without_labels(part: Any, *, of: tuple[str, ...] = ("label", "caption")) -> Any:
-    """A part of a run with nothing in labels and captions, for what does not show them."""
-    if isinstance(part, dict):
+def present(paths: Iterable[str | None]) -> list[str]:
+    return [path for path in paths if path is not None]
+
+
+def without_labels(settings: Any, *, keys: tuple[str, ...] = ("label", "caption")) -> Any:
+    """Settings with empty labels and captions, for what does not show them."""
+    if isinstance(settings, dict):
         return {
-            key: "" if key in of and isinstance(value, str) else without_labels(value, of=of)
-            for key, value in part.items()
+            key: "" if key in keys and isinstance(value, str) else without_labels(value, keys=keys)
+            for key, value in settings.items()
         }
-    return [without_labels(value, of=of) for value in part] if isinstance(part, list) else part
+    if isinstance(settings, list):
+        return [without_labels(value, keys=keys) for value in settings]
+    return settings
 
 
 def _changed(section: Any, *left_out: str) -> Section:
-    """A section without what is as by default: see `keycut.running.code.DEFAULTS`."""
+    """A section without values that are the default: see `keycut.running.code.DEFAULTS`."""
     return dict(section.model_dump(mode="json", exclude_defaults=True, exclude={*left_out}))
 
 
-def _is_there(path: str) -> bool:
-    """A file, or the folder of a model: with its weights, of which loss curves may be all that is
-    left."""
+def _exists(path: str) -> bool:
+    """A file, or the folder of a model with its weights: loss curves may be all that is left."""
     return Path(path).is_file() or any(Path(path).glob("*.safetensors"))
 
 
