@@ -57,7 +57,7 @@ def imports(file):
         for child in ast.iter_child_nodes(node):
             look(child, inside or isinstance(node, ast.FunctionDef))
 
-    look(code._parsed(file), False)
+    look(code._parse(file), False)
     return found[False], found[True]
 
 
@@ -85,8 +85,8 @@ def imported(script, on_gpu, named):
     files = [script, *map(place, work)]
     around = {file for file in code.SOURCE.rglob("*.py") if code._apart(module(file))}
     called = {other for file in files for names in imports(file) for other in ours(names)}
-    called -= {place("running.job")}
-    called |= {place("running.job"), place("running.gpus")} if on_gpu else set()
+    on_gpus = {place(f"running.{name}") for name in ("job", "gpus", "provenance")}
+    called = called | on_gpus if on_gpu else called - on_gpus
     found, seen, waiting = {}, set(), [script, *files]
     while waiting:
         file = waiting.pop()

@@ -12,16 +12,8 @@ from hypothesis import strategies as st
 from keycut.cli import main
 from keycut.errors import InputError
 from keycut.running import slurm_check
-from keycut.running.slurm_check import (
-    Profile,
-    SlurmRequest,
-    Submission,
-    findings,
-    judge,
-    parse_cluster,
-    parse_sbatch,
-    to_minutes,
-)
+from keycut.running.cluster import SlurmRequest, judge, parse_cluster, parse_sbatch, to_minutes
+from keycut.running.slurm_check import Profile, Submission, findings
 
 SAID = Path(__file__).parent / "slurm"
 PARTITIONS, NODES = (
@@ -44,7 +36,7 @@ set-resources:
 def profile(tmp_path, monkeypatch):
     """A profile, in the working directory; Slurm itself has nothing against any request."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(slurm_check, "_tested", lambda command: [])
+    monkeypatch.setattr(slurm_check, "refusals", lambda command: [])
     Path("config.yaml").write_text(PROFILE)
     return Profile(Path("config.yaml"))
 
@@ -189,7 +181,7 @@ def test_a_later_attempt_alone_is_said_as_such(profile):
 def test_what_goes_on_in_the_queue_needs_no_more_time(profile):
     (line,) = findings([asked("pretrain", "-p gpu -t 2880 --gpus=4")], CLUSTER, profile)
     assert line.startswith("config.yaml:4: pretrain: asks for 48 h, partition gpu allows 24 h")
-    assert line.endswith("write runtime: 1440 (it goes on in the queue)")
+    assert line.endswith("write runtime: 1440 (it is requeued to go on)")
 
 
 def test_a_wrong_partition_hides_nothing_of_the_right_one(profile):
@@ -204,7 +196,7 @@ def test_rules_with_the_same_line_are_said_together(profile):
     Path("config.yaml").write_text("default-resources:\n  slurm_partition: gpuu\n")
     asks = [asked(rule, "-p gpuu -t 5 --gpus=1") for rule in ("evaluate", "analyze")]
     assert findings(asks, CLUSTER, Profile(Path("config.yaml"))) == [
-        "config.yaml:2: analyze, evaluate: partition gpuu is not there, cpu, gpu are; write "
+        "config.yaml:2: analyze, evaluate: there is no partition gpuu, only cpu, gpu; write "
         "slurm_partition: gpu"
     ]
 
@@ -273,14 +265,14 @@ def test_slurm_is_asked_about_what_cannot_be_read(tmp_path, monkeypatch, said, c
     (tmp_path / "sbatch").write_text(f"#!/bin/sh\necho '{said}' >&2\nexit {code}\n")
     (tmp_path / "sbatch").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    slurm_check._tested.cache_clear()
-    assert [one.key for one in slurm_check._tested("sbatch -t 1")] == ([key] if key else [])
+    slurm_check.refusals.cache_clear()
+    assert [one.key for one in slurm_check.refusals("sbatch -t 1")] == ([key] if key else [])
 
 
 def test_what_slurm_refuses_is_said_in_its_words_with_the_line(profile, monkeypatch):
     Path("config.yaml").write_text("default-resources:\n  slurm_account: foo\n")
     problem = slurm_check.Problem("slurm_account", "sbatch refuses it: Invalid account")
-    monkeypatch.setattr(slurm_check, "_tested", lambda command: [problem])
+    monkeypatch.setattr(slurm_check, "refusals", lambda command: [problem])
     asks = [asked(rule, "-A foo -t 5") for rule in ("score", "slice")]
     assert findings(asks, CLUSTER, Profile(profile.file)) == [
         "config.yaml:2: score, slice: sbatch refuses it: Invalid account"
