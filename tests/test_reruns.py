@@ -308,8 +308,9 @@ def test_a_file_is_read_again_only_when_size_or_time_changed(tmp_path):
 
 
 def test_notes_of_many_files_are_written_once_and_only_if_something_is_new(
-    tmp_path, monkeypatch, capsys
+    tmp_path, monkeypatch, caplog
 ):
+    caplog.set_level("INFO")
     paths, notes = [tmp_path / str(i) for i in range(100)], tmp_path / "notes.json"
     for path in paths:
         path.write_text(path.name)
@@ -319,9 +320,9 @@ def test_notes_of_many_files_are_written_once_and_only_if_something_is_new(
     assert found == {str(path): artefact.sha256(path) for path in paths}
     assert cached_sha256(paths, notes) == found
     assert len(written) == 1
-    assert capsys.readouterr().err == ""
+    assert caplog.text == ""
     monkeypatch.setattr(artefact, "ANNOUNCE_FROM", 1)
     paths[7].write_text("other")
     paths[8].write_text("other")
     assert cached_sha256(paths, notes) != found
-    assert capsys.readouterr().err == "keycut: reading 2 new or changed files, 0.0 GB\n"
+    assert caplog.messages == ["reading 2 new or changed files, 0.0 GB"]

@@ -35,7 +35,8 @@ def other(tmp_path):
     process.join()
 
 
-def test_the_second_waits(other, tmp_path, capsys, monkeypatch):
+def test_the_second_waits(other, tmp_path, caplog, monkeypatch):
+    caplog.set_level("INFO")
     # The first is let go on when the second begins to wait.
     real, waited = fcntl.flock, []
 
@@ -50,7 +51,7 @@ def test_the_second_waits(other, tmp_path, capsys, monkeypatch):
         assert told
         assert waited
         assert (tmp_path / "out").read_text() == "first"
-    assert f"waiting for process {other.pid} on " in capsys.readouterr().err
+    assert f"waiting for process {other.pid} on " in caplog.text
 
 
 def test_a_killed_process_holds_nothing(other, tmp_path):
@@ -79,14 +80,14 @@ def test_many_at_once_are_never_two(tmp_path):
     assert [process.exitcode for process in processes] == [0] * 4
 
 
-def test_a_file_system_without_locks_is_said_and_used(tmp_path, monkeypatch, capsys):
+def test_a_file_system_without_locks_is_said_and_used(tmp_path, monkeypatch, caplog):
     def refused(file, how):
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
     monkeypatch.setattr(fcntl, "flock", refused)
     with exclusive_lock([tmp_path / "out"]):
         pass
-    assert "has no locks: No locks available" in capsys.readouterr().err
+    assert "has no locks: No locks available" in caplog.text
 
 
 def test_a_rule_without_outputs_needs_no_lock():

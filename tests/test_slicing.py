@@ -303,7 +303,7 @@ def test_a_failed_rename_leaves_the_old_folder_and_the_new_one_aside(
     with pytest.raises(InputError) as caught:
         slice_model(checkpoint, Pad(20), tmp_path / "out", force=True)
     assert "out cannot be put in place: [Errno 5] Input/output error" in str(caught.value)
-    made = Path(str(caught.value).split("lies in ")[1])
+    made = Path(str(caught.value).split("kept as ")[1])
     assert Checkpoint(tmp_path / "out").shape.width == 4
     assert Checkpoint(made).shape.width == 20
     assert [p.name for p in made.parent.iterdir()] == ["out"]

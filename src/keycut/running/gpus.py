@@ -1,11 +1,11 @@
-"""Sharing out the GPUs of one machine between jobs: Snakemake counts them, but hands out none.
+"""Sharing out the GPUs of one machine between jobs: Snakemake counts them, but assigns none.
 
-Each job takes as many as its rule asked for by locking a file per GPU. A lock ends with its
-process, however that ends. On a cluster the scheduler has done it already.
+Each job takes as many as its rule asks for by locking a file per GPU. A lock ends with its process,
+however that ends. On a cluster the scheduler has assigned them already.
 
 A profile may cut every GPU into equal shares, since small models leave a large one idle: then
-Snakemake counts shares. A job that asks for some of them has so much of the memory of one GPU, with
-others beside it; one that asks for all of them is alone there.
+Snakemake counts shares. A job that asks for some of them may use as much of the memory of one GPU,
+and shares it with other jobs; a job that asks for all of them has the GPU for itself.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from typing import Any
 
 from keycut.errors import InputError
 
-WAIT = 0.5  # seconds between two looks
-OURS = f"keycut-gpus-{os.getuid()}"  # a folder of locks
+WAIT = 0.5  # seconds between two attempts
+LOCKS = f"keycut-gpus-{os.getuid()}"  # a folder
 DRIVER = Path("/proc/driver/nvidia/version")
 
 
@@ -40,24 +40,24 @@ def visible_gpus() -> list[str]:
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     if named is not None:
         return [gpu for gpu in named.split(",") if gpu]
-    there = Path("/proc/driver/nvidia/gpus")
-    return [str(i) for i in range(len(list(there.iterdir())))] if there.is_dir() else []
+    driver = Path("/proc/driver/nvidia/gpus")
+    return [str(i) for i in range(len(list(driver.iterdir())))] if driver.is_dir() else []
 
 
 @contextmanager
 def gpus_taken(asked: int, *, shares: int = 1, locks: Path | None = None) -> Iterator[list[str]]:
-    """Take `asked` shares of GPUs for the length of a block and show no other GPU to CUDA.
+    """Take `asked` shares of GPUs for the length of a block and hide all other GPUs from CUDA.
 
-    Waits until they are free. Where none is seen nothing is taken: `require_gpus` asks torch. A job
-    of a cluster keeps what it was given; if that is more than it asked for, it is one of several in
-    there. One that asks for none sees none, so that Triton finds none either.
+    Waits until they are free. Where none is visible none is taken: `require_gpus` asks torch. In a
+    Slurm job all visible GPUs are kept, unless they are more than the job asks for: then it is one
+    of several jobs in the allocation. One that asks for none sees none, and so does Triton.
     """
-    there, given = visible_gpus(), "SLURM_JOB_ID" in os.environ
-    if asked and (not there or (given and len(there) <= _gpus(asked, shares))):
-        yield there
+    visible, in_slurm = visible_gpus(), "SLURM_JOB_ID" in os.environ
+    if asked and (not visible or (in_slurm and len(visible) <= _gpus(asked, shares))):
+        yield visible
         return
-    _refuse(asked, shares, len(there))
-    taken = _wait_for(asked, shares, there, locks or _folder()) if asked else {}
+    _check(asked, shares, len(visible))
+    taken = _wait_for(asked, shares, visible, locks or _folder()) if asked else {}
     before = os.environ.get("CUDA_VISIBLE_DEVICES")
     os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(taken)
     try:
@@ -71,20 +71,21 @@ def gpus_taken(asked: int, *, shares: int = 1, locks: Path | None = None) -> Ite
 
 
 def _folder() -> Path:
-    """Of the locks. Names of GPUs may mean others in another allocation of the same machine."""
+    """The folder of the locks. In another allocation of the same machine, the same names may be
+    other GPUs."""
     allocation = os.environ.get("SLURM_JOB_ID")
-    return Path(tempfile.gettempdir()) / (f"{OURS}-{allocation}" if allocation else OURS)
+    return Path(tempfile.gettempdir()) / (f"{LOCKS}-{allocation}" if allocation else LOCKS)
 
 
 def require_gpus(rule: str, asked: int, *, shares: int = 1) -> None:
-    """An error unless torch can use the GPUs that a rule asked for: it would use the CPU instead.
+    """An error unless torch can use the GPUs that a rule asks for: it would use the CPU instead.
 
-    To be called once `gpus_taken` has said which: CUDA reads that once in a process.
+    To be called inside `gpus_taken`: CUDA reads which GPUs are visible once in a process.
     """
     import torch
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what torch warns of is in the error
+        warnings.simplefilter("ignore")  # the error below has what torch warns of
         usable = torch.cuda.device_count() if torch.cuda.is_available() else 0
     wanted = _gpus(asked, shares)
     if usable >= wanted:
@@ -109,7 +110,7 @@ def require_gpus(rule: str, asked: int, *, shares: int = 1) -> None:
 
 
 def _why_no_gpu() -> str:
-    """What torch says when it is made to use a GPU, its first line."""
+    """The first line of torch's error when it is made to use a GPU."""
     import torch
 
     try:
@@ -120,27 +121,27 @@ def _why_no_gpu() -> str:
 
 
 def driver_version() -> str | None:
-    """Of NVIDIA's driver, as the kernel says or, where that is hidden, its own tool."""
+    """Of NVIDIA's driver, from the kernel or, where that is hidden, from nvidia-smi."""
     if DRIVER.is_file():
-        found = re.search(r"\b\d{3,}\.\d+(\.\d+)?\b", DRIVER.read_text())
-        return found[0] if found else None
+        version = re.search(r"\b\d{3,}\.\d+(\.\d+)?\b", DRIVER.read_text())
+        return version[0] if version else None
     query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
-        said = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout
+        done = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True)
     except (OSError, subprocess.SubprocessError):
         return None  # no driver, or a container without its tool
-    return said.split()[0] if said.split() else None
+    return next(iter(done.stdout.split()), None)
 
 
 def limit_memory(fraction: float) -> None:
-    """Keep this process to a part of the memory of its GPU: there are others beside it."""
+    """Keep this process to a part of the memory of its GPU, which it shares with others."""
     import torch
 
     torch.cuda.set_per_process_memory_fraction(fraction)
 
 
 def _gpus(asked: int, shares: int) -> int:
-    """GPUs that so many shares are on."""
+    """How many GPUs these shares are on."""
     return -(-asked // shares)
 
 
@@ -148,28 +149,26 @@ Taken = dict[str, list[int]]
 """Open files whose locks are held, by GPU."""
 
 
-def _refuse(asked: int, shares: int, there: int) -> None:
+def _check(asked: int, shares: int, visible: int) -> None:
     if asked > shares and asked % shares:
         raise InputError(
             f"{asked} shares of GPUs are asked for, and each has {shares}: "
             "ask for a part of one, or for whole ones"
         )
-    if asked > there * shares:
-        raise InputError(f"{_gpus(asked, shares)} GPUs are asked for, this machine has {there}")
+    if asked > visible * shares:
+        raise InputError(f"{_gpus(asked, shares)} GPUs are asked for, this machine has {visible}")
 
 
-def _wait_for(asked: int, shares: int, there: list[str], folder: Path) -> Taken:
+def _wait_for(asked: int, shares: int, visible: list[str], folder: Path) -> Taken:
     folder.mkdir(parents=True, exist_ok=True)
     wanted = _gpus(asked, shares)
     while True:
         taken: Taken = {}
-        for gpu in there:
+        for gpu in visible:
             if len(taken) == wanted:
                 break
-            whole = asked >= shares
-            held = _whole(folder, gpu) if whole else _part(folder, gpu, asked, shares)
-            if held:
-                taken[gpu] = held
+            if files := _lock_gpu(folder, gpu, asked, shares):
+                taken[gpu] = files
         if len(taken) == wanted:
             return taken
         # All or nothing: two jobs that each hold half of what they need would wait for ever.
@@ -177,31 +176,27 @@ def _wait_for(asked: int, shares: int, there: list[str], folder: Path) -> Taken:
         time.sleep(WAIT)
 
 
-def _whole(folder: Path, gpu: str) -> list[int]:
-    """All of a GPU, if nobody has any of it."""
-    file = _locked(folder / f"{gpu}.lock", fcntl.LOCK_EX)
-    return [] if file is None else [file]
-
-
-def _part(folder: Path, gpu: str, asked: int, shares: int) -> list[int]:
-    """So many shares of a GPU, if nobody has all of it and as many are free."""
-    shared = _locked(folder / f"{gpu}.lock", fcntl.LOCK_SH)
-    if shared is None:
-        return []
-    held = [shared]
+def _lock_gpu(folder: Path, gpu: str, asked: int, shares: int) -> list[int]:
+    """All of a GPU, if no other job has any of it; or some shares of it, if no other job has all of
+    it and as many are free."""
+    whole = asked >= shares
+    lock = _lock(folder / f"{gpu}.lock", fcntl.LOCK_EX if whole else fcntl.LOCK_SH)
+    if lock is None or whole:
+        return [] if lock is None else [lock]
+    files = [lock]
     for share in range(shares):
-        file = _locked(folder / f"{gpu}.{share}.lock", fcntl.LOCK_EX)
-        held += [] if file is None else [file]
-        if len(held) == asked + 1:
-            return held
-    _close(held)
+        file = _lock(folder / f"{gpu}.{share}.lock", fcntl.LOCK_EX)
+        files += [] if file is None else [file]
+        if len(files) == asked + 1:
+            return files
+    _release({gpu: files})
     return []
 
 
-def _locked(path: Path, how: int) -> int | None:
+def _lock(path: Path, mode: int) -> int | None:
     file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
-        fcntl.flock(file, how | fcntl.LOCK_NB)
+        fcntl.flock(file, mode | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(file)
         return None
@@ -209,10 +204,6 @@ def _locked(path: Path, how: int) -> int | None:
 
 
 def _release(taken: Taken) -> None:
-    for held in taken.values():
-        _close(held)
-
-
-def _close(held: list[int]) -> None:
-    for file in held:
-        os.close(file)
+    for files in taken.values():
+        for file in files:
+            os.close(file)

@@ -1,4 +1,4 @@
-"""Where the artefacts of a run are: what every rule reads and writes, by name."""
+"""The paths of a run's artefacts, which rules read and write."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def provenance_path(artefact: Path | str) -> Path:
 
 @dataclass(frozen=True)
 class Paths:
-    """Paths below results/<run>, with `{wildcards}` where a rule makes many."""
+    """Paths below results/<run>."""
 
     config: Config
 
@@ -32,7 +32,7 @@ class Paths:
 
     @property
     def checkpoints(self) -> str:
-        """Of running jobs. No rule declares it, so that no rule deletes it."""
+        """Of jobs that are unfinished. No rule declares it, so that no rule deletes it."""
         return f"{self.root}/.checkpoints"
 
     def tokens(self, data: str, model: str) -> str:
@@ -49,7 +49,7 @@ class Paths:
         return f"{self.root}/selections/{variant.model}/{cut(variant)}.safetensors"
 
     def subject(self, variant: Variant) -> str:
-        """A model folder, as it is called in everything that is measured on it."""
+        """The folder of a variant's model, as in the paths of what is measured on it."""
         if variant.rft == "post":
             return f"recovered/{variant.model}/{cut(variant)}"
         if variant.pruned:
@@ -86,7 +86,7 @@ class Paths:
         return f"{self.model(variant)}/loss.csv"
 
     def steps(self, variant: Variant) -> list[str]:
-        """What says how a variant was made, step by step: its base, calibration, selection,
+        """The records of how a variant was made: its base model, calibration, selection, and
         itself."""
         steps = [f"{self.base_model(variant.model)}{PROVENANCE}"]
         if variant.pruned:
@@ -97,21 +97,21 @@ class Paths:
     def check_owner(self, file: str) -> None:
         """An error if the results of another configuration file are in this run's folder."""
         owner = Path(self.root) / OWNER
-        if owner.is_file() and (found := owner.read_text().strip()) != os.path.relpath(file):
+        if owner.is_file() and (other := owner.read_text().strip()) != os.path.relpath(file):
             raise InputError(
-                f"{self.root} holds the results of {found}: give the run of "
+                f"{self.root} holds the results of {other}: give the run of "
                 f"{os.path.relpath(file)} another name"
             )
 
     def record_owner(self, file: str) -> None:
-        """Note which configuration file the results are of."""
+        """Write which configuration file the results are of."""
         owner = check_writable(Path(self.root) / OWNER)
         owner.parent.mkdir(parents=True, exist_ok=True)
         owner.write_text(f"{os.path.relpath(file)}\n")
 
 
 def cut(variant: Variant) -> str:
-    """What was cut from a model, as a file's name."""
+    """What was cut from a model, as in the names of files."""
     if not variant.pruned:
         return BASELINE
     return f"{variant.method}-{variant.target}-{variant.ratio}-{variant.seed}"
