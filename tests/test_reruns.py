@@ -159,7 +159,7 @@ def test_what_stands_in_for_kernels_computes_nothing_again_on_a_gpu(copy):
 
 
 def test_a_new_option_with_a_default_computes_nothing_again(copy):
-    for module, section in [("benchmarks", "Preflight"), ("pruning", "Calibration"),
+    for module, section in [("benchmarks", "Preflight"), ("pruning", "CalibrationText"),
                             ("pruning", "MethodBase"), ("training", "Training"),
                             ("training", "Lora"), ("sources", "CorpusBase")]:  # fmt: skip
         path = copy / f"src/keycut/config/{module}.py"
