@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Container, Iterable, Iterator, Mapping
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -138,14 +138,16 @@ class Checkpoint:
             if (current := current_name(name, self.architecture))
         }
 
-    @cached_property
-    def _digest(self) -> str:
-        weights = {name: sha256(self.folder / name) for name in self.shards()}
+    def digest(self) -> str:
+        """What the model is: its config and the bytes of its weights, read once in a process."""
+        files = {name: (self.folder / name).absolute() for name in self.shards()}
+        weights = {name: _sha256(path, path.stat().st_mtime_ns) for name, path in files.items()}
         return digest({"config": self.config, "weights": weights})
 
-    def digest(self) -> str:
-        """What the model is: its config and the bytes of its weights, read once."""
-        return self._digest
+
+@cache
+def _sha256(path: Path, changed: int) -> str:
+    return sha256(path)
 
 
 def current_name(name: str, kind: Architecture) -> str | None:
