@@ -10,11 +10,11 @@ with job(snakemake) as run:
     # DeltaNet's kernel takes nothing wider.
     dtype = torch.bfloat16 if run.device == "cuda" else None
     text = PackedTokens(snakemake.input.tokens, slice_name=run.analysis.data.split("/")[1])
-    found = analyse_rank(
+    analysis = analyse_rank(
         load(snakemake.input.model, device=run.device, dtype=dtype),
         torch.from_numpy(text[0][: snakemake.params.length]),
         model_digest=Checkpoint(snakemake.input.model).digest(),
         heads=[tuple(head) for head in snakemake.params.heads],
         skip=run.analysis.skip,
     )
-    found.save(snakemake.output.result, force=True)
+    analysis.save(snakemake.output.result, force=True)

@@ -4,11 +4,11 @@ with job(snakemake) as run:
     from keycut.calibration import calibrate_folder
     from keycut.data.packing import PackedTokens
 
-    found = calibrate_folder(
+    calibration = calibrate_folder(
         snakemake.input.model,
         PackedTokens(snakemake.input.tokens, slice_name=run.calibration.data.split("/")[1]),
         run.calibration,
         seed=int(snakemake.wildcards.seed),
         device=run.device,
     )
-    found.save(snakemake.output.folder, force=True)
+    calibration.save(snakemake.output.folder, force=True)

@@ -166,27 +166,28 @@ def _bad_timings(config: Config) -> Iterator[str]:
 
 
 def _bad_data(config: Config) -> Iterator[str]:
-    """More text asked for than there is, and tokens that do not fit."""
+    """More text than a slice has, and tokens that do not fit."""
     trainings: dict[str, Training] = {f"recipes.{n}": r for n, r in config.recipes.items()}
     if config.recovery:
         trainings["recovery"] = config.recovery
     for path, training in trainings.items():
-        there = len(config.slice(training.data)) * training.epochs
-        if training.sequences > there:
+        available = len(config.slice(training.data)) * training.epochs
+        if training.sequences > available:
             yield (
                 f"{path}: {training.steps} steps need {training.sequences} sequences, but "
-                f"{training.data} has {there} in {training.epochs} epochs"
+                f"{training.data} has {available} in {training.epochs} epochs"
             )
     if config.recovery:
         for seed in sorted(set(config.recovery.seeds or ()) - set(config.seeds)):
             yield f"recovery.seeds: {seed} is none of `seeds` {list(config.seeds)}"
     if calibration := config.calibration:
-        there = len(config.slice(calibration.data))
-        if calibration.sequences > there:
-            yield f"calibration.sequences: {calibration.sequences}: {calibration.data} has {there}"
-        if len(config.seeds) > 1 and calibration.sequences == there:
+        available = len(config.slice(calibration.data))
+        if calibration.sequences > available:
+            slice_has = f"{calibration.data} has {available}"
+            yield f"calibration.sequences: {calibration.sequences}: {slice_has}"
+        if len(config.seeds) > 1 and calibration.sequences == available:
             yield (
-                f"calibration.sequences: all {there} of {calibration.data}, so that every seed "
+                f"calibration.sequences: all {available} of {calibration.data}, so that every seed "
                 "calibrates on the same text: make the slice larger"
             )
         tokens = calibration.sequences * config.corpora[calibration.data.split("/")[0]].length
@@ -230,7 +231,7 @@ def _bad_curves(config: Config) -> Iterator[str]:
 
 
 def _bad_needs(config: Config) -> Iterator[str]:
-    """Parts that others need, and that are not there."""
+    """Sections that others need, and that are missing."""
     for name, recipe in config.recipes.items():
         if config.device == "cpu" and recipe.trainer == "flame":
             yield f"recipes.{name}.trainer: flame needs GPUs, and `device` is cpu: take builtin"

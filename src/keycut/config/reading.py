@@ -119,7 +119,7 @@ def _follow(location: tuple[int | str, ...]) -> tuple[list[str], Any]:
             break
         types = alternatives(here)
         if len(types) > 1:
-            here = next(one for one in types if piece in _tags(one))
+            here = next(member for member in types if piece in _tags(member))
             continue
         here = types[0]
         names.append(str(piece))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import chain
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
@@ -122,7 +123,7 @@ def alternatives(annotation: Any) -> tuple[Any, ...]:
     """The types that a value may have beside None, stripped of what Annotated adds."""
     while get_origin(annotation) is Annotated:
         annotation, *rest = get_args(annotation)
-        annotation = next((one.type() for one in rest if isinstance(one, Late)), annotation)
+        annotation = next((extra.type() for extra in rest if isinstance(extra, Late)), annotation)
     if get_origin(annotation) in (Union, UnionType):
-        return tuple(one for member in get_args(annotation) for one in alternatives(member))
+        return tuple(chain(*map(alternatives, get_args(annotation))))
     return () if annotation is NoneType else (annotation,)

@@ -45,19 +45,19 @@ def visible_gpus() -> list[str]:
 
 
 @contextmanager
-def gpus_taken(asked: int, *, shares: int = 1, locks: Path | None = None) -> Iterator[list[str]]:
-    """Take `asked` shares of GPUs for the length of a block and hide all other GPUs from CUDA.
+def gpus_taken(count: int, *, shares: int = 1, locks: Path | None = None) -> Iterator[list[str]]:
+    """Take `count` shares of GPUs for the length of a block and hide all other GPUs from CUDA.
 
     Waits until they are free. Where none is visible none is taken: `require_gpus` asks torch. In a
     Slurm job all visible GPUs are kept, unless they are more than the job asks for: then it is one
     of several jobs in the allocation. One that asks for none sees none, and so does Triton.
     """
     visible, in_slurm = visible_gpus(), "SLURM_JOB_ID" in os.environ
-    if asked and (not visible or (in_slurm and len(visible) <= _gpus(asked, shares))):
+    if count and (not visible or (in_slurm and len(visible) <= _gpus(count, shares))):
         yield visible
         return
-    _check(asked, shares, len(visible))
-    taken = _wait_for(asked, shares, visible, locks or _folder()) if asked else {}
+    _check(count, shares, len(visible))
+    taken = _wait_for(count, shares, visible, locks or _folder()) if count else {}
     before = os.environ.get("CUDA_VISIBLE_DEVICES")
     os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(taken)
     try:
@@ -77,7 +77,7 @@ def _folder() -> Path:
     return Path(tempfile.gettempdir()) / (f"{LOCKS}-{allocation}" if allocation else LOCKS)
 
 
-def require_gpus(rule: str, asked: int, *, shares: int = 1) -> None:
+def require_gpus(rule: str, count: int, *, shares: int = 1) -> None:
     """An error unless torch can use the GPUs that a rule asks for: it would use the CPU instead.
 
     To be called inside `gpus_taken`: CUDA reads which GPUs are visible once in a process.
@@ -87,7 +87,7 @@ def require_gpus(rule: str, asked: int, *, shares: int = 1) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the error below has what torch warns of
         usable = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    wanted = _gpus(asked, shares)
+    wanted = _gpus(count, shares)
     if usable >= wanted:
         return
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -140,34 +140,34 @@ def limit_memory(fraction: float) -> None:
     torch.cuda.set_per_process_memory_fraction(fraction)
 
 
-def _gpus(asked: int, shares: int) -> int:
+def _gpus(count: int, shares: int) -> int:
     """How many GPUs these shares are on."""
-    return -(-asked // shares)
+    return -(-count // shares)
 
 
 Taken = dict[str, list[int]]
 """Open files whose locks are held, by GPU."""
 
 
-def _check(asked: int, shares: int, visible: int) -> None:
-    if asked > shares and asked % shares:
+def _check(count: int, shares: int, visible: int) -> None:
+    if count > shares and count % shares:
         raise InputError(
-            f"{asked} shares of GPUs are asked for, and each has {shares}: "
+            f"{count} shares of GPUs are asked for, and each has {shares}: "
             "ask for a part of one, or for whole ones"
         )
-    if asked > visible * shares:
-        raise InputError(f"{_gpus(asked, shares)} GPUs are asked for, this machine has {visible}")
+    if count > visible * shares:
+        raise InputError(f"{_gpus(count, shares)} GPUs are asked for, this machine has {visible}")
 
 
-def _wait_for(asked: int, shares: int, visible: list[str], folder: Path) -> Taken:
+def _wait_for(count: int, shares: int, visible: list[str], folder: Path) -> Taken:
     folder.mkdir(parents=True, exist_ok=True)
-    wanted = _gpus(asked, shares)
+    wanted = _gpus(count, shares)
     while True:
         taken: Taken = {}
         for gpu in visible:
             if len(taken) == wanted:
                 break
-            if files := _lock_gpu(folder, gpu, asked, shares):
+            if files := _lock_gpu(folder, gpu, count, shares):
                 taken[gpu] = files
         if len(taken) == wanted:
             return taken
@@ -176,10 +176,10 @@ def _wait_for(asked: int, shares: int, visible: list[str], folder: Path) -> Take
         time.sleep(WAIT)
 
 
-def _lock_gpu(folder: Path, gpu: str, asked: int, shares: int) -> list[int]:
+def _lock_gpu(folder: Path, gpu: str, count: int, shares: int) -> list[int]:
     """All of a GPU, if no other job has any of it; or some shares of it, if no other job has all of
     it and as many are free."""
-    whole = asked >= shares
+    whole = count >= shares
     lock = _lock(folder / f"{gpu}.lock", fcntl.LOCK_EX if whole else fcntl.LOCK_SH)
     if lock is None or whole:
         return [] if lock is None else [lock]
@@ -187,7 +187,7 @@ def _lock_gpu(folder: Path, gpu: str, asked: int, shares: int) -> list[int]:
     for share in range(shares):
         file = _lock(folder / f"{gpu}.{share}.lock", fcntl.LOCK_EX)
         files += [] if file is None else [file]
-        if len(files) == asked + 1:
+        if len(files) == count + 1:
             return files
     _release({gpu: files})
     return []

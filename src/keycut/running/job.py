@@ -75,14 +75,14 @@ def job(snakemake: Any, *, online: bool = False) -> Iterator[JobConfig]:
         for path in snakemake.input:
             check_up_to_date(path, partial=config.partial is not None)
         started = time.time()
-        asked, shares = gpu_shares(snakemake.resources)
+        count, shares = gpu_shares(snakemake.resources)
         if config.device == "cpu":
-            asked = 0
-        with gpus_taken(asked, shares=shares) as gpus:
-            if asked:
-                require_gpus(snakemake.rule, asked, shares=shares)
-            if 0 < asked < shares:
-                limit_memory(asked / shares)
+            count = 0
+        with gpus_taken(count, shares=shares) as gpus:
+            if count:
+                require_gpus(snakemake.rule, count, shares=shares)
+            if 0 < count < shares:
+                limit_memory(count / shares)
             yield config
         if snakemake.output:
             Provenance.of(snakemake, code, gpus, started).write(snakemake.output[0])

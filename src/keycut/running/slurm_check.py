@@ -142,9 +142,9 @@ def _advice(
     if profile.partition_file and problem.key == "runtime":
         # It goes wherever it fits: where nothing else is wrong, the longest time.
         times = [
-            found[0].limit
-            for found in by_partition.values()
-            if [problem.key for problem in found] == ["runtime"]
+            unmet[0].limit
+            for unmet in by_partition.values()
+            if [problem.key for problem in unmet] == ["runtime"]
         ]
         most = max(times, key=int, default=most)
     if most:
@@ -157,11 +157,11 @@ def _advice(
         choices.append(f"slurm_partition: {' or '.join(able)}")
     elif problem.key == "slurm_partition":
         name = min(by_partition, key=lambda name: distance(by_partition[name]))
-        found = by_partition[name]
-        if found[0].key != problem.key:
+        unmet = by_partition[name]
+        if unmet[0].key != problem.key:
             # It would be the next finding, once the partition is right.
-            texts = ", ".join(other.text for other in found)
-            choices = [f"slurm_partition: {name}", *(f"{p.key}: {p.limit}" for p in found)]
+            texts = ", ".join(other.text for other in unmet)
+            choices = [f"slurm_partition: {name}", *(f"{p.key}: {p.limit}" for p in unmet)]
             return place, f"; nor can {name}: {texts}; write {', '.join(choices)}"
     if problem.key in ("runtime", "mem_mb") and problem.limit:
         resumed = problem.key == "runtime" and rule in RESUMED
