@@ -10,6 +10,7 @@ those for GPUs that Keycut was measured on come with it (tuned/*.json, by benchm
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable
 from functools import cache
@@ -45,7 +46,8 @@ def kept_choice(
 
     if known():
         return True
-    with exclusive_lock([path]):
+    # One message for each of some dozen kernels in every process would bury all others.
+    with exclusive_lock([path], level=logging.DEBUG):
         if known():  # another process has chosen it meanwhile
             return True
         choose()

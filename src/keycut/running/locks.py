@@ -21,11 +21,13 @@ NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 @contextmanager
-def exclusive_lock(outputs: Sequence[Path | str]) -> Iterator[bool]:
+def exclusive_lock(
+    outputs: Sequence[Path | str], *, level: int = logging.INFO
+) -> Iterator[bool]:
     """Keep every other job off these outputs for the length of a block.
 
     Yields whether it had to wait for another job, which may have built them. The lock ends with its
-    process, however that ends.
+    process, however that ends. `level` is that of the message which says that it waits.
     """
     if not outputs:
         yield False
@@ -33,7 +35,7 @@ def exclusive_lock(outputs: Sequence[Path | str]) -> Iterator[bool]:
     first = Path(outputs[0])
     path = first.with_name(f".{first.name}.lock")
     path.parent.mkdir(parents=True, exist_ok=True)
-    file, waited = _lock(path)
+    file, waited = _lock(path, level)
     try:
         yield waited
     finally:
@@ -54,12 +56,12 @@ def in_turn(path: Path) -> Iterator[None]:
         yield
 
 
-def _lock(path: Path) -> tuple[int, bool]:
+def _lock(path: Path, level: int) -> tuple[int, bool]:
     """An open file that is locked, and whether another process held the lock."""
     waited = False
     while True:
         file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-        waited |= _wait_for(file, path)
+        waited |= _wait_for(file, path, level)
         # The holder unlinks the file at its end: then the lock is on a file that nobody else sees.
         if _is_at(path, file):
             os.truncate(file, 0)
@@ -76,7 +78,7 @@ def _is_at(path: Path, file: int) -> bool:
         return False
 
 
-def _wait_for(file: int, path: Path) -> bool:
+def _wait_for(file: int, path: Path, level: int) -> bool:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return False
@@ -88,7 +90,7 @@ def _wait_for(file: int, path: Path) -> bool:
         logger.warning(f"{path.parent} has no locks: {error.strerror}")
         return False
     holder = os.pread(file, 200, 0).decode() or "another job"
-    logger.info(f"{path}: waiting for {holder}, which builds the same")
+    logger.log(level, f"{path}: waiting for {holder}, which builds the same")
     fcntl.flock(file, fcntl.LOCK_EX)
     return True
 
