@@ -21,9 +21,7 @@ NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 @contextmanager
-def exclusive_lock(
-    outputs: Sequence[Path | str], *, level: int = logging.INFO
-) -> Iterator[bool]:
+def exclusive_lock(outputs: Sequence[Path | str], *, level: int = logging.INFO) -> Iterator[bool]:
     """Keep every other job off these outputs for the length of a block.
 
     Yields whether it had to wait for another job, which may have built them. The lock ends with its
