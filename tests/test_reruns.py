@@ -242,6 +242,24 @@ def test_a_method_more_reruns_no_other(copy):
     assert not any(re.search("calibrating|training|analysing|measuring", job) for job in jobs)
 
 
+def test_an_architecture_more_reruns_no_other(copy):
+    (copy / "src/keycut/models/architectures/other.py").write_text(
+        "from dataclasses import replace\n\nfrom keycut.models.architectures import delta_net\n\n"
+        'ARCHITECTURE = replace(delta_net.ARCHITECTURE, model_type="other")\n'
+    )
+    assert {*planned(copy)} == {"figure", *PRINTED}
+
+
+def test_code_of_an_architecture_evaluates_its_models_again(copy):
+    adapter = copy / "src/keycut/models/architectures/gated_deltanet.py"
+    adapter.write_text(adapter.read_text() + "\nunused = True\n")
+    jobs = [line for line in snakemake(copy, "-n").splitlines() if line.startswith("Job ")]
+    measured = [job for job in jobs if "measuring" in job]
+    assert measured
+    assert all("measuring mixer: gated_deltanet" in job for job in measured)
+    assert not any(re.search("evaluating|analysing", job) for job in jobs)  # no model is of it
+
+
 def test_another_colour_of_a_method_draws_figures_again(copy):
     edit(copy / "src/keycut/selection/methods/grad.py", "#d37e17", "#d37e18")
     assert planned(copy) == {"figure": 1, **PRINTED}

@@ -23,7 +23,7 @@ rule analyze:
         mem_mb=32000,
         runtime=60,
     params:
-        code=code("analyze"),
+        code=lambda w: known_code("analyze", inputs.adapter(w.subject)),
         settings=inputs.settings("device", "analysis"),
         heads=lambda w: inputs.heads(w.subject),
         length=lambda w: inputs.length(w.subject),

@@ -16,7 +16,9 @@ rule measure:
         mem_mb=32000,
         runtime=60,
     params:
-        code=code("measure"),
+        code=lambda w: known_code(
+            "measure", inputs.cell_adapter(w.benchmark, w.measured)
+        ),
         settings=lambda w: inputs.cell_settings(w.benchmark, w.measured),
         cell=lambda w: asdict(inputs.cell(w.benchmark, w.measured)),
         shape=lambda w: inputs.cell_shape(w.benchmark, w.measured),

@@ -55,7 +55,7 @@ rule evaluate:
         mem_mb=32000,
         runtime=240,
     params:
-        code=code("evaluate"),
+        code=lambda w: known_code("evaluate", inputs.adapter(w.subject)),
         settings=lambda w: inputs.suite_settings(w.suite),
         user_files=lambda w: inputs.user_digests(inputs.task_files(w.suite)),
         data=lambda w: inputs.task_data(w.suite),

@@ -42,6 +42,9 @@ APART = (
 # What stands in for kernels where there is no GPU; the preflight compares a GPU's with it.
 ON_CPU = "models.plain_kernels"
 ALSO = {"preflight_shape": (ON_CPU,)}
+# Its modules are discovered, not imported by name. A rule that names one depends on that one alone,
+# any other on all of them.
+ADAPTERS = "models.architectures"
 # The settings of stages with a version leave out what is as by default, so that a new option reruns
 # nothing; the defaults are then part of their code.
 DEFAULTS = tuple(
@@ -82,6 +85,9 @@ def _digests(script: Path, modules: tuple[str, ...], device: str, source: Path) 
             for data in sorted(file.parent.rglob("*.yaml")):
                 digests[f"{module}/{data.relative_to(file.parent).as_posix()}"] = sha256(data)
         waiting += [*parsed.imports, *_parents(module)]
+        if module == ADAPTERS and not any(name.startswith(f"{ADAPTERS}.") for name in named):
+            files = file.parent.glob("*.py")
+            waiting += [f"{ADAPTERS}.{file.stem}" for file in files if file.stem != "__init__"]
     return digests
 
 

@@ -33,6 +33,7 @@ from keycut.config.evaluation import DATA_SETS
 from keycut.config.needs import needed_corpora, needed_models, needed_tokenizers
 from keycut.data.sources import matching, tokenizer_files
 from keycut.hub.downloads import DOWNLOADS, Key, Kind
+from keycut.models.architectures import RULES
 from keycut.running.paths import Paths, cut, provenance_path
 
 Section = dict[str, Any]
@@ -304,6 +305,17 @@ class Inputs:
         models = self.config.models
         subject = self.cell(benchmark, measured).subject
         return models[subject].fla_config() if subject in models else None
+
+    def adapter(self, subject: str) -> str:
+        """The module that says all of a model's architecture."""
+        return type(self.config.models[subject.split("/")[1]]).__module__
+
+    def cell_adapter(self, benchmark: str, measured: str) -> str:
+        """The same of what a cell times: a model, or one layer of a family of kernels."""
+        subject, spec = self.cell(benchmark, measured).subject, self.config.benchmarks[benchmark]
+        if isinstance(spec, MixerBenchmark):
+            return RULES[spec.mixers[subject].architecture].layer.__module__
+        return self.adapter(f"models/{subject}")
 
     def heads(self, subject: str) -> list[tuple[int, int]]:
         """(layer, head) of every spectrum that a figure shows of a model."""

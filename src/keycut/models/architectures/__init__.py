@@ -7,18 +7,20 @@ build, and its section of the configuration. Everything else asks the adapter.
 
 from __future__ import annotations
 
+from importlib import import_module
+from pkgutil import iter_modules
+
 from keycut.errors import InputError, nearest
 from keycut.models.architectures.base import Architecture, Config, DeltaRule
-from keycut.models.architectures.delta_net import DELTA_NET, DeltaNet
-from keycut.models.architectures.delta_net_shared_conv import DELTA_NET_SHARED_CONV, SharedDeltaNet
-from keycut.models.architectures.gated_deltanet import GATED_DELTANET, GatedDeltaNet
 
-ARCHITECTURES = {
-    kind.model_type: kind for kind in (DELTA_NET, DELTA_NET_SHARED_CONV, GATED_DELTANET)
+_names = [file.name for file in iter_modules(__path__) if file.name != "base"]
+_adapters = [import_module(f"{__name__}.{name}") for name in _names]
+ARCHITECTURES: dict[str, Architecture] = {
+    adapter.ARCHITECTURE.model_type: adapter.ARCHITECTURE for adapter in _adapters
 }
 RULES: dict[str, DeltaRule] = {kind.rule.name: kind.rule for kind in ARCHITECTURES.values()}
-# Of the configuration. No part of the adapters: a new key is no change of code that computes.
-SECTIONS = (DeltaNet, SharedDeltaNet, GatedDeltaNet)
+SECTIONS = tuple(adapter.SECTION for adapter in _adapters if hasattr(adapter, "SECTION"))
+"""Of the configuration. `keycut prune` needs none."""
 
 
 def register() -> None:

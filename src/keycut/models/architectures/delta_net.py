@@ -78,7 +78,8 @@ class DeltaNet(DeltaNetBase):
         return self._with_filters()
 
 
-DELTA_NET = base.Architecture(
+SECTION = DeltaNet
+ARCHITECTURE = base.Architecture(
     "delta_net",
     rule=base.DeltaRule(
         "delta_net", chunked="chunk_delta_rule", layer=_layer, heads=16, value_width=128

@@ -8,14 +8,14 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from keycut.config.section import WHICH
-from keycut.models.architectures.delta_net import DELTA_NET, DeltaNetBase
+from keycut.models.architectures import delta_net
 
 
 def _register() -> None:
     import keycut.models.shared_conv  # noqa: F401
 
 
-class SharedDeltaNet(DeltaNetBase):
+class SharedDeltaNet(delta_net.DeltaNetBase):
     """DeltaNet whose channels share convolution filters, in q, k and v each."""
 
     architecture: Literal["delta_net_shared"] = WHICH
@@ -29,8 +29,9 @@ class SharedDeltaNet(DeltaNetBase):
         return self._with_filters(3 * (self.num_heads if self.conv_sharing == "head" else 1))
 
 
-DELTA_NET_SHARED_CONV = replace(
-    DELTA_NET,
+SECTION = SharedDeltaNet
+ARCHITECTURE = replace(
+    delta_net.ARCHITECTURE,
     model_type="delta_net_shared_conv",
     # A filter of a whole head, or of all of them, has no key channels of its own.
     filters=(),

@@ -75,7 +75,8 @@ class GatedDeltaNet(ModelBase):
         return self._parameters(keys, values, 2 * keys + values, rest)
 
 
-GATED_DELTANET = base.Architecture(
+SECTION = GatedDeltaNet
+ARCHITECTURE = base.Architecture(
     "gated_deltanet",
     rule=base.DeltaRule(
         "gated_deltanet",
