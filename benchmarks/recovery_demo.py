@@ -79,7 +79,15 @@ def compare(config: Config, name: str, folder: Path, say: Any) -> None:
     model = Checkpoint(teacher)
     say(name, "unpruned", 0.0, *before_and_after(config, folder, teacher, teacher, tokens))
     data = PackedTokens(tokens, slice_name="calibration")
-    calibration = calibrate_folder(teacher, data, config.calibration, seed=0, device="cpu")
+    calibration = calibrate_folder(
+        teacher,
+        data,
+        name=config.calibration.data,
+        sequences=config.calibration.sequences,
+        rows=config.calibration.rows,
+        seed=0,
+        device="cpu",
+    )
     for method, settings in config.methods.items():
         selections = select(
             settings.algorithm,

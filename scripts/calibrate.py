@@ -7,7 +7,9 @@ with job(snakemake) as run:
     calibration = calibrate_folder(
         snakemake.input.model,
         PackedTokens(snakemake.input.tokens, slice_name=run.calibration.data.split("/")[1]),
-        run.calibration,
+        name=run.calibration.data,
+        sequences=run.calibration.sequences,
+        rows=run.calibration.rows,
         seed=int(snakemake.wildcards.seed),
         device=run.device,
     )

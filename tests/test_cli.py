@@ -96,7 +96,7 @@ def test_on_a_gpu_it_calibrates_in_bf16(workplace, monkeypatch, capsys):
         asked.append((device, dtype))
         return load(source, dtype=dtype)
 
-    monkeypatch.setattr("keycut.prune.load", loaded)
+    monkeypatch.setattr("keycut.calibration.load", loaded)
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     assert prune(workplace, "--device", "cuda", out="on-gpu") == 0
     assert asked == [("cuda", torch.bfloat16)]
@@ -253,7 +253,7 @@ def test_a_disk_without_room_is_refused_before_and_explained_after(workplace, ca
 
 def test_text_shorter_than_one_sequence_is_refused(workplace, capsys, monkeypatch):
     """Before the model is loaded."""
-    monkeypatch.setattr("keycut.prune.load", None)
+    monkeypatch.setattr("keycut.calibration.load", None)
     (workplace / "short.txt").write_text("four words and more")
     assert prune(workplace, out="bad", text="short.txt") == 2
     assert "less than one sequence of 40" in stderr(capsys)

@@ -28,7 +28,6 @@ from torch import Tensor
 
 from keycut import __version__
 from keycut.artefact import atomic_write, read_json, sha256, to_json
-from keycut.config import CalibrationText as Settings
 from keycut.data.packing import PackedTokens
 from keycut.data.progress import Progress
 from keycut.errors import InputError
@@ -251,20 +250,24 @@ def calibration_dtype(device: str) -> torch.dtype | None:
 def calibrate_folder(
     folder: Path | str,
     data: PackedTokens,
-    settings: Settings,
     *,
+    name: str,
+    sequences: int,
+    rows: int,
     seed: int,
     device: str,
     batch: int = 8,
+    gradients: bool = True,
 ) -> Calibration:
-    """The calibration of a model in a folder on sequences that the seed draws from packed text."""
-    if settings.sequences > len(data):
-        raise InputError(
-            f"{settings.data}: {settings.sequences} sequences are asked for, there are {len(data)}"
-        )
+    """The calibration of a model in a folder, on sequences that the seed draws from packed text.
+
+    `name` is that of the text, and `rows` the size of the sample.
+    """
+    if sequences > len(data):
+        raise InputError(f"{name}: {sequences} sequences are asked for, there are {len(data)}")
     model = load(folder, device=device, dtype=calibration_dtype(device))
     source = data.manifest.source
-    drawn = sampled_positions(len(data), settings.sequences, seed)
+    drawn = sampled_positions(len(data), sequences, seed)
 
     def batches() -> Iterator[Tensor]:
         for start in range(0, len(drawn), batch):
@@ -274,11 +277,12 @@ def calibrate_folder(
         model,
         batches(),
         tokens=len(drawn) * data.manifest.sequence_length,
-        sample_rows=settings.rows,
+        sample_rows=rows,
         seed=seed,
+        gradients=gradients,
         provenance={
             "model_digest": Checkpoint(folder).digest(),
             "text": {"source": source.name, "revision": source.revision},
-            "sequences_of": {"data": settings.data, "sha256": data.manifest.sha256},
+            "sequences_of": {"data": name, "sha256": data.manifest.sha256},
         },
     )

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from keycut.artefact import (
     check_disk_space,
@@ -18,12 +17,12 @@ from keycut.artefact import (
     check_output_path,
     explain_full_disk,
 )
-from keycut.calibration import Calibration, calibrate, calibration_dtype
+from keycut.calibration import Calibration, calibrate_folder
 from keycut.config import width as width_of
 from keycut.config.section import check_seed
 from keycut.errors import InputError
 from keycut.models.card import card, pruned_facts
-from keycut.models.checkpoint import Checkpoint, load
+from keycut.models.checkpoint import Checkpoint
 from keycut.selection.method import Target
 from keycut.selection.methods import METHODS, method_named
 from keycut.selection.select import select
@@ -148,7 +147,7 @@ def calibrate_on_text(request: Request, checkpoint: Checkpoint) -> Calibration:
         documents = read(request.text, seed=request.seed)
         source = describe(request.text)
     with TemporaryDirectory() as folder:
-        manifest = pack(
+        pack(
             documents,
             tokenizer,
             Path(folder) / "text",
@@ -157,27 +156,19 @@ def calibrate_on_text(request: Request, checkpoint: Checkpoint) -> Calibration:
             source=source,
             seed=request.seed,
         )
-        rows = PackedTokens(Path(folder) / "text")
         # After the text: too little of it is an error at once.
         device = "the GPU" if request.device == "cuda" else "the CPU"
         logger.info("loading %s on %s", request.model, device)
-        model = load(request.model, device=request.device, dtype=calibration_dtype(request.device))
-
-        def batches() -> Iterator[Tensor]:
-            for start in range(0, len(rows), request.batch):
-                yield torch.from_numpy(rows[start : start + request.batch])
-
-        return calibrate(
-            model,
-            batches(),
-            tokens=manifest.tokens,
-            sample_rows=request.sample_rows,
+        return calibrate_folder(
+            request.model,
+            PackedTokens(Path(folder) / "text"),
+            name=source.name,
+            sequences=request.sequences,
+            rows=request.sample_rows,
             seed=request.seed,
+            device=request.device,
+            batch=request.batch,
             gradients="gradients" in METHODS[request.method].needs,
-            provenance={
-                "model_digest": checkpoint.digest(),
-                "text": {"source": source.name, "revision": source.revision},
-            },
         )
 
 
