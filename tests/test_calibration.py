@@ -1,14 +1,21 @@
 """One pass, compared with the same statistics from the plain model and all rows at once."""
 
+import importlib
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from plain_model import plain_logits
 from small_models import SMALL
 
 from keycut.calibration import Calibration, calibrate, sampled_positions
 from keycut.errors import InputError
 from keycut.models import create
+from keycut.models.architectures import ARCHITECTURES
+from keycut.models.architectures.gated_deltanet import GATED_DELTANET
+from keycut.models.capture import mixers
 
 NAMES = ["delta_net", "shared_head", "gated", "gated_value_heads"]
 ROWS, SEED = 50, 11
@@ -91,11 +98,86 @@ def test_saliency_is_that_of_the_mean_loss(both):
         close(found.tensors[f"saliency.{side}"][layer].flatten(), expected)
 
 
-def test_without_gradients_all_but_saliency_is_the_same(both):
+def slow_fisher(model, batches):
+    """Sequence by sequence, the gradient of the summed loss kept on what the rule receives."""
+    kind, _, mixers_ = mixers(model)
+    module = importlib.import_module(kind.call.module)
+    total = {side: [0.0] * len(mixers_) for side in "qk"}
+    received = []
+
+    def kept(original):
+        def rule(**arguments):
+            for side in "qk":
+                arguments[side].retain_grad()
+            received.append(arguments)
+            return original(**arguments)
+
+        return rule
+
+    originals = {name: getattr(module, name) for name in kind.call.functions}
+    try:
+        for name, original in originals.items():
+            setattr(module, name, kept(original))
+        for ids in (row for batch in batches for row in batch):
+            received.clear()
+            logits = model(ids[None], use_cache=False).logits[0]
+            F.cross_entropy(logits[:-1], ids[1:], reduction="sum").backward()
+            for layer, arguments in enumerate(received):
+                for side in "qk":
+                    x = arguments[side]
+                    total[side][layer] += (x * x.grad).detach().double().square().sum((0, 1))
+    finally:
+        for name, original in originals.items():
+            setattr(module, name, original)
+        model.zero_grad()
+    return {side: torch.stack(layers) / TOKENS for side, layers in total.items()}
+
+
+def test_fisher_is_the_squared_effect_of_each_token(both):
+    model, found, _ = both
+    for side, expected in slow_fisher(model, batches()).items():
+        close(found.tensors[f"fisher.{side}"], expected)
+
+
+def test_fisher_is_the_same_for_any_batch_size():
+    model = create(SMALL["gated_value_heads"], seed=2)
+    ids = torch.cat([batches()[0], batches()[0].flip(1)])
+    one, six = (calibrate(model, ids.split(size), tokens=ids.numel()).tensors for size in (1, 6))
+    for side in "qk":
+        close(one[f"fisher.{side}"], six[f"fisher.{side}"])
+
+
+def test_gradients_of_repeated_queries_and_keys_are_summed():
+    """Where a model repeats q and k for its value heads, a channel is one before that."""
+    model = create(SMALL["gated_value_heads"], seed=2)
+    plain = calibrate(model, batches(), tokens=TOKENS).tensors
+    repeating = replace(GATED_DELTANET, call=replace(GATED_DELTANET.call, repeated=True))
+    module = importlib.import_module(GATED_DELTANET.call.module)
+    rule = module.chunk_gated_delta_rule
+    copies = 2
+
+    def repeated(**arguments):
+        many = {side: arguments[side].repeat_interleave(copies, 2) for side in "qk"}
+        return module.seen_rule(**{**arguments, **many})
+
+    with pytest.MonkeyPatch.context() as patch:
+        # The layer calls `repeated`, which calls the rule that is watched.
+        patch.setattr(module, "seen_rule", rule, raising=False)
+        patch.setattr(module, "chunk_gated_delta_rule", repeated)
+        call = replace(repeating.call, functions=("seen_rule",))
+        patch.setitem(ARCHITECTURES, "gated_deltanet", replace(repeating, call=call))
+        found = calibrate(model, batches(), tokens=TOKENS).tensors
+    for name in ("fisher.q", "fisher.k", "gram.k.raw"):
+        close(found[name], plain[name])
+
+
+def test_without_gradients_all_but_saliency_and_fisher_is_the_same(both):
     model, found, _ = both
     given = {"tokens": TOKENS, "sample_rows": ROWS, "seed": SEED}
     other = calibrate(model, batches(), gradients=False, **given)
-    assert {*found.tensors} - {*other.tensors} == {"saliency.k", "saliency.q"}
+    assert {*found.tensors} - {*other.tensors} == {
+        f"{name}.{side}" for name in ("saliency", "fisher") for side in "kq"
+    }
     assert all(torch.equal(found.tensors[name], value) for name, value in other.tensors.items())
 
 

@@ -48,7 +48,7 @@ def chosen(method, made, width, target="kq", **options):
 
 
 @pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("method", ["l1", "s_wanda", "grad"])
+@pytest.mark.parametrize("method", ["l1", "s_wanda", "grad", "fisher"])
 def test_scores_are_those_of_the_formula(made, method, target):
     checkpoint, calibration = made
     found = chosen(method, made, 3, target=target)["scores"]
@@ -64,7 +64,8 @@ def test_scores_are_those_of_the_formula(made, method, target):
                     elif method == "s_wanda":
                         expected += (row * norms).sum().item()
                     else:
-                        expected += calibration.tensors[f"saliency.{side}"][
+                        name = {"grad": "saliency", "fisher": "fisher"}[method]
+                        expected += calibration.tensors[f"{name}.{side}"][
                             layer, head, channel
                         ].item()
                 assert found[layer, head, channel].item() == pytest.approx(expected, rel=1e-9)
@@ -219,6 +220,13 @@ def test_gradients_that_are_not_there_are_refused(made):
     some = {name: t for name, t in calibration.tensors.items() if "saliency" not in name}
     with pytest.raises(InputError, match="method grad needs gradients, and this calibration has"):
         select("grad", ModelStatistics(checkpoint, replace(calibration, tensors=some)), [2])
+
+
+def test_fisher_says_that_an_older_calibration_has_no_scores(made):
+    checkpoint, calibration = made
+    older = {name: t for name, t in calibration.tensors.items() if "fisher" not in name}
+    with pytest.raises(InputError, match=r"its calibration was made before .* calibrate it again"):
+        select("fisher", ModelStatistics(checkpoint, replace(calibration, tensors=older)), [2])
 
 
 def test_a_calibration_of_another_model_is_refused(made, tmp_path):

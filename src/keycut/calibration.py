@@ -6,6 +6,8 @@ Per layer and head, with N tokens and keys and queries taken where the delta rul
     gram.<k|q>.<raw|normalised>  (layers, heads, d_k, d_k)   sum over all tokens of k k^T, q q^T
     sample.<k|q>.<raw|normalised>                the same over the paper's random sample of tokens
     saliency.<q|k>   (layers, heads, d_k)        sum_i |W_ij dL/dW_ij|, L the language-model loss
+    fisher.<q|k>     (layers, heads, d_k)        mean over tokens t of (k_tj dL_s/dk_tj)^2, L_s the
+                                                 sum of the losses of a batch
 
 [K; Q]^T [K; Q] is the sum of two Gram matrices, the second moment one of them over N, and an R
 factor a Cholesky factor of one: so nothing larger than d_k x d_k per head is kept, however long
@@ -91,6 +93,7 @@ class _Sums:
             for side in ("k", "q")
             for activations in ("raw", "normalised")
         }
+        self.fisher = {side: zeros(layers, heads, width) for side in ("q", "k")}
 
     def add_inputs(self, layer: int, x: Tensor) -> None:
         """x: (B, T, hidden)."""
@@ -105,6 +108,12 @@ class _Sums:
             if len(sampled):
                 sample = rows[:, sampled]
                 self.grams[f"sample.{side}.{name}"][layer] += sample.mT @ sample
+
+    def add_gradient(self, layer: int, side: str, x: Tensor, gradient: Tensor) -> None:
+        """Both: (B, T, heads, d_k). The gradient is that of the mean loss of the batch."""
+        losses = x.shape[0] * (x.shape[1] - 1)  # the last token of a sequence predicts none
+        terms = x.double() * gradient.double() * losses
+        self.fisher[side][layer] += terms.square().sum((0, 1))
 
 
 class _Saliency:
@@ -177,7 +186,7 @@ def calibrate(
 ) -> Calibration:
     """One pass of `model` over `batches` of token ids (B, T), `tokens` in all.
 
-    Without `gradients` there is no backward pass, and no saliency.
+    Without `gradients` there is no backward pass, no saliency and no fisher.
     The model keeps its parameters; which of them require gradients is put back afterwards.
     `provenance` goes into the manifest: the model's digest, where the text is from.
     """
@@ -198,7 +207,9 @@ def calibrate(
 
     with (
         _gradients_only_for(model, saliency.parameters() if saliency else []),
-        capture_rule_inputs(model, add_rows, sums.add_inputs),
+        capture_rule_inputs(
+            model, add_rows, sums.add_inputs, sums.add_gradient if saliency else None
+        ),
     ):
         for batch in batches:
             ids = batch.to(device)
@@ -215,6 +226,7 @@ def calibrate(
     tensors = {"input_norm": sums.squares.sqrt(), **sums.grams}
     if saliency:
         tensors |= {f"saliency.{s}": saliency.scores(s, tokens) for s in saliency.projections}
+        tensors |= {f"fisher.{s}": total / tokens for s, total in sums.fisher.items()}
     check_finite(tensors, shape)
     manifest = {
         "keycut": __version__,

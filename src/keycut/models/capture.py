@@ -27,10 +27,12 @@ def capture_rule_inputs(
     model: Any,
     on_rule: Callable[[int, dict[str, Any]], None],
     on_mixer: Callable[[int, Tensor], None] | None = None,
+    on_gradient: Callable[[int, str, Tensor, Tensor], None] | None = None,
 ) -> Iterator[None]:
     """While open, `on_rule` is called with the arguments of each delta rule by name, and
-    `on_mixer` with what enters its mixer, (B, T, hidden). Both get the mixer's place in
-    `shape.layers` first.
+    `on_mixer` with what enters its mixer, (B, T, hidden). `on_gradient` is called in the backward
+    pass, with "q" or "k", what the rule received of it (B, T, heads, d_k), and its gradient. All
+    get the mixer's place in `shape.layers` first.
 
     A forward hook on the convolutions would not do: Gated DeltaNet joins the three of them into
     one call. So the names that the layers call are wrapped; a hook tells which layer calls.
@@ -48,9 +50,24 @@ def capture_rule_inputs(
 
         return hook
 
+    def hook_gradient(index: int, side: str, x: Tensor) -> None:
+        repeats = copies if call.repeated else 1
+        # Detached: a hook that holds its own tensor would never be freed.
+        values = x.detach()[:, :, ::repeats]
+
+        def hook(gradient: Tensor) -> None:
+            assert on_gradient is not None
+            on_gradient(index, side, values, gradient.unflatten(2, (-1, repeats)).sum(3))
+
+        if x.requires_grad:  # else the caller learns that its weights got no gradient
+            x.register_hook(hook)
+
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
         def rule(*args: Any, **kwargs: Any) -> Any:
             arguments = {**dict(zip(call.by_position, args, strict=False)), **kwargs}
+            if on_gradient is not None:
+                for side in "qk":
+                    hook_gradient(current, side, arguments[side])
             if call.repeated:
                 arguments |= {side: arguments[side][:, :, ::copies] for side in "qk"}
             on_rule(current, arguments)

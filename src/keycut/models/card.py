@@ -9,6 +9,7 @@ from keycut import __version__
 from keycut.config.training import Recipe, Recovery
 from keycut.models.architectures import architecture
 from keycut.models.checkpoint import Checkpoint
+from keycut.refit import Refit
 from keycut.selection.selection import Selection
 
 # Pruned models of both kinds were loaded with its releases from this one to 0.6.0. Without
@@ -54,6 +55,18 @@ def pruned_facts(selection: Selection, ratio: float) -> dict[str, object]:
             f"seed {about['calibration']['seed']}"
         )
     return facts
+
+
+def refitted_facts(result: Refit, teacher: Checkpoint) -> dict[str, object]:
+    kind = teacher.architecture
+    _, mixer = kind.mixer.split("{layer}.")
+    projection = mixer + kind.o_proj.removesuffix(".weight")
+    error = sum(layer.error for layer in result.layers) / len(result.layers)
+    return {
+        "refitted": f"{projection} of {len(result.layers)} layers, on {result.tokens} tokens",
+        "error of a layer": f"{error:.3f} of the sliced one's, in the mean of layers",
+        "refitted to": teacher.digest(),
+    }
 
 
 def pretrained_facts(recipe: Recipe, length: int) -> dict[str, object]:

@@ -210,7 +210,7 @@ def _auto_classes() -> tuple[Any, Any]:
     return AutoConfig, AutoModelForCausalLM
 
 
-def _unfilled(checkpoint: Checkpoint) -> tuple[Any, dict[str, torch.Tensor], set[str]]:
+def unfilled(checkpoint: Checkpoint) -> tuple[Any, dict[str, torch.Tensor], set[str]]:
     """The model of a folder's config without memory for its parameters, the tensors that it needs,
     and the names of those that are others' copies."""
     auto_config, auto_model = _auto_classes()
@@ -229,7 +229,7 @@ def check_parameters(checkpoint: Checkpoint) -> tuple[int, list[str]]:
 
     Names and shapes come from the headers of the files; what `load` would refuse is refused.
     """
-    _, expected, tied = _unfilled(checkpoint)
+    _, expected, tied = unfilled(checkpoint)
     stored = dict(checkpoint.headers())
     kind = checkpoint.architecture
     tensors = {
@@ -250,7 +250,7 @@ def load(
     """
     checkpoint = Checkpoint(model_folder(source))
     checkpoint.check_no_softmax()
-    model, expected, tied = _unfilled(checkpoint)
+    model, expected, tied = unfilled(checkpoint)
     dtype = dtype or model.config.dtype
     tensors = {
         name: (tensor.to(dtype) if dtype and tensor.is_floating_point() else tensor).to(device)

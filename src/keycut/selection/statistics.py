@@ -45,6 +45,16 @@ class ModelStatistics:
         """sum_i |W_ij dL/dW_ij|: (layers, heads, d_k), float64."""
         return self.measured.tensors[f"saliency.{side}"]
 
+    def fisher(self, side: Side) -> Tensor:
+        """Mean over tokens t of (k_tj dL/dk_tj)^2: (layers, heads, d_k), float64."""
+        name = f"fisher.{side}"
+        if name not in self.measured.tensors:
+            raise InputError(
+                f"{self.checkpoint.folder}: its calibration was made before Keycut computed "
+                f"{name}; calibrate it again"
+            )
+        return self.measured.tensors[name]
+
     def weight_magnitudes(self, side: Side) -> Tensor:
         """|W| of the query or key projection: (layers, heads, d_k, hidden), float64."""
         adapter, shape = self.checkpoint.architecture, self.checkpoint.shape

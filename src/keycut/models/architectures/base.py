@@ -118,6 +118,8 @@ class Architecture:
     )
     unused: tuple[str, ...] = ("D",)  # of the mixer: older versions saved it, none reads it
     o_proj: str = "o_proj.weight"  # what follows the rule
+    layer_output: Callable[[Any], Any] = lambda hidden: (hidden, None, None, None)
+    """What a layer returns for these hidden states, without a cache."""
     norm_eps: str = "o_norm.eps"  # of the norm between the two
     # What recovery trains: with adapters, and as they are.
     projections: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")

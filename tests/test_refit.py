@@ -1,0 +1,363 @@
+"""Refit against the slow obvious version: whole models, hooks, all rows at once in float64."""
+
+import json
+import math
+import runpy
+import sys
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from small_models import SMALL
+from training_runs import packed
+
+from keycut import refit as fitting
+from keycut.errors import InputError
+from keycut.models import create, load, save
+from keycut.models.card import card, refitted_facts
+from keycut.models.checkpoint import Checkpoint
+from keycut.refit import RIDGES, _refit, _Sums, _Way, refit, write_refitted
+from keycut.slicing import Keep, Pad, slice_model
+
+NAMES = ["delta_net", "delta_net_gate", "delta_net_tied", "shared_head", "shared_all", "gated",
+         "gated_no_gate", "gated_value_heads"]  # fmt: skip
+IDS = torch.randint(0, 97, (9, 70), generator=torch.Generator().manual_seed(4))
+MOST, REST = IDS[1:8], IDS[[0, 8]]
+TINY = 1e-12  # a ridge that is none
+
+
+def models(name, folder, *, width=None, dtype=torch.float64, **changes):
+    """A model and what is left of it when each head keeps some channels, as folders."""
+    save(create({**SMALL[name], **changes}, seed=3, dtype=dtype), folder / "teacher")
+    teacher = Checkpoint(folder / "teacher")
+    heads, full = teacher.shape.heads, teacher.shape.width
+    generator = torch.Generator().manual_seed(9)
+    kept = torch.stack([
+        torch.randperm(full, generator=generator)[: width or full // 4].sort().values
+        for _ in range(len(teacher.shape.layers) * heads)
+    ]).view(len(teacher.shape.layers), heads, -1)  # fmt: skip
+    slice_model(teacher, Keep(kept), folder / "student", dtype=dtype)
+    return Checkpoint(folder / "student"), teacher
+
+
+def one_ridge(ridge):
+    return _Way(solve=partial(fitting._ridge, ridges=[ridge]))
+
+
+def fit(student, teacher, ridge=None, batch=4):
+    way = _Way() if ridge is None else one_ridge(ridge)
+    return _refit(student, teacher, MOST, REST, device="cpu", batch=batch, way=way)
+
+
+def rows(model, layer, ids):
+    """Of a whole model: what enters o_proj, and the residual stream behind the mixer."""
+    block, seen = model.model.layers[layer], {}
+    hooks = [
+        block.attn.o_proj.register_forward_hook(lambda m, x, o: seen.update(X=x[0], o=o)),
+        block.register_forward_pre_hook(lambda m, x: seen.update(h=x[0])),
+    ]
+    with torch.no_grad():
+        model(ids, use_cache=False)
+    for hook in hooks:
+        hook.remove()
+    return seen["X"].flatten(0, 1), (seen["h"] + seen["o"]).flatten(0, 1)
+
+
+def slow(student, teacher, ridge=0.0, layers=(0, 1)):
+    """W by layer: lstsq on stacked rows, the ridge as more rows of them."""
+    pupil, master = load(student.folder), load(teacher.folder)
+    weights = {}
+    for layer in layers:
+        (X, mine), (_, theirs) = (rows(model, layer, IDS) for model in (pupil, master))
+        W = pupil.model.layers[layer].attn.o_proj.weight
+        E = theirs - mine
+        if ridge:
+            damping = (ridge * X.square().sum(0).mean()).sqrt()
+            X = torch.cat([X, damping * torch.eye(X.shape[1], dtype=X.dtype)])
+            E = torch.cat([E, E.new_zeros(X.shape[1], E.shape[1])])
+        W.data += torch.linalg.lstsq(X, E, driver="gelsd").solution.mT
+        weights[f"model.layers.{layer}.attn.o_proj.weight"] = W.data.clone()
+    return weights
+
+
+@pytest.mark.parametrize("ridge", [0.0, 1e-2])
+@pytest.mark.parametrize("name", NAMES)
+def test_weights_are_those_of_lstsq_on_all_rows(name, ridge, tmp_path):
+    student, teacher = models(name, tmp_path)
+    result = fit(student, teacher, ridge or TINY)
+    expected = slow(student, teacher, ridge)
+    assert result.weights.keys() == expected.keys()
+    for key, weight in result.weights.items():
+        torch.testing.assert_close(weight, expected[key], rtol=1e-5, atol=1e-6)
+
+
+def test_a_layer_without_a_delta_rule_is_run_through(tmp_path, monkeypatch):
+    student, teacher = models("delta_net", tmp_path)
+    monkeypatch.setattr(fitting, "_check_teacher", lambda *_: None)  # layer 0 is of another width
+    student.shape = replace(student.shape, layers=(1,))
+    result, expected = fit(student, teacher, 1e-2), slow(student, teacher, 1e-2, layers=(1,))
+    (name,) = result.weights
+    torch.testing.assert_close(result.weights[name], expected[name], rtol=1e-5, atol=1e-6)
+
+
+def test_the_batch_size_makes_no_difference(tmp_path):
+    student, teacher = models("gated", tmp_path)
+    one, seven = (fit(student, teacher, batch=batch) for batch in (1, 7))
+    for key, weight in one.weights.items():
+        torch.testing.assert_close(weight, seven.weights[key])
+    assert one.tokens == IDS.numel()
+
+
+@pytest.mark.parametrize("name", ["delta_net_tied", "gated"])
+def test_layers_that_run_in_bf16_give_nearly_the_same(name, tmp_path, monkeypatch):
+    student, teacher = models(name, tmp_path, width=12, dtype=torch.float32)
+    exact = fit(student, teacher, 1e-2)
+    monkeypatch.setattr(fitting, "_cpu_dtype", lambda student: torch.bfloat16)  # as on a GPU
+    rough = fit(student, teacher, 1e-2)
+    for key, weight in exact.weights.items():
+        change, rough_change = (w - student.tensor(key) for w in (weight, rough.weights[key]))
+        assert rough.weights[key].dtype == torch.float32
+        assert (rough_change - change).norm() < 0.25 * change.norm()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_nothing_cut_changes_nothing(name, tmp_path):
+    _, teacher = models(name, tmp_path)
+    result = fit(teacher, teacher, 1e-3)
+    for key, weight in result.weights.items():
+        assert torch.equal(weight, teacher.tensor(key))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_infinite_ridge_gives_the_old_weights(dtype, tmp_path):
+    student, teacher = models("delta_net", tmp_path, dtype=dtype)
+    result = fit(student, teacher, math.inf)
+    for key, weight in result.weights.items():
+        assert torch.equal(weight, student.tensor(key))
+    assert all(layer.error == 1 for layer in result.layers)
+
+
+def test_a_large_ridge_comes_close_to_the_old_weights(tmp_path):
+    student, teacher = models("delta_net", tmp_path)
+    for key, weight in fit(student, teacher, 1e9).weights.items():
+        torch.testing.assert_close(weight, student.tensor(key), rtol=1e-6, atol=1e-6)
+
+
+def test_zero_channels_make_no_difference(tmp_path):
+    # With eps of the output norm this small, the scale that padding changes has no effect.
+    student, teacher = models("delta_net", tmp_path, norm_eps=1e-14)
+    slice_model(student, Pad(7), tmp_path / "padded", dtype=torch.float64)
+    padded = fit(Checkpoint(tmp_path / "padded"), teacher, 1e-3)
+    for key, weight in fit(student, teacher, 1e-3).weights.items():
+        torch.testing.assert_close(padded.weights[key], weight, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", NAMES)
+def test_the_error_of_a_layer_on_its_text_never_rises(name, dtype, tmp_path):
+    student, teacher = models(name, tmp_path, dtype=dtype)
+    result = refit(student, teacher, IDS)
+    assert all(layer.error <= 1 and layer.held_out <= 1 for layer in result.layers)
+    assert all(layer.ridge in RIDGES for layer in result.layers)
+    assert result.layers[0].error < 0.95  # random models, but something is gained
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(0, 10**6), st.integers(1, 30), st.integers(1, 6), st.integers(1, 5))
+def test_errors_from_sums_are_those_of_the_rows(seed, count, inputs, outputs):
+    generator = torch.Generator().manual_seed(seed)
+    draw = partial(torch.randn, generator=generator, dtype=torch.float64)
+    X, E, D = draw(count, inputs), draw(count, outputs), draw(outputs, inputs)
+    sums = _Sums.zeros(inputs, outputs, "cpu")
+    for x, e in zip(X.split(7), E.split(7), strict=True):
+        sums.add(x, e, e)
+    exact = (E - X @ D.mT).square().sum().item()
+    assert sums.error(D) == pytest.approx(exact, rel=1e-9, abs=1e-9)
+    for ridge in (1e-3, 1.0):
+        damping = (ridge * X.square().sum(0).mean()).sqrt() * torch.eye(inputs).double()
+        A, B = torch.cat([X, damping]), torch.cat([E, E.new_zeros(inputs, outputs)])
+        solution = torch.linalg.lstsq(A, B, driver="gelsd").solution.mT
+        torch.testing.assert_close(sums.solve(sums.cross, ridge), solution, rtol=1e-5, atol=1e-7)
+        assert sums.error(sums.solve(sums.cross, ridge)) <= sums.error(torch.zeros_like(D)) + 1e-9
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 10**6))
+def test_the_ridge_is_the_best_on_the_rows_held_out(seed):
+    generator = torch.Generator().manual_seed(seed)
+    draw = partial(torch.randn, generator=generator, dtype=torch.float64)
+    W, parts = draw(3, 4), []
+    for count in (6, 3):
+        X = draw(count, 4)
+        sums = _Sums.zeros(4, 3, "cpu")
+        E = X @ W.mT * 0.3 + draw(count, 3)
+        sums.add(X, E, E)
+        parts.append(sums)
+    most, rest = parts
+    _, ridge, error = fitting._ridge(most, rest, W)
+    errors = [rest.error(most.solve(most.cross, ridge)) for ridge in RIDGES]
+    assert error == min(errors) == errors[RIDGES.index(ridge)]
+    assert error <= float(rest.square)
+
+
+WAYS = {
+    "no_drift": lambda heads: _Way(target=partial(fitting._stream_difference, drift=0.0)),
+    "relative": lambda heads: _Way(row_weights=fitting._relative),
+    "low_rank": lambda heads: _Way(solve=fitting._low_rank),
+    "heads": lambda heads: _Way(solve=partial(fitting._heads_apart, heads=heads), rule=True),
+    "down_proj": lambda heads: _Way(down_proj=True),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_other_ways_lower_the_error_too(way, tmp_path):
+    student, teacher = models("gated_value_heads", tmp_path)
+    result = _refit(student, teacher, MOST, REST, device="cpu", batch=8, elsewhere=[IDS[:2]],
+                    way=WAYS[way](student.shape.value_heads))  # fmt: skip
+    assert result.layers[0].error < 0.97
+    assert all(layer.error <= 1 for layer in result.layers)
+    assert all(layer.elsewhere[0] > 0 for layer in result.layers)
+    assert len(result.weights) == (4 if way == "down_proj" else 2)
+
+
+def test_low_rank_at_full_rank_is_the_ridge_solution(tmp_path):
+    student, teacher = models("delta_net", tmp_path)
+    solve = partial(fitting._low_rank, ridges=[1e-2], shares=[1])
+    full = _refit(student, teacher, MOST, REST, device="cpu", batch=8, way=_Way(solve=solve))
+    for key, weight in fit(student, teacher, 1e-2).weights.items():
+        torch.testing.assert_close(full.weights[key], weight)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["delta_net_tied", "gated"])
+def test_a_refitted_model_is_an_ordinary_model(name, dtype, tmp_path):
+    import fla.models  # noqa: F401
+    from transformers import AutoModelForCausalLM
+
+    student, teacher = models(name, tmp_path, dtype=dtype)
+    result = refit(student, teacher, IDS)
+    facts = refitted_facts(result, teacher)
+    text = card("refitted", "A model.", facts, command="keycut", config=student.config)
+    write_refitted(student, result, tmp_path / "refitted", card=text)
+    assert f"| refitted | attn.o_proj of 2 layers, on {IDS.numel()} tokens |" in text
+    old, new = (dict(Checkpoint(tmp_path / n).tensors()) for n in ("student", "refitted"))
+    assert {n: (t.shape, t.dtype) for n, t in old.items()} == {
+        n: (t.shape, t.dtype) for n, t in new.items()
+    }
+    assert {n for n in old if not torch.equal(old[n], new[n])} == result.weights.keys()
+    config = json.loads((tmp_path / "refitted" / "config.json").read_text())
+    assert config == student.config
+    stock = AutoModelForCausalLM.from_pretrained(tmp_path / "refitted", dtype=torch.float32).eval()
+    ours = load(tmp_path / "refitted", dtype=torch.float32)
+    with torch.no_grad():
+        assert torch.equal(stock(IDS[:2]).logits, ours(IDS[:2]).logits)
+
+
+def test_a_shared_filter_model_is_written_and_loaded(tmp_path):
+    student, teacher = models("shared_head", tmp_path, dtype=torch.float32)
+    write_refitted(student, refit(student, teacher, IDS), tmp_path / "refitted")
+    assert load(tmp_path / "refitted")(IDS[:1]).logits.isfinite().all()
+
+
+def test_the_refitted_model_is_closer_to_its_teacher(tmp_path):
+    student, teacher = models("gated", tmp_path, width=12, dtype=torch.float32)
+    write_refitted(student, refit(student, teacher, IDS), tmp_path / "refitted")
+    with torch.no_grad():
+        exact, before, after = (
+            load(tmp_path / n)(IDS).logits for n in ("teacher", "student", "refitted")
+        )
+    assert (after - exact).norm() < (before - exact).norm()
+
+
+def test_only_one_layer_is_in_memory(tmp_path, monkeypatch):
+    student, teacher = models("delta_net", tmp_path)
+    run = fitting._Stream.run
+
+    def checked(stream, index, batch):
+        filled = [i for i, m in enumerate(stream.layers) if not next(m.parameters()).is_meta]
+        assert filled == [index]
+        run(stream, index, batch)
+
+    monkeypatch.setattr(fitting._Stream, "run", checked)
+    fit(student, teacher)
+
+
+# Bad input
+
+
+def test_a_model_that_was_never_cut_is_refused(tmp_path):
+    _, teacher = models("delta_net", tmp_path)
+    with pytest.raises(InputError, match=r"16 key channels a head and .* 16: nothing was cut"):
+        refit(teacher, teacher, IDS)
+
+
+def test_text_that_is_too_short_is_refused(tmp_path):
+    student, teacher = models("delta_net", tmp_path)
+    with pytest.raises(InputError, match=r"30 tokens of text for the 32 unknowns .* o_proj"):
+        refit(student, teacher, IDS[:4, :10])
+    with pytest.raises(InputError, match="1 sequence of text; give at least 2"):
+        refit(student, teacher, IDS[:1])
+
+
+def test_a_teacher_of_other_shapes_is_refused(tmp_path):
+    student, _ = models("delta_net", tmp_path)
+    save(create({**SMALL["delta_net"], "intermediate_size": 64}, seed=3), tmp_path / "other")
+    with pytest.raises(InputError, match=r"other is not the model that .*: model.layers.0.mlp.down_"
+                       r"proj.weight is \[32, 64\] there and \[32, 48\] here"):  # fmt: skip
+        refit(student, Checkpoint(tmp_path / "other"), IDS)
+
+
+def test_a_teacher_of_another_kind_is_refused(tmp_path):
+    student, _ = models("delta_net", tmp_path)
+    save(create(SMALL["gated"] | {"head_dim": 24}, seed=3), tmp_path / "other")
+    with pytest.raises(InputError, match="was cut from: a gated_deltanet, not a delta_net"):
+        refit(student, Checkpoint(tmp_path / "other"), IDS)
+
+
+def test_a_teacher_with_other_weights_is_refused(tmp_path):
+    student, _ = models("delta_net", tmp_path)
+    save(create(SMALL["delta_net"], seed=4, dtype=torch.float64), tmp_path / "other")
+    with pytest.raises(InputError, match=r"other is not the model .* their embeddings differ"):
+        refit(student, Checkpoint(tmp_path / "other"), IDS)
+
+
+@pytest.mark.parametrize(
+    ("which", "tensor", "message"),
+    [
+        ("student", "v_proj.weight", r"layer 1: NaN or infinity in what enters attn.o_proj of "),
+        ("teacher", "o_proj.weight", r"layer 1: NaN or infinity in the residual stream of "),
+    ],
+)
+def test_an_activation_that_is_no_number_names_layer_and_model(which, tensor, message, tmp_path):
+    folders = models("delta_net", tmp_path)
+    broken = load(tmp_path / which)
+    with torch.no_grad():
+        broken.model.layers[1].attn.get_parameter(tensor)[5, 0] = math.nan
+    save(broken, tmp_path / "broken" / which)
+    replaced = Checkpoint(tmp_path / "broken" / which)
+    student, teacher = (replaced, folders[1]) if which == "student" else (folders[0], replaced)
+    with pytest.raises(InputError, match=f"{message}.*broken/{which}$"):
+        refit(student, teacher, IDS)
+
+
+def test_the_benchmark_writes_a_row_for_each_cell(tmp_path, monkeypatch, capsys):
+    folder = Path(__file__).parents[1] / "benchmarks"
+    save(create(SMALL["gated"], seed=1), tmp_path / "model")
+    for name in ("a", "b"):
+        packed(tmp_path / name, sequences=64)
+    monkeypatch.syspath_prepend(folder)
+    arguments = ["refit.py", "--models", "model", "--corpora", "a=a", "b=b", "--calibrate-on", "a",
+                 "--methods", "fisher", "--ratios", "0.75", "--sequences", "12", "--calibration",
+                 "4", "--held-out", "4", "--out", "rows.jsonl"]  # fmt: skip
+    monkeypatch.setattr(sys, "argv", arguments)
+    monkeypatch.chdir(tmp_path)
+    for _ in range(2):  # the second time there is nothing left to do
+        code = runpy.run_path(str(folder / "refit.py"), run_name="__main__")
+    rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+    assert [row["way"] for row in rows] == [*code["WAYS"]]
+    assert all(row["refitted"].keys() == {"a", "b"} for row in rows)
+    assert len(capsys.readouterr().out.splitlines()) == len(rows)
