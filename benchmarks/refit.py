@@ -35,7 +35,7 @@ from arguments import existing
 from torch import Tensor
 
 from keycut import refit as fitting
-from keycut.calibration import Calibration, calibrate, calibrated_dtype
+from keycut.calibration import Calibration, calibrate, calibration_dtype
 from keycut.config import width as width_of
 from keycut.data.packing import PackedTokens
 from keycut.errors import InputError
@@ -118,7 +118,7 @@ class Bench:
 
     @property
     def dtype(self) -> torch.dtype | None:
-        return calibrated_dtype(self.device)
+        return calibration_dtype(self.device)
 
     def draw(self, corpus: str, count: int, seed: int) -> Tensor:
         """So many sequences for calibration; those of a larger count begin with these."""
