@@ -12,5 +12,6 @@ with job(snakemake) as run:
         rows=run.calibration.rows,
         seed=int(snakemake.wildcards.seed),
         device=run.device,
+        gradients=run.gradients,
     )
     calibration.save(snakemake.output.folder, force=True)

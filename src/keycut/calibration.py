@@ -253,6 +253,12 @@ def check_finite(tensors: dict[str, Tensor], shape: KeyShape) -> None:
             raise InputError(f"layer {layer}{head}: {name} has NaN or infinity")
 
 
+def drawn_sequences(data: PackedTokens, sequences: int, seed: int) -> Tensor:
+    """Token ids (sequences, length): those that the seed draws from packed text."""
+    positions = sampled_positions(len(data), sequences, seed)
+    return torch.from_numpy(np.stack([data[i] for i in positions]))
+
+
 def calibration_dtype(device: str) -> torch.dtype | None:
     """What a model is loaded in to be calibrated, None for its own: on a GPU, DeltaNet's kernel
     takes nothing wider than bf16."""
@@ -279,16 +285,11 @@ def calibrate_folder(
         raise InputError(f"{name}: {sequences} sequences are asked for, there are {len(data)}")
     model = load(folder, device=device, dtype=calibration_dtype(device))
     source = data.manifest.source
-    drawn = sampled_positions(len(data), sequences, seed)
-
-    def batches() -> Iterator[Tensor]:
-        for start in range(0, len(drawn), batch):
-            yield torch.from_numpy(np.stack([data[i] for i in drawn[start : start + batch]]))
-
+    ids = drawn_sequences(data, sequences, seed)
     return calibrate(
         model,
-        batches(),
-        tokens=len(drawn) * data.manifest.sequence_length,
+        ids.split(batch),
+        tokens=ids.numel(),
         sample_rows=rows,
         seed=seed,
         gradients=gradients,

@@ -24,7 +24,7 @@ rule calibrate:
         runtime=60,
     params:
         code=code("calibrate"),
-        settings=lambda w: inputs.section_settings("calibration"),
+        settings=lambda w: inputs.calibration_settings(w.model),
     message:
         "calibrating {wildcards.model}, seed {wildcards.seed}"
     script:

@@ -29,7 +29,8 @@
     if (target && target !== "kq") parts.push(target === "k" ? "by keys" : "by queries");
     if (compression) parts.push(`${100 * compression} % cut`);
     if (width) parts.push(`d_k ${width}`);
-    if (rft === "post") parts.push("recovered");
+    if (rft.startsWith("refit")) parts.push("refitted");
+    if (rft.endsWith("post")) parts.push("recovered");
     return `${metric}: ${parts.join(", ")}`;
   };
 

@@ -24,7 +24,7 @@ from keycut.config.figures import (
     SweepFigure,
     UtilizationFigure,
 )
-from keycut.config.models import Model, Shape, shape_of
+from keycut.config.models import Model, Shape, shape_of, state_bytes
 from keycut.config.pruning import BASELINE, CalibrationText, width
 from keycut.config.reading import load_config, parse_config
 from keycut.config.run import Config, JobConfig, Measurement, Variant

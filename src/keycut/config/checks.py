@@ -11,7 +11,7 @@ from keycut.config.figures import QualityFigure, RankFigure, SpectrumFigure
 from keycut.config.needs import hub_items
 from keycut.config.pruning import BASELINE, width
 from keycut.config.run import Config, Measurement
-from keycut.config.section import NameOf, Section
+from keycut.config.section import RECOVERED, REFITTED, NameOf, Section, Stage
 from keycut.config.tables import QualityTable, SpeedTable
 from keycut.config.training import Training
 from keycut.errors import InputError, nearest
@@ -245,18 +245,23 @@ def _bad_needs(config: Config) -> Iterator[str]:
                 for target in sorted({*(table.targets or ())} - {*known}):
                     known_targets = " or ".join(known)
                     yield f"tables.{name}.targets: {target}: {key} judges by {known_targets}"
-            if "post" in table.columns and not config.recovery:
-                yield f"tables.{name}: shows recovered models, so it needs a `recovery`"
+            yield from _unmet_stages(config, f"tables.{name}", table.columns)
         elif isinstance(table, SpeedTable):
             passes = config.benchmarks[table.benchmark].passes  # type: ignore[union-attr]
             if table.shows not in passes:
                 yield f"tables.{name}.shows: {table.shows!r}: only {passes[0]} is measured"
     for name, figure in config.figures.items():
         if isinstance(figure, RankFigure):
-            if "post" in figure.stages and not config.recovery:
-                yield f"figures.{name}: shows recovered models, so it needs a `recovery`"
+            yield from _unmet_stages(config, f"figures.{name}", figure.stages)
             if not config.analysis:
                 yield f"figures.{name}: shows states, so it needs an `analysis`"
+
+
+def _unmet_stages(config: Config, path: str, stages: Iterable[Stage]) -> Iterator[str]:
+    if {*RECOVERED} & {*stages} and not config.recovery:
+        yield f"{path}: shows recovered models, so it needs a `recovery`"
+    if {*REFITTED} & {*stages} and not config.calibration:
+        yield f"{path}: shows refitted models, so it needs a `calibration`"
 
 
 def _bad_sizes(config: Config) -> Iterator[str]:

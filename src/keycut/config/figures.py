@@ -12,6 +12,7 @@ from keycut.config.section import (
     ModelName,
     Name,
     NameOf,
+    PrunedStage,
     Ratio,
     Section,
     SliceName,
@@ -34,8 +35,10 @@ class RankFigure(FigureBase):
     model: ModelName = Field(description="one of `models`")
     methods: Some[MethodName] = Field(description="methods beside the baseline")
     ratio: Ratio = Field(description="fraction of channels cut")
-    stages: Some[Literal["pre", "post"]] = Field(
-        ("pre",), description="before or after recovery, or both"
+    stages: Some[PrunedStage] = Field(
+        ("pre",),
+        description="before (pre) and after (post) recovery, refitted (refit), or refitted "
+        "and recovered (refit_post)",
     )
     tokens: PositiveInt = Field(description="tokens of the sequence that are shown")
 
@@ -71,9 +74,10 @@ class SweepFigure(FigureBase):
 
 
 class QualityFigure(FigureBase):
-    """A number of each method against the ratio, a panel per model before and after recovery."""
+    """A number of each method: against the ratio, a panel per model and stage (quality), or against
+    the size of a sequence's state, a panel per model with a curve per method and stage (state)."""
 
-    kind: Literal["quality"] = WHICH
+    kind: Literal["quality", "state"] = WHICH
     tables: Some[Annotated[Name, NameOf("tables")]] = Field(
         description="tables of methods at several ratios that hold it"
     )

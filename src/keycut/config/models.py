@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, Union
 
 from pydantic import Field, PositiveInt, model_validator
@@ -140,3 +140,8 @@ def shape_of(model: Model, ratio: float = 0.0) -> Shape:
     """A model's delta rule, whole or with that share of its key channels cut."""
     left = width(model.head_k_dim, ratio) if ratio else model.head_k_dim
     return Shape(model.kernel, model.num_heads, left, model.value_heads, model.head_v_dim)
+
+
+def state_bytes(model: Model, ratio: float = 0.0) -> int:
+    """The recurrent state of one sequence, in all layers."""
+    return replace(model.key_shape, width=shape_of(model, ratio).width).state_bytes()

@@ -60,14 +60,14 @@ def needed_tokenizers(config: Config) -> dict[str, Tokenizer]:
 
 
 def needed_corpora(config: Config) -> dict[str, Corpus]:
-    """Corpora that models are trained, calibrated, evaluated or analysed on; and tokenizers'."""
+    """Corpora that models are trained, pruned, evaluated or analysed on; and tokenizers'."""
     sources = [model.source for model in needed_models(config).values()]
     variants = config.variants()
     slices = [config.recipes[s.recipe].data for s in sources if s.kind == "pretrain"]
     calibrated = (v.pruned and config.methods[v.method].calibrated for v in variants)
-    if config.calibration and any(calibrated):
+    if config.calibration and (any(calibrated) or any(v.refitted for v in variants)):
         slices.append(config.calibration.data)
-    if config.recovery and any(variant.rft == "post" for variant in variants):
+    if config.recovery and any(variant.recovered for variant in variants):
         slices.append(config.recovery.data)
     if config.evaluation.made_from:
         slices.append(config.evaluation.made_from)

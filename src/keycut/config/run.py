@@ -13,7 +13,18 @@ from keycut.config.evaluation import Evaluation
 from keycut.config.figures import Analysis, Figure, QualityFigure, RankFigure
 from keycut.config.models import Model, Shape, shape_of
 from keycut.config.pruning import BASELINE, CalibrationText, PruningMethod, width
-from keycut.config.section import Kernel, Many, Name, Section, Seed, Some, Stage, Target
+from keycut.config.section import (
+    RECOVERED,
+    REFITTED,
+    Kernel,
+    Many,
+    Name,
+    Section,
+    Seed,
+    Some,
+    Stage,
+    Target,
+)
 from keycut.config.sources import Corpus, Tokenizer
 from keycut.config.tables import DecodingTable, QualityTable, Table
 from keycut.config.training import Recipe, Recovery
@@ -24,7 +35,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, order=True)
 class Variant:
-    """One model to be evaluated: a model, what was cut from it, and whether it was recovered.
+    """One model to be evaluated: a model, what was cut from it, and what was done then.
 
     The baseline has method `baseline`, target "", ratio 0 and stage none, or post for the
     recovered control. `seed` is 0 where nothing is drawn.
@@ -40,6 +51,21 @@ class Variant:
     @property
     def pruned(self) -> bool:
         return self.method != BASELINE
+
+    @property
+    def refitted(self) -> bool:
+        return self.rft in REFITTED
+
+    @property
+    def recovered(self) -> bool:
+        return self.rft in RECOVERED
+
+    @property
+    def student(self) -> Variant:
+        """What its recovery starts from."""
+        if self.refitted:
+            return replace(self, rft="refit")
+        return replace(self, rft="pre" if self.pruned else "none")
 
 
 @dataclass(frozen=True, order=True)
@@ -79,7 +105,9 @@ class Config(Section):
     corpora: dict[Name, Corpus] = Field(description="text by name")
     recipes: dict[Name, Recipe] = Field({}, description="pretraining recipes by name")
     models: dict[Name, Model] = Field(description="models by name", min_length=1)
-    calibration: CalibrationText | None = Field(None, description="for methods that need text")
+    calibration: CalibrationText | None = Field(
+        None, description="for methods that need text, and for refit"
+    )
     methods: dict[Name, PruningMethod] = Field({}, description="pruning methods by name")
     recovery: Recovery | None = Field(
         None, description="needed by tables and figures that show recovered models"
@@ -196,7 +224,7 @@ class Config(Section):
         recovered = {
             shape_of(self.models[variant.model], variant.ratio)
             for variant in self.variants()
-            if variant.rft == "post"
+            if variant.recovered
         }
         return tuple(sorted(pretrained | recovered))
 
@@ -220,7 +248,7 @@ class Config(Section):
         methods: Iterable[str],
         ratios: Iterable[float],
         targets: Iterable[Target] | None,
-        stages: tuple[Stage, ...],
+        stages: Iterable[Stage],
     ) -> Iterator[Variant]:
         recovered = self.recovery.seeds or self.seeds if self.recovery else ()
         for model in models:
@@ -231,7 +259,7 @@ class Config(Section):
             for name in methods:
                 method = self.methods[name]
                 for stage in stages:
-                    seeds = self.seeds if stage == "pre" else recovered
+                    seeds = recovered if stage in RECOVERED else self.seeds
                     for target in targets or (method.target,):
                         for ratio in ratios:
                             for seed in seeds if method.drawn else (0,):
@@ -259,6 +287,7 @@ class JobConfig(Config):
     """The sections that one job uses, as its rule names them, and nothing else."""
 
     run: Name = ""
+    gradients: bool = True  # whether calibration computes them
     seeds: Many[Seed] = ()
     tokenizers: dict[Name, Tokenizer] = Field({})
     corpora: dict[Name, Corpus] = Field({})

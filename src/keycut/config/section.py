@@ -25,7 +25,11 @@ from keycut.selection.method import Target as Target
 T = TypeVar("T")
 
 Kernel = Literal["delta_net", "gated_deltanet"]
-Stage = Literal["none", "pre", "post"]
+PrunedStage = Literal["pre", "refit", "post", "refit_post"]
+"""Of a pruned model: sliced, refitted, recovered, refitted and then recovered."""
+Stage = Literal["none", PrunedStage]
+REFITTED: tuple[Stage, ...] = ("refit", "refit_post")
+RECOVERED: tuple[Stage, ...] = ("post", "refit_post")
 Pass = Literal["forward", "training"]
 
 LARGEST_SEED = 2**63 - 1

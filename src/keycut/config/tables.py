@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
@@ -14,6 +14,7 @@ from keycut.config.section import (
     Name,
     NameOf,
     Pass,
+    PrunedStage,
     Ratio,
     Section,
     Some,
@@ -30,6 +31,7 @@ SINGLE: dict[str, tuple[str, ...]] = {
     "targets": ("ratios", "columns"),
     "summary": ("ratios",),
     "breakdown": (),
+    "stages": (),
 }
 
 
@@ -41,7 +43,7 @@ class QualityTable(TableBase):
     """A table of evaluated variants. Rows and columns decide what is computed for it."""
 
     kind: Literal[
-        "by_ratio", "by_model", "sharing", "rotation", "targets", "summary", "breakdown"
+        "by_ratio", "by_model", "sharing", "rotation", "targets", "summary", "breakdown", "stages"
     ] = WHICH
     models: Some[ModelName] = Field(description="models, always with their unpruned baseline")
     methods: Many[MethodName] = Field((), description="methods")
@@ -51,7 +53,8 @@ class QualityTable(TableBase):
     )
     columns: dict[Stage, Some[Annotated[Name, NameOf("suites and columns")]]] = Field(
         description="names of suites (all their columns) or of columns, before (pre) and after "
-        "(post) recovery; under none for a table of baselines alone",
+        "(post) recovery, and of refitted models before (refit) and after it (refit_post); under "
+        "none for a table of baselines alone",
         min_length=1,
     )
 
@@ -59,10 +62,11 @@ class QualityTable(TableBase):
     def _rows_fit_stages(self) -> Self:
         if bool(self.methods) != bool(self.ratios):
             raise ValueError("methods and ratios need each other")
-        stages = {"pre", "post"} if self.methods else {"none"}
+        stages = {*get_args(PrunedStage)} if self.methods else {"none"}
         if not self.columns.keys() <= stages:
             raise ValueError(
-                "columns stand under pre and post in a table with methods, under none in others"
+                "columns stand under pre, refit, post and refit_post in a table with methods, "
+                "under none in others"
             )
         return self
 

@@ -18,8 +18,8 @@ from keycut.plan.work import Workload
 # Rules with a script, in the order of the workflow; then what jobs of several rules have.
 RULES = (
     "download", "text", "tokenizer", "tokens", "tasks", "preflight_shape", "pretrain", "adopt",
-    "calibrate", "score", "slice", "recover", "evaluate", "measure", "analyze", "frame", "union",
-    "table", "figure", "document", "pdf", "verdict", "page", "verify",
+    "calibrate", "score", "slice", "refit", "recover", "evaluate", "measure", "analyze", "frame",
+    "union", "table", "figure", "document", "pdf", "verdict", "page", "verify",
 )  # fmt: skip
 PARTS = ("start", "tuning", "forward", "step")
 
@@ -89,8 +89,8 @@ def estimate(
     """What a job takes; `tunes` if it is the first of its shape. What two jobs share (a task in two
     suites of a model) is counted in both, though the second finds it done."""
     own, figures = nearest_figure(costs, rule, work), {}
-    if rule == "evaluate" and not (own and distance(own, work) < CLOSE):
-        # No evaluation like it was measured: so many calls, and so many tokens through the model.
+    if rule in ("evaluate", "refit") and not (own and distance(own, work) < CLOSE):
+        # Nothing like it was measured: so many calls, and so many tokens through the model.
         parts = {"step": replace(work, of="", tokens=work.steps), "forward": replace(work, of="")}
         nearest = {part: nearest_figure(costs, name, part) for name, part in parts.items()}
         figures = {part: figure for part, figure in nearest.items() if figure}

@@ -23,6 +23,8 @@ REQUESTS = {
 # Of an evaluation: tokens of a batch whose size is not set, of a choice with what stands before
 # it (few are longer), and of an answer, which comes one token at a time.
 BATCH, CHOICE, ANSWER = 1 << 17, 128, 48
+# Of a refit: once through the unpruned model and twice through the pruned one, 8 sequences a call.
+PASSES, REFIT_BATCH = 3, 8
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,7 @@ class Workload:
     kernel: Kernel | None = None
     parameters: int | None = None
     tokens: int | None = None
-    steps: int = 0  # of an evaluation: calls of the model
+    steps: int = 0  # of an evaluation or a refit: calls of the model
     shape: Shape | None = None  # what kernels are tuned for, once
     disk: int = 0  # bytes
 
@@ -68,6 +70,11 @@ class Workloads:
                 return replace(work, of=config.methods[wildcards["method"]].algorithm)
             case "slice":
                 return replace(work, disk=kept)
+            case "refit":  # three passes over the text: see keycut.refit
+                assert config.calibration
+                calls = PASSES * ceil(config.calibration.sequences / REFIT_BATCH)
+                tokens = PASSES * self._tokens(config.calibration)
+                return replace(work, tokens=tokens, steps=calls, disk=kept)
             case "recover":
                 return replace(work, tokens=self._tokens(config.recovery), disk=kept)
             case "evaluate":

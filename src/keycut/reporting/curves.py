@@ -40,7 +40,7 @@ def draw_curves(config: Config, curves: Mapping[Variant, Path | str]) -> dict[st
     """SVGs of `pretraining` and `recovery`, as far as there are curves."""
     points = {variant: read_curve(path) for variant, path in curves.items()}
     trained = {variant.model: curve for variant, curve in points.items() if variant.rft == "none"}
-    recovered = {variant: curve for variant, curve in points.items() if variant.rft == "post"}
+    recovered = {variant: curve for variant, curve in points.items() if variant.recovered}
     figures = {}
     with drawing():
         if trained:
@@ -87,18 +87,21 @@ def _recovery(config: Config, recovered: Mapping[Variant, np.ndarray]) -> Figure
     ratios = sorted({variant.ratio for variant in recovered if variant.pruned}) or [0.0]
     figure = new_figure(PAGE, 0.5 + 1.5 * len(models))
     panels = figure.subplots(len(models), len(ratios), sharex=True, sharey="row", squeeze=False)
-    styles: dict[str, dict[str, Any]] = {}
+    styles: dict[str, dict[str, Any]] = {}  # by name
     for (i, model), (j, ratio) in product(enumerate(models), enumerate(ratios)):
         axes = panels[i, j]
         axes.set_title(f"{100 * ratio:g} % cut" if i == 0 else "")
         axes.set_ylabel(f"{config.models[model].label}\ncross-entropy" if j == 0 else "")
         axes.set_xlabel("million tokens" if i == len(models) - 1 else "")
-        for method, curve in _mean_curves(recovered, model, ratio).items():
-            styles[method] = {"color": colour(config, method), "linestyle": dash(config, method)}
-            axes.plot(*curve.T, linewidth=1, **styles[method])
+        for (method, refitted), curve in _mean_curves(recovered, model, ratio).items():
+            name = label(config, method) + ", refitted" * refitted
+            styles[name] = {"color": colour(config, method), "linestyle": dash(config, method)}
+            styles[name]["alpha"] = 0.5 if refitted else None
+            axes.plot(*curve.T, linewidth=1, **styles[name])
+    first = label(config, BASELINE)
     handles = [
-        figure.axes[0].plot([], [], label=label(config, method), **styles[method])[0]
-        for method in sorted(styles, key=lambda method: method != BASELINE)
+        figure.axes[0].plot([], [], label=name, **styles[name])[0]
+        for name in sorted(styles, key=lambda name: name != first)
     ]
     figure.legend(handles=handles, loc="outside lower center", ncols=6, frameon=False, fontsize=7)
     return figure
@@ -106,16 +109,17 @@ def _recovery(config: Config, recovered: Mapping[Variant, np.ndarray]) -> Figure
 
 def _mean_curves(
     recovered: Mapping[Variant, np.ndarray], model: str, ratio: float
-) -> dict[str, np.ndarray]:
-    """The mean curve of each method; no panel shows the baseline alone."""
-    curves: dict[str, list[np.ndarray]] = {}
+) -> dict[tuple[str, bool], np.ndarray]:
+    """The mean curve of each method, as sliced and as refitted; no panel shows the baseline
+    alone."""
+    curves: dict[tuple[str, bool], list[np.ndarray]] = {}
     for variant, curve in recovered.items():
         if variant.model == model and variant.ratio in (ratio, 0.0):
-            curves.setdefault(variant.method, []).append(curve)
-    if ratio and curves.keys() == {BASELINE}:
+            curves.setdefault((variant.method, variant.refitted), []).append(curve)
+    if ratio and curves.keys() == {(BASELINE, False)}:
         return {}
     # An incomplete run may have fewer points than the others.
     return {
-        method: np.mean([curve for curve in seeds if len(curve) == len(seeds[0])], 0)
-        for method, seeds in curves.items()
+        key: np.mean([curve for curve in seeds if len(curve) == len(seeds[0])], 0)
+        for key, seeds in curves.items()
     }

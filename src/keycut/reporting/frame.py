@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 import pandas as pd
@@ -25,6 +25,7 @@ from pyarrow import ArrowInvalid
 
 from keycut.artefact import atomic_write, digest, read_json
 from keycut.config import BASELINE, Config, DecodingTable, Measurement, QualityTable, Variant
+from keycut.config.section import PrunedStage
 from keycut.errors import InputError
 
 PAPER = "arXiv 2602.04852"
@@ -120,7 +121,7 @@ SCHEMA = pa.DataFrameSchema(
         "target": _text(pa.Check.isin(["", "kq", "k", "q"])),
         "compression": pa.Column(float, pa.Check.in_range(0, 1, include_max=False), nullable=True),
         "head_k_dim": pa.Column("Int64", pa.Check.gt(0), nullable=True),
-        "rft": _text(pa.Check.isin(["none", "pre", "post"])),
+        "rft": _text(pa.Check.isin(["none", *get_args(PrunedStage)])),
         "seed": pa.Column("int64", pa.Check.ge(0)),
         "metric": _text(pa.Check.str_length(min_value=1)),
         "value": pa.Column(float, pa.Check(lambda v: v.abs() != math.inf), nullable=True),

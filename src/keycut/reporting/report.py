@@ -90,7 +90,7 @@ def write_report(
     frames:        of every table of the configuration, in its order
     verdict:       the folder that `make_verdict` wrote
     figures:       the SVG of every figure, in the configuration's order
-    curves:        the loss curve (.csv) of what was trained (rft none) or recovered (rft post)
+    curves:        the loss curve (.csv) of what was trained (rft none) or recovered
     timings:       files with the time and memory of jobs (.tsv: `s`, `max_rss`), by rule
     steps:         files that say how a variant was made, in order (.json, .safetensors)
     provenance:    what jobs wrote about themselves (.provenance.json)

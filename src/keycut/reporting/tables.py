@@ -8,10 +8,11 @@ are in the templates. A frame that mixes published and measured numbers is refus
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import pandas as pd
 
-from keycut.config import BASELINE, Config, Stage
+from keycut.config import BASELINE, Config, Stage, state_bytes
 from keycut.errors import InputError
 from keycut.reporting.frame import PAPER
 from keycut.reporting.grid import (
@@ -33,8 +34,13 @@ from keycut.reporting.grid import (
 SHARED = {"none": "× ×", "head": "× ✓", "all": "✓ ✓"}
 FILTERS = {"none": "Separate", "head": "Shared in a head", "all": "Shared by all"}
 TARGETS = {"kq": "K, Q", "k": "K", "q": "Q"}
-STAGES = {"pre": "Before recovery", "post": "After recovery"}
-RECOVERED = {"none": "", "pre": "×", "post": "✓"}
+STAGES = {
+    "pre": "Before recovery",
+    "refit": "Refitted",
+    "post": "After recovery",
+    "refit_post": "Refitted and recovered",
+}
+RECOVERED = {"none": "", "pre": "×", "refit": "refit, ×", "post": "✓", "refit_post": "refit, ✓"}
 
 
 def _by_ratio_or_model(t: VariantTable) -> Grid:
@@ -139,16 +145,42 @@ def _summary(t: VariantTable) -> Grid:
             numbers = t.numbers(t.key(model, method, ratio, *pair) for pair in pairs)
             labels = ["" if i else t.model(model), t.method(method)]
             rows.append(row(labels, numbers, _rule_between(i, rows)))
-
-        def baseline(rft: Stage, model: str = model) -> Iterator[Box]:
-            for stage in t.stages:
-                if rft in ("none", stage):
-                    yield from t.numbers(t.baseline(model, rft, c) for c in columns[stage])
-                else:
-                    yield Box("", len(columns[stage]))
-
-        rows += t.baseline_rows([""], baseline)
+        rows += t.baseline_rows([""], partial(_baseline_by_stage, t, model))
     return t.grid([2, *map(len, columns.values())], heads, rows)
+
+
+def _baseline_by_stage(t: VariantTable, model: str, rft: Stage) -> Iterator[Box]:
+    """The unpruned model below every stage, or below its own once it is recovered."""
+    for stage in t.stages:
+        columns = t.columns(stage)
+        if rft in ("none", stage):
+            yield from t.numbers(t.baseline(model, rft, column) for column in columns)
+        else:
+            yield Box("", len(columns))
+
+
+def _stages(t: VariantTable) -> Grid:
+    """Models, ratios with the size of the state, and methods down; stages across."""
+    pairs = [(stage, column) for stage in t.stages for column in t.columns(stage)]
+    sizes = {stage: len(t.columns(stage)) for stage in t.stages}
+    heads = [
+        row([""] * 4, (Box(STAGES[stage], size) for stage, size in sizes.items())),
+        row(["Model", "Compr.", "State, KiB", "Method", *(t.title(column) for _, column in pairs)]),
+    ]
+
+    def labels(model: str, ratio: float) -> list[str]:
+        state = state_bytes(t.config.models[model], ratio) / 1024
+        return [t.model(model), percent(ratio), f"{state:,.10g}"]
+
+    rows: list[Row] = []
+    for model in t.table.models:
+        for ratio in t.table.ratios:
+            for i, method in enumerate(t.table.methods):
+                numbers = t.numbers(t.key(model, method, ratio, *pair) for pair in pairs)
+                names = [*labels(model, ratio), t.method(method)]
+                rows.append(row(names, numbers, _rule_between(i, rows)))
+        rows += t.baseline_rows(labels(model, 0.0), partial(_baseline_by_stage, t, model))
+    return t.grid([4, *sizes.values()], heads, rows)
 
 
 def _breakdown(t: VariantTable) -> Grid:
@@ -262,6 +294,7 @@ VARIANT_TABLES: dict[str, Callable[[VariantTable], Grid]] = {
     "targets": _targets,
     "summary": _summary,
     "breakdown": _breakdown,
+    "stages": _stages,
 }
 TIMING_TABLES: dict[str, Callable[[TimingTable], Grid]] = {
     "mixer_speed": _mixer_speed,

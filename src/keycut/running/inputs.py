@@ -19,11 +19,11 @@ from pydantic_core import to_jsonable_python
 
 from keycut.artefact import cached_sha256
 from keycut.config import (
-    BASELINE,
     Config,
     Figure,
     Measurement,
     MixerBenchmark,
+    QualityFigure,
     QualityTable,
     RankFigure,
     Recipe,
@@ -34,7 +34,8 @@ from keycut.config.needs import needed_corpora, needed_models, needed_tokenizers
 from keycut.data.sources import matching, tokenizer_files
 from keycut.hub.downloads import DOWNLOADS, Key, Kind
 from keycut.models.architectures import RULES
-from keycut.running.paths import Paths, cut, provenance_path
+from keycut.running.paths import Paths, provenance_path
+from keycut.selection.methods import METHODS
 
 Section = dict[str, Any]
 
@@ -49,6 +50,7 @@ class Inputs:
         self.config = config
         self.paths = Paths(config)
         self.variants = config.variants()
+        self.recoveries = {self.paths.subject(v): v for v in self.variants if v.recovered}
         self.shapes = {shape.name: shape for shape in config.trained_shapes()}
         self.cells = {self.paths.measurement(cell): cell for cell in config.measurements()}
 
@@ -65,7 +67,7 @@ class Inputs:
             "target": "kq|k|q",
             "ratio": any_of({variant.ratio for variant in self.variants}),
             "seed": r"\d+",
-            "cut": any_of({cut(variant) for variant in self.variants}),
+            "cut": any_of({Path(subject).name for subject in self.recoveries}),
             "subject": any_of({self.paths.subject(variant) for variant in self.variants}),
             "suite": any_of(config.evaluation.suites),
             "shape": any_of(self.shapes),
@@ -108,6 +110,14 @@ class Inputs:
             "device", recovery=self.config.recovery.defining(exclude_defaults=True)
         )
 
+    def calibration_settings(self, model: str) -> Section:
+        """Gradients are left out where no method needs them."""
+        methods = {v.method for v in self.variants if v.model == model and v.pruned}
+        algorithms = [METHODS[self.config.methods[method].algorithm] for method in methods]
+        settings = self.section_settings("calibration")
+        needed = any("gradients" in algorithm.needs for algorithm in algorithms)
+        return settings if needed else {**settings, "gradients": False}
+
     def section_settings(self, section: str) -> Section:
         return self.settings("device", **{section: _changed(getattr(self.config, section))})
 
@@ -138,7 +148,7 @@ class Inputs:
     def table_settings(self, *tables: str, figures: Iterable[str] = ()) -> Section:
         """What tables and figures show: themselves, and what they name."""
         config, drawn = self.config, {name: self.config.figures[name] for name in figures}
-        of_figures = {t for f in drawn.values() if f.kind == "quality" for t in f.tables}
+        of_figures = {t for f in drawn.values() if isinstance(f, QualityFigure) for t in f.tables}
         shown = {name: config.tables[name] for name in (*tables, *sorted(of_figures - {*tables}))}
         sections = [*shown.values(), *drawn.values()]
         timed = {getattr(section, "benchmark", None) for section in sections}
@@ -266,13 +276,10 @@ class Inputs:
         return shape_of(self.config.models[model], float(ratio)).width
 
     def student(self, model: str, cut: str) -> str:
-        if cut == BASELINE:
-            return self.paths.base_model(model)
-        return f"{self.paths.root}/sliced/{model}/{cut}"
+        return self.paths.model(self.recoveries[f"recovered/{model}/{cut}"].student)
 
-    def student_preflight(self, model: str, cut_: str) -> str:
-        (ratio,) = {v.ratio for v in self.variants if v.model == model and cut(v) == cut_}
-        return self.preflight(model, ratio)
+    def student_preflight(self, model: str, cut: str) -> str:
+        return self.preflight(model, self.recoveries[f"recovered/{model}/{cut}"].ratio)
 
     # ----- evaluation, benchmarks, analysis -----
 
@@ -350,7 +357,7 @@ class Inputs:
     def figure_sources(self, figure: str) -> list[str | None]:
         """The same of a figure."""
         spec = self.config.figures[figure]
-        if spec.kind == "quality":  # whose gaps are in the frames
+        if isinstance(spec, QualityFigure):  # whose gaps are in the frames
             return [self.paths.frame(table) for table in spec.tables]
         if spec.kind == "filters":
             return self._available([self.paths.base_model(spec.model)])

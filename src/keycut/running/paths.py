@@ -50,8 +50,11 @@ class Paths:
 
     def subject(self, variant: Variant) -> str:
         """The folder of a variant's model, as in the paths of what is measured on it."""
-        if variant.rft == "post":
-            return f"recovered/{variant.model}/{cut(variant)}"
+        if variant.recovered:
+            suffix = "-refitted" if variant.refitted else ""
+            return f"recovered/{variant.model}/{cut(variant)}{suffix}"
+        if variant.refitted:
+            return f"refitted/{variant.model}/{cut(variant)}"
         if variant.pruned:
             return f"sliced/{variant.model}/{cut(variant)}"
         return f"models/{variant.model}"
@@ -86,12 +89,14 @@ class Paths:
         return f"{self.model(variant)}/loss.csv"
 
     def steps(self, variant: Variant) -> list[str]:
-        """The records of how a variant was made: its base model, calibration, selection, and
-        itself."""
+        """The records of how a variant was made: its base model, calibration, selection, what it
+        was recovered from if that was refitted, and itself."""
         steps = [f"{self.base_model(variant.model)}{PROVENANCE}"]
         if variant.pruned:
             calibration = self.calibration(variant.model, variant.seed)
             steps += [f"{calibration}{PROVENANCE}", self.selection(variant)]
+        if variant.refitted and variant.recovered:
+            steps.append(f"{self.model(variant.student)}{PROVENANCE}")
         return [*steps, f"{self.model(variant)}{PROVENANCE}"]
 
     def check_owner(self, file: str) -> None:

@@ -5,7 +5,7 @@ Which data a figure is drawn of follows from the configuration:
     spectrum, utilization   the analysis (.npz) of every variant of `config.analyses(name)`
     filters                 the folder of the model
     sweep                   the JSON of every cell of `config.measurements(figure.benchmark)`
-    quality                 the frame of every table that it names
+    quality, state          the frame of every table that it names
 
 An analysis that a partial run does not have is None.
 """
@@ -23,6 +23,7 @@ from keycut.errors import InputError, nearest
 from keycut.reporting.figures.filters import draw_filters
 from keycut.reporting.figures.quality import draw_quality
 from keycut.reporting.figures.rank import draw_spectrum, draw_utilization
+from keycut.reporting.figures.state import draw_state
 from keycut.reporting.figures.sweep import draw_sweep
 from keycut.reporting.style import drawing, save
 
@@ -32,6 +33,7 @@ KINDS: dict[str, Callable[[Config, Any, Sequence[Any]], Figure]] = {
     "filters": draw_filters,
     "sweep": draw_sweep,
     "quality": draw_quality,
+    "state": draw_state,
 }
 
 

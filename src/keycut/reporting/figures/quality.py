@@ -15,14 +15,19 @@ from keycut.config import BASELINE, Config, QualityFigure, QualityTable, Stage
 from keycut.reporting.frame import Cell, cells, check_count, read_frame, variant_key
 from keycut.reporting.style import INK, PAGE, colour, dash, label, new_figure
 
-STAGES = {"pre": "before recovery", "post": "recovered"}
+STAGES = {
+    "pre": "before recovery",
+    "refit": "refitted",
+    "post": "recovered",
+    "refit_post": "refitted and recovered",
+}
 TICKS = (1.0, 1.5, 2.0, 3.0, 5.0, 7.0)  # in every decade
 HIGHEST = 4  # times the baseline: the model is broken above it, and how much does not matter
 
 
 @dataclass(frozen=True)
 class Panel:
-    """Curves of one model before or after recovery: by method, cells by ratio."""
+    """Curves of one model at one stage: by method, cells by ratio."""
 
     model: str
     stage: Stage
@@ -38,14 +43,14 @@ def draw_quality(config: Config, name: str, sources: Sequence[Path]) -> Figure:
     spec = config.figures[name]
     assert isinstance(spec, QualityFigure)
     task = config.evaluation.suites[config.suite_of(spec.column)].tasks[spec.column]
-    panels = list(_read_panels(config, name, sources))
+    panels = list(read_panels(config, name, sources))
     figure = new_figure(PAGE, 2.4)
     first: dict[str, Axes] = {}  # the panels of a model share their scale
     for place, panel in enumerate(panels, start=1):
         axes = figure.add_subplot(1, len(panels), place, sharey=first.get(panel.model))
         _draw(config, axes, panel)
         if task.metric.endswith("perplexity"):
-            _set_logarithmic(axes, panel.baseline)
+            set_logarithmic(axes, panel.baseline)
         if panel.model in first:
             axes.tick_params(labelleft=False)
         else:
@@ -82,7 +87,7 @@ def _draw(config: Config, axes: Axes, panel: Panel) -> None:
     axes.set_xlim(left=0)
 
 
-def _set_logarithmic(axes: Axes, baseline: float | None) -> None:
+def set_logarithmic(axes: Axes, baseline: float | None) -> None:
     axes.set_yscale("log")
     axes.yaxis.set_major_locator(LogLocator(10, subs=TICKS))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
@@ -91,7 +96,7 @@ def _set_logarithmic(axes: Axes, baseline: float | None) -> None:
         axes.set_ylim(top=min(axes.get_ylim()[1], HIGHEST * baseline))
 
 
-def _read_panels(config: Config, figure: str, sources: Sequence[Path]) -> Iterator[Panel]:
+def read_panels(config: Config, figure: str, sources: Sequence[Path]) -> Iterator[Panel]:
     """Every curve begins at its unpruned model, after recovery if the run has that."""
     spec = config.figures[figure]
     assert isinstance(spec, QualityFigure)

@@ -27,7 +27,13 @@ from keycut.reporting.style import (
 BINS = 60
 DECADES = 4  # below the largest singular value; smaller ones are only counted
 NOTE = 44  # characters in a line below an axis
-STAGES = {"none": "", "pre": "", "post": ", recovered"}
+STAGES = {
+    "none": "",
+    "pre": "",
+    "refit": ", refitted",
+    "post": ", recovered",
+    "refit_post": ", refitted and recovered",
+}
 
 Analyses = dict[tuple[str, str], list[RankAnalysis]]
 """By method and stage, baseline first: one analysis per seed."""

@@ -1,0 +1,27 @@
+from keycut.running.job import job
+
+with job(snakemake) as run:
+    from keycut.calibration import drawn_sequences
+    from keycut.data.packing import PackedTokens
+    from keycut.models.card import card, refitted_facts
+    from keycut.models.checkpoint import Checkpoint
+    from keycut.refit import refit, write_refitted
+
+    out, wildcards = snakemake.output.model, snakemake.wildcards
+    student, teacher = Checkpoint(snakemake.input.student), Checkpoint(snakemake.input.teacher)
+    data = PackedTokens(snakemake.input.tokens, slice_name=run.calibration.data.split("/")[1])
+    ids = drawn_sequences(data, run.calibration.sequences, int(wildcards.seed))
+    result = refit(student, teacher, ids, device=run.device)
+    text = card(
+        f"{wildcards.model}-{wildcards.method}-refitted",
+        f"{wildcards.model} with fewer key and query channels, pruned and refitted by Keycut.",
+        {
+            **{name: wildcards[name] for name in ("method", "target", "ratio")},
+            "sliced model digest": student.digest(),
+            **refitted_facts(result, teacher),
+        },
+        command=f"snakemake {out}",
+        config=student.config,
+        base=wildcards.model,
+    )
+    write_refitted(student, result, out, card=text, force=True)
