@@ -100,12 +100,11 @@ def evaluation(config: Config, variant: Variant, suite: str, near: Mapping[Key, 
 
 
 def invented(variant: Variant, column: str, *, lower: bool) -> float:
-    """Worse the more is cut, by method; better again after recovery."""
+    """Worse the more is cut, by method; better again after refit and after recovery."""
     draw = random.Random(f"{variant} {column}")
     whole = random.Random(f"{variant.model} {column}").uniform(0.25, 0.6)
     harm = 1 + (HARM.get(variant.method, 1.4) - 1) * (2 * variant.ratio) ** 2
-    if variant.rft == "post":
-        harm = 1 + (harm - 1) / 4
+    harm = 1 + (harm - 1) / (1 + variant.refitted) / (4 if variant.recovered else 1)
     harm *= draw.uniform(0.99, 1.01)
     return 100 * whole * harm if lower else whole / harm
 
@@ -208,7 +207,7 @@ def figure_sources(config: Config, name: str, folder: Path) -> list[Path]:
     if figure.kind == "sweep":
         measured = measurement_files(config, folder / "measurements")
         return [measured[cell] for cell in config.measurements(figure.benchmark)]
-    if figure.kind == "quality":
+    if figure.kind in ("quality", "state"):
         frames = frame_files(config, folder)
         return [frames[table] for table in figure.tables]
     if figure.kind == "filters":

@@ -19,6 +19,7 @@ from keycut.reporting.figures import draw
 from keycut.reporting.figures.filters import pixels
 from keycut.reporting.figures.quality import draw_quality
 from keycut.reporting.figures.rank import draw_spectrum, draw_utilization, missing_note
+from keycut.reporting.figures.state import draw_state
 from keycut.reporting.figures.sweep import draw_sweep
 from keycut.reporting.frame import read_frame, write_frame
 from keycut.reporting.style import INK, KERNELS, drawing, spread
@@ -146,6 +147,25 @@ def test_curves_of_quality_are_the_cells_of_their_table(
             rows = rows.sort_values("compression")
             assert [*curve.lines[0].get_xdata()] == [0, *(100 * rows["compression"])]
             assert [*curve.lines[0].get_ydata()] == [whole[start], *rows["value"]]
+
+
+def test_curves_over_the_state_are_those_of_both_tables(
+    demo: Config, sources: dict[str, list[Path]]
+) -> None:
+    with drawing():
+        figure = draw_state(demo, "state", sources["state"])
+    assert [axes.get_title(loc="left") for axes in figure.axes] == ["DeltaNet", "Gated DeltaNet"]
+    panel, gated = figure.axes
+    # Two layers of two heads of 32 values and 32, 16 or 8 keys, in float32.
+    assert [[*curve.lines[0].get_xdata()] for curve in panel.containers] == [
+        *[[16, 8, 4]] * 4, *[[16, 4]] * 2,
+    ]  # fmt: skip
+    assert len(gated.containers) == 4  # of which nothing is recovered
+    frame = read_frame(sources["state"][1]).query("metric == 'prose_word_ppl'")
+    value = frame.set_index(["method", "rft"])["value"]
+    for curve, stage in zip(panel.containers[4:], ("post", "refit_post"), strict=True):
+        start = value["baseline", "post"]
+        assert [*curve.lines[0].get_ydata()] == [start, value["drrqr", stage]]
 
 
 def test_a_point_that_is_missing_is_left_out(

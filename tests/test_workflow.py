@@ -51,6 +51,8 @@ def test_the_papers_jobs_are_those_that_the_paper_implies(checkout):
     targets = 4 * 4 * 2  # models x methods x keys or queries alone
     rotations = 2 * 2 * 2 + 2  # filters x rotations x ratios, and Grad with shared filters
     assert found["slice"] == found["score"] == recovered + targets + rotations
+    assert "refit" not in found  # no table of the paper's asks for it
+    assert sum(found.values()) == 1002
     assert found["table"] == found["frame"] == 21  # sixteen, and five of ours
     assert found["figure"] == 9  # six, and three of ours
     assert "demo" not in said
@@ -67,6 +69,36 @@ def test_one_table_of_the_paper_needs_only_its_own(checkout):
     assert found["slice"] == 2 * 3 * 2  # models x methods x ratios
     assert found["evaluate"] == 12 + 2  # and the two unpruned
     assert not {"recover", "measure", "analyze", "adopt"} & {*found}
+
+
+def test_what_is_refitted_is_sliced_before_and_recovered_after(checkout):
+    target = "results/demo/tables/refit_recovered.tex"
+    code, said = snakemake(checkout, target)
+    assert code == 0, said
+    found = counts(said)
+    cut = ("calibrate", "score", "slice", "refit")
+    assert {rule: found[rule] for rule in cut} == dict.fromkeys(cut, 1)
+    assert found["recover"] == 3  # as sliced, as refitted, and the unpruned model
+    inputs = Inputs(load_config(ROOT / "config" / "demo.yaml"))
+    students = {cut: inputs.student("delta_net", cut) for cut in re.findall(
+        r"recovering delta_net, (\S+)", said
+    )}  # fmt: skip
+    assert students == {
+        "baseline": "results/demo/models/delta_net",
+        "drrqr-kq-0.75-0": "results/demo/sliced/delta_net/drrqr-kq-0.75-0",
+        "drrqr-kq-0.75-0-refitted": "results/demo/refitted/delta_net/drrqr-kq-0.75-0",
+    }
+
+
+def test_calibration_computes_gradients_where_a_method_of_the_model_needs_them():
+    demo = load_config(ROOT / "config" / "demo.yaml")
+    settings = Inputs(demo).calibration_settings("delta_net")
+    assert settings == Inputs(demo).section_settings("calibration")  # as before there was a choice
+    assert JobConfig.model_validate(settings).gradients
+    tables = {"one": demo.tables["by_model"].model_copy(update={"methods": ("drrqr", "l1")})}
+    without = demo.model_copy(update={"tables": tables, "figures": {}})
+    settings = Inputs(without).calibration_settings("delta_net")
+    assert not JobConfig.model_validate(settings).gradients
 
 
 def test_without_a_configuration_it_is_the_demo(checkout):
@@ -210,7 +242,7 @@ def test_a_partial_run_reports_what_is_there_and_computes_nothing(checkout):
     assert {*found} <= {
         "all", "document", "figure", "frame", "page", "pdf", "table", "union", "verdict",
     }  # fmt: skip
-    assert found["figure"] == 1  # of the frames, which have a reason for every gap
+    assert found["figure"] == 2  # of the frames, which have a reason for every gap
     assert found["frame"] == found["table"]
 
 
@@ -218,7 +250,8 @@ def test_the_figures_of_a_partial_run_are_those_with_sources_or_drawn_before(tmp
     monkeypatch.chdir(tmp_path)
     config = load_config(ROOT / "config" / "demo.yaml")
     inputs = Inputs(config.model_copy(update={"partial": "no time"}))
-    assert {*inputs.figures()} == {"quality"}  # drawn of frames, whose gaps have their reasons
+    frames = {"quality", "state"}  # drawn of frames, whose gaps have their reasons
+    assert {*inputs.figures()} == frames
     sources = [Path(path) for path in Inputs(config).figure_sources("utilization")]
     for source in sources:
         source.parent.mkdir(parents=True, exist_ok=True)
@@ -227,7 +260,7 @@ def test_the_figures_of_a_partial_run_are_those_with_sources_or_drawn_before(tmp
     for path in drawn:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
-    some = {"quality", "utilization", "spectrum", "filters"}  # two show the same models
+    some = {*frames, "utilization", "spectrum", "filters"}  # two show the same models
     assert {*inputs.figures()} == some
     assert {*inputs.shown().figures} == some
     sources[0].unlink()  # curves are drawn of the models that are there
@@ -238,13 +271,10 @@ def test_the_figures_of_a_partial_run_are_those_with_sources_or_drawn_before(tmp
     shared = Path(Inputs(config).figure_sources("filters_shared")[0])
     shared.mkdir(parents=True)
     (shared / "loss.csv").touch()
-    assert {*inputs.figures()} == {"quality", "filters"}
+    assert {*inputs.figures()} == {*frames, "filters"}
     (shared / "model.safetensors").touch()
-    assert {*inputs.figures()} == {"quality", "filters", "filters_shared"}
-    assert {*inputs.drawable()} == {
-        "quality",
-        "filters_shared",
-    }  # the other one is a file, and no job's
+    assert {*inputs.figures()} == {*frames, "filters", "filters_shared"}
+    assert {*inputs.drawable()} == {*frames, "filters_shared"}  # the other is a file, no job's
     assert Inputs(config).figures() == config.figures
 
 

@@ -34,12 +34,13 @@ from keycut.reporting.grid import (
 SHARED = {"none": "× ×", "head": "× ✓", "all": "✓ ✓"}
 FILTERS = {"none": "Separate", "head": "Shared in a head", "all": "Shared by all"}
 TARGETS = {"kq": "K, Q", "k": "K", "q": "Q"}
-STAGES = {
-    "pre": "Before recovery",
+WAYS = {
+    "pre": "Sliced",
     "refit": "Refitted",
-    "post": "After recovery",
+    "post": "Recovered",
     "refit_post": "Refitted and recovered",
 }
+STAGES = {**WAYS, "pre": "Before recovery", "post": "After recovery"}
 RECOVERED = {"none": "", "pre": "×", "refit": "refit, ×", "post": "✓", "refit_post": "refit, ✓"}
 
 
@@ -164,7 +165,7 @@ def _stages(t: VariantTable) -> Grid:
     pairs = [(stage, column) for stage in t.stages for column in t.columns(stage)]
     sizes = {stage: len(t.columns(stage)) for stage in t.stages}
     heads = [
-        row([""] * 4, (Box(STAGES[stage], size) for stage, size in sizes.items())),
+        row([""] * 4, (Box(WAYS[stage], size) for stage, size in sizes.items())),
         row(["Model", "Compr.", "State, KiB", "Method", *(t.title(column) for _, column in pairs)]),
     ]
 

@@ -110,13 +110,13 @@ def read_panels(config: Config, figure: str, sources: Sequence[Path]) -> Iterato
                 for variant, column in config.cells(name)
                 if (variant.model, column) == (model, spec.column)
             }
-            unpruned = {v.rft: cell for v, cell in variants.items() if not v.pruned}
+            unpruned = {v.recovered: cell for v, cell in variants.items() if not v.pruned}
             for stage in table.columns:
                 if spec.column not in config.columns(name, stage):
                     continue
                 curves: dict[str, dict[float, Cell]] = {}
                 for variant, cell in variants.items():
                     if variant.pruned and variant.rft == stage:
-                        start = {0.0: unpruned.get(stage, unpruned["none"])}
+                        start = {0.0: unpruned.get(variant.recovered, unpruned[False])}
                         curves.setdefault(variant.method, start)[variant.ratio] = cell
-                yield Panel(model, stage, unpruned["none"].value, curves)
+                yield Panel(model, stage, unpruned[False].value, curves)

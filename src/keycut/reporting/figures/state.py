@@ -44,9 +44,10 @@ def draw_state(config: Config, name: str, sources: Sequence[Path]) -> Figure:
     figure.axes[0].set_ylabel(f"{task.label}, {task.metric.replace('_', ' ')}")
     methods = dict.fromkeys(method for panel in panels for method in panel.curves)
     lines = [Line2D([], [], color=colour(config, m), label=label(config, m)) for m in methods]
+    names = {**STAGES, "pre": "sliced"}
     for stage in dict.fromkeys(panel.stage for panel in panels):
         look = LOOKS[stage] | {"color": INK, "marker": "o", "markersize": 3}
-        lines.append(Line2D([], [], label=STAGES[stage], **look))
+        lines.append(Line2D([], [], label=names[stage], **look))
     lines.append(Line2D([], [], color=INK, linestyle=dash(config, BASELINE), label="Baseline"))
     figure.legend(
         handles=lines,
