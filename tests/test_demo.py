@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import pandas as pd
 import psutil
 import pytest
 import yaml
@@ -92,6 +93,13 @@ def test_every_table_and_figure_is_there():
             assert (DEMO / f"figures/{figure}.{ending}").stat().st_size
 
 
+def test_refitted_models_are_better_than_sliced_ones_on_text_that_they_have_not_seen():
+    numbers = pd.read_parquet(DEMO / "frames/refit.parquet").query("compression == 0.75")
+    stages = numbers.set_index(["model", "method", "metric", "rft"])["value"].unstack()
+    assert len(stages) == 2 * 2 * 2  # models x methods x perplexities
+    assert (stages["refit"] < stages["pre"]).all()
+
+
 def test_the_pdf_is_there_where_latex_is():
     if os.environ.get("CI") or shutil.which("pdflatex"):
         assert (DEMO / "document.pdf").read_bytes().startswith(b"%PDF")
@@ -105,8 +113,12 @@ def test_a_forced_selection_reruns_its_descendants(copy):
     cut = "drrqr-kq-0.75-0"
     jobs = planned(copy, "-R", f"results/demo/selections/delta_net/{cut}.safetensors")
     assert jobs["choosing channels of delta_net: drrqr, kq, 0.75, seed 0"] == 1
-    assert jobs[f"recovering delta_net, {cut}"] == 1
-    descendants = {"choosing": 1, "slicing": 1, "recovering": 1, "analysing": 2, "drawing": 3}
+    assert (
+        jobs[f"recovering delta_net, {cut}"] == jobs[f"recovering delta_net, {cut}-refitted"] == 1
+    )
+    descendants = {
+        "choosing": 1, "slicing": 1, "refitting": 1, "recovering": 2, "analysing": 2, "drawing": 4,
+    }  # fmt: skip
     assert {word: n for word, n in summary(jobs).items() if word in descendants} == descendants
     evaluated = {job for job in jobs if job.startswith("evaluating")}
     assert evaluated == {
@@ -115,6 +127,8 @@ def test_a_forced_selection_reruns_its_descendants(copy):
             f"evaluating recovered/delta_net/{cut} on {suite}"
             for suite in ("ppl", "zero_shot", "retrieval")
         ),
+        f"evaluating refitted/delta_net/{cut} on ppl",
+        f"evaluating recovered/delta_net/{cut}-refitted on ppl",
     }
     assert all(cut in job for job in jobs if job.startswith(("evaluating", "recovering")))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ from keycut.reporting.frame import (
 )
 from keycut.reporting.verdict import make_verdict, verify
 from keycut.reporting.writing import write_document, write_table
+from keycut.running.inputs import Inputs
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +45,26 @@ def test_every_cell_of_every_table_is_measured_or_says_why(
             assert result.reason != "not measured"
             if isinstance(demo.tables[name], QualityTable):
                 assert result.value is not None
+
+
+def test_the_labs_results_still_give_its_tables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive = ROOT / "results" / "lab" / "h200"
+    with tarfile.open(archive / "results.tar.xz") as results:
+        results.extractall(tmp_path, filter="data")
+    monkeypatch.chdir(tmp_path)
+    lab = load_config(ROOT / "config" / "lab.yaml").model_copy(update={"partial": "not run"})
+    archived = [
+        name
+        for name, table in lab.tables.items()
+        if isinstance(table, QualityTable) and (archive / f"tables/{name}.csv").is_file()
+    ]
+    assert len(archived) == 8
+    for name in archived:
+        make_frame(lab, name, Inputs(lab).table_sources(name), "frame.parquet")
+        write_table(lab, name, "frame.parquet", tmp_path, TEMPLATES)
+        assert Path(f"{name}.csv").read_bytes() == (archive / f"tables/{name}.csv").read_bytes()
 
 
 def test_a_partial_run_has_a_dash_and_a_reason_where_a_result_is_missing(

@@ -19,7 +19,16 @@ from keycut import artefact
 from keycut.artefact import cached_sha256, write_json
 
 ROOT = Path(__file__).parents[1]
-FOLDERS = {"models", "sliced", "recovered", "tokenizers", "tokens", "calibrations", "verdict"}
+FOLDERS = {
+    "models",
+    "sliced",
+    "refitted",
+    "recovered",
+    "tokenizers",
+    "tokens",
+    "calibrations",
+    "verdict",
+}
 PARTS = ("workflow", "scripts", "config", "profiles", "envs", "src")
 METHODS = ["l1", "grad"]
 # What follows when a table or figure is made again, and a frame.
@@ -77,19 +86,23 @@ def finished(tmp_path_factory):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     (folder / "text.jsonl").write_text('{"text": "some"}\n')
     (folder / "small.yaml").write_text(yaml.safe_dump(configuration(), sort_keys=False))
+    pretend_finished(folder)
+    return folder
+
+
+def pretend_finished(folder):
     for line in snakemake(folder, "--summary").splitlines():
         if not line.startswith("results/"):
             continue
         path = folder / line.split("\t")[0]
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.relative_to(folder).parts[2] in FOLDERS and path.suffix != ".json":
-            path.mkdir()
+            path.mkdir(exist_ok=True)
             (path / "model.safetensors").touch()
         else:
             # Larger than what Snakemake compares.
             path.write_bytes(b"0" * (1_100_000 if path.suffix in (".safetensors", ".npz") else 9))
     snakemake(folder, "--touch", "--forceall")
-    return folder
 
 
 @pytest.fixture
@@ -302,6 +315,27 @@ def test_training_reruns_when_its_authors_say_so_and_until_then_the_report_marks
     assert jobs["pretrain"] == 2
     assert jobs["score"] == 2
     assert not {"tokens", "tokenizer", "text"} & {*jobs}
+
+
+def test_a_table_of_refitted_models_refits_and_the_code_of_refit_does_so_again(copy):
+    def use(config):
+        table = {**config["tables"]["by_ratio"], "kind": "stages", "methods": ["grad"]}
+        columns = {stage: ["ppl"] for stage in ("pre", "refit", "post", "refit_post")}
+        config["tables"]["refit"] = {**table, "columns": columns}
+
+    configure(copy, use)
+    jobs = planned(copy)
+    computed = {"refit": 1, "recover": 1}
+    assert {rule: count for rule, count in jobs.items() if rule not in REPORTED} == {
+        **computed, "evaluate": 3,
+    }  # fmt: skip
+    pretend_finished(copy)
+    assert planned(copy) == {}
+    path = copy / "src/keycut/refit.py"
+    path.write_text(path.read_text() + "\nunused = True\n")
+    assert {rule: count for rule, count in planned(copy).items() if rule not in REPORTED} == {
+        **computed, "evaluate": 2,
+    }  # fmt: skip
 
 
 def test_other_text_counts_whatever_its_time(copy):
