@@ -41,7 +41,7 @@ lint: setup  ## ruff, mypy, snakefmt
 pins: setup  ## write environment.yml and envs/*.yaml from envs/constraints.txt and flame.txt
 	$(BIN)/python envs/pins.py
 
-dag: setup  ## draw the rules of the paper's run into README.md
+dag: setup  ## draw the rules of the workflow into README.md
 	$(BIN)/python docs/dag.py
 
 flame: setup  ## install flame and torchtitan from git, for pretraining as the paper does

@@ -1,4 +1,5 @@
-"""The rules of the paper's run as a diagram in README.md, as Snakemake gives them: `make dag`.
+"""The rules of the paper's run and the demo as a diagram in README.md, as Snakemake gives them:
+`make dag`.
 
 Left out are the target `all`, and every arrow that follows from others: that pruning needs the
 model, for instance, where it needs the calibration of it.
@@ -14,12 +15,12 @@ README = ROOT / "README.md"
 BLOCK = re.compile(r"```mermaid\n.*?```\n", re.DOTALL)
 
 
-def rules() -> set[tuple[str, str]]:
-    """Pairs of rules, the second of which reads what the first writes."""
+def rules(run: str) -> set[tuple[str, str]]:
+    """Pairs of rules of a run, the second of which reads what the first writes."""
     # The document is a target only where LaTeX is installed; here it always is one.
-    targets = ["all", "results/paper/document.pdf"]
+    targets = ["all", f"results/{run}/document.pdf"]
     text = subprocess.run(
-        [Path(sys.executable).with_name("snakemake"), "--configfile", "config/paper.yaml",
+        [Path(sys.executable).with_name("snakemake"), "--configfile", f"config/{run}.yaml",
          "--rulegraph", "mermaid-js", "--", *targets],
         cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True,
     ).stdout  # fmt: skip
@@ -39,7 +40,7 @@ def reduced(pairs: set[tuple[str, str]]) -> set[tuple[str, str]]:
 
 def diagram() -> str:
     readers: dict[str, list[str]] = {}
-    for rule, reader in sorted(reduced(rules())):
+    for rule, reader in sorted(reduced(rules("paper") | rules("demo"))):
         readers.setdefault(rule, []).append(reader)
     arrows = "".join(f"    {rule} --> {' & '.join(readers[rule])}\n" for rule in readers)
     return f"```mermaid\nflowchart LR\n{arrows}```\n"
