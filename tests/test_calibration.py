@@ -14,7 +14,7 @@ from keycut.calibration import Calibration, calibrate, sampled_positions
 from keycut.errors import InputError
 from keycut.models import create
 from keycut.models.architectures import ARCHITECTURES
-from keycut.models.architectures.gated_deltanet import GATED_DELTANET
+from keycut.models.architectures.gated_deltanet import ARCHITECTURE as GATED_DELTANET
 from keycut.models.capture import mixers
 
 NAMES = ["delta_net", "shared_head", "gated", "gated_value_heads"]
