@@ -265,7 +265,8 @@ def curve_files(config: Config, folder: Path) -> dict[Variant, Path]:
     files = {}
     for variant in config.variants():
         model = config.models[variant.model]
-        if variant.rft == "pre" or (variant.rft == "none" and model.source.kind != "pretrain"):
+        trained = variant.rft == "none" and model.source.kind == "pretrain"
+        if not variant.recovered and not trained:
             continue
         draw = np.random.default_rng(int(digest(asdict(variant))[:8], 16))
         steps = np.arange(1, 201)

@@ -150,7 +150,7 @@ def test_missing_inputs_are_refused(demo: Config, inputs: dict[str, Any], tmp_pa
     out = tmp_path / "r.html"
     with pytest.raises(InputError, match="made of 13 frames, not of 12"):
         write_report(demo, **{**inputs, "frames": inputs["frames"][1:]}, out=out)
-    with pytest.raises(InputError, match="made of 6 figures, not of 0"):
+    with pytest.raises(InputError, match="made of 7 figures, not of 0"):
         write_report(demo, **{**inputs, "figures": []}, out=out)
     some = next(iter(inputs["steps"]))
     with pytest.raises(InputError, match=r"gone\.json is missing"):
@@ -322,7 +322,10 @@ def test_a_curve_is_drawn_by_means_and_without_skipped_steps(tmp_path: Path) -> 
 
 def test_curves_are_of_what_was_trained(demo: Config, inputs: dict[str, Any]) -> None:
     curves: dict[Variant, Path] = inputs["curves"]
-    assert set(draw_curves(demo, curves)) == {"pretraining", "recovery"}
+    figures = draw_curves(demo, curves)
+    assert set(figures) == {"pretraining", "recovery"}
+    for name in ("DRRQR", "DRRQR, refitted"):
+        assert f">{name}</text>" in figures["recovery"]
     only = {variant: path for variant, path in curves.items() if variant.rft == "none"}
     svg = draw_curves(demo, only)["pretraining"]
     for variant in only:
