@@ -121,7 +121,7 @@ def test_from_frames_to_a_document_and_a_verdict(
         ROOT / "config" / "claims.yaml",
     )
     verify(tmp_path / "verdict" / "cells.csv")
-    with pytest.raises(InputError, match="made of 6 figures, not of 5"):
+    with pytest.raises(InputError, match="made of 7 figures, not of 6"):
         write_document(demo, tables, figures[1:], tmp_path / "document.tex", TEMPLATES)
 
 
