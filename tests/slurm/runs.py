@@ -20,7 +20,9 @@ from cluster import Cluster
 
 ROOT = Path(__file__).parents[2]
 # Digests of provenance and logs differ in time and place; these are what a run is for.
-RESULTS = ("models", "selections", "sliced", "recovered", "evaluations", "frames", "tables")
+RESULTS = (
+    "models", "selections", "sliced", "refitted", "recovered", "evaluations", "frames", "tables",
+)  # fmt: skip
 
 
 def checkout(folder: Path, config: dict[str, Any]) -> Path:
