@@ -6,6 +6,7 @@ import logging
 import math
 from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
+from typing import Any
 
 from keycut.artefact import check_disk_space, explain_full_disk
 from keycut.benchmarking.preflight import check_shapes
@@ -23,12 +24,6 @@ from keycut.training.recovery import recover
 
 logger = logging.getLogger(__name__)
 
-# What is no option of the command, as in config/paper.yaml.
-PAPER = {
-    "floor": 0.1, "betas": (0.9, 0.95), "eps": 1e-15, "weight_decay": 0.1, "clip": 1.0,
-    "norms_and_biases": False, "lora": {"rank": 16, "alpha": 32.0},
-    "distillation": {"temperature": 2.0, "weight": 1.0},
-}  # fmt: skip
 PREFLIGHT = Preflight(length=256, tolerance=0.01)  # as all configurations have it
 
 
@@ -93,10 +88,9 @@ def recover_folder(
             )
         data = PackedTokens(packed, slice_name="recovery")
         source = data.manifest.source
-        settings = Recovery.model_validate({
-            **PAPER, "data": "text/recovery", "epochs": epochs, "steps": steps, "batch": batch,
-            "parts": parts, "learning_rate": learning_rate, "warmup": steps // 20, "seed": seed,
-        }).model_copy(update={"data": source.name})  # fmt: skip
+        settings = paper_settings(
+            steps, batch=batch, parts=parts, epochs=epochs, learning_rate=learning_rate, seed=seed
+        ).model_copy(update={"data": source.name})
         facts = recovered_facts(settings, length, student, unpruned)
         logger.info("recovery: checkpoints every ten minutes, in %s", checkpoints)
         recover(
@@ -131,6 +125,15 @@ def recover_folder(
         held_out.line(),
         f"recovery             {steps:,} steps, {steps * batch * length:,} tokens",
     ]
+
+
+def paper_settings(steps: int, **options: Any) -> Recovery:
+    """As in config/paper.yaml, but for these options."""
+    return Recovery.model_validate({
+        "data": "text/recovery", "steps": steps, "warmup": steps // 20, "floor": 0.1, "eps": 1e-15,
+        "clip": 1.0, "lora": {"rank": 16, "alpha": 32.0},
+        "distillation": {"temperature": 2.0, "weight": 1.0}, **options,
+    })  # fmt: skip
 
 
 def trainable_width(student: Checkpoint) -> int | None:
