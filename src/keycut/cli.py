@@ -8,8 +8,7 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from keycut import __version__, logs
-from keycut.config.pruning import REFIT
+from keycut import REFIT, __version__, logs
 from keycut.errors import InputError
 from keycut.hub.downloads import DOWNLOADS, model_folder
 from keycut.selection.methods import METHODS

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from keycut import REFIT
 from keycut.artefact import (
     atomic_write,
     check_disk_space,
@@ -23,7 +24,6 @@ from keycut.artefact import (
 )
 from keycut.calibration import Calibration, calibrate_folder
 from keycut.config import width as width_of
-from keycut.config.pruning import REFIT
 from keycut.config.section import check_seed
 from keycut.data.documentation import documentation, documentation_source
 from keycut.data.packing import PackedTokens, pack
@@ -152,13 +152,15 @@ def prune(request: Request) -> list[str]:
         packed, calibration = Path(folder) / "text", None
         if calibrates or request.refit:
             checkpoint.check_no_softmax()
-            held_out = held_out_sequences(request.sequences) if request.refit else 0
+            slices = {"calibration": request.sequences}
+            if request.refit:
+                slices["held_out"] = held_out_sequences(request.sequences)
             with explain_full_disk(gettempdir()):
                 pack_text(
                     request.text,
                     checkpoint,
                     packed,
-                    slices={"calibration": request.sequences, "held_out": held_out},
+                    slices=slices,
                     length=request.length,
                     seed=request.seed,
                 )
@@ -234,16 +236,17 @@ def pack_text(
     check_vocabulary(tokenizer, checkpoint.config["vocab_size"])
     if text is None:
         logger.info("text: the prose of the installed Python packages; give --text for your own")
-    if slices.get("held_out"):
+    if "held_out" in slices:
         logger.info("text: %d sequences, and %d that are held out", *slices.values())
     pack(
         documentation() if text is None else read(text, seed=seed),
         tokenizer,
         out,
         sequence_length=length,
-        sequences={name: count for name, count in slices.items() if count},
+        sequences=slices,
         source=documentation_source() if text is None else describe(text),
         seed=seed,
+        share_documents="held_out" in slices,  # a text file without blank lines is one document
     )
 
 

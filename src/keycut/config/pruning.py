@@ -25,10 +25,6 @@ Dash = Annotated[
 BASELINE = "baseline"
 """The method of a variant that nothing was cut from, as in the published numbers."""
 
-# Off until it is known from measurements that it makes no model worse.
-REFIT = False
-"""Whether `keycut prune` refits if neither --refit nor --no-refit is given."""
-
 
 def width(d_k: int, ratio: float | str | Decimal | Fraction) -> int:
     """Channels left of `d_k` after cutting `ratio`: floor(d_k (1 - ratio)), in exact arithmetic.
