@@ -148,15 +148,16 @@ def _recover(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
                          "in OUT.checkpoints until it is written")  # fmt: skip
     command.add_argument("--text", type=Path, help="to train on: .jsonl, .txt (.xz .gz .zst), a "
                          "data set's folder; by default the packages' own prose")  # fmt: skip
-    command.add_argument("--steps", type=int, default=2000, help="%(default)s")
+    command.add_argument("--steps", type=int, default=2000, help="of training; %(default)s")
     command.add_argument("--batch", type=int, default=16, help="sequences in a step; %(default)s")
-    command.add_argument("--parts", type=int, default=2, help="that a step's sequences are taken "
-                         "in: more need less memory; %(default)s")  # fmt: skip
+    command.add_argument("--parts", type=int, default=2, help="take a step's sequences in so many "
+                         "parts: more need less memory; %(default)s")  # fmt: skip
     command.add_argument("--length", type=int, default=2048, help="tokens in each; %(default)s")
     command.add_argument("--epochs", type=int, default=1, help="passes over the text: more need "
                          "less of it; %(default)s")  # fmt: skip
     command.add_argument("--learning-rate", type=float, default=1e-4, help="peak; %(default)s")
-    command.add_argument("--seed", type=int, default=42, help="of adapters and the text's order")
+    command.add_argument("--seed", type=int, default=42, help="of adapters and the text's order; "
+                         "%(default)s")  # fmt: skip
     command.add_argument("--device", help="cuda or cpu; the GPU if there is one")
     command.add_argument("--force", action="store_true", help="replace OUT if it exists")
 

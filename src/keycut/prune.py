@@ -113,45 +113,21 @@ class Refitting:
 
 def prune(request: Request) -> list[str]:
     """Write the pruned model to `request.out`. What changed, in lines."""
-    method = method_named(request.method)
-    target = request.target or method.targets[0]
-    method.check_target(target)
-    method.options(request.options)
-    for name, value in (
-        ("--sequences", request.sequences),
-        ("--length", request.length),
-        ("--rows", request.sample_rows),
-        ("--batch", request.batch),
-        ("--round-to", request.round_to),
-    ):
-        if value < 1:
-            raise InputError(f"{name} {value}: must be 1 or more")
-    check_seed(request.seed)
+    check_options(request)
+    method = METHODS[request.method]
     checkpoint = Checkpoint(request.model)
-    full = checkpoint.shape.width
-    width = kept_width(full, request.ratio, request.round_to)
-    if width == full and request.ratio > 0:
-        raise InputError(
-            f"--round-to {request.round_to} leaves all {full} channels of a head at ratio "
-            f"{request.ratio}: round to less, or cut more"
-        )
-    if request.refit:
-        if width == full:
-            raise InputError("ratio 0 cuts nothing, so there is nothing to refit: give --no-refit")
-        check_refit(checkpoint, sequences=request.sequences, length=request.length)
-    check_out(request.out, [request.model], request.text, force=request.force)
+    width = kept_width(checkpoint.shape.width, request.ratio, request.round_to)
     dtype = written_dtype(request, checkpoint)
-    size = sliced_bytes(checkpoint, width, dtype)
-    # The refit reads the sliced model from files, too.
-    check_disk_space(request.out, 2 * size if request.refit else size)
-
     # A method that needs no text is not calibrated for the refit's sake: the refit holds a layer in
     # memory, calibration the model.
     calibrates = "text" in method.needs or (request.text is not None and not request.refit)
+    if calibrates:
+        checkpoint.check_no_softmax()
+    check_model(request, checkpoint, width, dtype)
+
     with TemporaryDirectory() as folder:
         packed, calibration = Path(folder) / "text", None
         if calibrates or request.refit:
-            checkpoint.check_no_softmax()
             slices = {"calibration": request.sequences}
             if request.refit:
                 slices["held_out"] = held_out_sequences(request.sequences)
@@ -166,10 +142,15 @@ def prune(request: Request) -> list[str]:
                 )
         if calibrates:
             calibration = calibrate_on(PackedTokens(packed, slice_name="calibration"), request)
+        full = checkpoint.shape.width
         logger.info("selecting: %s keeps %d of %d channels a head", request.method, width, full)
-        model = ModelStatistics(checkpoint, calibration)
         (selection,) = select(
-            request.method, model, [width], target=target, seed=request.seed, **request.options
+            request.method,
+            ModelStatistics(checkpoint, calibration),
+            [width],
+            target=request.target or method.targets[0],
+            seed=request.seed,
+            **request.options,
         )
         logger.info("slicing: writing %s", request.out)
         if dtype != request.dtype:
@@ -191,6 +172,43 @@ def prune(request: Request) -> list[str]:
                 )
     lines = summary(checkpoint, Checkpoint(request.out), selection)
     return lines + (refitting.lines() if refitting else [])
+
+
+def check_options(request: Request) -> None:
+    """An error for what is wrong whatever the model."""
+    method = method_named(request.method)
+    method.check_target(request.target or method.targets[0])
+    method.options(request.options)
+    for name, value in (
+        ("--sequences", request.sequences),
+        ("--length", request.length),
+        ("--rows", request.sample_rows),
+        ("--batch", request.batch),
+        ("--round-to", request.round_to),
+    ):
+        if value < 1:
+            raise InputError(f"{name} {value}: must be 1 or more")
+    check_seed(request.seed)
+
+
+def check_model(
+    request: Request, checkpoint: Checkpoint, width: int, dtype: torch.dtype | None
+) -> None:
+    """An error if the model cannot be cut to that width, refitted, or written."""
+    full = checkpoint.shape.width
+    if width == full and request.ratio > 0:
+        raise InputError(
+            f"--round-to {request.round_to} leaves all {full} channels of a head at ratio "
+            f"{request.ratio}: round to less, or cut more"
+        )
+    if request.refit:
+        if width == full:
+            raise InputError("ratio 0 cuts nothing, so there is nothing to refit: give --no-refit")
+        check_refit(checkpoint, sequences=request.sequences, length=request.length)
+    check_out(request.out, [request.model], request.text, force=request.force)
+    size = sliced_bytes(checkpoint, width, dtype)
+    # The refit reads the sliced model from files, too.
+    check_disk_space(request.out, 2 * size if request.refit else size)
 
 
 def check_out(out: Path, models: list[Path], text: Path | None, *, force: bool) -> None:
