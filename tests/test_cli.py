@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import shutil
 import stat
 import subprocess
@@ -17,8 +18,12 @@ from safetensors.torch import load_file
 from small_models import SMALL
 
 from keycut.cli import main
+from keycut.data.sources import Source
 from keycut.data.tokenizer import train_tokenizer
+from keycut.errors import InputError
 from keycut.models import create, load, save
+from keycut.prune import HeldOut, Refitting
+from keycut.refit import Refit
 from keycut.selection.methods import METHODS
 
 WORDS = ("the", "quick", "brown", "fox", "jumps", "over", "lazy", "dogs", "while", "others", "go")
@@ -219,7 +224,7 @@ def test_a_folder_inside_the_model_is_refused(workplace, capsys):
 
 def test_a_hybrid_is_cut_and_not_run(workplace, capsys, monkeypatch):
     """Its softmax layers need flash-attn: said before anything is read, loaded or packed."""
-    monkeypatch.setattr("keycut.data.packing.pack", None)
+    monkeypatch.setattr("keycut.prune.pack", None)
     shutil.copytree(workplace / "delta_net", workplace / "hybrid")
     config = json.loads((workplace / "hybrid" / "config.json").read_text())
     config["attn"] = {"layers": [1], "num_heads": 2}
@@ -227,6 +232,8 @@ def test_a_hybrid_is_cut_and_not_run(workplace, capsys, monkeypatch):
     assert prune(workplace, model="hybrid", out="bad") == 2
     assert "hybrid: Keycut runs no softmax attention (layer 1); it can cut" in stderr(capsys)
     arguments = ["prune", workplace / "hybrid", workplace / "hybrid-l1", "--ratio", "0.5"]
+    assert main([*map(str, arguments), "--method", "l1", "--refit"]) == 2
+    assert "methods that need no text, without refitting it" in stderr(capsys)
     assert main([*map(str, arguments), "--method", "l1"]) == 0
     tensors = load_file(workplace / "hybrid-l1" / "model.safetensors")
     widths = [len(tensors[f"model.layers.{i}.attn.q_proj.weight"]) for i in range(2)]
@@ -331,3 +338,110 @@ def test_importing_keycut_imports_nothing_slow():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+# Refit
+
+
+@pytest.mark.parametrize(("name", "method"), [("delta_net", "drrqr"), ("gated", "l1")])
+def test_refit_changes_the_projections_and_says_what_it_brought(
+    workplace, capsys, monkeypatch, name, method
+):
+    assert prune(workplace, "--method", method, model=name, out=f"{name}-cut") == 0
+    if method == "l1":  # needs no text, so the whole model is never in memory
+        monkeypatch.setattr("keycut.calibration.load", None)
+    capsys.readouterr()
+    out = workplace / f"{name}-refitted"
+    assert prune(workplace, "--method", method, "--refit", model=name, out=out.name) == 0
+    shown = capsys.readouterr()
+    cut, refitted = (load_file(f / "model.safetensors") for f in (workplace / f"{name}-cut", out))
+    assert cut.keys() == refitted.keys()
+    changed = {n for n in cut if not torch.equal(cut[n], refitted[n])}
+    assert changed == {f"model.layers.{layer}.attn.o_proj.weight" for layer in (0, 1)}
+    assert load(out)(torch.arange(9)[None]).logits.isfinite().all()
+
+    values = r"(\d+\.\d\d) -> (\d+\.\d\d) -> (\d+\.\d\d)"
+    line = rf"perplexity           {values} \(unpruned, cut, refitted; 40 tokens held out\)\n"
+    perplexities = re.search(line, shown.out)
+    assert perplexities
+    assert re.search(r"refit                2 layers in \d+ s\n", shown.out)
+    assert "refit: layer 2 of 2, ridge" in shown.err
+    card = (out / "README.md").read_text()
+    assert "{} unpruned, {} cut, {} refitted, on 40 tokens".format(*perplexities.groups()) in card
+    assert "| refitted | attn.o_proj of 2 layers, on 240 tokens |" in card
+    assert "| text of the refit | text.jsonl (sha256:" in card
+    assert "| seconds of the refit | " in card
+    assert " --refit" in card
+    assert not list(workplace.glob(".*"))
+
+
+def test_a_refit_that_does_not_help_is_said():
+    result = Refit({}, (), 0)
+    for refitted, caution in ((9.0, False), (12.0, True)):
+        held_out = HeldOut({"unpruned": 8.0, "cut": 12.0, "refitted": refitted}, 40)
+        lines = Refitting(result, 1.0, Source("text", "0"), held_out).lines()
+        assert any("CAUTION" in line for line in lines) == caution
+
+
+def test_refit_is_as_documented_from_python(workplace, tmp_path, monkeypatch):
+    (tmp_path / "model").symlink_to(workplace / "gated")
+    monkeypatch.chdir(tmp_path)
+    assert prune(tmp_path, "--method", "l1", model="model", out="smaller",
+                 text=workplace / "text.jsonl") == 0  # fmt: skip
+    arguments = ["pack", workplace / "text.jsonl", "text", "--tokenizer", "model", "--length", "64"]
+    assert main([*map(str, arguments), "--sequences", "12"]) == 0
+    names = {}
+    exec(readme.python_blocks("docs/prune.md")[1], names)
+    assert len(names["result"].layers) == 2
+    assert names["before"] > 1
+    assert names["after"] > 1
+    assert load(tmp_path / "refitted").model.layers[0].attn.head_k_dim == 8
+
+
+def test_a_refit_that_fails_leaves_nothing(workplace, capsys, monkeypatch):
+    def fail(*_args, **_kwargs):
+        raise InputError("layer 0: NaN")
+
+    monkeypatch.setattr("keycut.prune.refit", fail)
+    assert prune(workplace, "--refit", out="bad") == 2
+    assert stderr(capsys).endswith("keycut: layer 0: NaN")
+    assert not (workplace / "bad").exists()
+    assert not list(workplace.glob(".*"))
+
+
+UNFIT = {
+    "one sequence": (["--sequences", "1"], "refit: 1 sequence of text; give at least 2"),
+    "too few tokens": (["--length", "5"], "25 tokens of text for the 32 unknowns that each output"),
+    "nothing cut": (["--ratio", "0"], "ratio 0 cuts nothing, so there is nothing to refit"),
+}
+
+
+@pytest.mark.parametrize("case", sorted(UNFIT))
+@pytest.mark.parametrize("method", ["l1", "drrqr"])
+def test_what_cannot_be_refitted_is_refused_before_any_work(
+    workplace, capsys, monkeypatch, case, method
+):
+    monkeypatch.setattr("keycut.prune.pack", None)
+    arguments, message = UNFIT[case]
+    assert prune(workplace, "--refit", "--method", method, *arguments, out="bad") == 2
+    assert message in stderr(capsys)
+    assert not (workplace / "bad").exists()
+
+
+def test_a_refit_needs_room_for_two_models(workplace, capsys, monkeypatch):
+    usage = shutil.disk_usage(workplace)
+    monkeypatch.setattr("shutil.disk_usage", lambda _: usage._replace(free=2 * 133_888 - 1))
+    assert prune(workplace, "--refit", "--dtype", "float32", out="bad") == 2
+    assert "bad needs 267,776 bytes" in stderr(capsys)
+
+
+def test_text_that_is_held_out_must_be_there_too(workplace, capsys):
+    packed = ["pack", workplace / "text.jsonl", workplace / "whole", "--tokenizer",
+              workplace / "tokenizer", "--length", "40"]  # fmt: skip
+    assert main([*map(str, packed)]) == 0
+    (sequences,) = re.findall(r"([\d,]+) sequences", capsys.readouterr().out)
+    sequences = sequences.replace(",", "")
+    assert prune(workplace, "--refit", "--sequences", sequences, out="bad") == 2
+    message = stderr(capsys)
+    assert f"text: {sequences} sequences, and 16 that are held out" in message
+    assert f"{int(sequences) + 16} were asked for; ask for fewer or give more text" in message

@@ -233,6 +233,17 @@ def test_slices_share_no_document(tmp_path: Path, boundary: packing.Boundary) ->
         PackedTokens(tmp_path / "a", slice_name="recovery")
 
 
+def test_slices_of_one_document_share_no_token(tmp_path: Path) -> None:
+    text = [" ".join(f"w{i}" for i in range(2, 400))]
+    sizes = {"calibration": 5, "held_out": 2}
+    options = {"sequence_length": 16, "source": SOURCE, "seed": 0}
+    with pytest.raises(InputError, match="holds 5 sequences of 16 tokens, 7 were asked for"):
+        pack(text, words(400), tmp_path / "a", sequences=sizes, **options)
+    pack(text, words(400), tmp_path / "a", sequences=sizes, share_documents=True, **options)
+    parts = [PackedTokens(tmp_path / "a", slice_name=name)[:].reshape(-1) for name in sizes]
+    assert [part.tolist() for part in parts] == [[*range(2, 82)], [*range(82, 114)]]
+
+
 def test_a_slice_added_at_the_end_changes_none_before(tmp_path: Path, bpe: Tokenizer) -> None:
     options = {"sequence_length": 16, "source": SOURCE, "seed": 0}
     pack(documents(), bpe, tmp_path / "a", sequences={"x": 9, "y": 30}, **options)

@@ -194,10 +194,13 @@ def test_the_library_prunes_a_model_without_the_workflow(library_alone, tmp_path
         )  # fmt: skip
 
     pruned = keycut("prune", "model", "out", "--ratio", "0.5", "--text", "text.txt",
-                    "--sequences", "4", "--length", "32", "--rows", "50")  # fmt: skip
+                    "--sequences", "4", "--length", "32", "--rows", "50", "--refit")  # fmt: skip
     assert pruned.returncode == 0, pruned.stderr
     assert "key channels a head  16 -> 8" in pruned.stdout
     assert load(tmp_path / "out").model.layers[0].attn.head_k_dim == 8
+    recovered = keycut("recover", "out", "model", "recovered")
+    assert recovered.returncode == 2
+    assert "peft is not installed, and this needs the packages of the work" in recovered.stderr
     refused = keycut("check", ROOT / "config" / "demo.yaml", "--profile", ROOT / "profiles/slurm")
     assert refused.returncode == 2
     assert refused.stderr.splitlines()[-1].startswith("keycut: snakemake is not installed")

@@ -20,7 +20,7 @@ from keycut.errors import InputError
 from keycut.models import create, load, save
 from keycut.models.card import card, refitted_facts
 from keycut.models.checkpoint import Checkpoint
-from keycut.refit import RIDGES, _refit, _Sums, _Way, refit, write_refitted
+from keycut.refit import RIDGES, _refit, _Sums, _Way, perplexity, refit, write_refitted
 from keycut.slicing import Keep, Pad, slice_model
 
 NAMES = ["delta_net", "delta_net_gate", "delta_net_tied", "shared_head", "shared_all", "gated",
@@ -97,7 +97,7 @@ def test_weights_are_those_of_lstsq_on_all_rows(name, ridge, tmp_path):
 
 def test_a_layer_without_a_delta_rule_is_run_through(tmp_path, monkeypatch):
     student, teacher = models("delta_net", tmp_path)
-    monkeypatch.setattr(fitting, "_check_teacher", lambda *_: None)  # layer 0 is of another width
+    monkeypatch.setattr(fitting, "check_cut_from", lambda *_: None)  # layer 0 is of another width
     student.shape = replace(student.shape, layers=(1,))
     result, expected = fit(student, teacher, 1e-2), slow(student, teacher, 1e-2, layers=(1,))
     (name,) = result.weights
@@ -116,7 +116,7 @@ def test_the_batch_size_makes_no_difference(tmp_path):
 def test_layers_that_run_in_bf16_give_nearly_the_same(name, tmp_path, monkeypatch):
     student, teacher = models(name, tmp_path, width=12, dtype=torch.float32)
     exact = fit(student, teacher, 1e-2)
-    monkeypatch.setattr(fitting, "_cpu_dtype", lambda student: torch.bfloat16)  # as on a GPU
+    monkeypatch.setattr(fitting, "_compute_dtype", lambda *_: torch.bfloat16)  # as on a GPU
     rough = fit(student, teacher, 1e-2)
     for key, weight in exact.weights.items():
         change, rough_change = (w - student.tensor(key) for w in (weight, rough.weights[key]))
@@ -286,6 +286,15 @@ def test_only_one_layer_is_in_memory(tmp_path, monkeypatch):
     fit(student, teacher)
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_perplexity_layer_by_layer_is_that_of_the_whole_model(name, tmp_path):
+    student, teacher = models(name, tmp_path, dtype=torch.float32)
+    for checkpoint in (student, teacher):
+        with torch.no_grad():
+            loss = load(checkpoint.folder)(IDS, labels=IDS).loss.item()
+        assert perplexity(checkpoint, IDS, batch=4) == pytest.approx(math.exp(loss), rel=1e-4)
+
+
 # Bad input
 
 
@@ -301,6 +310,20 @@ def test_text_that_is_too_short_is_refused(tmp_path):
         refit(student, teacher, IDS[:4, :10])
     with pytest.raises(InputError, match="1 sequence of text; give at least 2"):
         refit(student, teacher, IDS[:1])
+
+
+def test_a_model_whose_layers_read_more_than_the_stream_is_refused(tmp_path):
+    student, teacher = models("delta_net", tmp_path)
+    student.config["attnres_block_size"] = 2
+    with pytest.raises(InputError, match="attnres_block_size is set"):
+        refit(student, teacher, IDS)
+
+
+def test_a_student_that_was_rounded_has_its_teacher(tmp_path):
+    _, teacher = models("delta_net", tmp_path, dtype=torch.float32)
+    slice_model(teacher, Keep(torch.arange(4).expand(2, 2, 4)), tmp_path / "rounded",
+                dtype=torch.float16)  # fmt: skip
+    assert refit(Checkpoint(tmp_path / "rounded"), teacher, IDS).layers
 
 
 def test_a_teacher_of_other_shapes_is_refused(tmp_path):

@@ -5,3 +5,7 @@ imported by the modules that need them, not here.
 """
 
 __version__ = "0.1.0"
+
+# Whether `keycut prune` refits if neither --refit nor --no-refit is given. Off until measurements
+# show that it makes no model worse.
+REFIT = False

@@ -8,7 +8,7 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from keycut import __version__, logs
+from keycut import REFIT, __version__, logs
 from keycut.errors import InputError
 from keycut.hub.downloads import DOWNLOADS, model_folder
 from keycut.selection.methods import METHODS
@@ -48,7 +48,7 @@ def parser() -> argparse.ArgumentParser:
     top.set_defaults(workflow=False)  # whether the command needs the packages of the workflow
     top.add_argument("--version", action="version", version=f"keycut {__version__}")
     commands = top.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for add in (_prune, _check, _preflight, _plan, _compare, _download, _pack):
+    for add in (_prune, _recover, _check, _preflight, _plan, _compare, _download, _pack):
         add(commands)
     return top
 
@@ -86,6 +86,10 @@ def _prune(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         "--rows", type=int, default=5000, help="tokens in the sample of rows; %(default)s"
     )
     command.add_argument("--batch", type=int, default=8, help="sequences at a time; %(default)s")
+    command.add_argument("--refit", action=argparse.BooleanOptionalAction, default=REFIT,
+                         help="fit the projection behind each pruned layer again, in closed form, "
+                         "on the same text; every method then needs text; "
+                         f"{'--refit' if REFIT else '--no-refit'} by default")  # fmt: skip
     command.add_argument("--dtype", choices=["bfloat16", "float32", "float16"],
                          help="of the weights that are written; the model's own if not given, but "
                          "bfloat16 for a float32 DeltaNet, whose kernel refuses it")  # fmt: skip
@@ -103,10 +107,6 @@ def _prune(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
 
         from keycut.prune import Request, prune
 
-        device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
-        if device not in ("cpu", "cuda") or (device == "cuda" and not torch.cuda.is_available()):
-            devices = "cpu or cuda" if torch.cuda.is_available() else "cpu, there is no GPU"
-            raise InputError(f"--device {device}: give {devices}")
         lines = prune(
             Request(
                 model=model_folder(options.model),
@@ -122,14 +122,77 @@ def _prune(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
                 sample_rows=options.rows,
                 batch=options.batch,
                 round_to=options.round_to,
+                refit=options.refit,
                 dtype=options.dtype and getattr(torch, options.dtype),
-                device=device,
+                device=_device(options.device),
                 force=options.force,
             )
         )
         print(*lines, sep="\n")
 
     command.set_defaults(run=run)
+
+
+def _recover(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    command = commands.add_parser(
+        "recover",
+        help="train a pruned model to make up for what it lost",
+        description="Train low-rank adapters and the convolutions of a pruned model on text and on "
+        "what the model it was cut from predicts, merge them, and write the model. The same "
+        "command goes on where it was killed. Defaults are the paper's.",
+    )
+    command.add_argument("model", metavar="MODEL", help="the pruned model, refitted or not: a "
+                         "folder, or a downloaded hub name")  # fmt: skip
+    command.add_argument("teacher", metavar="TEACHER", help="the model that it was cut from")
+    command.add_argument("out", metavar="OUT", type=Path, help="folder to write; checkpoints are "
+                         "in OUT.checkpoints until it is written")  # fmt: skip
+    command.add_argument("--text", type=Path, help="to train on: .jsonl, .txt (.xz .gz .zst), a "
+                         "data set's folder; by default the packages' own prose")  # fmt: skip
+    command.add_argument("--steps", type=int, default=2000, help="of training; %(default)s")
+    command.add_argument("--batch", type=int, default=16, help="sequences in a step; %(default)s")
+    command.add_argument("--parts", type=int, default=2, help="take a step's sequences in so many "
+                         "parts: more need less memory; %(default)s")  # fmt: skip
+    command.add_argument("--length", type=int, default=2048, help="tokens in each; %(default)s")
+    command.add_argument("--epochs", type=int, default=1, help="passes over the text: more need "
+                         "less of it; %(default)s")  # fmt: skip
+    command.add_argument("--learning-rate", type=float, default=1e-4, help="peak; %(default)s")
+    command.add_argument("--seed", type=int, default=42, help="of adapters and the text's order; "
+                         "%(default)s")  # fmt: skip
+    command.add_argument("--device", help="cuda or cpu; the GPU if there is one")
+    command.add_argument("--force", action="store_true", help="replace OUT if it exists")
+
+    def run(options: argparse.Namespace) -> None:
+        from keycut.recover import recover_folder
+
+        lines = recover_folder(
+            model_folder(options.model),
+            model_folder(options.teacher),
+            options.out,
+            text=options.text,
+            steps=options.steps,
+            batch=options.batch,
+            parts=options.parts,
+            length=options.length,
+            epochs=options.epochs,
+            learning_rate=options.learning_rate,
+            seed=options.seed,
+            device=_device(options.device),
+            force=options.force,
+        )
+        print(*lines, sep="\n")
+
+    command.set_defaults(run=run, workflow=True)
+
+
+def _device(name: str | None) -> str:
+    """The device of that name; without one the GPU, or the CPU where there is none."""
+    import torch
+
+    name = name or ("cuda" if torch.cuda.is_available() else "cpu")
+    if name not in ("cpu", "cuda") or (name == "cuda" and not torch.cuda.is_available()):
+        devices = "cpu or cuda" if torch.cuda.is_available() else "cpu, there is no GPU"
+        raise InputError(f"--device {name}: give {devices}")
+    return name
 
 
 def _check(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

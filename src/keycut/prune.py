@@ -1,9 +1,11 @@
-"""The whole method on one model: calibrate, select, slice, and report what changed."""
+"""The whole method on one model: calibrate, select, slice, refit, and report what changed."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+import math
+import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
@@ -11,18 +13,26 @@ from typing import Any
 
 import torch
 
+from keycut import REFIT
 from keycut.artefact import (
+    atomic_write,
     check_disk_space,
     check_not_overwriting,
     check_output_path,
+    existing_parent,
     explain_full_disk,
 )
 from keycut.calibration import Calibration, calibrate_folder
 from keycut.config import width as width_of
 from keycut.config.section import check_seed
+from keycut.data.documentation import documentation, documentation_source
+from keycut.data.packing import PackedTokens, pack
+from keycut.data.sources import Source, describe, read
+from keycut.data.tokenizer import check_vocabulary, load_tokenizer
 from keycut.errors import InputError
-from keycut.models.card import card, pruned_facts
+from keycut.models.card import card, pruned_facts, refitted_facts
 from keycut.models.checkpoint import Checkpoint
+from keycut.refit import HELD_OUT, Refit, check_refit, perplexity, refit, write_refitted
 from keycut.selection.method import Target
 from keycut.selection.methods import METHODS, method_named
 from keycut.selection.select import select
@@ -50,16 +60,124 @@ class Request:
     sample_rows: int = 5000
     batch: int = 8
     round_to: int = 1
+    refit: bool = REFIT
     dtype: torch.dtype | None = None  # the model's own
     device: str = "cpu"
     force: bool = False
 
 
+@dataclass(frozen=True)
+class HeldOut:
+    """Perplexities on text that nothing else has seen, by what each is of."""
+
+    perplexities: dict[str, float]
+    tokens: int
+
+    def line(self) -> str:
+        values = " -> ".join(f"{value:.2f}" for value in self.perplexities.values())
+        names = ", ".join(self.perplexities)
+        return f"perplexity           {values} ({names}; {self.tokens:,} tokens held out)"
+
+
+@dataclass(frozen=True)
+class Refitting:
+    """What a refit did, on which text, and what it brought."""
+
+    result: Refit
+    seconds: float
+    text: Source
+    held_out: HeldOut
+
+    def lines(self) -> list[str]:
+        lines = [
+            self.held_out.line(),
+            f"refit                {len(self.result.layers)} layers in {self.seconds:.0f} s",
+        ]
+        _, cut, refitted = self.held_out.perplexities.values()
+        if not refitted < cut:
+            lines.append(
+                "CAUTION: the refit did not lower the perplexity of the text held out: give more "
+                "--sequences or --text, or --no-refit"
+            )
+        return lines
+
+    def facts(self, teacher: Checkpoint) -> dict[str, object]:
+        values = ", ".join(f"{v:.2f} {name}" for name, v in self.held_out.perplexities.items())
+        return {
+            **refitted_facts(self.result, teacher),
+            "text of the refit": f"{self.text.name} ({self.text.revision})",
+            "perplexity": f"{values}, on {self.held_out.tokens:,} tokens held out",
+            "seconds of the refit": f"{self.seconds:.0f}",
+        }
+
+
 def prune(request: Request) -> list[str]:
     """Write the pruned model to `request.out`. What changed, in lines."""
+    check_options(request)
+    method = METHODS[request.method]
+    checkpoint = Checkpoint(request.model)
+    width = kept_width(checkpoint.shape.width, request.ratio, request.round_to)
+    dtype = written_dtype(request, checkpoint)
+    # A method that needs no text is not calibrated for the refit's sake: the refit holds a layer in
+    # memory, calibration the model.
+    calibrates = "text" in method.needs or (request.text is not None and not request.refit)
+    if calibrates:
+        checkpoint.check_no_softmax()
+    check_model(request, checkpoint, width, dtype)
+
+    with TemporaryDirectory() as folder:
+        packed, calibration = Path(folder) / "text", None
+        if calibrates or request.refit:
+            slices = {"calibration": request.sequences}
+            if request.refit:
+                slices["held_out"] = held_out_sequences(request.sequences)
+            with explain_full_disk(gettempdir()):
+                pack_text(
+                    request.text,
+                    checkpoint,
+                    packed,
+                    slices=slices,
+                    length=request.length,
+                    seed=request.seed,
+                )
+        if calibrates:
+            calibration = calibrate_on(PackedTokens(packed, slice_name="calibration"), request)
+        full = checkpoint.shape.width
+        logger.info("selecting: %s keeps %d of %d channels a head", request.method, width, full)
+        (selection,) = select(
+            request.method,
+            ModelStatistics(checkpoint, calibration),
+            [width],
+            target=request.target or method.targets[0],
+            seed=request.seed,
+            **request.options,
+        )
+        logger.info("slicing: writing %s", request.out)
+        if dtype != request.dtype:
+            logger.info(
+                "written as bfloat16: DeltaNet's kernel refuses float32 (--dtype float32 keeps it)"
+            )
+        refitting = None
+        with explain_full_disk(request.out):
+            if request.refit:
+                refitting = slice_and_refit(request, checkpoint, selection, dtype, packed)
+            else:
+                slice_model(
+                    checkpoint,
+                    selection.change(),
+                    request.out,
+                    dtype=dtype,
+                    card=pruned_card(request, checkpoint, selection),
+                    force=request.force,
+                )
+    lines = summary(checkpoint, Checkpoint(request.out), selection)
+    return lines + (refitting.lines() if refitting else [])
+
+
+def check_options(request: Request) -> None:
+    """An error for what is wrong whatever the model."""
     method = method_named(request.method)
-    target = request.target or method.targets[0]
-    method.check_target(target)
+    method.check_target(request.target or method.targets[0])
     method.options(request.options)
     for name, value in (
         ("--sequences", request.sequences),
@@ -71,47 +189,35 @@ def prune(request: Request) -> list[str]:
         if value < 1:
             raise InputError(f"{name} {value}: must be 1 or more")
     check_seed(request.seed)
-    checkpoint = Checkpoint(request.model)
+
+
+def check_model(
+    request: Request, checkpoint: Checkpoint, width: int, dtype: torch.dtype | None
+) -> None:
+    """An error if the model cannot be cut to that width, refitted, or written."""
     full = checkpoint.shape.width
-    width = kept_width(full, request.ratio, request.round_to)
     if width == full and request.ratio > 0:
         raise InputError(
             f"--round-to {request.round_to} leaves all {full} channels of a head at ratio "
             f"{request.ratio}: round to less, or cut more"
         )
-    check_output_path(request.out, force=request.force)
-    sources = [request.model] if request.text is None else [request.model, request.text]
-    check_not_overwriting(request.out, sources, kind="model", mark="config.json")
-    if request.model.resolve() in request.out.resolve().parents:
-        raise InputError(f"{request.out}: lies in the model's own folder; give one outside of it")
-    dtype = written_dtype(request, checkpoint)
-    check_disk_space(request.out, sliced_bytes(checkpoint, width, dtype))
+    if request.refit:
+        if width == full:
+            raise InputError("ratio 0 cuts nothing, so there is nothing to refit: give --no-refit")
+        check_refit(checkpoint, sequences=request.sequences, length=request.length)
+    check_out(request.out, [request.model], request.text, force=request.force)
+    size = sliced_bytes(checkpoint, width, dtype)
+    # The refit reads the sliced model from files, too.
+    check_disk_space(request.out, 2 * size if request.refit else size)
 
-    calibration = None
-    if "text" in method.needs or request.text is not None:
-        checkpoint.check_no_softmax()
-        with explain_full_disk(gettempdir()):
-            calibration = calibrate_on_text(request, checkpoint)
-    logger.info("selecting: %s keeps %d of %d channels a head", request.method, width, full)
-    model = ModelStatistics(checkpoint, calibration)
-    (selection,) = select(
-        request.method, model, [width], target=target, seed=request.seed, **request.options
-    )
-    logger.info("slicing: writing %s", request.out)
-    if dtype != request.dtype:
-        logger.info(
-            "written as bfloat16: DeltaNet's kernel refuses float32 (--dtype float32 keeps it)"
-        )
-    with explain_full_disk(request.out):
-        slice_model(
-            checkpoint,
-            selection.change(),
-            request.out,
-            dtype=dtype,
-            card=pruned_card(request, checkpoint, selection),
-            force=request.force,
-        )
-    return summary(checkpoint, Checkpoint(request.out), selection)
+
+def check_out(out: Path, models: list[Path], text: Path | None, *, force: bool) -> None:
+    """An error if a model made from others, and from a text, may not be written there."""
+    check_output_path(out, force=force)
+    sources = models if text is None else [*models, text]
+    check_not_overwriting(out, sources, kind="model", mark="config.json")
+    if any(model.resolve() in out.resolve().parents for model in models):
+        raise InputError(f"{out}: lies in the model's own folder; give one outside of it")
 
 
 def kept_width(full: int, ratio: float, round_to: int) -> int:
@@ -129,47 +235,89 @@ def written_dtype(request: Request, checkpoint: Checkpoint) -> torch.dtype | Non
     return request.dtype
 
 
-def calibrate_on_text(request: Request, checkpoint: Checkpoint) -> Calibration:
-    from keycut.data.documentation import documentation, documentation_source
-    from keycut.data.packing import PackedTokens, pack
-    from keycut.data.sources import describe, read
-    from keycut.data.tokenizer import check_vocabulary, load_tokenizer
+def held_out_sequences(sequences: int) -> int:
+    """How many to compute perplexities on, beside so many that are used."""
+    return min(16, math.ceil(sequences / HELD_OUT))
 
-    tokenizer = load_tokenizer(request.model)
+
+def pack_text(
+    text: Path | None,
+    checkpoint: Checkpoint,
+    out: Path,
+    *,
+    slices: Mapping[str, int],
+    length: int,
+    seed: int,
+) -> None:
+    """Pack a text, or else the prose of the installed packages, with a model's own tokenizer."""
+    tokenizer = load_tokenizer(checkpoint.folder)
     check_vocabulary(tokenizer, checkpoint.config["vocab_size"])
-    if request.text is None:
-        logger.info(
-            "calibrating on the prose of the installed Python packages: give --text for your own"
-        )
-        documents: Iterable[str] = documentation()
-        source = documentation_source()
-    else:
-        documents = read(request.text, seed=request.seed)
-        source = describe(request.text)
-    with TemporaryDirectory() as folder:
-        pack(
-            documents,
-            tokenizer,
-            Path(folder) / "text",
-            sequence_length=request.length,
-            sequences=request.sequences,
-            source=source,
-            seed=request.seed,
-        )
-        # After the text: too little of it is an error at once.
-        device = "the GPU" if request.device == "cuda" else "the CPU"
-        logger.info("loading %s on %s", request.model, device)
-        return calibrate_folder(
-            request.model,
-            PackedTokens(Path(folder) / "text"),
-            name=source.name,
-            sequences=request.sequences,
-            rows=request.sample_rows,
-            seed=request.seed,
-            device=request.device,
-            batch=request.batch,
-            gradients="gradients" in METHODS[request.method].needs,
-        )
+    if text is None:
+        logger.info("text: the prose of the installed Python packages; give --text for your own")
+    if "held_out" in slices:
+        logger.info("text: %d sequences, and %d that are held out", *slices.values())
+    pack(
+        documentation() if text is None else read(text, seed=seed),
+        tokenizer,
+        out,
+        sequence_length=length,
+        sequences=slices,
+        source=documentation_source() if text is None else describe(text),
+        seed=seed,
+        share_documents="held_out" in slices,  # a text file without blank lines is one document
+    )
+
+
+def calibrate_on(data: PackedTokens, request: Request) -> Calibration:
+    device = "the GPU" if request.device == "cuda" else "the CPU"
+    logger.info("loading %s on %s", request.model, device)
+    return calibrate_folder(
+        request.model,
+        data,
+        name=data.manifest.source.name,
+        sequences=request.sequences,
+        rows=request.sample_rows,
+        seed=request.seed,
+        device=request.device,
+        batch=request.batch,
+        gradients="gradients" in METHODS[request.method].needs,
+    )
+
+
+def slice_and_refit(
+    request: Request,
+    checkpoint: Checkpoint,
+    selection: Selection,
+    dtype: torch.dtype | None,
+    packed: Path,
+) -> Refitting:
+    """Write the model, refitted on the text that it was calibrated on."""
+    data = PackedTokens(packed, slice_name="calibration")
+    out, device, batch = request.out, request.device, request.batch
+    with TemporaryDirectory(prefix=f".{out.name}.", dir=existing_parent(out)) as folder:
+        slice_model(checkpoint, selection.change(), Path(folder) / "sliced", dtype=dtype)
+        sliced = Checkpoint(Path(folder) / "sliced")
+        began = time.monotonic()
+        result = refit(sliced, checkpoint, torch.from_numpy(data[:]), device=device, batch=batch)
+        seconds = time.monotonic() - began
+        with atomic_write(out, force=request.force, folder=True) as aside:
+            write_refitted(sliced, result, aside, force=True)
+            models = {"unpruned": checkpoint, "cut": sliced, "refitted": Checkpoint(aside)}
+            held_out = measure(models, packed, device=device, batch=batch)
+            refitting = Refitting(result, seconds, data.manifest.source, held_out)
+            readme = pruned_card(request, checkpoint, selection, refitting)
+            (aside / "README.md").write_text(readme)
+    return refitting
+
+
+def measure(
+    models: Mapping[str, Checkpoint], packed: Path, *, device: str, batch: int = 8
+) -> HeldOut:
+    """The perplexity of each model on the text held out."""
+    ids = torch.from_numpy(PackedTokens(packed, slice_name="held_out")[:])
+    logger.info("perplexity of %s", ", ".join(models))
+    values = {n: perplexity(c, ids, device=device, batch=batch) for n, c in models.items()}
+    return HeldOut(values, ids.numel())
 
 
 def summary(before: Checkpoint, after: Checkpoint, selection: Selection) -> list[str]:
@@ -202,12 +350,18 @@ def summary(before: Checkpoint, after: Checkpoint, selection: Selection) -> list
     return lines
 
 
-def pruned_card(request: Request, checkpoint: Checkpoint, selection: Selection) -> str:
+def pruned_card(
+    request: Request,
+    checkpoint: Checkpoint,
+    selection: Selection,
+    refitting: Refitting | None = None,
+) -> str:
     """README.md of the model: what it is and how it was made."""
     options = (
         f"--method {request.method} --ratio {request.ratio} --target {selection.about['target']} "
         f"--seed {request.seed} --round-to {request.round_to} --sequences {request.sequences} "
-        f"--length {request.length} --rows {request.sample_rows}"
+        f"--length {request.length} --rows {request.sample_rows} "
+        f"--{'' if request.refit else 'no-'}refit"
         + "".join(f" {o.flag} {selection.about[o.name]}" for o in METHODS[request.method].takes)
         + (f" --dtype {str(request.dtype).removeprefix('torch.')}" if request.dtype else "")
         + (f" --text {request.text.name}" if request.text else "")
@@ -215,7 +369,7 @@ def pruned_card(request: Request, checkpoint: Checkpoint, selection: Selection) 
     return card(
         request.out.name,
         f"{request.model.name} with fewer key and query channels, pruned by Keycut.",
-        pruned_facts(selection, request.ratio),
+        pruned_facts(selection, request.ratio) | (refitting.facts(checkpoint) if refitting else {}),
         command=f"keycut prune {request.model.name} {request.out.name} {options}",
         config=checkpoint.config,
         base=request.model.name,

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -85,11 +86,56 @@ def refit(
             f"{student.folder} has {student.shape.width} key channels a head and {teacher.folder} "
             f"{teacher.shape.width}: nothing was cut, so there is nothing to refit"
         )
-    student.check_no_softmax()
-    if len(ids) < 2:
-        raise InputError(f"refit: {len(ids)} sequence of text; give at least 2, one is held out")
-    held_out = torch.arange(len(ids)) % HELD_OUT == 0
+    sequences, length = ids.shape
+    check_refit(student, sequences=sequences, length=length)
+    held_out = torch.arange(sequences) % HELD_OUT == 0
     return _refit(student, teacher, ids[~held_out], ids[held_out], device=device, batch=batch)
+
+
+def check_refit(checkpoint: Checkpoint, *, sequences: int, length: int) -> None:
+    """An error if the model, pruned or not, cannot be refitted on so much text."""
+    checkpoint.check_no_softmax()
+    if checkpoint.config.get("attnres_block_size") is not None:
+        raise InputError(
+            f"{checkpoint.folder}: attnres_block_size is set: its layers read more than the "
+            "residual stream, which refit does not carry"
+        )
+    if sequences < 2:
+        raise InputError(f"refit: {sequences} sequence of text; give at least 2, one is held out")
+    tokens = (sequences - math.ceil(sequences / HELD_OUT)) * length
+    inputs = checkpoint.shape.value_heads * checkpoint.shape.value_width
+    if tokens < inputs:
+        raise InputError(
+            f"refit: {tokens:,} tokens of text for the {inputs:,} unknowns that each output "
+            f"of {checkpoint.architecture.o_proj} has; give at least as many, better ten times that"
+        )
+
+
+def perplexity(
+    checkpoint: Checkpoint, ids: Tensor, *, device: str = "cpu", batch: int = 8
+) -> float:
+    """Of text (sequences, length), with one layer of the model in memory at a time."""
+    dtype = _compute_dtype(checkpoint, device)
+    with torch.no_grad():
+        stream = _Stream(checkpoint, ids.split(batch), device, dtype)
+        for index in range(len(stream.layers)):
+            with stream.filled(index):
+                stream.run_all(index)
+            stream.step()
+        head = "lm_head.weight"
+        tied = head not in stream.expected
+        weight = _embedding(checkpoint) if tied else checkpoint.tensor(checkpoint.stored[head])
+        weight = weight.to(device, dtype)
+        # A sequence at a time: the logits are by far the largest tensor.
+        losses = [
+            F.cross_entropy(
+                F.linear(stream.decoder.norm(hidden[:-1]), weight).float(), targets[1:].to(device),
+                reduction="sum",
+            )
+            for hidden, targets in zip(torch.cat(stream.states), ids, strict=True)
+        ]  # fmt: skip
+    mean = torch.stack(losses).double().sum() / ids[:, 1:].numel()
+    return mean.exp().item()
 
 
 def write_refitted(
@@ -139,11 +185,6 @@ class _Stream:
     def __init__(
         self, checkpoint: Checkpoint, batches: Sequence[Tensor], device: str, dtype: torch.dtype
     ):
-        if checkpoint.config.get("attnres_block_size") is not None:
-            raise InputError(
-                f"{checkpoint.folder}: attnres_block_size is set: its layers read more than the "
-                "residual stream, which refit does not carry"
-            )
         self.checkpoint, self.device, self.dtype = checkpoint, device, dtype
         self.prefix, _ = checkpoint.architecture.mixer.split("{layer}.")
         self.model, self.expected, _ = unfilled(checkpoint)
@@ -152,7 +193,6 @@ class _Stream:
         inside = (self.prefix, "lm_head.")
         self._fill(self.model, "", [n for n in self.expected if not n.startswith(inside)])
         embeddings = self.model.get_input_embeddings()
-        self.embedding = embeddings.weight.detach().cpu()
         self.states = [embeddings(ids.to(device)) for ids in batches]
         embeddings.to("meta")
         self.next: list[Tensor] = list(self.states)
@@ -376,18 +416,12 @@ def _refit(
     """`text` is what is fitted on, `held_out` chooses the ridge and is then fitted on, too. On
     texts `elsewhere` the error is computed, and nothing else."""
     kind, shape = student.architecture, student.shape
-    _check_teacher(student, teacher)
-    inputs = shape.value_heads * shape.value_width
-    if text.numel() < inputs:
-        raise InputError(
-            f"refit: {text.numel():,} tokens of text for the {inputs:,} unknowns that each output "
-            f"of {kind.o_proj} has; give at least as many, better ten times that"
-        )
+    check_cut_from(student, teacher)
     parts = [
         (part, ids) for part, t in enumerate((text, held_out, *elsewhere)) for ids in t.split(batch)
     ]
     texts = [ids for _, ids in parts]
-    dtype = torch.bfloat16 if torch.device(device).type == "cuda" else _cpu_dtype(student)
+    dtype = _compute_dtype(student, device)
     _, mixer = kind.mixer.split("{layer}.")
     projections = [mixer + kind.o_proj.removesuffix(".weight")]
     projections += [DOWN_PROJ] if way.down_proj else []
@@ -396,11 +430,6 @@ def _refit(
     with torch.no_grad(), _float32_products():
         pupil = _Stream(student, texts, device, dtype)
         master = _Stream(teacher, texts, device, dtype)
-        if not torch.equal(pupil.embedding, master.embedding):
-            raise InputError(
-                f"{teacher.folder} is not the model that {student.folder} was cut from: their "
-                "embeddings differ"
-            )
         for index in range(len(pupil.layers)):
             with pupil.filled(index) as layer, master.filled(index) as whole_layer:
                 if way.down_proj:  # a fused one is no call of the module
@@ -425,9 +454,11 @@ def _refit(
     return Refit(weights, tuple(fits), text.numel() + held_out.numel())
 
 
-def _cpu_dtype(student: Checkpoint) -> torch.dtype:
+def _compute_dtype(checkpoint: Checkpoint, device: str) -> torch.dtype:
     """A CPU computes in float32 what is stored in 16 bits."""
-    return torch.float64 if student.dtype == "float64" else torch.float32
+    if torch.device(device).type == "cuda":
+        return torch.bfloat16
+    return torch.float64 if checkpoint.dtype == "float64" else torch.float32
 
 
 @contextmanager
@@ -441,8 +472,17 @@ def _float32_products() -> Iterator[None]:
         torch.set_float32_matmul_precision(before)
 
 
-def _check_teacher(student: Checkpoint, teacher: Checkpoint) -> None:
-    """An error unless all tensors but those over key channels have the same names and shapes."""
+def _embedding(checkpoint: Checkpoint) -> Tensor:
+    """As it is stored."""
+    model, _, _ = unfilled(checkpoint)
+    weight = model.get_input_embeddings().weight
+    name = next(name for name, parameter in model.named_parameters() if parameter is weight)
+    return checkpoint.tensor(checkpoint.stored[name])
+
+
+def check_cut_from(student: Checkpoint, teacher: Checkpoint) -> None:
+    """An error unless all tensors but those over key channels have the same names and shapes, and
+    the embeddings, which nothing here changes, the same numbers."""
     if student.architecture is not teacher.architecture:
         raise InputError(
             f"{teacher.folder} is not the model that {student.folder} was cut from: a "
@@ -464,6 +504,12 @@ def _check_teacher(student: Checkpoint, teacher: Checkpoint) -> None:
                 f"{teacher.folder} is not the model that {student.folder} was cut from: {name} is "
                 f"{theirs or 'absent'} there and {mine or 'absent'} here"
             )
+    ours = _embedding(student)
+    if not torch.equal(ours, _embedding(teacher).to(ours.dtype)):  # slicing may have rounded it
+        raise InputError(
+            f"{teacher.folder} is not the model that {student.folder} was cut from: their "
+            "embeddings differ"
+        )
 
 
 def _add_up(

@@ -65,12 +65,15 @@ def pack(
     seed: int,
     sequences: int | Mapping[str, int] | None = None,
     boundary: Boundary = "eos",
+    share_documents: bool = False,
     workers: int = 1,
     force: bool = False,
 ) -> Manifest:
     """Write the folder `out` with exactly `sequences` sequences, in all or per slice; None: with
     all that the text gives.
 
+    With `share_documents` a slice may begin within the document that the one before it ends in: one
+    document may then be the whole text. No two slices have a token in common.
     `workers` is the number of threads that encode; the result does not depend on it.
     """
     slices = sequences if isinstance(sequences, Mapping) else {}
@@ -98,6 +101,8 @@ def pack(
             )
             for _, part in parts
         ]  # fmt: skip
+        if share_documents:
+            encoded = [_pieces(part, sequence_length) for part in encoded]
         weights = [size for size, _ in parts]
         tokens = 0
         hashed = hashlib.sha256()
@@ -171,6 +176,12 @@ def _encoded(
                 yield from finished()
         while waiting:
             yield from finished()
+
+
+def _pieces(documents: Iterator[np.ndarray], longest: int) -> Iterator[np.ndarray]:
+    """The same tokens as documents of that length at most."""
+    for tokens in documents:
+        yield from np.split(tokens, range(longest, len(tokens), longest))
 
 
 def _batched(documents: Iterator[str]) -> Iterator[list[str]]:

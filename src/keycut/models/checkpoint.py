@@ -126,7 +126,7 @@ class Checkpoint:
             raise InputError(
                 f"{self.folder}: Keycut runs no softmax attention (layer "
                 f"{', '.join(map(str, others))}); it can cut such a model by methods "
-                "that need no text (`keycut prune --help`)"
+                "that need no text, without refitting it (`keycut prune --help`)"
             )
 
     @cached_property

@@ -1,0 +1,150 @@
+"""Recovery of a pruned model of one's own: text in, a recovered model out."""
+
+from __future__ import annotations
+
+import logging
+import math
+from pathlib import Path
+from tempfile import TemporaryDirectory, gettempdir
+from typing import Any
+
+from keycut.artefact import check_disk_space, explain_full_disk
+from keycut.benchmarking.preflight import check_shapes
+from keycut.config import Preflight, Shape
+from keycut.config.section import check_seed
+from keycut.config.training import Recovery
+from keycut.data.packing import PackedTokens
+from keycut.errors import InputError
+from keycut.models.card import card, recovered_facts
+from keycut.models.checkpoint import Checkpoint
+from keycut.prune import check_out, held_out_sequences, measure, pack_text
+from keycut.refit import check_cut_from
+from keycut.training.output import Output
+from keycut.training.recovery import recover
+
+logger = logging.getLogger(__name__)
+
+PREFLIGHT = Preflight(length=256, tolerance=0.01)  # as all configurations have it
+
+
+def recover_folder(
+    model: Path,
+    teacher: Path,
+    out: Path,
+    *,
+    text: Path | None,
+    steps: int,
+    batch: int,
+    parts: int,
+    length: int,
+    epochs: int,
+    learning_rate: float,
+    seed: int,
+    device: str,
+    force: bool,
+) -> list[str]:
+    """Recover the model in a folder with the one it was cut from. What it brought, in lines.
+
+    Killed and called again with the same arguments, it goes on from its last checkpoint.
+    """
+    for name, value in (
+        ("--steps", steps),
+        ("--batch", batch),
+        ("--parts", parts),
+        ("--length", length),
+        ("--epochs", epochs),
+    ):
+        if value < 1:
+            raise InputError(f"{name} {value}: must be 1 or more")
+    if batch % parts:
+        raise InputError(f"--parts {parts}: must divide --batch {batch}")
+    if not 0 < learning_rate < math.inf:
+        raise InputError(f"--learning-rate {learning_rate}: must be a number above 0")
+    check_seed(seed)
+    student, unpruned = Checkpoint(model), Checkpoint(teacher)
+    student.check_no_softmax()
+    if student.shape.width >= unpruned.shape.width:
+        raise InputError(
+            f"{model} has {student.shape.width} key channels a head and {teacher} "
+            f"{unpruned.shape.width}: give the pruned model first, then the one it was cut from"
+        )
+    check_cut_from(student, unpruned)
+    check_out(out, [model, teacher], text, force=force)
+    check_disk_space(out, sum((model / shard).stat().st_size for shard in student.shards()))
+    # Before the text is packed: it may be that the model cannot be trained here.
+    padded_to = trainable_width(student) if device == "cuda" else None
+    checkpoints = out.with_name(f"{out.name}.checkpoints")
+    sequences = math.ceil(steps * batch / epochs)
+    with TemporaryDirectory() as folder:
+        packed = Path(folder) / "text"
+        with explain_full_disk(gettempdir()):
+            pack_text(
+                text,
+                student,
+                packed,
+                slices={"recovery": sequences, "held_out": held_out_sequences(sequences)},
+                length=length,
+                seed=seed,
+            )
+        data = PackedTokens(packed, slice_name="recovery")
+        source = data.manifest.source
+        settings = paper_settings(
+            steps, batch=batch, parts=parts, epochs=epochs, learning_rate=learning_rate, seed=seed
+        ).model_copy(update={"data": source.name})
+        facts = recovered_facts(settings, length, student, unpruned)
+        logger.info("recovery: checkpoints every ten minutes, in %s", checkpoints)
+        recover(
+            model,
+            teacher,
+            data,
+            settings,
+            Output(
+                out,
+                checkpoints=checkpoints,
+                card=card(
+                    out.name,
+                    f"{model.name}, recovered by Keycut.",
+                    {**facts, "text": f"{source.name} ({source.revision})"},
+                    command=f"keycut recover {model.name} {teacher.name} {out.name} "
+                    f"--steps {steps} --batch {batch} --length {length} --epochs {epochs} "
+                    f"--learning-rate {learning_rate} --seed {seed}"
+                    + (f" --text {text.name}" if text else ""),
+                    config=student.config,
+                    base=model.name,
+                ),
+                force=force,
+            ),
+            device=device,
+            padded_to=padded_to,
+        )
+        if not any(checkpoints.iterdir()):  # others may be of other settings
+            checkpoints.rmdir()
+        models = {"unpruned": unpruned, "pruned": student, "recovered": Checkpoint(out)}
+        held_out = measure(models, packed, device=device)
+    return [
+        held_out.line(),
+        f"recovery             {steps:,} steps, {steps * batch * length:,} tokens",
+    ]
+
+
+def paper_settings(steps: int, **options: Any) -> Recovery:
+    """As in config/paper.yaml, but for these options."""
+    return Recovery.model_validate({
+        "data": "text/recovery", "steps": steps, "warmup": steps // 20, "floor": 0.1, "eps": 1e-15,
+        "clip": 1.0, "lora": {"rank": 16, "alpha": 32.0},
+        "distillation": {"temperature": 2.0, "weight": 1.0}, **options,
+    })  # fmt: skip
+
+
+def trainable_width(student: Checkpoint) -> int | None:
+    """What its keys are padded to for training on this GPU, None for their own width."""
+    shape = student.shape
+    kernel = Shape(
+        student.architecture.rule.name, shape.heads, shape.width, shape.value_heads,
+        shape.value_width,
+    )  # fmt: skip
+    logger.info("preflight: whether this GPU trains %s", kernel.name)
+    (verdict,) = check_shapes([kernel], PREFLIGHT)
+    if not verdict.trainable:
+        raise InputError(f"{kernel.name} cannot be trained on this GPU: {verdict.reason}")
+    return verdict.padded_to

@@ -1,0 +1,162 @@
+"""`keycut recover`: recovery of a model of one's own."""
+
+import re
+import time
+
+import pytest
+import readme
+import torch
+from safetensors.torch import load_file
+from small_models import SMALL
+from test_cli import sentences
+
+from keycut import recover as command
+from keycut.artefact import read_json
+from keycut.benchmarking.preflight import ShapeVerdict
+from keycut.cli import main, parser
+from keycut.config import load_config
+from keycut.data.tokenizer import train_tokenizer
+from keycut.errors import InputError
+from keycut.models import create, load, save
+from keycut.models.checkpoint import Checkpoint
+from keycut.slicing import cut_back, slice_model
+from keycut.training.checkpoints import CURVE
+from keycut.training.loop import EXIT_UNFINISHED
+from keycut.training.recovery import TRAINABLE
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory):
+    """A model with a tokenizer that fits it, what is left of it after a cut, others, and text."""
+    root = tmp_path_factory.mktemp("recover")
+    train_tokenizer(sentences(60), root / "tokenizer", vocabulary_size=270)
+    small = {**SMALL["delta_net"], "vocab_size": 270}
+    for name, config, seed in (
+        ("teacher", small, 1),
+        ("another", small, 2),
+        ("larger", {**small, "intermediate_size": 64}, 1),
+    ):
+        save(create(config, seed=seed), root / name, tokenizer=root / "tokenizer")
+    teacher = Checkpoint(root / "teacher")
+    slice_model(teacher, cut_back(teacher.shape, 8), root / "student", dtype=None)
+    (root / "text.txt").write_text("\n\n\n".join(sentences(400)))
+    return root
+
+
+def recover(root, *more, model="student", teacher="teacher", out="out"):
+    arguments = ["recover", root / model, root / teacher, root / out, "--text", root / "text.txt",
+                 "--steps", "4", "--batch", "2", "--length", "24", *more]  # fmt: skip
+    return main([str(argument) for argument in arguments])
+
+
+def stderr(capsys):
+    return capsys.readouterr().err.strip()
+
+
+def test_a_recovered_model_is_written_with_its_card_and_curve(workplace, capsys):
+    assert recover(workplace) == 0
+    shown = capsys.readouterr()
+    values = r"\d+\.\d\d -> \d+\.\d\d -> \d+\.\d\d"
+    line = rf"perplexity           {values} \(unpruned, pruned, recovered; 24 tokens held out\)\n"
+    assert re.search(line, shown.out)
+    assert "recovery             4 steps, 192 tokens" in shown.out
+    assert "text: 8 sequences, and 1 that are held out" in shown.err
+    out = workplace / "out"
+    assert load(out)(torch.arange(9)[None]).logits.isfinite().all()
+    assert (out / "tokenizer.json").is_file()
+    assert len((out / CURVE).read_text().splitlines()) == 5
+    # Nothing but what learns has changed, and that has.
+    before, after = (load_file(f / "model.safetensors") for f in (workplace / "student", out))
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert changed == {n for n in before if re.search(r"attn\.[qkv]_(proj|conv1d)", n)}
+    assert any("lora_A" in name for name in read_json(out / TRAINABLE))
+    card = (out / "README.md").read_text()
+    assert "recovery | 4 steps of 2 x 24 tokens of text.txt |" in card
+    assert "| text | text.txt (sha256:" in card
+    assert "keycut recover student teacher out --steps 4 --batch 2 --length 24" in card
+    assert not (workplace / "out.checkpoints").exists()
+
+
+def test_a_run_that_was_stopped_goes_on_and_ends_with_the_same_bits(workplace, capsys, monkeypatch):
+    assert recover(workplace, out="unbroken") == 0
+    monkeypatch.setenv("SLURM_JOB_END_TIME", str(time.time()))  # stops after a step, as a kill may
+    with pytest.raises(SystemExit) as stopped:
+        recover(workplace, out="stopped")
+    assert stopped.value.code == EXIT_UNFINISHED
+    assert not (workplace / "stopped").exists()
+    monkeypatch.delenv("SLURM_JOB_END_TIME")
+    capsys.readouterr()
+    assert recover(workplace, out="stopped") == 0
+    assert "recovery: resumes from step 1" in stderr(capsys)
+    first, second = (
+        (workplace / out / "model.safetensors").read_bytes() for out in ("unbroken", "stopped")
+    )
+    assert first == second
+    assert not (workplace / "stopped.checkpoints").exists()
+
+
+def test_defaults_are_the_papers(workplace):
+    options = vars(parser().parse_args(["recover", "a", "b", "c"]))
+    names = ("steps", "batch", "parts", "epochs", "learning_rate", "seed")
+    settings = command.paper_settings(**{name: options[name] for name in names})
+    paper = load_config(readme.ROOT / "config/paper.yaml").recovery
+    assert paper.lora.modules == Checkpoint(workplace / "student").architecture.projections
+    lora = paper.lora.model_copy(update={"modules": None})
+    assert settings == paper.model_copy(update={"data": settings.data, "lora": lora})
+    assert options["length"] == 2048
+
+
+BAD = {
+    "a teacher with other weights": (
+        {"teacher": "another"}, [], "another is not the model that .*student was cut from"),
+    "a teacher of another shape": (
+        {"teacher": "larger"}, [], "larger is not the model that .*student was cut from"),
+    "model and teacher exchanged": (
+        {"model": "teacher", "teacher": "student"}, [], "give the pruned model first"),
+    "a model that was never cut": ({"model": "teacher"}, [], "give the pruned model first"),
+    "a model that is not there": ({"model": "nowhere"}, [], "no such folder"),
+    "a folder that exists": ({"out": "another"}, [], "exists already; give --force"),
+    "the teacher's folder": ({"out": "teacher"}, ["--force"], "teacher would be lost"),
+    "a folder in the teacher's": ({"out": "teacher/new"}, [], "lies in the model's own folder"),
+    "no steps": ({}, ["--steps", "0"], "--steps 0: must be 1 or more"),
+    "parts that do not divide": (
+        {}, ["--parts", "2", "--batch", "3"], "--parts 2: must divide --batch 3"),
+    "no learning rate": ({}, ["--learning-rate", "nan"], "--learning-rate nan: must be a number"),
+    "a seed below zero": ({}, ["--seed", "-1"], "--seed -1: must lie between"),
+    "no GPU": ({}, ["--device", "cuda"], "--device cuda: give cpu, there is no GPU"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", sorted(BAD))
+def test_what_is_wrong_is_refused_before_any_work(workplace, capsys, monkeypatch, case):
+    monkeypatch.setattr(command, "pack_text", None)
+    folders, arguments, message = BAD[case]
+    before = sorted(workplace.rglob("*"))
+    assert recover(workplace, *arguments, **{"out": "bad", **folders}) == 2
+    assert re.search(message, stderr(capsys))
+    assert sorted(workplace.rglob("*")) == before
+
+
+def test_too_little_text_is_refused_and_more_epochs_need_less(workplace, capsys):
+    many = ["--steps", "20000", "--batch", "2", "--length", "24"]
+    assert recover(workplace, *many, out="bad") == 2
+    assert "sequences of 24 tokens, 40016 were asked for; ask for fewer" in stderr(capsys)
+    assert not (workplace / "bad.checkpoints").exists()
+    assert recover(workplace, "--epochs", "4", out="epochs") == 0
+    assert "text: 2 sequences, and 1 that are held out" in stderr(capsys)
+
+
+def test_a_width_that_a_gpu_does_not_train_is_padded_or_refused(workplace, monkeypatch):
+    student = Checkpoint(workplace / "student")
+
+    def verdict(shapes, settings):
+        (shape,) = shapes
+        assert shape.name == "delta_net-2x8-2x16"
+        return [ShapeVerdict(shape, "crashes", padded_to=padded_to, reason="it hangs")]
+
+    monkeypatch.setattr(command, "check_shapes", verdict)
+    padded_to = 16
+    assert command.trainable_width(student) == 16
+    padded_to = None
+    with pytest.raises(InputError, match="cannot be trained on this GPU: it hangs"):
+        command.trainable_width(student)
