@@ -150,7 +150,9 @@ def test_another_seed_reruns_what_is_drawn(copy):
 
 
 def test_a_change_to_one_method_reruns_that_method(copy):
-    edit(copy / "src/keycut/selection/grad.py", "def scores", "CHANGED = True\n\n\ndef scores")
+    edit(
+        copy / "src/keycut/selection/methods/grad.py", "def score", "CHANGED = True\n\n\ndef score"
+    )
     jobs = planned(copy)
     touched = [
         job for job in jobs if job.startswith(("choosing", "slicing", "recovering", "evaluating"))
@@ -161,7 +163,7 @@ def test_a_change_to_one_method_reruns_that_method(copy):
 
 
 def test_a_change_of_words_reruns_nothing(copy):
-    edit(copy / "src/keycut/selection/grad.py", '"""Grad: ', '"""Once more: ')
+    edit(copy / "src/keycut/selection/methods/grad.py", '"""Grad: ', '"""Once more: ')
     assert planned(copy) == Counter()
 
 
