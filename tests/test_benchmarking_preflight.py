@@ -203,7 +203,7 @@ def test_the_command_exits_1_if_a_width_has_no_way(monkeypatch, tmp_path, capsys
     ("arguments", "message"),
     [
         ([], "give either --configfile, or --kernel"),
-        (["--kernel", "delta_net"], "--widths None: give whole numbers"),
+        (["--kernel", "delta_net"], "--widths missing: give whole numbers"),
         (["--kernel", "delta_net", "--widths", "64,x"], "--widths 64,x"),
         (["--kernel", "delta_net", "--widths", "0"], "width 0 for delta_net"),
         (["--kernel", "delta_net", "--widths", "8", "--value-heads", "3"], "3 value heads must be"),
