@@ -64,6 +64,9 @@ def in_a_process(*arguments: object) -> dict[str, object]:
 
 
 def main() -> None:
+    from keycut import logs
+
+    logs.start()
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--gpu", action="store_true", help="370M shapes on the GPU")
     if parser.parse_args().gpu:

@@ -134,7 +134,6 @@ def choice_documents(settings: Settings) -> list[dict[str, Any]]:
 
 
 def train(settings: Settings) -> dict[str, Any]:
-    from keycut import logs
     from keycut.config.training import Recipe
     from keycut.data.packing import PackedTokens
     from keycut.models import create
@@ -148,7 +147,6 @@ def train(settings: Settings) -> dict[str, Any]:
         trainer="builtin", data="text/all", epochs=20, steps=settings.steps, batch=batch,
         learning_rate=3e-3, warmup=settings.steps // 10, floor=0.1, eps=1e-15, clip=1.0, seed=0,
     )  # fmt: skip
-    logs.start()
     model = create(LARGER, seed=0).to(settings.device)
     started = time.monotonic()
     output = Output(settings.model, work / "checkpoints", tokenizer=data / "tokenizer", force=True)
@@ -446,6 +444,9 @@ LIMITS = {"train": 240, "compare": 240, "paths": 240, "padding": 150, "memory": 
 
 
 def child(name: str, settings: Settings, out: Path) -> None:
+    from keycut import logs
+
+    logs.start()
     sys.path.insert(0, str(Path(__file__).parent))
     if settings.device == "cuda" and not settings.tuned:
         quickly_tuned()

@@ -34,6 +34,7 @@ from typing import Any
 
 from arguments import existing
 
+from keycut import logs
 from keycut.artefact import read_json, write_json
 from keycut.running.code import SOURCE
 from keycut.running.forkserver import GPU, before_the_fork, fork
@@ -198,6 +199,7 @@ def report(name: str, jobs: list[dict]) -> None:
 
 
 def main() -> None:
+    logs.start()
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--work", type=Path, required=True, help="folder for models and texts")
     parser.add_argument("--jobs", type=int, default=2, help="at once")

@@ -20,6 +20,7 @@ import yaml
 from arguments import existing
 from plain_perplexity import PlainModel, lambada, pages, wikitext
 
+from keycut import logs
 from keycut.artefact import write_json
 from keycut.config import Config, parse_config
 from keycut.evaluation.suite import evaluate
@@ -120,6 +121,7 @@ def line(row: dict) -> str:
 
 
 def main() -> None:
+    logs.start()
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model", type=existing, metavar="MODEL", help="model folder")
     parser.add_argument("--wikitext", type=existing, required=True, help="WikiText's raw test set")

@@ -13,9 +13,10 @@ from pathlib import Path
 import torch
 from arguments import existing
 
+from keycut import logs
 from keycut.config import width
 from keycut.models.checkpoint import Checkpoint
-from keycut.prune import Request, calibrated
+from keycut.prune import Request, calibrate_on_text
 from keycut.selection.select import select
 from keycut.selection.statistics import ModelStatistics
 
@@ -23,6 +24,7 @@ RATIOS = (0.3, 0.4, 0.5, 0.75)
 
 
 def main() -> None:
+    logs.start()
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("model", type=existing)
     parser.add_argument("--text", type=existing)
@@ -36,7 +38,7 @@ def main() -> None:
         sequences=options.sequences, length=options.length,
         device="cuda" if torch.cuda.is_available() else "cpu",
     )  # fmt: skip
-    model = ModelStatistics(checkpoint, calibrated(request, checkpoint))
+    model = ModelStatistics(checkpoint, calibrate_on_text(request, checkpoint))
     shape = checkpoint.shape
     widths = [width(shape.width, ratio) for ratio in RATIOS]
     heads = len(shape.layers) * shape.heads

@@ -22,6 +22,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
+from keycut import logs
 from keycut.artefact import sha256, write_json
 from keycut.config import load_config
 from keycut.data.packing import PackedTokens
@@ -48,6 +49,7 @@ def tokens(folder: Path, sequences: int, length: int, vocabulary: int) -> Packed
 
 def run(root: Path, work: str, steps: int, out: str) -> None:
     """One run, from where it was left: pretraining, or recovery of the pretrained model's half."""
+    logs.start()
     import torch
 
     from keycut.models import create, save
@@ -143,6 +145,7 @@ def killed(work: str, kills: int, steps: int) -> None:
 
 
 def main() -> None:
+    logs.start()
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--kills", type=int, help="kill a run so often instead")
     parser.add_argument("--steps", type=int, default=40, help="steps of a run")

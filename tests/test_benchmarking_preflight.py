@@ -144,7 +144,7 @@ def test_a_rule_that_is_wrong_is_found_out(monkeypatch: pytest.MonkeyPatch, tmp_
     [
         (("delta_net", 8, 0, 8, 128), "width 0 for delta_net: the kernels take 1 to 256"),
         (("gated_deltanet", 4, 257, 4, 256), "width 257 for gated_deltanet"),
-        (("delta", 8, 64, 8, 128), "kernel 'delta' is none; did you mean 'delta_net'?"),
+        (("delta", 8, 64, 8, 128), "kernel 'delta' does not exist; did you mean 'delta_net'?"),
         (("delta_net", 0, 64, 0, 128), "heads and their widths must be 1 or more"),
         (("gated_deltanet", 4, 64, 6, 128), "6 value heads must be a multiple of 4 key heads"),
         (("delta_net", 4, 64, 8, 128), "delta_net has as many value heads as key heads"),
@@ -203,7 +203,7 @@ def test_the_command_exits_1_if_a_width_has_no_way(monkeypatch, tmp_path, capsys
     ("arguments", "message"),
     [
         ([], "give either --configfile, or --kernel"),
-        (["--kernel", "delta_net"], "--widths None: give whole numbers"),
+        (["--kernel", "delta_net"], "--widths missing: give whole numbers"),
         (["--kernel", "delta_net", "--widths", "64,x"], "--widths 64,x"),
         (["--kernel", "delta_net", "--widths", "0"], "width 0 for delta_net"),
         (["--kernel", "delta_net", "--widths", "8", "--value-heads", "3"], "3 value heads must be"),

@@ -32,3 +32,16 @@ def test_what_is_missing_is_said_in_one_line(arguments, message, tmp_path, monke
         runpy.run_path(str(FOLDER / arguments[0]), run_name="__main__")
     assert ended.value.code == 2
     assert re.search(message, capsys.readouterr().err.splitlines()[-1])
+
+
+@pytest.mark.parametrize("script", sorted(path.name for path in FOLDER.glob("*.py")))
+def test_scripts_start(script, monkeypatch, capsys):
+    """All names that they import exist."""
+    monkeypatch.syspath_prepend(FOLDER)
+    monkeypatch.setattr(sys, "argv", [script, "--help"])
+    namespace = runpy.run_path(str(FOLDER / script))
+    if "main" in namespace:
+        with pytest.raises(SystemExit) as ended:
+            namespace["main"]()
+        assert ended.value.code == 0
+        assert "usage:" in capsys.readouterr().out

@@ -164,7 +164,9 @@ def test_another_seed_reruns_what_is_drawn(copy):
 
 
 def test_a_change_to_one_method_reruns_that_method(copy):
-    edit(copy / "src/keycut/selection/grad.py", "def scores", "CHANGED = True\n\n\ndef scores")
+    edit(
+        copy / "src/keycut/selection/methods/grad.py", "def score", "CHANGED = True\n\n\ndef score"
+    )
     jobs = planned(copy)
     touched = [
         job for job in jobs if job.startswith(("choosing", "slicing", "recovering", "evaluating"))
@@ -175,7 +177,7 @@ def test_a_change_to_one_method_reruns_that_method(copy):
 
 
 def test_a_change_of_words_reruns_nothing(copy):
-    edit(copy / "src/keycut/selection/grad.py", '"""Grad: ', '"""Once more: ')
+    edit(copy / "src/keycut/selection/methods/grad.py", '"""Grad: ', '"""Once more: ')
     assert planned(copy) == Counter()
 
 
@@ -187,7 +189,7 @@ def test_a_changed_template_prints_its_tables_again(copy):
     assert {job for job in jobs if job.startswith("printing")} == {
         f"printing {table}" for table in tables
     }
-    assert not summary(jobs)["collecting"]
+    assert "collecting" not in summary(jobs)
 
 
 def test_a_changed_label_computes_nothing(copy):

@@ -9,6 +9,7 @@ import runpy
 import signal
 import subprocess
 import sys
+import tarfile
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,6 +20,8 @@ from keycut.artefact import write_json
 from keycut.errors import InputError
 from keycut.running.code import KnownCode
 from keycut.running.job import check_up_to_date, job
+from keycut.running.paths import PROVENANCE
+from keycut.running.provenance import Provenance
 
 ROOT = Path(__file__).parents[1]
 
@@ -320,3 +323,15 @@ def test_what_a_killed_job_was_writing_is_removed_by_the_next_and_nothing_else(p
     with around(planned()):
         assert not Path(left).exists()
     assert all(Path(name).is_dir() for name in others)
+
+
+def test_records_of_the_published_run_can_be_read(tmp_path):
+    archive = Path(__file__).parents[1] / "results/lab/h200/results.tar.xz"
+    with tarfile.open(archive) as files:
+        records = [name for name in files.getnames() if name.endswith(PROVENANCE)]
+        files.extractall(tmp_path, records, filter="data")
+    for name in records:
+        record = Provenance.read(tmp_path / name.removesuffix(PROVENANCE))
+        assert record is not None
+        assert record.seconds > 0
+        assert record.code.digest

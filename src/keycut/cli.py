@@ -68,24 +68,29 @@ def _prune(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     command.add_argument("model", metavar="MODEL", help="a model folder, or a downloaded hub name")
     command.add_argument("out", metavar="OUT", type=Path, help="folder to write")
     command.add_argument("--method", default="drrqr", help="see below; %(default)s")
-    command.add_argument("--ratio", type=float, required=True, help="share of channels to remove")
+    command.add_argument(
+        "--ratio", type=float, required=True, help="share of channels to remove, below 1"
+    )
     command.add_argument("--target", choices=["kq", "k", "q"],
                          help="judge by keys and queries, or by one of them; the method's own "
                          "choice if not given, mostly kq")  # fmt: skip
     command.add_argument("--text", type=Path, help="calibration text: .jsonl, .txt (.xz .gz .zst), "
-                         "a data set's folder; by default the packages' own prose")  # fmt: skip
-    command.add_argument("--seed", type=int, default=0, help="of the text's order, the sample of "
-                         "rows and rand's draw")  # fmt: skip
+                         "a data set's folder; if not given, the prose of the installed "
+                         "Python packages")  # fmt: skip
+    command.add_argument("--seed", type=int, default=0, help="of the order of the text, the "
+                         "sample of rows and what rand draws; %(default)s")  # fmt: skip
     command.add_argument("--round-to", type=int, default=1, metavar="N",
                          help="keep a multiple of N channels, rounding up; 16 is fast")  # fmt: skip
     command.add_argument(
         "--sequences", type=int, default=128, help="calibration sequences; %(default)s"
     )
-    command.add_argument("--length", type=int, default=2048, help="tokens in each; %(default)s")
     command.add_argument(
-        "--rows", type=int, default=5000, help="tokens in the sample of rows; %(default)s"
+        "--length", type=int, default=2048, help="tokens in a sequence; %(default)s"
     )
-    command.add_argument("--batch", type=int, default=8, help="sequences at a time; %(default)s")
+    command.add_argument(
+        "--rows", type=int, default=5000, help="tokens in the sample of drrqr, qrcp; %(default)s"
+    )
+    command.add_argument("--batch", type=int, default=8, help="sequences in a batch; %(default)s")
     command.add_argument("--refit", action=argparse.BooleanOptionalAction, default=REFIT,
                          help="fit the projection behind each pruned layer again, in closed form, "
                          "on the same text; every method then needs text; "
@@ -204,8 +209,8 @@ def _check(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         "is one.",
     )
     command.add_argument("config", type=Path, metavar="FILE", nargs="?",
-                         help="the profile's if not given")  # fmt: skip
-    command.add_argument("--profile", help="as snakemake's: where it will run")
+                         help="a configuration; the profile's if not given")  # fmt: skip
+    command.add_argument("--profile", help="profile of snakemake, as profiles/slurm")
 
     def run(options: argparse.Namespace) -> None:
         from keycut.config import load_config
@@ -254,8 +259,8 @@ def _preflight(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "whole layers, each shape in a process of its own. Keys whose width does not train are "
         "padded to the next that does; exits 1 if there is none.",
     )
-    command.add_argument("--configfile", type=Path, help="check every shape that it trains")
-    command.add_argument("--kernel", help="which delta rule, with --widths")
+    command.add_argument("--configfile", type=Path, help="check every shape that this run trains")
+    command.add_argument("--kernel", help="the delta rule, as delta_net; with --widths")
     command.add_argument("--widths", metavar="N,N,...", help="key channels per head")
     command.add_argument("--heads", type=int, metavar="N",
                          help="heads of keys (as published models have)")  # fmt: skip
@@ -313,10 +318,12 @@ def _plan(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     )
     command.add_argument("targets", nargs="*", metavar="TARGET",
                          help="files or target rules; everything if none is given")  # fmt: skip
-    command.add_argument("--configfile", type=Path, help="the profile's, or the demo, if not given")
-    command.add_argument("--profile", help="as snakemake's: where it will run")
-    command.add_argument("--gpus", type=int, metavar="N", help="how many there are; by default "
-                         "what the profile says, or several to choose from")  # fmt: skip
+    command.add_argument(
+        "--configfile", type=Path, help="the profile's, or the demo's, if not given"
+    )
+    command.add_argument("--profile", help="profile of snakemake, as profiles/slurm")
+    command.add_argument("--gpus", type=int, metavar="N", help="how many GPUs there are; if not "
+                         "given, the profile's number, or a choice of several")  # fmt: skip
     command.add_argument("--costs", type=Path, default=Path("config/costs.yaml"), metavar="FILE",
                          help="measured figures (%(default)s)")  # fmt: skip
     command.add_argument("--json", type=Path, metavar="FILE", help="write the plan there too")
@@ -360,11 +367,13 @@ def _plan(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 def _compare(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     command = commands.add_parser(
         "compare",
-        help="show a run beside the paper: its verdict",
+        help="print the verdict of a run: its numbers against the paper's",
         description="Print the verdict of a finished run: which claims of the paper hold in it, "
         "and which of its numbers lie outside of their tolerance.",
     )
-    command.add_argument("name", metavar="RUN", help="its name: results/RUN has its results")
+    command.add_argument(
+        "name", metavar="RUN", help="name of the run, whose results are in results/RUN"
+    )
 
     def run(options: argparse.Namespace) -> None:
         from keycut.errors import nearest
@@ -376,9 +385,8 @@ def _compare(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
             return
         if not verdict.parent.is_dir():
             known = [folder.name for folder in Path("results").glob("*/")]
-            raise InputError(
-                f"run {options.name!r}: no folder in results{nearest(options.name, known)}"
-            )
+            hint = nearest(options.name, known) if known else "; run this in the checkout"
+            raise InputError(f"run {options.name!r}: there is no folder {verdict.parent}{hint}")
         raise InputError(
             f"{verdict} is not there yet: `snakemake {verdict}`, with the configuration or the "
             "profile of this run, makes it"
@@ -396,11 +404,12 @@ def _download(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         "off. Then look into all of it, print what is there, and exit with 2 if something is not "
         "what the run needs.",
     )
-    command.add_argument("--configfile", type=Path, help="fetch all that it names")
+    command.add_argument("--configfile", type=Path, help="fetch all that this run needs")
     command.add_argument("--model", action="append", default=[], metavar="OWNER/NAME",
                          help="fetch this model (may be repeated)")  # fmt: skip
     command.add_argument("--update", action="append", default=[], metavar="NAME",
-                         help="take the branch's newest commit, not the locked one")  # fmt: skip
+                         help="of this model or data set, take the newest commit of its branch, "
+                         "not the locked one (may be repeated)")  # fmt: skip
 
     def run(options: argparse.Namespace) -> None:
         from keycut.config import load_config
@@ -436,7 +445,9 @@ def _pack(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     )
     command.add_argument("--field", default="text", help="the field of a record that is the text")
     command.add_argument("--seed", type=int, default=0, help="of the order of documents")
-    command.add_argument("--workers", type=int, default=1, help="threads; the bytes are the same")
+    command.add_argument(
+        "--workers", type=int, default=1, help="threads; any number gives the same"
+    )
     command.add_argument("--force", action="store_true", help="replace OUT if it exists")
 
     def run(options: argparse.Namespace) -> None:

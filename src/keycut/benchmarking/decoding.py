@@ -71,6 +71,8 @@ def _speeds(
         return clock(partial(generations[0].run, tokens)).rate(batch * tokens)
 
     def as_graph() -> Reading:
+        if not generations:
+            raise NotMeasured(f"out of memory at batch {batch}")
         return clock(capture_graph(generations[0], tokens)).rate(batch * tokens)
 
     yield f"tokens_per_s_{batch}", _or_reason(as_python, batch)

@@ -158,7 +158,7 @@ def wider(shape: Shape) -> list[Shape]:
 
 def validate_shape(shape: Shape) -> None:
     if shape.kernel not in RULES:
-        raise InputError(f"kernel {shape.kernel!r} is none{nearest(shape.kernel, RULES)}")
+        raise InputError(f"kernel {shape.kernel!r} does not exist{nearest(shape.kernel, RULES)}")
     if not 1 <= shape.width <= WIDEST:
         raise InputError(
             f"width {shape.width} for {shape.kernel}: the kernels take 1 to {WIDEST} channels per "
@@ -258,7 +258,7 @@ def requested_shapes(
         return list(config.trained_shapes()), config.preflight
     numbers = (widths or "").split(",")
     if not all(number.strip().isdigit() for number in numbers):
-        raise InputError(f"--widths {widths}: give whole numbers, as in 128,64,32")
+        raise InputError(f"--widths {widths or 'missing'}: give whole numbers, as in 128,64,32")
     rule = RULES.get(kernel)
     published = (rule.heads, rule.value_width) if rule else (1, 1)
     heads = published[0] if heads is None else heads

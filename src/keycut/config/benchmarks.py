@@ -44,7 +44,7 @@ class ModelBenchmark(BenchmarkBase):
 
     kind: Literal["model"] = WHICH
     models: Some[ModelName] = Field(description="models to be timed")
-    ratios: Some[Ratio] = Field(description="ratios beside the model left whole")
+    ratios: Some[Ratio] = Field(description="ratios; the unpruned model is measured too")
     passes: Some[Pass] = Field(description="forward, or a training step")
     batch: PositiveInt = Field(description="sequences")
     length: PositiveInt = Field(description="tokens in one sequence")
@@ -63,7 +63,7 @@ class DecodingBenchmark(BenchmarkBase):
 
     kind: Literal["decoding"] = WHICH
     models: Some[ModelName] = Field(description="models to be timed")
-    ratios: Some[Ratio] = Field(description="ratios beside the model left whole")
+    ratios: Some[Ratio] = Field(description="ratios; the unpruned model is measured too")
     batches: Some[PositiveInt] = Field(description="sequences generated at once")
     prompt: PositiveInt = Field(description="tokens before the first generated one")
     tokens: PositiveInt = Field(description="generated tokens")

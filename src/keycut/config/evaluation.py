@@ -60,8 +60,8 @@ class Task(Section):
     shots: int = Field(0, description="examples in the prompt", ge=0)
     revision: str = Field(
         "main",
-        description="revision of its data; `download` pins it once, and another than main is said "
-        "beside its numbers",
+        description="revision of its data; `download` pins it once, and tables name any "
+        "other than main",
     )
     file: str | None = Field(
         None,
@@ -71,7 +71,7 @@ class Task(Section):
     sha256: Sha256 | None = Field(
         None,
         description="what that file must be; with it the protocol `paper` takes the file too, and "
-        "says so beside its numbers",
+        "tables name it",
     )
     not_attempted: str | None = Field(
         None, description="why it is left out; its cells show a dash and this reason"
@@ -91,9 +91,9 @@ class Task(Section):
 
     @property
     def note(self) -> str:
-        """What is said beside numbers whose data is not the hub's main branch, or nothing."""
+        """The note on numbers whose data is not the hub's main branch, or nothing."""
         if self.file is not None:
-            # Without a hash it is another protocol, and its name is what is said.
+            # Without a hash it is another protocol, and the note is its name.
             return f"{self.task}: from {self.file}, {self.sha256[:12]}" if self.sha256 else ""
         return f"{self.task}: data at {self.revision}" if self.revision != "main" else ""
 

@@ -33,7 +33,7 @@ class FigureBase(Section):
 
 class RankFigure(FigureBase):
     model: ModelName = Field(description="one of `models`")
-    methods: Some[MethodName] = Field(description="methods beside the baseline")
+    methods: Some[MethodName] = Field(description="methods; the baseline is drawn too")
     ratio: Ratio = Field(description="fraction of channels cut")
     stages: Some[PrunedStage] = Field(
         ("pre",),

@@ -101,7 +101,7 @@ Fractional = Annotated[float, Field(ge=0, le=1)]
 Many = Annotated[tuple[T, ...], Strict(False), AfterValidator(_no_repeats)]
 Some = Annotated[tuple[T, ...], Strict(False), Field(min_length=1), AfterValidator(_no_repeats)]
 
-WHICH: Any = Field(description="says which of its kind this is")
+WHICH: Any = Field(description="chooses the type of this section")
 
 
 class Section(BaseModel):

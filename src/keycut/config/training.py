@@ -93,7 +93,9 @@ class Distillation(Section):
     """Learning from the unpruned model during recovery."""
 
     temperature: PositiveFloat = Field(description="temperature of both distributions")
-    weight: PositiveFloat = Field(description="weight of the divergence beside the cross-entropy")
+    weight: PositiveFloat = Field(
+        description="weight of the divergence, which is added to the cross-entropy"
+    )
 
 
 class Recovery(Training):

@@ -72,7 +72,7 @@ def compare(jobs: Sequence[FinishedJob]) -> list[dict[str, Any]]:
 
 
 def comparison_text(run: str, jobs: Sequence[FinishedJob]) -> str:
-    rows = [["rule", "jobs", "planned", "took", "ratio", "GPU time", "took", "disk", "found"]]
+    rows = [["rule", "jobs", "planned", "took", "ratio", "GPU time", "took", "disk", "took"]]
     for row in compare(jobs):
         planned, took, *gpu = (row[key] for key in [*SUMS][:4])
         times = [duration(planned), duration(took), f"{took / planned:.2f}", *map(duration, gpu)]

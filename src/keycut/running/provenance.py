@@ -7,7 +7,7 @@ import platform
 import resource
 import subprocess
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -67,15 +67,20 @@ class Provenance:
 
     @classmethod
     def read(cls, output: Path | str) -> Provenance | None:
-        """The record beside an output, if there is one."""
+        """The record beside an output, if there is one. Older ones had fields that are gone."""
         path = provenance_path(output)
         if not path.is_file():
             return None
         record = read_json(path)
-        return cls(**{**record, "code": KnownCode(**record["code"])})
+        record["code"] = KnownCode(**known_fields(KnownCode, record["code"]))
+        return cls(**known_fields(cls, record))
 
     def write(self, output: Path | str) -> None:
         write_json(provenance_path(output), {**vars(self), "code": self.code.to_json()})
+
+
+def known_fields(kind: Any, record: dict[str, Any]) -> dict[str, Any]:
+    return {field.name: record[field.name] for field in fields(kind) if field.name in record}
 
 
 def params_digest(snakemake: Any) -> str:

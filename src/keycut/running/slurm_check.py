@@ -247,7 +247,10 @@ def unmet_requests(profile: str, configfile: Path) -> tuple[int, list[str]]:
 
     arguments = parse_arguments(profile, configfile)
     if arguments.executor != "slurm":
-        raise InputError(f"profile {profile!r}: its executor is not slurm, there is none to ask")
+        raise InputError(
+            f"profile {profile!r}: its executor is not slurm, so there is no cluster to ask; "
+            "give FILE without --profile"
+        )
     cluster = read_cluster()
     file = get_profile_dir(profile)[1]
     named = _plugin().get_settings(arguments).partition_config
