@@ -306,3 +306,15 @@ def test_shuffling_keeps_every_document_and_holds_few() -> None:
     assert order != list(shuffled(documents, 8, characters=1000))
     # With room for all of them the first may come last.
     assert max(map(documents.index, list(shuffled(documents, 7))[:30])) > 2000
+
+
+def test_of_many_files_only_so_many_are_open(tmp_path: Path) -> None:
+    for i in range(150):
+        (tmp_path / f"{i:03}.jsonl").write_text(json.dumps({"text": f"document {i}"}) + "\n")
+    with mock.patch.object(sources, "_jsonl", wraps=sources._jsonl) as opened:
+        documents = read(tmp_path)
+        assert len(documents.parts) == 64
+        first = [next(texts) for _, texts in documents.parts]
+        assert opened.call_count == 64
+        rest = [text for _, texts in documents.parts for text in texts]
+    assert sorted(first + rest) == sorted(f"document {i}" for i in range(150))

@@ -90,14 +90,17 @@ def pack(
         raise InputError(f"tokenizer {tokenizer.name} has no bos token to begin documents with")
     dtype = np.dtype("<u2" if tokenizer.vocabulary_size <= 1 << 16 else "<u4")
 
-    with atomic_write(out, force=force, folder=True) as aside:
+    with (
+        atomic_write(out, force=force, folder=True) as aside,
+        ThreadPoolExecutor(workers) as pool,
+    ):
         progress = Progress("packing", tokens=sum(sizes) * sequence_length or None)
         parts = documents.parts if isinstance(documents, Documents) else [(1, documents)]
         window = _WINDOW // len(parts)
         encoded = [
             _encoded(
                 shuffled(part, seed, characters=window),
-                tokenizer, mark, boundary, workers, progress,
+                tokenizer, mark, boundary, pool, workers, progress,
             )
             for _, part in parts
         ]  # fmt: skip
@@ -150,6 +153,7 @@ def _encoded(
     tokenizer: Tokenizer,
     mark: int,
     boundary: Boundary,
+    pool: ThreadPoolExecutor,
     workers: int,
     progress: Progress,
 ) -> Iterator[np.ndarray]:
@@ -163,19 +167,18 @@ def _encoded(
     # Threads, because the tokenizer releases the GIL. At most two batches wait for each, so that
     # memory stays bounded where the disk is slower.
     waiting: deque[Future[list[np.ndarray]]] = deque()
-    with ThreadPoolExecutor(workers) as pool:
 
-        def finished() -> list[np.ndarray]:
-            batch = waiting.popleft().result()
-            progress.add(documents=len(batch), tokens=sum(map(len, batch)))
-            return batch
+    def finished() -> list[np.ndarray]:
+        batch = waiting.popleft().result()
+        progress.add(documents=len(batch), tokens=sum(map(len, batch)))
+        return batch
 
-        for batch in _batched(documents):
-            waiting.append(pool.submit(encode, batch))
-            if len(waiting) >= 2 * workers:
-                yield from finished()
-        while waiting:
+    for batch in _batched(documents):
+        waiting.append(pool.submit(encode, batch))
+        if len(waiting) >= 2 * workers:
             yield from finished()
+    while waiting:
+        yield from finished()
 
 
 def _pieces(documents: Iterator[np.ndarray], longest: int) -> Iterator[np.ndarray]:

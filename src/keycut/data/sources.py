@@ -7,8 +7,8 @@ all its `.parquet` or all its `.jsonl` files.
 
 Corpora are sorted, by date or by site, and most uses need a small part of one. So 64 row groups of
 parquet files are read in turn, at even distances over all files: the first documents are then from
-everywhere. Other files have no row groups: each is a part, read from its start, and packing takes
-from all parts at once.
+everywhere. Other files have no row groups: each is a part (of more than 64 files, several are),
+read from its start, and packing takes from all parts at once.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ COMPRESSIONS = (".xz", ".gz", ".zst")
 # A large text without two blank lines would otherwise be read into memory as one document.
 _LONGEST_DOCUMENT = 1 << 25  # bytes, far above any novel
 
-_SIDE_BY_SIDE = 64  # row groups, for each of which pyarrow holds some 10 MB
+_SIDE_BY_SIDE = 64  # files or row groups that are open; pyarrow holds some 10 MB for each
 _GOLDEN = 0.6180339887498949
 
 _Stream = tuple[Path, Iterator[str]]  # a file, and documents of it
@@ -117,16 +117,16 @@ def read(*paths: Path | str, field: str = "text", seed: int = 0) -> Documents:
     ]
     ordered = [groups[i] for i in at_even_distances(len(groups), seed)]
     tables = [file for file in files if _kind(file) == ".parquet"]
-    # Row groups are opened one by one, as their turn comes.
-    parts: list[tuple[list[Path], Iterable[_Stream]]]
-    parts = [(tables, ((group.file, _row_group(group, field)) for group in ordered))]
-    parts += [([file], [(file, _reader(file, field))]) for file in files if file not in tables]
+    others = [file for file in files if file not in tables]
+    # All parts are open while a corpus is packed, so there are only so many.
+    count = min(len(others), _SIDE_BY_SIDE)
+    dealt = [others[i::count] for i in range(count)]
+    # Each is opened as its turn comes.
+    row_groups = ((group.file, _row_group(group, field)) for group in ordered)
+    parts = [(tables, _with_text(tables, row_groups, _SIDE_BY_SIDE))] if tables else []
+    parts += [(inside, _with_text(inside, _readers(inside, field), 1)) for inside in dealt]
     return Documents(
-        [
-            (sum(file.stat().st_size for file in inside), _with_text(inside, streams))
-            for inside, streams in parts
-            if inside
-        ]
+        [(sum(file.stat().st_size for file in inside), texts) for inside, texts in parts]
     )
 
 
@@ -179,7 +179,11 @@ def at_even_distances(count: int, seed: int) -> list[int]:
     return sorted(range(count), key=lambda i: (i * _GOLDEN + shift) % 1)
 
 
-def _with_text(files: list[Path], streams: Iterable[_Stream]) -> Iterator[str]:
+def _readers(files: list[Path], field: str) -> Iterator[_Stream]:
+    return ((file, _reader(file, field)) for file in files)
+
+
+def _with_text(files: list[Path], streams: Iterable[_Stream], open_at_once: int) -> Iterator[str]:
     without_text = set(files)
 
     def texts(file: Path, stream: Iterator[str]) -> Iterator[str]:
@@ -188,15 +192,15 @@ def _with_text(files: list[Path], streams: Iterable[_Stream]) -> Iterator[str]:
                 without_text.discard(file)
                 yield text
 
-    yield from _side_by_side(texts(file, stream) for file, stream in streams)
+    yield from _side_by_side((texts(file, stream) for file, stream in streams), open_at_once)
     for file in files:
         if file in without_text:
             raise InputError(f"{file}: holds no text")
 
 
-def _side_by_side(streams: Iterator[Iterator[str]]) -> Iterator[str]:
+def _side_by_side(streams: Iterator[Iterator[str]], open_at_once: int) -> Iterator[str]:
     """One document of each open stream in turn; a new stream replaces one that ends."""
-    reading = deque(islice(streams, _SIDE_BY_SIDE))
+    reading = deque(islice(streams, open_at_once))
     while reading:
         stream = reading.popleft()
         if (text := next(stream, None)) is not None:
