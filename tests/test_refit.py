@@ -69,11 +69,11 @@ def rows(model, layer, ids):
 
 def slow(student, teacher, ridge=0.0, layers=(0, 1)):
     """W by layer: lstsq on stacked rows, the ridge as more rows of them."""
-    pupil, master = load(student.folder), load(teacher.folder)
+    pruned, whole = load(student.folder), load(teacher.folder)
     weights = {}
     for layer in layers:
-        (X, mine), (_, theirs) = (rows(model, layer, IDS) for model in (pupil, master))
-        W = pupil.model.layers[layer].attn.o_proj.weight
+        (X, mine), (_, theirs) = (rows(model, layer, IDS) for model in (pruned, whole))
+        W = pruned.model.layers[layer].attn.o_proj.weight
         E = theirs - mine
         if ridge:
             damping = (ridge * X.square().sum(0).mean()).sqrt()

@@ -428,29 +428,29 @@ def _refit(
     weights: dict[str, Tensor] = {}
     fits: list[LayerFit] = []
     with torch.no_grad(), _float32_products():
-        pupil = _Stream(student, texts, device, dtype)
-        master = _Stream(teacher, texts, device, dtype)
-        for index in range(len(pupil.layers)):
-            with pupil.filled(index) as layer, master.filled(index) as whole_layer:
+        pruned = _Stream(student, texts, device, dtype)
+        whole = _Stream(teacher, texts, device, dtype)
+        for index in range(len(pruned.layers)):
+            with pruned.filled(index) as layer, whole.filled(index) as whole_layer:
                 if way.down_proj:  # a fused one is no call of the module
                     layer.mlp.fuse_swiglu = whole_layer.mlp.fuse_swiglu = False
                 for projection in projections if index in shape.layers else []:
-                    name = f"{pupil.prefix}{index}.{projection}.weight"
+                    name = f"{pruned.prefix}{index}.{projection}.weight"
                     old = student.tensor(student.stored[name])
-                    sums = _add_up(pupil, master, index, projection, [p for p, _ in parts], way)
+                    sums = _add_up(pruned, whole, index, projection, [p for p, _ in parts], way)
                     new, fit = _fit(name, old, sums, way)
                     weights[name] = new
                     fits.append(fit)
                     layer.get_submodule(projection).weight.copy_(new)
                     logger.info(
                         "refit: layer %d of %d, ridge %g, error %.3f of the old weights'",
-                        index + 1, len(pupil.layers), fit.ridge, fit.error,
+                        index + 1, len(pruned.layers), fit.ridge, fit.error,
                     )  # fmt: skip
                 if index not in shape.layers:
-                    master.run_all(index)
-                pupil.run_all(index)
-            pupil.step()
-            master.step()
+                    whole.run_all(index)
+                pruned.run_all(index)
+            pruned.step()
+            whole.step()
     return Refit(weights, tuple(fits), text.numel() + held_out.numel())
 
 
@@ -513,14 +513,14 @@ def check_cut_from(student: Checkpoint, teacher: Checkpoint) -> None:
 
 
 def _add_up(
-    pupil: _Stream, master: _Stream, index: int, projection: str, parts: Sequence[int], way: _Way
+    pruned: _Stream, whole: _Stream, index: int, projection: str, parts: Sequence[int], way: _Way
 ) -> list[_Sums]:
     """One pass of both models through a layer: sums over each part of the text."""
-    hidden, inputs = pupil.layers[index].get_submodule(projection).weight.shape
-    sums = [_Sums.zeros(inputs, hidden, pupil.device) for _ in range(max(parts) + 1)]
+    hidden, inputs = pruned.layers[index].get_submodule(projection).weight.shape
+    sums = [_Sums.zeros(inputs, hidden, pruned.device) for _ in range(max(parts) + 1)]
     for batch, part in enumerate(parts):
-        theirs = master.observe(index, batch, projection)
-        mine = pupil.observe(index, batch, projection)
+        theirs = whole.observe(index, batch, projection)
+        mine = pruned.observe(index, batch, projection)
         X, E = wide(mine.inputs), way.target(theirs, mine)
         size = wide(theirs.stream) + wide(theirs.output)
         rule = wide(theirs.inputs) - X if way.rule else None
@@ -530,9 +530,9 @@ def _add_up(
             rows = [x * weights for x in rows]
         sums[part].add(*(x.flatten(0, 1) for x in rows))
     for values, what in (
-        ([s.gram for s in sums], f"what enters {projection} of {pupil.checkpoint.folder}"),
-        ([s.size for s in sums], f"the residual stream of {master.checkpoint.folder}"),
-        ([s.cross for s in sums], f"the residual stream of {pupil.checkpoint.folder}"),
+        ([s.gram for s in sums], f"what enters {projection} of {pruned.checkpoint.folder}"),
+        ([s.size for s in sums], f"the residual stream of {whole.checkpoint.folder}"),
+        ([s.cross for s in sums], f"the residual stream of {pruned.checkpoint.folder}"),
     ):
         if not torch.stack(values).isfinite().all():
             raise InputError(f"refit, layer {index}: NaN or infinity in {what}")
