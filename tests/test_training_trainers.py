@@ -50,6 +50,15 @@ def test_the_built_in_trainer_makes_a_model_with_all_that_belongs_to_it(root, tm
     assert (tmp_path / "out" / "README.md").read_text() == "a card"
 
 
+def test_weights_are_written_in_the_recipes_type(root, tmp_path):
+    for dtype in ("float32", "bfloat16"):
+        train(root, config_with(dtype=dtype), tmp_path / dtype)
+    written = load(tmp_path / "bfloat16").state_dict()
+    assert {tensor.dtype for tensor in written.values()} == {torch.bfloat16}
+    trained = load(tmp_path / "float32").state_dict()
+    assert all(torch.equal(written[name], trained[name].bfloat16()) for name in trained)
+
+
 @pytest.mark.parametrize("trainer", ["builtin", "flame"])
 def test_a_raised_version_begins_anew(root, tmp_path, monkeypatch, trainer):
     folders = []

@@ -48,7 +48,9 @@ class Recipe(Training):
     world_size: PositiveInt = Field(
         1, description="number of GPUs; it stands here because batch x world_size is the real batch"
     )
-
+    dtype: Literal["float32", "bfloat16"] = Field(
+        "float32", description="type of the trained weights in the file; training is in float32"
+    )
     activation_checkpoint: Literal["none", "selective", "full"] = Field(
         "none",
         description="flame's only: of no layer, every second or every one the activations are "

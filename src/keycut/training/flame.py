@@ -108,7 +108,7 @@ def pretrain_with_flame(
         if (reached := last_whole(folder)) < recipe.steps:
             pace = run_flame(job, checkpoints, reached)
         trained = load_flame_checkpoint(checkpoint_folder(folder, recipe.steps), model)
-        output.write(trained, checkpoints, files)
+        output.write(trained.to(getattr(torch, recipe.dtype)), checkpoints, files)
     return pace
 
 

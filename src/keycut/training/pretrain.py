@@ -19,8 +19,8 @@ from keycut.training.output import Output
 
 
 def pretrain(model: Any, data: PackedTokens, recipe: Recipe, output: Output) -> None:
-    """Train a model, wherever it is, and write it to a folder with its loss curve: in float32, on
-    a GPU with products in bf16."""
+    """Train a model, wherever it is, and write it to a folder with its loss curve: trained in
+    float32, on a GPU with products in bf16, and written in the recipe's type."""
     check_data(data, recipe, model.config.vocab_size)
     output.check()
     model.float()
@@ -42,7 +42,7 @@ def pretrain(model: Any, data: PackedTokens, recipe: Recipe, output: Output) -> 
                 model, loss, data, recipe, checkpoints,
                 work="pretraining", saving=output.saving, accumulate=recipe.world_size,
             )  # fmt: skip
-        output.write(model, checkpoints)
+        output.write(model.to(getattr(torch, recipe.dtype)), checkpoints)
 
 
 def smaller_batches(recipe: Recipe) -> str:
