@@ -101,7 +101,9 @@ WAYS = {
     "quarter_text": Variant(text=0.25),
     "four_times_text": Variant(text=4.0),
     "down_proj": Variant(ridge(down_proj=True)),
+    "relative_down_proj": Variant(ridge(row_weights=fitting._relative, down_proj=True)),
     "steps": Variant(steps=(0.5, 0.75)),
+    "relative_steps": Variant(ridge(row_weights=fitting._relative), steps=(0.5, 0.75)),
 }
 
 
