@@ -9,6 +9,28 @@ COMMON = {
     "initializer_range": 0.3,  # far from zero, so that nothing agrees by being nothing
 }
 
+LINEAR = {
+    "hidden_size": 32,
+    "num_hidden_layers": 3,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 12,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+    "vocab_size": 97,
+    "intermediate_size": 48,
+    "initializer_range": 0.15,
+}
+EXPERTS = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "shared_expert_intermediate_size": 16,
+}
+
 SMALL = {
     "delta_net": {"model_type": "delta_net", **COMMON},
     "delta_net_gate": {"model_type": "delta_net", "use_gate": True, **COMMON},
@@ -22,4 +44,10 @@ SMALL = {
     "gated_value_heads": {
         "model_type": "gated_deltanet", "head_dim": 8, "expand_v": 2.0, "num_v_heads": 4, **COMMON
     },
+    "qwen3_next": {"model_type": "qwen3_next", **LINEAR, **EXPERTS},
+    "qwen3_5": {"model_type": "qwen3_5_text", **LINEAR, "linear_num_value_heads": 2},
+    "qwen3_5_tied": {"model_type": "qwen3_5_text", "tie_word_embeddings": True, **LINEAR},
+    "qwen3_5_moe": {"model_type": "qwen3_5_moe_text", **LINEAR, **EXPERTS},
+    "olmo_hybrid": {"model_type": "olmo_hybrid", "num_key_value_heads": 2, "pad_token_id": None,
+                    "eos_token_id": None, **LINEAR},
 }  # fmt: skip

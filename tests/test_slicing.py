@@ -16,12 +16,14 @@ from keycut.calibration import calibrate
 from keycut.errors import InputError
 from keycut.models import create, load, save
 from keycut.models.architectures import ARCHITECTURES
+from keycut.models.capture import mixers
 from keycut.models.checkpoint import Checkpoint
 from keycut.selection.methods import METHODS
 from keycut.selection.select import select
 from keycut.selection.selection import Selection
 from keycut.selection.statistics import ModelStatistics
 from keycut.slicing import Keep, Pad, cut_back, padded_eps, slice_model
+from keycut.training.recovery import scale_eps
 
 ALL = sorted(SMALL)
 IDS = torch.randint(0, 97, (2, 90), generator=torch.Generator().manual_seed(1))
@@ -51,9 +53,13 @@ def logits(model, ids=IDS):
         return model(ids).logits
 
 
-def set_eps(model, change):
-    for layer in model.model.layers:
-        layer.attn.o_norm.eps = change(layer.attn.o_norm.eps)
+def key_rows(model):
+    """Each projection of queries or keys: its layer, its weight, and its rows (heads, d_k)."""
+    kind, shape, modules = mixers(model)
+    for index, mixer in enumerate(modules):
+        for key in (kind.q_proj, kind.k_proj):
+            weight = mixer.get_parameter(key.name)
+            yield index, weight, torch.from_numpy(key.layout(shape))
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -75,23 +81,23 @@ def test_a_sliced_model_is_the_full_one_with_zeros(folders, tmp_path, name, widt
     slice_model(checkpoint, Keep(kept), tmp_path / "out", dtype=None)
     masked = load(folders / name)
     with torch.no_grad():
-        for i, layer in enumerate(masked.model.layers):
+        for i, weight, rows in key_rows(masked):
             dropped = torch.ones(shape.heads, shape.width, dtype=torch.bool)
             dropped[torch.arange(shape.heads)[:, None], kept[i]] = False
-            for projection in (layer.attn.q_proj, layer.attn.k_proj):
-                projection.weight[dropped.flatten()] = 0
-    set_eps(masked, lambda eps: padded_eps(eps, width, shape.width))
+            weight[rows[dropped]] = 0
+    scale_eps(masked, padded_eps(1.0, width, shape.width))
     # What a zeroed projection leaves after convolution and SiLU is zero too: no bias here.
     assert relative(logits(load(tmp_path / "out")), logits(masked)) < 1e-5
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", [name for name in ALL if "num_experts" not in SMALL[name]])
 def test_zero_padding_is_exact_and_stays_so_in_training(folders, tmp_path, name):
+    """But for experts: rounding chooses another one, and the models go ways of their own."""
     checkpoint = Checkpoint(folders / name)
     shape = checkpoint.shape
     slice_model(checkpoint, Pad(shape.width + 5), tmp_path / "wide", dtype=None)
     narrow, wide = load(folders / name), load(tmp_path / "wide")
-    set_eps(wide, lambda eps: padded_eps(eps, shape.width, shape.width + 5))
+    scale_eps(wide, padded_eps(1.0, shape.width, shape.width + 5))
     assert relative(logits(wide), logits(narrow)) < 1e-6
 
     for model in (narrow, wide):
@@ -102,12 +108,10 @@ def test_zero_padding_is_exact_and_stays_so_in_training(folders, tmp_path, name)
             optimizer.step()
         model.eval()
     assert relative(logits(wide), logits(narrow)) < 1e-3  # rounding, grown over 20 steps
-    for layer in wide.model.layers:
-        for projection in (layer.attn.q_proj, layer.attn.k_proj):
-            padded = projection.weight.view(shape.heads, shape.width + 5, -1)[:, shape.width :]
-            assert (padded == 0).all()
+    for _, weight, rows in key_rows(wide):
+        assert (weight[rows[:, shape.width :]] == 0).all()
 
-    set_eps(wide, lambda eps: padded_eps(eps, shape.width + 5, shape.width))
+    scale_eps(wide, padded_eps(1.0, shape.width + 5, shape.width))
     save(wide, tmp_path / "trained")
     trained = Checkpoint(tmp_path / "trained")
     slice_model(trained, cut_back(shape, shape.width), tmp_path / "back", dtype=None)

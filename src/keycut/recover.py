@@ -138,11 +138,12 @@ def paper_settings(steps: int, **options: Any) -> Recovery:
 
 def trainable_width(student: Checkpoint) -> int | None:
     """What its keys are padded to for training on this GPU, None for their own width."""
-    shape = student.shape
+    shape, kind = student.shape, student.architecture
+    if kind.rule is None:
+        raise InputError(f"{student.folder}: Keycut trains no {kind.model_type} on a GPU")
     kernel = Shape(
-        student.architecture.rule.name, shape.heads, shape.width, shape.value_heads,
-        shape.value_width,
-    )  # fmt: skip
+        kind.rule.name, kind.call.heads(shape), shape.width, shape.value_heads, shape.value_width
+    )
     logger.info("preflight: whether this GPU trains %s", kernel.name)
     (verdict,) = check_shapes([kernel], PREFLIGHT)
     if not verdict.trainable:

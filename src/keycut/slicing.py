@@ -179,7 +179,7 @@ def slice_model(
     card: str | None = None,
     force: bool = False,
 ) -> None:
-    """Write the changed model to a folder that stock flash-linear-attention loads."""
+    """Write the changed model to a folder that its stock library loads."""
     kind, shape = checkpoint.architecture, checkpoint.shape
     if not change.width >= 1:
         raise InputError(f"a width of {change.width} leaves no channel")
@@ -189,9 +189,13 @@ def slice_model(
         )
         config: dict[str, Any] = kind.resized(checkpoint.config, change.width)
         if dtype is not None:
-            tensors = {n: t.to(dtype) if t.is_floating_point() else t for n, t in tensors.items()}
+            tensors = {
+                n: t.to(dtype) if t.is_floating_point() and not n.startswith(kind.beyond) else t
+                for n, t in tensors.items()
+            }
             config["dtype"] = str(dtype).removeprefix("torch.")
             config.pop("torch_dtype", None)  # what older transformers called it
+        tensors = {kind.stored_name(name): tensor for name, tensor in tensors.items()}
         save_file(tensors, aside / WEIGHTS, metadata={"format": "pt"})
         (aside / "config.json").write_text(to_json(config))
         copy_companions(checkpoint.folder, aside)

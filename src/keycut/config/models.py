@@ -93,7 +93,9 @@ class ModelBase(Section):
 
     @property
     def kernel(self) -> Kernel:
-        return self.adapter.rule.name
+        rule = self.adapter.rule
+        assert rule is not None, "an architecture without one has no section"
+        return rule.name
 
     @property
     def value_heads(self) -> int:
@@ -118,12 +120,17 @@ class ModelBase(Section):
             return self.intermediate_size
         return -(-int(self.hidden_size * 4 * 2 / 3) // 256) * 256
 
-    def _parameters(self, key_dim: int, value_dim: int, filters: int, rest: int) -> int:
-        """All parameters, given the sums over heads and what one mixer has beside projections."""
+    def _parameters(
+        self, key_dim: int, value_dim: int, filters: int, rest: int, *, softmax: int = 0
+    ) -> int:
+        """All parameters, given the sums over heads and what one mixer has beside projections;
+        `softmax` is what a layer has in its place that has no delta rule."""
         mixer = 2 * self.hidden_size * (key_dim + value_dim) + self.conv_size * filters + rest
-        layer = mixer + 3 * self.hidden_size * self.mlp_width + 2 * self.hidden_size
+        delta_layers = len(self.key_shape.layers)
+        mixers = delta_layers * mixer + (self.num_hidden_layers - delta_layers) * softmax
+        layer = 3 * self.hidden_size * self.mlp_width + 2 * self.hidden_size
         embeddings = (1 if self.tie_word_embeddings else 2) * self.vocab_size * self.hidden_size
-        return embeddings + self.num_hidden_layers * layer + self.hidden_size
+        return embeddings + mixers + self.num_hidden_layers * layer + self.hidden_size
 
 
 def _sections() -> Any:
@@ -139,7 +146,8 @@ Model = Annotated[ModelBase, Late(_sections)]
 def shape_of(model: Model, ratio: float = 0.0) -> Shape:
     """A model's delta rule, whole or with that share of its key channels cut."""
     left = width(model.head_k_dim, ratio) if ratio else model.head_k_dim
-    return Shape(model.kernel, model.num_heads, left, model.value_heads, model.head_v_dim)
+    heads = model.adapter.call.heads(model.key_shape)
+    return Shape(model.kernel, heads, left, model.value_heads, model.head_v_dim)
 
 
 def state_bytes(model: Model, ratio: float = 0.0) -> int:

@@ -16,7 +16,7 @@ from keycut.artefact import atomic_write, digest, read_json, sha256
 from keycut.errors import InputError
 from keycut.hub.downloads import model_folder
 from keycut.models.architectures import architecture, register
-from keycut.models.architectures.base import Architecture, Config
+from keycut.models.architectures.base import Architecture, Config, text_config
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -68,6 +68,7 @@ class Checkpoint:
         if not config.is_file():
             raise InputError(f"{self.folder} is no model folder: it has no config.json")
         self.config: Config = read_json(config)
+        self.text_config = text_config(self.config)
         self.architecture = architecture(self.config)
         self.shape = self.architecture.shape(self.config)
         self.files = self._files()
@@ -115,11 +116,20 @@ class Checkpoint:
     @property
     def dtype(self) -> str:
         """What its config says its weights are in."""
-        older = self.config.get("torch_dtype")  # transformers' name before 5
-        return str(self.config.get("dtype") or older or "float32")
+        configs = (self.config, self.text_config)
+        keys = ("dtype", "torch_dtype")  # transformers' name, and the one before 5
+        return next((str(c[key]) for c in configs for key in keys if c.get(key)), "float32")
+
+    @cached_property
+    def beyond(self) -> list[str]:
+        """The tensors in its files that are no part of the text model."""
+        return [name for name in self.files if name.startswith(self.architecture.beyond)]
 
     def check_no_softmax(self) -> None:
-        """An error for a hybrid: its softmax layers need flash-attn, and buffers of no file."""
+        """An error for fla's hybrids: their softmax layers need flash-attn, and buffers of no
+        file."""
+        if self.architecture.library == "transformers":
+            return
         mixers = self.shape.layers
         others = [i for i in range(self.config["num_hidden_layers"]) if i not in mixers]
         if others:
@@ -153,6 +163,8 @@ def _sha256(path: Path, changed: int) -> str:
 def current_name(name: str, kind: Architecture) -> str | None:
     """What a tensor is called now, or None for one that no forward pass used."""
     name = re.sub(WRAPPERS, "", name.replace(COMPILED, ""))
+    if name.startswith(kind.text_model):
+        name = "model." + name.removeprefix(kind.text_model)
     for old, new in RENAMES:
         name = re.sub(f"^{old}$", new, name)
     mixer = re.escape(kind.mixer).replace(r"\{layer\}", r"\d+")
@@ -171,6 +183,13 @@ def with_current_names(
         if up not in result and down is not None and result[name].shape[0] == 2 * down.shape[1]:
             result[name], result[up] = (half.clone() for half in result[name].chunk(2))
     return result
+
+
+def in_memory(
+    tensors: Iterable[tuple[str, torch.Tensor]], kind: Architecture
+) -> dict[str, torch.Tensor]:
+    """The text model's tensors as files have them, to those of the model in memory."""
+    return kind.joined(with_current_names(tensors, kind))
 
 
 def check_fit(
@@ -200,9 +219,11 @@ def check_fit(
 def _auto_classes() -> tuple[Any, Any]:
     """transformers' Auto classes, with every architecture of ours registered and runnable."""
     from keycut.models import kernels
+    from keycut.patches.transformers import split_olmo_filters_by_width
 
     kernels.prepare()
     register()
+    split_olmo_filters_by_width()
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.utils import logging
 
@@ -211,12 +232,19 @@ def _auto_classes() -> tuple[Any, Any]:
 
 
 def unfilled(checkpoint: Checkpoint) -> tuple[Any, dict[str, torch.Tensor], set[str]]:
-    """The model of a folder's config without memory for its parameters, the tensors that it needs,
-    and the names of those that are others' copies."""
+    """The text model of a folder's config without memory for its parameters, the tensors that it
+    needs, and the names of those that are others' copies."""
     auto_config, auto_model = _auto_classes()
-    config = auto_config.from_pretrained(checkpoint.folder, trust_remote_code=False)
+    whole = auto_config.from_pretrained(checkpoint.folder, trust_remote_code=False)
+    config = whole.get_text_config()
+    # A multimodal config may name it in one place only.
+    config.tie_word_embeddings = whole.tie_word_embeddings or config.tie_word_embeddings
     with torch.device("meta"):
         model = auto_model.from_config(config, trust_remote_code=False)
+    for module in model.modules():
+        if hasattr(module, "original_inv_freq"):  # rotary angles, which no file holds
+            module.to_empty(device="cpu", recurse=False)
+            model._init_weights(module)
     expected = model.state_dict()
     tied = set(model.all_tied_weights_keys) if config.tie_word_embeddings else set()
     for name in tied:
@@ -230,14 +258,12 @@ def check_parameters(checkpoint: Checkpoint) -> tuple[int, list[str]]:
     Names and shapes come from the headers of the files; what `load` would refuse is refused.
     """
     _, expected, tied = unfilled(checkpoint)
-    stored = dict(checkpoint.headers())
-    kind = checkpoint.architecture
-    tensors = {
-        name: t for name, t in with_current_names(stored.items(), kind).items() if name not in tied
-    }
+    kind, beyond = checkpoint.architecture, checkpoint.beyond
+    stored = {name: tensor for name, tensor in checkpoint.headers() if name not in beyond}
+    tensors = {name: t for name, t in in_memory(stored.items(), kind).items() if name not in tied}
     check_fit(tensors, expected, checkpoint.folder)
     ignored = [name for name in stored if current_name(name, kind) in (None, *tied)]
-    return sum(tensor.numel() for tensor in tensors.values()), ignored
+    return sum(tensor.numel() for tensor in tensors.values()), [*ignored, *beyond]
 
 
 def load(
@@ -254,8 +280,9 @@ def load(
     dtype = dtype or model.config.dtype
     tensors = {
         name: (tensor.to(dtype) if dtype and tensor.is_floating_point() else tensor).to(device)
-        for name, tensor in with_current_names(
-            checkpoint.tensors(), checkpoint.architecture
+        for name, tensor in in_memory(
+            checkpoint.tensors(set(checkpoint.files) - set(checkpoint.beyond)),
+            checkpoint.architecture,
         ).items()
         if name not in tied
     }
@@ -268,7 +295,7 @@ def load(
         )
     if dtype:
         model.config.dtype = dtype
-    return model.eval()
+    return model.to(device).eval()  # rotary angles are where they were made
 
 
 def create(config: Config, *, seed: int, dtype: torch.dtype = torch.float32) -> Any:

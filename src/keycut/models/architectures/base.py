@@ -15,6 +15,7 @@ from keycut.errors import InputError
 
 if TYPE_CHECKING:
     import numpy as np
+    from torch import Tensor
 
     from keycut.config.section import Kernel
 
@@ -86,6 +87,10 @@ class Call:
     by_position: tuple[str, ...] = ()  # the names of arguments that come without one
     repeated: bool = False  # q and k come once for each value head
 
+    def heads(self, shape: KeyShape) -> int:
+        """Of the q and k that the rule receives."""
+        return shape.value_heads if self.repeated else shape.heads
+
 
 StandIn = tuple[str, str, Callable[..., Any]]
 """Module, name, and what stands there on a CPU."""
@@ -94,7 +99,7 @@ StandIn = tuple[str, str, Callable[..., Any]]
 @dataclass(frozen=True)
 class Architecture:
     model_type: str
-    rule: DeltaRule
+    rule: DeltaRule | None  # that preflight and benchmarks examine
     call: Call
     shape: Callable[[Config], KeyShape]
     resized: Callable[[Config, int], Config]
@@ -105,6 +110,12 @@ class Architecture:
     """Makes AutoModel know it, where `import fla` is not enough."""
     library: str = "fla.models"  # what a user imports for that
     float32: bool = True  # whether its kernel takes it
+
+    # Files may hold more than the text model, which the model in memory is, and hold it otherwise.
+    text_model: str = "model."  # how the names begin that the model in memory begins with `model.`
+    beyond: tuple[str, ...] = ()  # how the names of all else begin: it is copied as it is
+    joined: Callable[[dict[str, Tensor]], dict[str, Tensor]] = lambda tensors: tensors
+    """Tensors as files have them to those of the model in memory, which may be several in one."""
 
     mixer: str = "model.layers.{layer}.attn."
     q_proj: KeyTensor = KeyTensor("q_proj.weight", "projection")
@@ -128,6 +139,12 @@ class Architecture:
     def name(self, layer: int, tensor: KeyTensor) -> str:
         return self.mixer.format(layer=layer) + tensor.name
 
+    def stored_name(self, name: str) -> str:
+        """What files call a tensor of this name in memory."""
+        if name.startswith("model.") and not name.startswith(self.beyond):
+            return self.text_model + name.removeprefix("model.")
+        return name
+
     def key_tensors(self, shape: KeyShape) -> dict[str, tuple[int, list[KeyTensor]]]:
         """By the names of tensors: the layer, counting those with a delta rule, and what of it
         runs over key channels."""
@@ -136,6 +153,11 @@ class Architecture:
             for key in (self.q_proj, self.k_proj, *self.filters):
                 tensors.setdefault(self.name(layer, key), (index, []))[1].append(key)
         return tensors
+
+
+def text_config(config: Config) -> Config:
+    """The part of a config that is the text model's: all of it, but in multimodal models."""
+    return config.get("text_config", config)
 
 
 def need(config: Config, key: str) -> Any:

@@ -1,0 +1,122 @@
+"""What transformers' hybrids of gated delta rules and softmax attention have in common."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+from typing import TYPE_CHECKING, Any
+
+from keycut.errors import InputError
+from keycut.models.architectures import base
+from keycut.models.architectures.base import KeyTensor
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor
+
+RULES = ("torch_chunk_gated_delta_rule", "torch_recurrent_gated_delta_rule")
+CONVOLUTIONS = ("causal_conv1d_fn", "causal_conv1d_update")
+OPTIONS = ("layer_types", "linear_conv_kernel_dim", "num_attention_heads", "num_key_value_heads",
+           "head_dim")  # fmt: skip
+
+
+def shape(config: base.Config) -> base.KeyShape:
+    text = base.text_config(config)
+    heads, value_heads = (base.need(text, f"linear_num_{of}_heads") for of in ("key", "value"))
+    if value_heads % heads:
+        raise InputError(
+            f"linear_num_value_heads {value_heads} must be a multiple of linear_num_key_heads "
+            f"{heads}"
+        )
+    return base.KeyShape(
+        layers=delta_layers(text),
+        heads=heads,
+        width=base.whole(base.need(text, "linear_key_head_dim"), "linear_key_head_dim"),
+        value_heads=value_heads,
+        value_width=base.whole(base.need(text, "linear_value_head_dim"), "linear_value_head_dim"),
+    )
+
+
+def delta_layers(text: base.Config) -> tuple[int, ...]:
+    count, kinds = base.need(text, "num_hidden_layers"), text.get("layer_types")
+    if kinds is None:  # transformers' default: the last of every few layers is softmax attention
+        interval = text.get("full_attention_interval", 4)
+        kinds = ["linear_attention" if (i + 1) % interval else "" for i in range(count)]
+    if len(kinds) != count:
+        raise InputError(f"layer_types has {len(kinds)} entries, num_hidden_layers is {count}")
+    layers = tuple(layer for layer, kind in enumerate(kinds) if kind == "linear_attention")
+    if not layers:
+        raise InputError("layer_types has no 'linear_attention': no layer has a delta rule")
+    return layers
+
+
+def resized(config: base.Config, width: int) -> base.Config:
+    changed = {**base.text_config(config), "linear_key_head_dim": width}
+    return {**config, "text_config": changed} if "text_config" in config else changed
+
+
+def module(name: str) -> str:
+    return f"transformers.models.{name}.modeling_{name}"
+
+
+def options(name: str) -> dict[str, Any]:
+    """Of an Architecture: what follows from the name of transformers' module."""
+
+    def stand_ins() -> list[base.StandIn]:
+        """transformers' own functions in PyTorch, around which it may have put fla's kernels."""
+        place = importlib.import_module(module(name))
+        return [
+            (module(name), function, inspect.unwrap(getattr(place, function)))
+            for function in (*RULES, *CONVOLUTIONS)
+        ]
+
+    return {
+        "call": base.Call(module(name), RULES, by_position=("q", "k", "v"), repeated=True),
+        "shape": shape,
+        "resized": resized,
+        "stand_ins": stand_ins,
+        "options": OPTIONS,
+        "library": "transformers",
+        "beyond": ("mtp.",),
+        "mixer": "model.layers.{layer}.linear_attn.",
+        "layer_output": lambda hidden: hidden,
+    }
+
+
+def values(shape: base.KeyShape) -> int:
+    return shape.value_heads * shape.value_width
+
+
+def _keys_behind_queries(shape: base.KeyShape) -> np.ndarray:
+    return base.by_head(shape) + shape.heads * shape.width
+
+
+def queries_keys_values(name: str, role: base.Role) -> tuple[KeyTensor, KeyTensor]:
+    """Of a tensor with the queries of all heads, then the keys of all, then the values."""
+    return (
+        KeyTensor(name, role, others=values),
+        KeyTensor(name, role, layout=_keys_behind_queries, others=values),
+    )
+
+
+def stack_experts(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The matrices of a layer's experts in one tensor: files may have them apart."""
+    import torch
+
+    result: dict[str, Tensor] = {}
+    experts: dict[str, dict[str, dict[int, Tensor]]] = {}
+    for name, tensor in tensors.items():
+        if match := re.fullmatch(r"(.+\.mlp\.experts)\.(\d+)\.(gate|up|down)_proj\.weight", name):
+            layer, expert, matrix = match.groups()
+            experts.setdefault(layer, {}).setdefault(matrix, {})[int(expert)] = tensor
+        else:
+            result[name] = tensor
+    for layer, matrices in experts.items():
+        gate, up, down = (
+            torch.stack([tensor for _, tensor in sorted(matrices.get(matrix, {}).items())])
+            for matrix in ("gate", "up", "down")
+        )
+        result[f"{layer}.gate_up_proj"] = torch.cat([gate, up], 1)
+        result[f"{layer}.down_proj"] = down
+    return result

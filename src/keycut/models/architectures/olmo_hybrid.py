@@ -1,0 +1,77 @@
+"""OLMo Hybrid, as in transformers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from keycut.models.architectures import base, gated_deltanet
+from keycut.models.architectures import linear_attention as hybrid
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+FILTERS = tuple(f"{side}_conv1d.weight" for side in "qkv")
+NORMS = {
+    "attention_layer_norm": "input_layernorm",
+    "feedforward_layer_norm": "post_attention_layernorm",
+}
+
+
+def _with_defaults(config: base.Config) -> base.Config:
+    """The widths that transformers takes where a config names none."""
+    heads = base.need(config, "num_attention_heads")
+    config = {**config}
+
+    def default(key: str, value: int) -> int:
+        if config.get(key) is None:
+            config[key] = value
+        return int(config[key])
+
+    key_heads = default("linear_num_key_heads", heads)
+    default("linear_num_value_heads", heads)
+    width = default("linear_key_head_dim", int(0.75 * config["hidden_size"] / key_heads))
+    default("linear_value_head_dim", 2 * width)
+    return config
+
+
+def shape(config: base.Config) -> base.KeyShape:
+    # The last of four layers is softmax attention, or of all if there are fewer.
+    interval = min(4, base.need(config, "num_hidden_layers"))
+    return hybrid.shape({**_with_defaults(config), "full_attention_interval": interval})
+
+
+def resized(config: base.Config, width: int) -> base.Config:
+    return hybrid.resized(_with_defaults(config), width)
+
+
+def joined(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The filters of a layer in one, and the names of two norms of the layers with a delta rule."""
+    import torch
+
+    result = {}
+    for name, tensor in tensors.items():
+        mixer, _, part = name.rpartition("linear_attn.")
+        if part not in FILTERS:
+            for stored, current in NORMS.items():
+                name = name.replace(f".{stored}.", f".{current}.")
+            result[name] = tensor
+        elif part == FILTERS[0]:
+            parts = [tensors[f"{mixer}linear_attn.{filters}"] for filters in FILTERS]
+            result[f"{mixer}linear_attn.conv1d.weight"] = torch.cat(parts)
+    return result
+
+
+ARCHITECTURE = base.Architecture(
+    "olmo_hybrid",
+    rule=gated_deltanet.ARCHITECTURE.rule,
+    **{**hybrid.options("olmo_hybrid"), "shape": shape, "resized": resized},
+    joined=joined,
+    # Those of files, and the one in memory.
+    filters=(
+        base.KeyTensor(FILTERS[0], "filter"),
+        base.KeyTensor(FILTERS[1], "filter"),
+        *hybrid.queries_keys_values("conv1d.weight", "filter"),
+    ),
+    norm_eps="o_norm.variance_epsilon",
+    convolutions=("conv1d",),
+)
