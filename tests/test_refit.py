@@ -20,6 +20,7 @@ from keycut.errors import InputError
 from keycut.models import create, load, save
 from keycut.models.card import card, refitted_facts
 from keycut.models.checkpoint import Checkpoint
+from keycut.models.layerwise import LayerwiseModel
 from keycut.refit import RIDGES, _refit, _Sums, _Way, perplexity, refit, write_refitted
 from keycut.slicing import Keep, Pad, slice_model
 
@@ -275,14 +276,14 @@ def test_the_refitted_model_is_closer_to_its_teacher(tmp_path):
 
 def test_only_one_layer_is_in_memory(tmp_path, monkeypatch):
     student, teacher = models("delta_net", tmp_path)
-    run = fitting._Stream.run
+    run = LayerwiseModel.run
 
     def checked(stream, index, batch):
         filled = [i for i, m in enumerate(stream.layers) if not next(m.parameters()).is_meta]
         assert filled == [index]
         run(stream, index, batch)
 
-    monkeypatch.setattr(fitting._Stream, "run", checked)
+    monkeypatch.setattr(LayerwiseModel, "run", checked)
     fit(student, teacher)
 
 

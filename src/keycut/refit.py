@@ -25,7 +25,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -37,12 +36,12 @@ from keycut.errors import InputError
 from keycut.models.checkpoint import (
     WEIGHTS,
     Checkpoint,
-    check_fit,
     copy_companions,
     unfilled,
     with_current_names,
 )
 from keycut.models.delta_rule import wide
+from keycut.models.layerwise import LayerwiseModel
 
 logger = logging.getLogger(__name__)
 
@@ -117,7 +116,7 @@ def perplexity(
     """Of text (sequences, length), with one layer of the model in memory at a time."""
     dtype = _compute_dtype(checkpoint, device)
     with torch.no_grad():
-        stream = _Stream(checkpoint, ids.split(batch), device, dtype)
+        stream = LayerwiseModel(checkpoint, ids.split(batch), device, dtype)
         for index in range(len(stream.layers)):
             with stream.filled(index):
                 stream.run_all(index)
@@ -152,7 +151,7 @@ def write_refitted(
             (aside / "README.md").write_text(card)
 
 
-# One layer of a model at a time
+# What a projection meets
 
 
 @dataclass(frozen=True)
@@ -164,102 +163,21 @@ class _Pass:
     stream: Tensor  # the residual stream, to which the output is added
 
 
-class _Skip(nn.Module):
-    """In the place of a layer that is not to run."""
+def _observe(stream: LayerwiseModel, index: int, batch: int, projection: str) -> _Pass:
+    """One batch through a filled layer, and what a projection in the layer met."""
+    captured: list[Tensor] = []
 
-    def __init__(self, output: Callable[[Tensor], Any]):
-        super().__init__()
-        self.output = output
+    def keep(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
+        captured.extend([args[0], output])
 
-    def forward(self, hidden: Tensor, *_: Any, **__: Any) -> Any:
-        return self.output(hidden)
-
-
-class _Stream:
-    """A model of which one layer is in memory, and the hidden states of a text before that layer.
-
-    The model's own forward pass calls the layer, with all others skipped, so that it gets the mask
-    and the rotary tables that it always gets.
-    """
-
-    def __init__(
-        self, checkpoint: Checkpoint, batches: Sequence[Tensor], device: str, dtype: torch.dtype
-    ):
-        self.checkpoint, self.device, self.dtype = checkpoint, device, dtype
-        self.prefix, _ = checkpoint.architecture.mixer.split("{layer}.")
-        self.model, self.expected, _ = unfilled(checkpoint)
-        self.decoder = self.model.eval().get_decoder()
-        self.layers = list(self.decoder.layers)
-        inside = (self.prefix, "lm_head.")
-        self._fill(self.model, "", [n for n in self.expected if not n.startswith(inside)])
-        embeddings = self.model.get_input_embeddings()
-        self.states = [embeddings(ids.to(device)) for ids in batches]
-        embeddings.to("meta")
-        self.next: list[Tensor] = list(self.states)
-
-    def _fill(self, module: nn.Module, prefix: str, names: Sequence[str]) -> None:
-        wanted = set(names)
-        # Files of old have the MLP's two matrices in one, under the first one's name.
-        files = [file for name, file in self.checkpoint.stored.items() if name in wanted]
-        tensors = with_current_names(self.checkpoint.tensors(files), self.checkpoint.architecture)
-        expected = {name: self.expected[name] for name in names}
-        check_fit(tensors, expected, self.checkpoint.folder)
-        placed = {
-            name.removeprefix(prefix): tensor.to(
-                self.device, self.dtype if tensor.is_floating_point() else None
-            )
-            for name, tensor in tensors.items()
-        }
-        module.load_state_dict(placed, strict=False, assign=True)
-
-    @contextmanager
-    def filled(self, index: int) -> Iterator[Any]:
-        """While open, this layer is in memory and `run` runs it."""
-        layer = self.layers[index]
-        at = f"{self.prefix}{index}."
-        self._fill(layer, at, [name for name in self.expected if name.startswith(at)])
-        skip = _Skip(self.checkpoint.architecture.layer_output)
-        self.decoder.layers = nn.ModuleList([*[skip] * index, layer])
-        try:
-            yield layer
-        finally:
-            layer.to("meta")
-
-    def run(self, index: int, batch: int) -> None:
-        """One batch through a filled layer, to the states before the next."""
-
-        def keep(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-            self.next[batch] = output[0] if isinstance(output, tuple) else output
-
-        hook = self.layers[index].register_forward_hook(keep)
-        try:
-            self.decoder(inputs_embeds=self.states[batch], use_cache=False)
-        finally:
-            hook.remove()
-
-    def observe(self, index: int, batch: int, projection: str) -> _Pass:
-        """The same, and what a projection in the layer met."""
-        captured: list[Tensor] = []
-
-        def keep(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
-            captured.extend([args[0], output])
-
-        hook = self.layers[index].get_submodule(projection).register_forward_hook(keep)
-        try:
-            self.run(index, batch)
-        finally:
-            hook.remove()
-        inputs, output = captured
-        before, after = self.states[batch], self.next[batch]
-        return _Pass(inputs, output, after - output if projection == DOWN_PROJ else before)
-
-    def run_all(self, index: int) -> None:
-        for batch in range(len(self.states)):
-            self.run(index, batch)
-
-    def step(self) -> None:
-        """The states behind the layer are those before the next."""
-        self.states = list(self.next)
+    hook = stream.layers[index].get_submodule(projection).register_forward_hook(keep)
+    try:
+        stream.run(index, batch)
+    finally:
+        hook.remove()
+    inputs, output = captured
+    before, after = stream.states[batch], stream.next[batch]
+    return _Pass(inputs, output, after - output if projection == DOWN_PROJ else before)
 
 
 # Least squares from sums
@@ -428,8 +346,8 @@ def _refit(
     weights: dict[str, Tensor] = {}
     fits: list[LayerFit] = []
     with torch.no_grad(), _float32_products():
-        pruned = _Stream(student, texts, device, dtype)
-        whole = _Stream(teacher, texts, device, dtype)
+        pruned = LayerwiseModel(student, texts, device, dtype)
+        whole = LayerwiseModel(teacher, texts, device, dtype)
         for index in range(len(pruned.layers)):
             with pruned.filled(index) as layer, whole.filled(index) as whole_layer:
                 if way.down_proj:  # a fused one is no call of the module
@@ -513,14 +431,19 @@ def check_cut_from(student: Checkpoint, teacher: Checkpoint) -> None:
 
 
 def _add_up(
-    pruned: _Stream, whole: _Stream, index: int, projection: str, parts: Sequence[int], way: _Way
+    pruned: LayerwiseModel,
+    whole: LayerwiseModel,
+    index: int,
+    projection: str,
+    parts: Sequence[int],
+    way: _Way,
 ) -> list[_Sums]:
     """One pass of both models through a layer: sums over each part of the text."""
     hidden, inputs = pruned.layers[index].get_submodule(projection).weight.shape
     sums = [_Sums.zeros(inputs, hidden, pruned.device) for _ in range(max(parts) + 1)]
     for batch, part in enumerate(parts):
-        theirs = whole.observe(index, batch, projection)
-        mine = pruned.observe(index, batch, projection)
+        theirs = _observe(whole, index, batch, projection)
+        mine = _observe(pruned, index, batch, projection)
         X, E = wide(mine.inputs), way.target(theirs, mine)
         size = wide(theirs.stream) + wide(theirs.output)
         rule = wide(theirs.inputs) - X if way.rule else None

@@ -1,0 +1,94 @@
+"""A model run layer by layer: its parameters need not fit in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from keycut.models.checkpoint import Checkpoint, check_fit, unfilled, with_current_names
+
+
+class _Skip(nn.Module):
+    """In the place of a layer that is not to run."""
+
+    def __init__(self, output: Callable[[Tensor], Any]):
+        super().__init__()
+        self.output = output
+
+    def forward(self, hidden: Tensor, *_: Any, **__: Any) -> Any:
+        return self.output(hidden)
+
+
+class LayerwiseModel:
+    """A model of which one layer is in memory, and the hidden states of a text before that layer.
+
+    The model's own forward pass calls the layer, with all others skipped, so that it gets the mask
+    and the rotary tables that it always gets.
+    """
+
+    def __init__(
+        self, checkpoint: Checkpoint, batches: Sequence[Tensor], device: str, dtype: torch.dtype
+    ):
+        self.checkpoint, self.device, self.dtype = checkpoint, device, dtype
+        self.prefix, _ = checkpoint.architecture.mixer.split("{layer}.")
+        self.model, self.expected, _ = unfilled(checkpoint)
+        self.decoder = self.model.eval().get_decoder()
+        self.layers = list(self.decoder.layers)
+        inside = (self.prefix, "lm_head.")
+        self._fill(self.model, "", [n for n in self.expected if not n.startswith(inside)])
+        embeddings = self.model.get_input_embeddings()
+        self.states = [embeddings(ids.to(device)) for ids in batches]
+        embeddings.to("meta")
+        self.next: list[Tensor] = list(self.states)
+
+    def _fill(self, module: nn.Module, prefix: str, names: Sequence[str]) -> None:
+        wanted = set(names)
+        # Files of old have the MLP's two matrices in one, under the first one's name.
+        files = [file for name, file in self.checkpoint.stored.items() if name in wanted]
+        tensors = with_current_names(self.checkpoint.tensors(files), self.checkpoint.architecture)
+        expected = {name: self.expected[name] for name in names}
+        check_fit(tensors, expected, self.checkpoint.folder)
+        placed = {
+            name.removeprefix(prefix): tensor.to(
+                self.device, self.dtype if tensor.is_floating_point() else None
+            )
+            for name, tensor in tensors.items()
+        }
+        module.load_state_dict(placed, strict=False, assign=True)
+
+    @contextmanager
+    def filled(self, index: int) -> Iterator[Any]:
+        """While open, this layer is in memory and `run` runs it."""
+        layer = self.layers[index]
+        at = f"{self.prefix}{index}."
+        self._fill(layer, at, [name for name in self.expected if name.startswith(at)])
+        skip = _Skip(self.checkpoint.architecture.layer_output)
+        self.decoder.layers = nn.ModuleList([*[skip] * index, layer])
+        try:
+            yield layer
+        finally:
+            layer.to("meta")
+
+    def run(self, index: int, batch: int) -> None:
+        """One batch through a filled layer, to the states before the next."""
+
+        def keep(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+            self.next[batch] = output[0] if isinstance(output, tuple) else output
+
+        hook = self.layers[index].register_forward_hook(keep)
+        try:
+            self.decoder(inputs_embeds=self.states[batch], use_cache=False)
+        finally:
+            hook.remove()
+
+    def run_all(self, index: int) -> None:
+        for batch in range(len(self.states)):
+            self.run(index, batch)
+
+    def step(self) -> None:
+        """The states behind the layer are those before the next."""
+        self.states = list(self.next)
