@@ -231,9 +231,12 @@ def _auto_classes() -> tuple[Any, Any]:
     return AutoConfig, AutoModelForCausalLM
 
 
-def unfilled(checkpoint: Checkpoint) -> tuple[Any, dict[str, torch.Tensor], set[str]]:
+def unfilled(
+    checkpoint: Checkpoint, device: torch.device | str = "cpu"
+) -> tuple[Any, dict[str, torch.Tensor], set[str]]:
     """The text model of a folder's config without memory for its parameters, the tensors that it
-    needs, and the names of those that are others' copies."""
+    needs, and the names of those that are others' copies. What is computed from the config alone
+    is on the device."""
     auto_config, auto_model = _auto_classes()
     whole = auto_config.from_pretrained(checkpoint.folder, trust_remote_code=False)
     config = whole.get_text_config()
@@ -243,7 +246,7 @@ def unfilled(checkpoint: Checkpoint) -> tuple[Any, dict[str, torch.Tensor], set[
         model = auto_model.from_config(config, trust_remote_code=False)
     for module in model.modules():
         if hasattr(module, "original_inv_freq"):  # rotary angles, which no file holds
-            module.to_empty(device="cpu", recurse=False)
+            module.to_empty(device=device, recurse=False)
             model._init_weights(module)
     expected = model.state_dict()
     tied = set(model.all_tied_weights_keys) if config.tie_word_embeddings else set()
@@ -276,7 +279,7 @@ def load(
     """
     checkpoint = Checkpoint(model_folder(source))
     checkpoint.check_no_softmax()
-    model, expected, tied = unfilled(checkpoint)
+    model, expected, tied = unfilled(checkpoint, device)
     dtype = dtype or model.config.dtype
     tensors = {
         name: (tensor.to(dtype) if dtype and tensor.is_floating_point() else tensor).to(device)
@@ -295,7 +298,7 @@ def load(
         )
     if dtype:
         model.config.dtype = dtype
-    return model.to(device).eval()  # rotary angles are where they were made
+    return model.eval()
 
 
 def create(config: Config, *, seed: int, dtype: torch.dtype = torch.float32) -> Any:

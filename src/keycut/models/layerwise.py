@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from keycut.models.checkpoint import Checkpoint, check_fit, unfilled, with_current_names
+from keycut.models.checkpoint import Checkpoint, check_fit, in_memory, unfilled
 
 
 class _Skip(nn.Module):
@@ -35,22 +35,21 @@ class LayerwiseModel:
     ):
         self.checkpoint, self.device, self.dtype = checkpoint, device, dtype
         self.prefix, _ = checkpoint.architecture.mixer.split("{layer}.")
-        self.model, self.expected, _ = unfilled(checkpoint)
+        self.model, self.expected, _ = unfilled(checkpoint, device)
         self.decoder = self.model.eval().get_decoder()
         self.layers = list(self.decoder.layers)
-        inside = (self.prefix, "lm_head.")
-        self._fill(self.model, "", [n for n in self.expected if not n.startswith(inside)])
+        elsewhere = (self.prefix, "lm_head.", *checkpoint.architecture.beyond)
+        self._fill(self.model, "", lambda name: not name.startswith(elsewhere))
         embeddings = self.model.get_input_embeddings()
         self.states = [embeddings(ids.to(device)) for ids in batches]
         embeddings.to("meta")
         self.next: list[Tensor] = list(self.states)
 
-    def _fill(self, module: nn.Module, prefix: str, names: Sequence[str]) -> None:
-        wanted = set(names)
-        # Files of old have the MLP's two matrices in one, under the first one's name.
-        files = [file for name, file in self.checkpoint.stored.items() if name in wanted]
-        tensors = with_current_names(self.checkpoint.tensors(files), self.checkpoint.architecture)
-        expected = {name: self.expected[name] for name in names}
+    def _fill(self, module: nn.Module, prefix: str, has: Callable[[str], bool]) -> None:
+        """Read the tensors of a module, those whose names it has, into it."""
+        files = [file for name, file in self.checkpoint.stored.items() if has(name)]
+        tensors = in_memory(self.checkpoint.tensors(files), self.checkpoint.architecture)
+        expected = {name: tensor for name, tensor in self.expected.items() if has(name)}
         check_fit(tensors, expected, self.checkpoint.folder)
         placed = {
             name.removeprefix(prefix): tensor.to(
@@ -65,7 +64,7 @@ class LayerwiseModel:
         """While open, this layer is in memory and `run` runs it."""
         layer = self.layers[index]
         at = f"{self.prefix}{index}."
-        self._fill(layer, at, [name for name in self.expected if name.startswith(at)])
+        self._fill(layer, at, lambda name: name.startswith(at))
         skip = _Skip(self.checkpoint.architecture.layer_output)
         self.decoder.layers = nn.ModuleList([*[skip] * index, layer])
         try:
