@@ -230,7 +230,9 @@ def test_a_hybrid_is_cut_and_not_run(workplace, capsys, monkeypatch):
     config["attn"] = {"layers": [1], "num_heads": 2}
     (workplace / "hybrid" / "config.json").write_text(json.dumps(config))
     assert prune(workplace, model="hybrid", out="bad") == 2
-    assert "hybrid: Keycut runs no softmax attention (layer 1); it can cut" in stderr(capsys)
+    assert "runs no softmax attention of flash-linear-attention (layer 1); it can cut" in stderr(
+        capsys
+    )
     arguments = ["prune", workplace / "hybrid", workplace / "hybrid-l1", "--ratio", "0.5"]
     assert main([*map(str, arguments), "--method", "l1", "--refit"]) == 2
     assert "methods that need no text, without refitting it" in stderr(capsys)

@@ -18,8 +18,8 @@ from training_runs import packed
 from keycut import refit as fitting
 from keycut.errors import InputError
 from keycut.models import create, load, save
-from keycut.models.card import card, refitted_facts
 from keycut.models.capture import mixers
+from keycut.models.card import card, refitted_facts
 from keycut.models.checkpoint import Checkpoint
 from keycut.models.layerwise import LayerwiseModel
 from keycut.refit import RIDGES, _refit, _Sums, _Way, perplexity, refit, write_refitted

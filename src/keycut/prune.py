@@ -153,6 +153,11 @@ def prune(request: Request) -> list[str]:
             **request.options,
         )
         logger.info("slicing: writing %s", request.out)
+        if beyond := checkpoint.beyond:
+            logger.info(
+                "copied as they are: %d tensors beyond the text model (%s)",
+                len(beyond), ", ".join(checkpoint.architecture.beyond),
+            )  # fmt: skip
         if dtype != request.dtype:
             logger.info(
                 "written as bfloat16: DeltaNet's kernel refuses float32 (--dtype float32 keeps it)"
@@ -251,7 +256,7 @@ def pack_text(
 ) -> None:
     """Pack a text, or else the prose of the installed packages, with a model's own tokenizer."""
     tokenizer = load_tokenizer(checkpoint.folder)
-    check_vocabulary(tokenizer, checkpoint.config["vocab_size"])
+    check_vocabulary(tokenizer, checkpoint.text_config["vocab_size"])
     if text is None:
         logger.info("text: the prose of the installed Python packages; give --text for your own")
     if "held_out" in slices:

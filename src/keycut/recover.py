@@ -63,6 +63,7 @@ def recover_folder(
     check_seed(seed)
     student, unpruned = Checkpoint(model), Checkpoint(teacher)
     student.check_no_softmax()
+    student.check_text_only()
     if student.shape.width >= unpruned.shape.width:
         raise InputError(
             f"{model} has {student.shape.width} key channels a head and {teacher} "

@@ -144,6 +144,7 @@ def write_refitted(
     """The pruned model with its new weights, as a folder of the same shapes and types."""
     with atomic_write(out, force=force, folder=True) as aside:
         tensors = {**with_current_names(student.tensors(), student.architecture), **result.weights}
+        tensors = {student.architecture.stored_name(n): t for n, t in tensors.items()}
         save_file(tensors, aside / WEIGHTS, metadata={"format": "pt"})
         (aside / "config.json").write_text(to_json(student.config))
         copy_companions(student.folder, aside)

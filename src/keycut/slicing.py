@@ -18,7 +18,13 @@ from torch import Tensor
 
 from keycut.artefact import atomic_write, to_json
 from keycut.errors import InputError
-from keycut.models.architectures.base import Architecture, KeyShape, KeyTensor, Role
+from keycut.models.architectures.base import (
+    Architecture,
+    KeyShape,
+    KeyTensor,
+    Role,
+    text_config,
+)
 from keycut.models.checkpoint import (
     WEIGHTS,
     Checkpoint,
@@ -193,8 +199,9 @@ def slice_model(
                 n: t.to(dtype) if t.is_floating_point() and not n.startswith(kind.beyond) else t
                 for n, t in tensors.items()
             }
-            config["dtype"] = str(dtype).removeprefix("torch.")
-            config.pop("torch_dtype", None)  # what older transformers called it
+            for part in (config, text_config(config)):
+                part["dtype"] = str(dtype).removeprefix("torch.")
+                part.pop("torch_dtype", None)  # what older transformers called it
         tensors = {kind.stored_name(name): tensor for name, tensor in tensors.items()}
         save_file(tensors, aside / WEIGHTS, metadata={"format": "pt"})
         (aside / "config.json").write_text(to_json(config))

@@ -29,14 +29,22 @@ def filters(checkpoint: Checkpoint) -> Filters:
     shape = checkpoint.shape
     stored = checkpoint.stored
     mixer = checkpoint.architecture.mixer
-    sides = {}
-    for side, heads in (("q", shape.heads), ("k", shape.heads), ("v", shape.value_heads)):
-        per_layer = []
-        for layer in shape.layers:
-            name = f"{mixer.format(layer=layer)}{side}_conv1d.weight"
-            if name not in stored:
-                raise InputError(f"{checkpoint.folder} has no {name}: a model without filters")
-            weight = checkpoint.tensor(stored[name])[:, 0].float().numpy()  # (filters, W)
-            per_layer.append(weight.reshape(min(heads, len(weight)), -1, weight.shape[-1]))
-        sides[side] = np.stack(per_layer)
-    return Filters(shape.layers, **sides)
+    heads = {"q": shape.heads, "k": shape.heads, "v": shape.value_heads}
+    sides: dict[str, list[np.ndarray]] = {side: [] for side in heads}
+
+    def read(name: str) -> np.ndarray:  # (filters, W)
+        if name not in stored:
+            raise InputError(f"{checkpoint.folder} has no {name}: a model without filters")
+        return checkpoint.tensor(stored[name])[:, 0].float().numpy()
+
+    for layer in shape.layers:
+        at = mixer.format(layer=layer)
+        if f"{at}conv1d.weight" in stored:  # those of q, k and v in one
+            keys = shape.heads * shape.width
+            weights = np.split(read(f"{at}conv1d.weight"), [keys, 2 * keys])
+        else:
+            weights = [read(f"{at}{side}_conv1d.weight") for side in sides]
+        for side, weight in zip(sides, weights, strict=True):
+            per_head = weight.reshape(min(heads[side], len(weight)), -1, weight.shape[-1])
+            sides[side].append(per_head)
+    return Filters(shape.layers, **{side: np.stack(layers) for side, layers in sides.items()})

@@ -185,7 +185,7 @@ def writes(model: Any, ids: Tensor) -> Writes:
 
 
 def layer_writes(rule: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """k, v, beta and g of one layer as `Writes` has them, from the arguments of fla's rule.
+    """k, v, beta and g of one layer as `Writes` has them, from the arguments of its rule.
 
     What the kernels would do first is done here: normalise keys, repeat them for several value
     heads, and for Gated DeltaNet the sigmoid of beta and the gate.
@@ -198,7 +198,10 @@ def layer_writes(rule: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         beta = beta.sigmoid() * (2 if rule["allow_neg_eigval"] else 1)
     if "g" not in rule:
         return k, v, beta, torch.zeros_like(beta)
-    return k, v, beta, log_decay(rule["g"][0], rule["A_log"], rule["dt_bias"])
+    g = rule["g"][0]
+    if rule.get("A_log") is None:  # transformers' models compute the gate before their rule
+        return k, v, beta, g.float()
+    return k, v, beta, log_decay(g, rule["A_log"], rule["dt_bias"])
 
 
 def states_in_blocks(w: Writes, block_bytes: int = BLOCK_BYTES) -> Iterator[Tensor]:

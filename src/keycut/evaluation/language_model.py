@@ -219,15 +219,12 @@ class LanguageModel(Encoder):
 
     def _tokens(self, ids: Tensor, mask: Tensor | None) -> Iterator[list[int]]:
         """The tokens that follow rows of ids (B, T): the first of each, then the second, ..."""
-        out = self.model.model(
-            ids.to(self._device),
-            attention_mask=None if mask is None else mask.to(self._device),
-            use_cache=True,
-        )
+        mask = None if mask is None else mask.to(self._device)
+        out = self.model.model(ids.to(self._device), attention_mask=mask, use_cache=True)
         best, state = self._logits(out.last_hidden_state[:, -1])[1], out.past_key_values
         del out  # and with it the hidden states of all prompts
         yield best.tolist()
-        for tokens, logits in generate(self.model, state, best[:, None]):
+        for tokens, logits in generate(self.model, state, best[:, None], mask):
             self._check_finite(logits)
             yield tokens[:, 0].tolist()
 

@@ -162,7 +162,7 @@ def _conditions(
     device: str,
     dtype: torch.dtype | None,
 ) -> Conditions:
-    check_vocabulary(tokenizer, checkpoint.config["vocab_size"])
+    check_vocabulary(tokenizer, checkpoint.text_config["vocab_size"])
     return Conditions(
         window=spec.window,
         batch=spec.batch,

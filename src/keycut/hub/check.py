@@ -244,7 +244,7 @@ def _parameters(folder: Path) -> str:
     shape = checkpoint.shape
     widths = dict.fromkeys((shape.width, shape.value_width))
     layers = (
-        f"{checkpoint.config['num_hidden_layers']} layers, {shape.heads} heads of "
+        f"{checkpoint.text_config['num_hidden_layers']} layers, {shape.heads} heads of "
         f"{' x '.join(map(str, widths))}"
     )
     try:

@@ -10,7 +10,7 @@ from keycut.config import Config, Model
 from keycut.errors import InputError
 from keycut.hub.downloads import DOWNLOADS, Downloads
 from keycut.models.architectures import architecture
-from keycut.models.architectures.base import need
+from keycut.models.architectures.base import need, text_config
 
 
 def adopt(
@@ -73,7 +73,7 @@ def check_sizes(model: Model, folder: Path) -> None:
         raise InputError(f"{folder} is no model folder: it has no config.json")
     config = read_json(folder / "config.json")
     kind = architecture(config)
-    shape = kind.shape(config)
+    shape, config = kind.shape(config), text_config(config)
     compared = {
         "head_k_dim": (shape.width, model.head_k_dim),
         "head_v_dim": (shape.value_width, model.head_v_dim),

@@ -26,6 +26,7 @@ def card(
     library = architecture(config).library
     stock = library == "fla.models"
     needs = f"Loads with flash-linear-attention {OLDEST_FLA} or newer.\n\n" if stock else ""
+    imports = "" if library == "transformers" else f"    import {library}\n"
     header = f"base_model: {base}\n" if base else ""
     return (
         f"---\n{header}library_name: transformers\n"
@@ -33,7 +34,7 @@ def card(
         f"# {name}\n\n{sentence}\n\n"
         f"| | |\n|---|---|\n{rows}| made by | keycut {__version__} |\n\n"
         f"    {command}\n\n{needs}"
-        f"    import {library}\n"
+        f"{imports}"
         "    from transformers import AutoModelForCausalLM\n"
         f'    model = AutoModelForCausalLM.from_pretrained("{name}")\n'
     )

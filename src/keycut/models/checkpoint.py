@@ -131,12 +131,20 @@ class Checkpoint:
         if self.architecture.library == "transformers":
             return
         mixers = self.shape.layers
-        others = [i for i in range(self.config["num_hidden_layers"]) if i not in mixers]
+        others = [i for i in range(self.text_config["num_hidden_layers"]) if i not in mixers]
         if others:
             raise InputError(
-                f"{self.folder}: Keycut runs no softmax attention (layer "
+                f"{self.folder}: Keycut runs no softmax attention of flash-linear-attention (layer "
                 f"{', '.join(map(str, others))}); it can cut such a model by methods "
                 "that need no text, without refitting it (`keycut prune --help`)"
+            )
+
+    def check_text_only(self) -> None:
+        """An error for a folder with more than the text model, where only that is written."""
+        if self.beyond:
+            raise InputError(
+                f"{self.folder}: {len(self.beyond)} tensors beyond the text model "
+                f"({self.beyond[0]}, ...) would be lost; `keycut prune` keeps them, refitted or not"
             )
 
     @cached_property

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 T = TypeVar("T")
@@ -21,15 +22,20 @@ MARGIN = 64 << 20  # bytes: the allocator takes memory in pieces of 2 and 20 MiB
 class GreedyGeneration:
     """Sequences that go on, greedily, from a recurrent state and a last token (batch, 1)."""
 
-    def __init__(self, model: Any, state: Any, last: Tensor):
-        self.model, self.state, self.last = model, state, last
+    def __init__(self, model: Any, state: Any, last: Tensor, mask: Tensor | None = None):
+        """`mask` (batch, length) has zeros where the state has padding that attention could see."""
+        self.model, self.state, self.last, self.mask = model, state, last, mask
 
     @torch.inference_mode()
     def run(self, tokens: int) -> tuple[Tensor, Tensor]:
         """The next `tokens` tokens (batch, tokens), and the logit of each."""
         tokens_out, logits = [], []
         for _ in range(tokens):
-            out = self.model.model(self.last, past_key_values=self.state, use_cache=True)
+            if self.mask is not None:
+                self.mask = F.pad(self.mask, (0, 1), value=1)
+            out = self.model.model(
+                self.last, past_key_values=self.state, use_cache=True, attention_mask=self.mask
+            )
             best = self.model.lm_head(out.last_hidden_state[:, -1]).max(-1)
             self.state, self.last = out.past_key_values, best.indices[:, None]
             tokens_out.append(self.last)
@@ -68,10 +74,17 @@ def put(values: list[Tensor], places: list[Tensor]) -> None:
             place.copy_(value)
 
 
-def generate(model: Any, state: Any, last: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """The next tokens (batch, 1) and their logits, without end. Each overwrites the one before."""
-    generation = GreedyGeneration(model, state, last)
-    if not last.is_cuda:
+def generate(
+    model: Any, state: Any, last: Tensor, mask: Tensor | None = None
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """The next tokens (batch, 1) and their logits, without end. Each overwrites the one before.
+
+    `mask` (batch, length) is that of the prompts, if some are padded.
+    """
+    # The state of softmax attention grows with the text, keeps its padding, and fits in no graph.
+    grows = not all(hasattr(layer, "state") for layer in state.layers)
+    generation = GreedyGeneration(model, state, last, mask if grows else None)
+    if grows or not last.is_cuda:
         while True:
             yield generation.run(1)
     # The first step compiles what is new, may be the only one, and says what a step takes.

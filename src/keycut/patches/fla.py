@@ -21,8 +21,11 @@ FIRST_CORRECT_PTXAS = (13, 1)
 
 def stand_ins() -> list[StandIn]:
     """Of fla's models in general, and of each architecture."""
-    adapters = ARCHITECTURES.values()
-    return [*plain_kernels.FLA, *(entry for adapter in adapters for entry in adapter.stand_ins())]
+    entries = [*plain_kernels.FLA]
+    for adapter in ARCHITECTURES.values():
+        entries += adapter.stand_ins()
+    # Several architectures may look up one: what is replaced twice could not be put back.
+    return [*{entry[:2]: entry for entry in entries}.values()]
 
 
 def use_plain_kernels() -> None:

@@ -60,7 +60,7 @@ def recover(
     """
     pruned, unpruned = Checkpoint(student), Checkpoint(teacher)
     check_teacher(pruned, unpruned)
-    check_data(data, settings, pruned.config["vocab_size"])
+    check_data(data, settings, pruned.text_config["vocab_size"])
     output.check()
     device = torch.device(device)
     run = output.checkpoints_of(
@@ -103,9 +103,10 @@ def recover(
 
 
 def check_teacher(student: Checkpoint, teacher: Checkpoint) -> None:
-    """An error unless the student can have been cut from the teacher."""
+    """An error unless the student can have been cut from the teacher, and is written whole."""
+    student.check_text_only()
     for key in (*SHARED, *student.architecture.options):
-        ours, theirs = student.config.get(key), teacher.config.get(key)
+        ours, theirs = student.text_config.get(key), teacher.text_config.get(key)
         if ours != theirs:
             raise InputError(
                 f"{student.folder} has {key} {ours}, its teacher {teacher.folder} has {theirs}: "
