@@ -9,14 +9,16 @@ keep (of all kept), the largest gain left, and the mean gain in log-volume.
 
 import argparse
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 from arguments import existing
 
 from keycut import logs
 from keycut.config import width
+from keycut.data.packing import PackedTokens
 from keycut.models.checkpoint import Checkpoint
-from keycut.prune import Request, calibrate_on_text
+from keycut.prune import Request, calibrate_on, pack_text
 from keycut.selection.select import select
 from keycut.selection.statistics import ModelStatistics
 
@@ -38,7 +40,14 @@ def main() -> None:
         sequences=options.sequences, length=options.length,
         device="cuda" if torch.cuda.is_available() else "cpu",
     )  # fmt: skip
-    model = ModelStatistics(checkpoint, calibrate_on_text(request, checkpoint))
+    with TemporaryDirectory() as folder:
+        slices = {"calibration": options.sequences}
+        pack_text(
+            options.text, checkpoint, Path(folder) / "text", slices=slices, length=options.length,
+            seed=0,
+        )  # fmt: skip
+        data = PackedTokens(Path(folder) / "text", slice_name="calibration")
+        model = ModelStatistics(checkpoint, calibrate_on(data, request))
     shape = checkpoint.shape
     widths = [width(shape.width, ratio) for ratio in RATIOS]
     heads = len(shape.layers) * shape.heads

@@ -4,7 +4,6 @@ import json
 import math
 import runpy
 import sys
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -18,11 +17,10 @@ from training_runs import packed
 from keycut import refit as fitting
 from keycut.errors import InputError
 from keycut.models import create, load, save
-from keycut.models.capture import mixers
 from keycut.models.card import card, refitted_facts
 from keycut.models.checkpoint import Checkpoint
 from keycut.models.layerwise import LayerwiseModel
-from keycut.refit import RIDGES, _refit, _Sums, _Way, perplexity, refit, write_refitted
+from keycut.refit import RIDGES, _refit, _Sums, perplexity, refit, write_refitted
 from keycut.slicing import Keep, Pad, slice_model
 
 NAMES = ["delta_net", "delta_net_gate", "delta_net_tied", "shared_head", "shared_all", "gated",
@@ -30,7 +28,6 @@ NAMES = ["delta_net", "delta_net_gate", "delta_net_tied", "shared_head", "shared
          "olmo_hybrid"]  # fmt: skip
 EXPERTS = [name for name in SMALL if "num_experts" in SMALL[name]]
 IDS = torch.randint(0, 97, (9, 70), generator=torch.Generator().manual_seed(4))
-MOST, REST = IDS[1:8], IDS[[0, 8]]
 TINY = 1e-12  # a ridge that is none
 
 
@@ -50,49 +47,49 @@ def models(name, folder, *, width=None, dtype=torch.float64, **changes):
     return Checkpoint(folder / "student"), teacher
 
 
-def one_ridge(ridge):
-    return _Way(solve=partial(fitting._ridge, ridges=[ridge]))
-
-
 def fit(student, teacher, ridge=None, batch=4):
-    way = _Way() if ridge is None else one_ridge(ridge)
-    return _refit(student, teacher, MOST, REST, device="cpu", batch=batch, way=way)
+    return _refit(student, teacher, IDS, batch=batch, ridges=[ridge] if ridge else RIDGES)
 
 
-def o_proj(model, layer):
-    kind, shape, modules = mixers(model)
-    name = kind.o_proj.removesuffix(".weight")
-    return modules[shape.layers.index(layer)].get_submodule(name)
-
-
-def rows(model, layer, ids):
-    """Of a whole model: what enters o_proj, and the residual stream behind the mixer."""
+def rows(model, layer, projection, ids):
+    """Of a whole model: what enters a projection of a layer, and the residual stream behind it."""
     block, seen = model.model.layers[layer], {}
+    block.mlp.fuse_swiglu = False
     hooks = [
-        o_proj(model, layer).register_forward_hook(lambda m, x, o: seen.update(X=x[0], o=o)),
+        block.get_submodule(projection).register_forward_hook(
+            lambda m, x, o: seen.update(X=x[0], o=o)
+        ),
         block.register_forward_pre_hook(lambda m, x: seen.update(h=x[0])),
+        block.register_forward_hook(
+            lambda m, x, o: seen.update(behind=o[0] if isinstance(o, tuple) else o)
+        ),
     ]
     with torch.no_grad():
         model(ids, use_cache=False)
     for hook in hooks:
         hook.remove()
-    return seen["X"].flatten(0, 1), (seen["h"] + seen["o"]).flatten(0, 1)
+    stream = seen["behind"] if projection.startswith("mlp") else seen["h"] + seen["o"]
+    return seen["X"].flatten(0, 1), stream.flatten(0, 1)
 
 
 def slow(student, teacher, ridge=0.0):
-    """W by layer: lstsq on stacked rows, the ridge as more rows of them."""
+    """W by name: lstsq on stacked rows, the ridge as more rows of them."""
     pruned, whole = load(student.folder), load(teacher.folder)
-    kind, weights = student.architecture, {}
+    weights = {}
+    prefix, mixer = student.architecture.mixer.split("{layer}.")
+    o_proj = mixer + student.architecture.o_proj.removesuffix(".weight")
+    dense = hasattr(pruned.model.layers[student.shape.layers[0]].mlp, "down_proj")
     for layer in student.shape.layers:
-        (X, mine), (_, theirs) = (rows(model, layer, IDS) for model in (pruned, whole))
-        W = o_proj(pruned, layer).weight
-        E = theirs - mine
-        if ridge:
-            damping = (ridge * X.square().sum(0).mean()).sqrt()
-            X = torch.cat([X, damping * torch.eye(X.shape[1], dtype=X.dtype)])
-            E = torch.cat([E, E.new_zeros(X.shape[1], E.shape[1])])
-        W.data += torch.linalg.lstsq(X, E, driver="gelsd").solution.mT
-        weights[kind.mixer.format(layer=layer) + kind.o_proj] = W.data.clone()
+        for projection in [o_proj, "mlp.down_proj"] if dense else [o_proj]:
+            (X, mine), (_, theirs) = (rows(m, layer, projection, IDS) for m in (pruned, whole))
+            W = pruned.model.layers[layer].get_submodule(projection).weight
+            E = theirs - mine
+            if ridge:
+                damping = (ridge * X.square().sum(0).mean()).sqrt()
+                X = torch.cat([X, damping * torch.eye(X.shape[1], dtype=X.dtype)])
+                E = torch.cat([E, E.new_zeros(X.shape[1], E.shape[1])])
+            W.data += torch.linalg.lstsq(X, E, driver="gelsd").solution.mT
+            weights[f"{prefix}{layer}.{projection}.weight"] = W.data.clone()
     return weights
 
 
@@ -106,15 +103,6 @@ def test_weights_are_those_of_lstsq_on_all_rows(name, ridge, tmp_path):
     atol = 1e-3 if name in EXPERTS else 1e-6
     for key, weight in result.weights.items():
         torch.testing.assert_close(weight, expected[key], rtol=1e-5, atol=atol)
-
-
-def test_a_layer_without_a_delta_rule_is_run_through(tmp_path, monkeypatch):
-    student, teacher = models("delta_net", tmp_path)
-    monkeypatch.setattr(fitting, "check_cut_from", lambda *_: None)  # layer 0 is of another width
-    student.shape = replace(student.shape, layers=(1,))
-    result, expected = fit(student, teacher, 1e-2), slow(student, teacher, 1e-2)
-    (name,) = result.weights
-    torch.testing.assert_close(result.weights[name], expected[name], rtol=1e-5, atol=1e-6)
 
 
 def test_the_batch_size_makes_no_difference(tmp_path):
@@ -151,7 +139,7 @@ def test_an_infinite_ridge_gives_the_old_weights(dtype, tmp_path):
     result = fit(student, teacher, math.inf)
     for key, weight in result.weights.items():
         assert torch.equal(weight, student.tensor(key))
-    assert all(layer.error == 1 for layer in result.layers)
+    assert all(fit.error == 1 for fit in result.fits)
 
 
 def test_a_large_ridge_comes_close_to_the_old_weights(tmp_path):
@@ -174,9 +162,9 @@ def test_zero_channels_make_no_difference(tmp_path):
 def test_the_error_of_a_layer_on_its_text_never_rises(name, dtype, tmp_path):
     student, teacher = models(name, tmp_path, dtype=dtype)
     result = refit(student, teacher, IDS)
-    assert all(layer.error <= 1 and layer.held_out <= 1 for layer in result.layers)
-    assert all(layer.ridge in RIDGES for layer in result.layers)
-    assert result.layers[0].error < 0.95  # random models, but something is gained
+    assert all(fit.error <= 1 and fit.held_out <= 1 for fit in result.fits)
+    assert all(fit.ridge in RIDGES for fit in result.fits)
+    assert result.fits[0].error < 0.95  # random models, but something is gained
 
 
 @settings(max_examples=50, deadline=None)
@@ -194,8 +182,8 @@ def test_errors_from_sums_are_those_of_the_rows(seed, count, inputs, outputs):
         damping = (ridge * X.square().sum(0).mean()).sqrt() * torch.eye(inputs).double()
         A, B = torch.cat([X, damping]), torch.cat([E, E.new_zeros(inputs, outputs)])
         solution = torch.linalg.lstsq(A, B, driver="gelsd").solution.mT
-        torch.testing.assert_close(sums.solve(sums.cross, ridge), solution, rtol=1e-5, atol=1e-7)
-        assert sums.error(sums.solve(sums.cross, ridge)) <= sums.error(torch.zeros_like(D)) + 1e-9
+        torch.testing.assert_close(sums.solve(ridge), solution, rtol=1e-5, atol=1e-7)
+        assert sums.error(sums.solve(ridge)) <= sums.error(torch.zeros_like(D)) + 1e-9
 
 
 @settings(max_examples=30, deadline=None)
@@ -211,38 +199,10 @@ def test_the_ridge_is_the_best_on_the_rows_held_out(seed):
         sums.add(X, E, E)
         parts.append(sums)
     most, rest = parts
-    _, ridge, error = fitting._ridge(most, rest, W)
-    errors = [rest.error(most.solve(most.cross, ridge)) for ridge in RIDGES]
+    ridge, error = fitting._best_ridge(most, rest)
+    errors = [rest.error(most.solve(ridge)) for ridge in RIDGES]
     assert error == min(errors) == errors[RIDGES.index(ridge)]
     assert error <= float(rest.square)
-
-
-WAYS = {
-    "no_drift": lambda heads: _Way(target=partial(fitting._stream_difference, drift=0.0)),
-    "relative": lambda heads: _Way(row_weights=fitting._relative),
-    "low_rank": lambda heads: _Way(solve=fitting._low_rank),
-    "heads": lambda heads: _Way(solve=partial(fitting._heads_apart, heads=heads), rule=True),
-    "down_proj": lambda heads: _Way(down_proj=True),
-}
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_other_ways_lower_the_error_too(way, tmp_path):
-    student, teacher = models("gated_value_heads", tmp_path)
-    result = _refit(student, teacher, MOST, REST, device="cpu", batch=8, elsewhere=[IDS[:2]],
-                    way=WAYS[way](student.shape.value_heads))  # fmt: skip
-    assert result.layers[0].error < 0.97
-    assert all(layer.error <= 1 for layer in result.layers)
-    assert all(layer.elsewhere[0] > 0 for layer in result.layers)
-    assert len(result.weights) == (4 if way == "down_proj" else 2)
-
-
-def test_low_rank_at_full_rank_is_the_ridge_solution(tmp_path):
-    student, teacher = models("delta_net", tmp_path)
-    solve = partial(fitting._low_rank, ridges=[1e-2], shares=[1])
-    full = _refit(student, teacher, MOST, REST, device="cpu", batch=8, way=_Way(solve=solve))
-    for key, weight in fit(student, teacher, 1e-2).weights.items():
-        torch.testing.assert_close(full.weights[key], weight)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -256,7 +216,8 @@ def test_a_refitted_model_is_an_ordinary_model(name, dtype, tmp_path):
     facts = refitted_facts(result, teacher)
     text = card("refitted", "A model.", facts, command="keycut", config=student.config)
     write_refitted(student, result, tmp_path / "refitted", card=text)
-    assert f"| refitted | attn.o_proj of 2 layers, on {IDS.numel()} tokens |" in text
+    expected = f"o_proj of 2 layers and down_proj of 2 layers, on {IDS.numel()} tokens"
+    assert f"| refitted | {expected} |" in text
     old, new = (dict(Checkpoint(tmp_path / n).tensors()) for n in ("student", "refitted"))
     assert {n: (t.shape, t.dtype) for n, t in old.items()} == {
         n: (t.shape, t.dtype) for n, t in new.items()
@@ -319,7 +280,7 @@ def test_a_model_that_was_never_cut_is_refused(tmp_path):
 
 def test_text_that_is_too_short_is_refused(tmp_path):
     student, teacher = models("delta_net", tmp_path)
-    with pytest.raises(InputError, match=r"30 tokens of text for the 32 unknowns .* o_proj"):
+    with pytest.raises(InputError, match=r"30 tokens of text for the \d+ unknowns .*_proj"):
         refit(student, teacher, IDS[:4, :10])
     with pytest.raises(InputError, match="1 sequence of text; give at least 2"):
         refit(student, teacher, IDS[:1])
@@ -336,7 +297,7 @@ def test_a_student_that_was_rounded_has_its_teacher(tmp_path):
     _, teacher = models("delta_net", tmp_path, dtype=torch.float32)
     slice_model(teacher, Keep(torch.arange(4).expand(2, 2, 4)), tmp_path / "rounded",
                 dtype=torch.float16)  # fmt: skip
-    assert refit(Checkpoint(tmp_path / "rounded"), teacher, IDS).layers
+    assert refit(Checkpoint(tmp_path / "rounded"), teacher, IDS).fits
 
 
 def test_a_teacher_of_other_shapes_is_refused(tmp_path):
@@ -383,17 +344,18 @@ def test_an_activation_that_is_no_number_names_layer_and_model(which, tensor, me
 def test_the_benchmark_writes_a_row_for_each_cell(tmp_path, monkeypatch, capsys):
     folder = Path(__file__).parents[1] / "benchmarks"
     save(create(SMALL["gated"], seed=1), tmp_path / "model")
-    for name in ("a", "b"):
-        packed(tmp_path / name, sequences=64)
+    packed(tmp_path / "text", sequences=64)
+    manifest = json.loads((tmp_path / "text" / "manifest.json").read_text())
+    manifest["slices"] = {"held_out": [0, 4], "calibration": [4, 64]}
+    (tmp_path / "text" / "manifest.json").write_text(json.dumps(manifest))
     monkeypatch.syspath_prepend(folder)
-    arguments = ["refit.py", "--models", "model", "--corpora", "a=a", "b=b", "--calibrate-on", "a",
-                 "--methods", "fisher", "--ratios", "0.75", "--sequences", "12", "--calibration",
-                 "4", "--held-out", "4", "--out", "rows.jsonl"]  # fmt: skip
+    arguments = ["refit.py", "--models", "model", "--text", "text", "--methods", "fisher", "l1",
+                 "--ratios", "0.75", "--sequences", "12", "--out", "rows.jsonl"]  # fmt: skip
     monkeypatch.setattr(sys, "argv", arguments)
     monkeypatch.chdir(tmp_path)
     for _ in range(2):  # the second time there is nothing left to do
-        code = runpy.run_path(str(folder / "refit.py"), run_name="__main__")
+        runpy.run_path(str(folder / "refit.py"), run_name="__main__")
     rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
-    assert [row["way"] for row in rows] == [*code["WAYS"]]
-    assert all(row["refitted"].keys() == {"a", "b"} for row in rows)
+    assert [row["method"] for row in rows] == ["fisher", "l1"]
+    assert all(row["perplexity"].keys() == {"unpruned", "sliced", "refitted"} for row in rows)
     assert len(capsys.readouterr().out.splitlines()) == len(rows)

@@ -91,7 +91,7 @@ class Refitting:
     def lines(self) -> list[str]:
         lines = [
             self.held_out.line(),
-            f"refit                {len(self.result.layers)} layers in {self.seconds:.0f} s",
+            f"refit                {len(self.result.fits)} matrices in {self.seconds:.0f} s",
         ]
         _, cut, refitted = self.held_out.perplexities.values()
         if not refitted < cut:

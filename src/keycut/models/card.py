@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -59,13 +60,12 @@ def pruned_facts(selection: Selection, ratio: float) -> dict[str, object]:
 
 
 def refitted_facts(result: Refit, teacher: Checkpoint) -> dict[str, object]:
-    kind = teacher.architecture
-    _, mixer = kind.mixer.split("{layer}.")
-    projection = mixer + kind.o_proj.removesuffix(".weight")
-    error = sum(layer.error for layer in result.layers) / len(result.layers)
+    matrices = Counter(fit.name.split(".")[-2] for fit in result.fits)
+    names = " and ".join(f"{name} of {count} layers" for name, count in matrices.items())
+    error = sum(fit.error for fit in result.fits) / len(result.fits)
     return {
-        "refitted": f"{projection} of {len(result.layers)} layers, on {result.tokens} tokens",
-        "error of a layer": f"{error:.3f} of the sliced one's, in the mean of layers",
+        "refitted": f"{names}, on {result.tokens} tokens",
+        "error behind them": f"{error:.3f} of the sliced model's, in the mean",
         "refitted to": teacher.digest(),
     }
 
