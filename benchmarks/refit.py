@@ -46,7 +46,7 @@ from keycut.refit import perplexity, refit, write_refitted
 from keycut.selection.methods import METHODS, method_named
 from keycut.selection.select import select
 from keycut.selection.statistics import ModelStatistics
-from keycut.slicing import slice_model
+from keycut.slicing import Keep, slice_model
 from keycut.training.output import Output
 from keycut.training.recovery import recover
 
@@ -169,16 +169,18 @@ def cells(bench: Bench, options: argparse.Namespace, done: set[tuple[Any, ...]])
 
 
 def shapes(bench: Bench, options: argparse.Namespace, done: set[tuple[Any, ...]]) -> Iterator[dict]:
-    """Models with random weights and as many channels of each head."""
+    """Models with random weights, of which each head keeps its first channels."""
     models = load_config(PAPER).models
     for name, ratio in itertools.product(options.shapes, options.ratios):
         if (name, None, ratio, None) in done:
             continue
         spec = models[name]
-        widths = {"teacher": spec.head_k_dim, "sliced": width_of(spec.head_k_dim, ratio)}
-        for part, width in widths.items():
-            save(random_model(spec, width, bench.device), bench.work / part, force=True)
-        student, teacher = (Checkpoint(bench.work / part) for part in ("sliced", "teacher"))
+        width = width_of(spec.head_k_dim, ratio)
+        save(random_model(spec, spec.head_k_dim, bench.device), bench.work / "whole", force=True)
+        teacher = Checkpoint(bench.work / "whole")
+        kept = torch.arange(width).expand(len(teacher.shape.layers), teacher.shape.heads, width)
+        slice_model(teacher, Keep(kept), bench.work / "sliced", force=True)
+        student = Checkpoint(bench.work / "sliced")
         yield {
             **dict(zip(KEY, (name, None, ratio, None), strict=True)),
             "sequences": bench.sequences,
