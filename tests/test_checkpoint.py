@@ -76,7 +76,7 @@ def test_a_parameter_of_another_shape_is_named(folder):
 
 def test_names_of_older_versions_are_understood(folder):
     expected = logits(folder)
-    weights = ModelStatistics(Checkpoint(folder)).weight_magnitudes("k")
+    weights = list(ModelStatistics(Checkpoint(folder)).weight_magnitudes("k"))
 
     def older(tensors):
         for i in range(2):
@@ -91,7 +91,10 @@ def test_names_of_older_versions_are_understood(folder):
 
     rewrite(folder, older)
     assert torch.equal(logits(folder), expected)
-    assert torch.equal(ModelStatistics(Checkpoint(folder)).weight_magnitudes("k"), weights)
+    for again, weight in zip(
+        ModelStatistics(Checkpoint(folder)).weight_magnitudes("k"), weights, strict=True
+    ):
+        assert torch.equal(again, weight)
 
 
 @pytest.mark.parametrize("wrapped", [
@@ -184,6 +187,65 @@ def test_shards_are_read_as_one(folder):
     model.save_pretrained(folder.parent / "shards", max_shard_size="20KB")
     assert len(Checkpoint(folder.parent / "shards").shards()) > 1
     assert torch.equal(logits(folder.parent / "shards"), logits(folder))
+
+
+@pytest.fixture
+def sharded(folder):
+    """The same model in several files."""
+    load(folder).save_pretrained(folder.parent / "shards", max_shard_size="20KB")
+    return folder.parent / "shards"
+
+
+def change_index(folder, **values):
+    path = folder / "model.safetensors.index.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+
+
+def test_a_folder_with_half_its_shards_is_refused(sharded):
+    shards = Checkpoint(sharded).shards()
+    for shard in shards[: len(shards) // 2]:
+        (sharded / shard).unlink()
+    message = rf"{len(shards) // 2} of {len(shards)} files .* missing \(model-00001-of-"
+    with pytest.raises(InputError, match=message):
+        Checkpoint(sharded)
+
+
+def test_a_tensor_that_only_the_index_knows_is_named(sharded):
+    files = Checkpoint(sharded).files
+    change_index(sharded, weight_map={**files, "more": files["lm_head.weight"]})
+    with pytest.raises(InputError, match=r"says that more is in model-.*, and it is not"):
+        Checkpoint(sharded)
+
+
+def test_a_truncated_shard_is_named_when_the_folder_is_opened(sharded):
+    shard = Checkpoint(sharded).shards()[-1]
+    (sharded / shard).write_bytes((sharded / shard).read_bytes()[:-100])
+    with pytest.raises(InputError, match=f"{shard} is cut off or damaged"):
+        Checkpoint(sharded)
+
+
+@pytest.mark.parametrize(("files", "message"), [
+    ({}, "its weight_map names no tensor"),
+    ({"lm_head.weight": "../model/model.safetensors"}, "is no name of a file beside it"),
+])  # fmt: skip
+def test_an_index_that_cannot_be_one_is_refused(sharded, files, message):
+    change_index(sharded, weight_map=files)
+    with pytest.raises(InputError, match=message):
+        Checkpoint(sharded)
+
+
+def test_shards_without_their_index_are_refused(sharded):
+    (sharded / "model.safetensors.index.json").unlink()
+    with pytest.raises(InputError, match=r"neither model\.safetensors nor model\.safetensors\.ind"):
+        Checkpoint(sharded)
+
+
+def test_headers_have_shapes_and_types_and_no_numbers(sharded):
+    checkpoint = Checkpoint(sharded)
+    headers = dict(checkpoint.headers())
+    for name, tensor in checkpoint.tensors():
+        assert headers[name].is_meta
+        assert (headers[name].shape, headers[name].dtype) == (tensor.shape, tensor.dtype)
 
 
 def test_the_dtype_asked_for_is_the_dtype_of_all(folder):

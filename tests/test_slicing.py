@@ -2,14 +2,19 @@
 
 import json
 import math
+import shutil
 import subprocess
 import sys
+import weakref
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from small_models import SMALL
 
 from keycut.calibration import calibrate
@@ -22,7 +27,15 @@ from keycut.selection.methods import METHODS
 from keycut.selection.select import select
 from keycut.selection.selection import Selection
 from keycut.selection.statistics import ModelStatistics
-from keycut.slicing import Keep, Pad, cut_back, padded_eps, slice_model
+from keycut.slicing import (
+    Keep,
+    Pad,
+    check_sliceable,
+    cut_back,
+    padded_eps,
+    slice_model,
+    sliced_bytes,
+)
 from keycut.training.recovery import scale_eps
 
 ALL = sorted(SMALL)
@@ -247,6 +260,120 @@ def test_a_pruned_model_loads_with_plain_transformers(folders, tmp_path):
     assert done.stdout.split() == ["7", "24"]
 
 
+# Models in several files
+
+
+def shard(folder, out):
+    """The tensors of a folder in three files: neighbours by name are in different ones."""
+    checkpoint = Checkpoint(folder)
+    out.mkdir()
+    files, size = {}, 0
+    for i in range(3):
+        file = f"model-0000{i + 1}-of-00003.safetensors"
+        tensors = {n: checkpoint.tensor(n) for n in sorted(checkpoint.files)[i::3]}
+        save_file(tensors, out / file, metadata={"format": "pt", "part": str(i)})
+        files |= dict.fromkeys(tensors, file)
+        size += sum(tensor.nbytes for tensor in tensors.values())
+    about = {"total_size": size, "total_parameters": size // 4, "note": "kept"}
+    index = {"metadata": about, "weight_map": files}
+    (out / "model.safetensors.index.json").write_text(json.dumps(index))
+    shutil.copyfile(folder / "config.json", out / "config.json")
+    return out
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_shards_are_sliced_as_one_file_is_and_stay_shards(folders, tmp_path, name):
+    one = Checkpoint(folders / name)
+    many = Checkpoint(shard(folders / name, tmp_path / "shards"))
+    change = Keep(some_kept(one.shape, 5))
+    for dtype in (None, torch.bfloat16):
+        slice_model(one, change, tmp_path / "one", dtype=dtype, force=True)
+        slice_model(many, change, tmp_path / "many", dtype=dtype, force=True)
+        expected, found = (Checkpoint(tmp_path / n) for n in ("one", "many"))
+        assert found.files == many.files
+        assert found.config == expected.config
+        tensors = dict(found.tensors())
+        for key, tensor in expected.tensors():
+            assert torch.equal(tensors.pop(key), tensor), key
+        assert not tensors
+        index = json.loads((tmp_path / "many" / "model.safetensors.index.json").read_text())
+        assert index["metadata"] == {
+            "total_size": sum(t.nbytes for _, t in expected.tensors()),
+            "total_parameters": sum(t.numel() for _, t in expected.tensors()),
+            "note": "kept",
+        }
+        for i, file in enumerate(found.shards()):
+            with safe_open(found.folder / file, "pt") as opened:
+                assert opened.metadata() == {"format": "pt", "part": str(i)}
+
+
+def test_matrices_joined_by_older_versions_are_parted_though_shards_part_them(folders, tmp_path):
+    shutil.copytree(folders / "gated", tmp_path / "joined")
+    tensors = load_file(tmp_path / "joined" / "model.safetensors")
+    for i in range(2):
+        gate, up = (f"model.layers.{i}.mlp.{part}_proj.weight" for part in ("gate", "up"))
+        tensors[gate] = torch.cat([tensors[gate], tensors.pop(up)])
+    save_file(tensors, tmp_path / "joined" / "model.safetensors", metadata={"format": "pt"})
+    checkpoint = Checkpoint(shard(tmp_path / "joined", tmp_path / "shards"))
+    gate, down = (checkpoint.files[f"model.layers.0.mlp.{p}_proj.weight"] for p in ("gate", "down"))
+    assert gate != down
+    slice_model(checkpoint, cut_back(checkpoint.shape, 16), tmp_path / "out", dtype=None)
+    assert torch.equal(logits(load(tmp_path / "out")), logits(load(folders / "gated")))
+
+
+def test_one_shard_at_a_time_is_in_memory(folders, tmp_path, monkeypatch):
+    checkpoint = Checkpoint(shard(folders / "gated", tmp_path / "shards"))
+    written = []
+
+    def save(tensors, path, metadata):
+        written.extend((name, weakref.ref(tensor)) for name, tensor in tensors.items())
+        save_file(tensors, path, metadata)
+
+    class Checked(Pad):
+        def __call__(self, *args):
+            assert not [name for name, tensor in written if tensor() is not None]
+            return super().__call__(*args)
+
+    monkeypatch.setattr("keycut.models.checkpoint.save_file", save)
+    slice_model(checkpoint, Checked(20), tmp_path / "out")
+    assert {name for name, _ in written} == set(checkpoint.files)
+
+
+def test_tensors_that_are_not_the_models_own_are_copied_as_they_are(folders, tmp_path, monkeypatch):
+    kind = replace(ARCHITECTURES["gated_deltanet"], beyond=("mtp.", "model.visual."))
+    monkeypatch.setitem(ARCHITECTURES, "gated_deltanet", kind)
+    shutil.copytree(folders / "gated", tmp_path / "more")
+    weights = tmp_path / "more" / "model.safetensors"
+    more = {
+        "mtp.layers.0.attn.q_proj.weight": torch.randn(32, 32),
+        "mtp.fc.weight": torch.randn(3, 5).half(),
+        "model.visual.patch.bias": torch.randn(7),
+    }
+    save_file(load_file(weights) | more, weights, metadata={"format": "pt"})
+    checkpoint = Checkpoint(tmp_path / "more")
+    slice_model(checkpoint, cut_back(checkpoint.shape, 5), tmp_path / "out", dtype=torch.bfloat16)
+    out = dict(Checkpoint(tmp_path / "out").tensors())
+    for name, tensor in more.items():
+        assert out[name].dtype == tensor.dtype
+        assert torch.equal(out[name], tensor)
+    assert out["lm_head.weight"].dtype == torch.bfloat16
+    size = sum(tensor.nbytes for tensor in out.values())
+    assert sliced_bytes(checkpoint, 5, torch.bfloat16) == size
+
+
+@pytest.mark.parametrize(("values", "message"), [
+    ({"head_dim": 8, "expand_v": 3.0}, "has 32 key channels, but the config says 2 heads of 8"),
+    ({"expand_v": 1.0}, "o_proj.weight takes 48 value channels, but the config says 2 heads of 16"),
+    ({"num_hidden_layers": 3}, r"has no model\.layers\.2\.attn\.k_proj\.weight"),
+])  # fmt: skip
+def test_a_config_that_contradicts_the_tensors_is_refused(folders, tmp_path, values, message):
+    shutil.copytree(folders / "gated", tmp_path / "model")
+    config = json.loads((tmp_path / "model" / "config.json").read_text())
+    (tmp_path / "model" / "config.json").write_text(json.dumps({**config, **values}))
+    with pytest.raises(InputError, match=message):
+        check_sliceable(Checkpoint(tmp_path / "model"))
+
+
 def test_layers_that_differ_in_width_are_refused(folders, tmp_path):
     checkpoint = Checkpoint(folders / "delta_net")
     slice_model(checkpoint, Keep(some_kept(checkpoint.shape, 5)), tmp_path / "narrow", dtype=None)
@@ -287,7 +414,7 @@ def test_a_failed_write_leaves_the_old_folder(folders, tmp_path, monkeypatch):
     def full(*_args, **_kwargs):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("keycut.slicing.save_file", full)
+    monkeypatch.setattr("keycut.models.checkpoint.save_file", full)
     with pytest.raises(OSError, match="No space left"):
         slice_model(checkpoint, Pad(20), tmp_path / "out", force=True)
     assert Checkpoint(tmp_path / "out").digest() == before

@@ -38,7 +38,7 @@ from keycut.selection.methods import METHODS, method_named
 from keycut.selection.select import select
 from keycut.selection.selection import Selection
 from keycut.selection.statistics import ModelStatistics
-from keycut.slicing import slice_model, sliced_bytes
+from keycut.slicing import check_sliceable, slice_model, sliced_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -200,6 +200,7 @@ def check_model(
     request: Request, checkpoint: Checkpoint, width: int, dtype: torch.dtype | None
 ) -> None:
     """An error if the model cannot be cut to that width, refitted, or written."""
+    check_sliceable(checkpoint)
     full = checkpoint.shape.width
     if width == full and request.ratio > 0:
         raise InputError(
@@ -234,7 +235,7 @@ def kept_width(full: int, ratio: float, round_to: int) -> int:
 def written_dtype(request: Request, checkpoint: Checkpoint) -> torch.dtype | None:
     """What the weights become, or None if each keeps its own: float32 where a kernel takes it."""
     if request.dtype is None and not checkpoint.architecture.float32:
-        dtypes = {tensor.dtype for _, tensor in checkpoint.tensors() if tensor.is_floating_point()}
+        dtypes = {tensor.dtype for _, tensor in checkpoint.headers() if tensor.is_floating_point()}
         if dtypes - {torch.bfloat16, torch.float16}:
             return torch.bfloat16
     return request.dtype
@@ -327,7 +328,7 @@ def measure(
 
 def summary(before: Checkpoint, after: Checkpoint, selection: Selection) -> list[str]:
     """What changed, in lines."""
-    counts = [sum(t.numel() for _, t in c.tensors()) for c in (before, after)]
+    counts = [sum(t.numel() for _, t in c.headers()) for c in (before, after)]
     states = [c.shape.state_bytes() for c in (before, after)]
     lines = [
         f"key channels a head  {before.shape.width} -> {after.shape.width}",

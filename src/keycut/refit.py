@@ -27,15 +27,13 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from keycut.artefact import atomic_write, to_json
+from keycut.artefact import atomic_write
 from keycut.errors import InputError
 from keycut.models.checkpoint import (
-    WEIGHTS,
     Checkpoint,
-    copy_companions,
+    rewrite,
     unfilled,
     with_current_names,
 )
@@ -175,11 +173,7 @@ def write_refitted(
 ) -> None:  # fmt: skip
     """The pruned model with its new weights, as a folder of the same shapes and types."""
     with atomic_write(out, force=force, folder=True) as aside:
-        tensors = {**with_current_names(student.tensors(), student.architecture), **result.weights}
-        tensors = {student.architecture.stored_name(n): t for n, t in tensors.items()}
-        save_file(tensors, aside / WEIGHTS, metadata={"format": "pt"})
-        (aside / "config.json").write_text(to_json(student.config))
-        copy_companions(student.folder, aside)
+        rewrite(student, aside, result.weights.get)
         if card is not None:
             (aside / "README.md").write_text(card)
 

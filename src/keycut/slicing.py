@@ -6,17 +6,16 @@ All of it works on tensors by name and on config.json: no model class is needed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
-from keycut.artefact import atomic_write, to_json
+from keycut.artefact import atomic_write
 from keycut.errors import InputError
 from keycut.models.architectures.base import (
     Architecture,
@@ -25,13 +24,7 @@ from keycut.models.architectures.base import (
     Role,
     text_config,
 )
-from keycut.models.checkpoint import (
-    WEIGHTS,
-    Checkpoint,
-    copy_companions,
-    current_name,
-    with_current_names,
-)
+from keycut.models.checkpoint import Checkpoint, rewrite, with_current_names
 
 
 class Change(Protocol):
@@ -117,7 +110,7 @@ def places(keys: list[KeyTensor], shape: KeyShape) -> Tensor:
 
 
 def change_tensor(
-    tensor: Tensor, keys: list[KeyTensor], shape: KeyShape, change: Change, index: int, name: str
+    tensor: Tensor, keys: list[KeyTensor], shape: KeyShape, change: Change, index: int
 ) -> Tensor:
     """The tensor with its key channels changed and everything else on that axis as it was.
 
@@ -126,12 +119,6 @@ def change_tensor(
     first = keys[0]
     old, new = places(keys, shape), places(keys, replace(shape, width=change.width))
     rows = tensor.movedim(first.axis, 0)
-    if len(rows) != old.numel() + first.others(shape):
-        raise InputError(
-            f"{name} has {len(rows) - first.others(shape)} key channels, but the config says "
-            f"{shape.heads} heads of {shape.width}: a model whose layers differ in width cannot be "
-            "sliced"
-        )
     result = rows.new_empty(new.numel() + first.others(shape), *rows.shape[1:])
     for key, before, after in zip(keys, old, new, strict=True):
         result[after] = change(index, key.role, rows[before])
@@ -140,40 +127,73 @@ def change_tensor(
     return result.movedim(0, first.axis).contiguous()
 
 
+def check_key_tensors(headers: Mapping[str, Tensor], kind: Architecture, shape: KeyShape) -> None:
+    """An error unless the tensors, of which only names and shapes are looked at, have the channels
+    that the config says."""
+    required = {
+        kind.name(layer, key) for layer in shape.layers for key in (kind.q_proj, kind.k_proj)
+    }
+    missing = sorted(required - set(headers))
+    if missing:
+        raise InputError(f"the model has no {missing[0]}, so its key channels cannot be sliced")
+    for name, (_, keys) in kind.key_tensors(shape).items():
+        if name not in headers:
+            continue
+        channels = headers[name].shape[keys[0].axis] - keys[0].others(shape)
+        if channels != places(keys, shape).numel():
+            raise InputError(
+                f"{name} has {channels} key channels, but the config says {shape.heads} heads of "
+                f"{shape.width}: a model whose layers differ in width cannot be sliced"
+            )
+    values = shape.value_heads * shape.value_width
+    for name in (kind.mixer.format(layer=layer) + kind.o_proj for layer in shape.layers):
+        if name in headers and headers[name].shape[1] != values:
+            raise InputError(
+                f"{name} takes {headers[name].shape[1]} value channels, but the config says "
+                f"{shape.value_heads} heads of {shape.value_width}"
+            )
+
+
+def check_sliceable(checkpoint: Checkpoint) -> None:
+    """An error if the tensors of a folder contradict its config; none of them is read."""
+    kind = checkpoint.architecture
+    check_key_tensors(with_current_names(checkpoint.headers(), kind), kind, checkpoint.shape)
+
+
 def change_channels(
     tensors: Iterable[tuple[str, Tensor]], kind: Architecture, shape: KeyShape, change: Change
 ) -> dict[str, Tensor]:
     """All tensors of a model, those over key channels changed."""
-    over_keys = kind.key_tensors(shape)
-    result = {}
-    for name, tensor in tensors:
-        if name in over_keys:
-            index, keys = over_keys[name]
-            tensor = change_tensor(tensor, keys, shape, change, index, name)
-        result[name] = tensor
-    required = {
-        kind.name(layer, key) for layer in shape.layers for key in (kind.q_proj, kind.k_proj)
-    }
-    missing = sorted(required - set(result))
-    if missing:
-        raise InputError(f"the model has no {missing[0]}, so its key channels cannot be sliced")
+    result = dict(tensors)
+    check_key_tensors(result, kind, shape)
+    for name, (index, keys) in kind.key_tensors(shape).items():
+        if name in result:
+            result[name] = change_tensor(result[name], keys, shape, change, index)
     return result
 
 
 def sliced_bytes(checkpoint: Checkpoint, width: int, dtype: torch.dtype | None) -> int:
     """What the weights of the smaller model will take on a disk."""
-    shape = checkpoint.shape
-    over_keys = checkpoint.architecture.key_tensors(shape)
+    kind, shape = checkpoint.architecture, checkpoint.shape
+    over_keys, narrow = kind.key_tensors(shape), replace(shape, width=width)
     total = 0
-    for name, tensor in checkpoint.tensors():
-        numbers = tensor.numel()
-        if (current := current_name(name, checkpoint.architecture)) in over_keys:
-            _, keys = over_keys[current]
-            lost = len(keys) * shape.heads * (shape.width - width)
-            numbers -= lost * (numbers // tensor.shape[keys[0].axis])
-        to = dtype if dtype and tensor.is_floating_point() else tensor.dtype
-        total += numbers * to.itemsize
+    for name, header in with_current_names(checkpoint.headers(), kind).items():
+        numbers = header.numel()
+        if name in over_keys:
+            _, keys = over_keys[name]
+            lost = places(keys, shape).numel() - places(keys, narrow).numel()
+            numbers -= lost * (numbers // header.shape[keys[0].axis])
+        total += numbers * sliced_dtype(name, header, kind, dtype).itemsize
     return total
+
+
+def sliced_dtype(
+    name: str, tensor: Tensor, kind: Architecture, dtype: torch.dtype | None
+) -> torch.dtype:
+    """What a tensor becomes in a model whose weights are to be `dtype`: what is not the model's own
+    is left as it is."""
+    own = tensor.is_floating_point() and not name.startswith(kind.beyond)
+    return dtype if dtype and own else tensor.dtype
 
 
 def slice_model(
@@ -185,26 +205,30 @@ def slice_model(
     card: str | None = None,
     force: bool = False,
 ) -> None:
-    """Write the changed model to a folder that its stock library loads."""
+    """Write the changed model to a folder that its stock library loads.
+
+    Files are the model's own, one of them at a time in memory. Tensors that are not the model's
+    (`Architecture.beyond`) are copied as they are.
+    """
     kind, shape = checkpoint.architecture, checkpoint.shape
     if not change.width >= 1:
         raise InputError(f"a width of {change.width} leaves no channel")
+    check_sliceable(checkpoint)
+    config: dict[str, Any] = kind.resized(checkpoint.config, change.width)
+    if dtype is not None:
+        for part in (config, text_config(config)):
+            part["dtype"] = str(dtype).removeprefix("torch.")
+            part.pop("torch_dtype", None)  # what older transformers called it
+    over_keys = kind.key_tensors(shape)
+
+    def new_tensor(name: str, tensor: Tensor) -> Tensor:
+        to = sliced_dtype(name, tensor, kind, dtype)
+        if name in over_keys:
+            index, keys = over_keys[name]
+            tensor = change_tensor(tensor, keys, shape, change, index)
+        return tensor.to(to)
+
     with atomic_write(out, force=force, folder=True) as aside:
-        tensors = change_channels(
-            with_current_names(checkpoint.tensors(), kind).items(), kind, shape, change
-        )
-        config: dict[str, Any] = kind.resized(checkpoint.config, change.width)
-        if dtype is not None:
-            tensors = {
-                n: t.to(dtype) if t.is_floating_point() and not n.startswith(kind.beyond) else t
-                for n, t in tensors.items()
-            }
-            for part in (config, text_config(config)):
-                part["dtype"] = str(dtype).removeprefix("torch.")
-                part.pop("torch_dtype", None)  # what older transformers called it
-        tensors = {kind.stored_name(name): tensor for name, tensor in tensors.items()}
-        save_file(tensors, aside / WEIGHTS, metadata={"format": "pt"})
-        (aside / "config.json").write_text(to_json(config))
-        copy_companions(checkpoint.folder, aside)
+        rewrite(checkpoint, aside, new_tensor, config)
         if card is not None:
             (aside / "README.md").write_text(card)

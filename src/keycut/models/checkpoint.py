@@ -1,23 +1,28 @@
-"""Models on disk: opened, loaded without anything left to chance, saved whole."""
+"""Models on disk: opened, loaded without anything left to chance, rewritten, saved whole."""
 
 from __future__ import annotations
 
+import logging
 import re
 import shutil
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 
-from keycut.artefact import atomic_write, digest, read_json, sha256
+from keycut.artefact import atomic_write, digest, read_json, sha256, to_json
 from keycut.errors import InputError
 from keycut.hub.downloads import model_folder
 from keycut.models.architectures import architecture, register
 from keycut.models.architectures.base import Architecture, Config, text_config
 
+logger = logging.getLogger(__name__)
+
+ANNOUNCE_FROM = 1_000_000_000  # bytes of a file that is announced before it is read
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 COMPANIONS = (
@@ -72,11 +77,12 @@ class Checkpoint:
         self.architecture = architecture(self.config)
         self.shape = self.architecture.shape(self.config)
         self.files = self._files()
+        self._headers = self._read_headers()
 
     def _files(self) -> dict[str, str]:
         """The file of each tensor."""
         if (self.folder / INDEX).is_file():
-            return dict(read_json(self.folder / INDEX)["weight_map"])
+            return self._indexed_files()
         if (self.folder / WEIGHTS).is_file():
             with open_safetensors(self.folder / WEIGHTS) as file:
                 return dict.fromkeys(file.keys(), WEIGHTS)
@@ -87,7 +93,25 @@ class Checkpoint:
                 "they are read: `keycut download` converts those of a hub model; for your own, "
                 "call save_pretrained once where you trust them"
             )
-        raise InputError(f"{self.folder} is no model folder: it has no {WEIGHTS}")
+        raise InputError(f"{self.folder} is no model folder: it has neither {WEIGHTS} nor {INDEX}")
+
+    def _indexed_files(self) -> dict[str, str]:
+        """The same, from an index whose files are all in the folder."""
+        files: dict[str, str] = read_json(self.folder / INDEX).get("weight_map", {})
+        if not files:
+            raise InputError(f"{self.folder / INDEX}: its weight_map names no tensor")
+        names = sorted(set(files.values()))
+        for name in names:
+            if Path(name).name != name:
+                raise InputError(f"{self.folder / INDEX}: {name!r} is no name of a file beside it")
+        missing = [name for name in names if not (self.folder / name).is_file()]
+        if missing:
+            raise InputError(
+                f"{self.folder}: {len(missing)} of {len(names)} files that {INDEX} names are "
+                f"missing ({missing[0]}{', ...' if missing[1:] else ''}): download or copy the "
+                "model again"
+            )
+        return files
 
     def tensors(self, names: Iterable[str] | None = None) -> Iterator[tuple[str, torch.Tensor]]:
         """Those named, or all, file by file."""
@@ -95,8 +119,9 @@ class Checkpoint:
         absent = sorted(wanted - set(self.files))
         if absent:
             raise InputError(f"{self.folder}: no tensor named {', '.join(absent)}")
-        for name in self.shards():
-            yield from read_tensors(self.folder / name, wanted)
+        for shard in self.shards():
+            of_shard = {name for name in wanted if self.files[name] == shard}
+            yield from read_tensors(self.folder / shard, of_shard)
 
     def tensor(self, name: str) -> torch.Tensor:
         return next(self.tensors([name]))[1]
@@ -104,14 +129,24 @@ class Checkpoint:
     def shards(self) -> list[str]:
         return sorted(set(self.files.values()))
 
-    def headers(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Every tensor with its shape and without its numbers, which are not read."""
+    def headers(self) -> Iterable[tuple[str, torch.Tensor]]:
+        """Every tensor with its shape and type and without its numbers, which are not read."""
+        return self._headers.items()
+
+    def _read_headers(self) -> dict[str, torch.Tensor]:
+        headers = {}
         for shard in self.shards():
             with open_safetensors(self.folder / shard) as file:
-                for name in file.keys():  # noqa: SIM118 (not a dict)
-                    if name in self.files:
-                        shape = file.get_slice(name).get_shape()
-                        yield name, torch.empty(shape, device="meta")
+                stored = set(file.keys())
+                for name in [name for name, file_name in self.files.items() if file_name == shard]:
+                    if name not in stored:
+                        raise InputError(
+                            f"{self.folder}: {INDEX} says that {name} is in {shard}, and it is "
+                            "not: download or copy the model again"
+                        )
+                    # Mapped, not read: no number of it is looked at.
+                    headers[name] = file.get_tensor(name).to("meta")
+        return headers
 
     @property
     def dtype(self) -> str:
@@ -165,6 +200,8 @@ class Checkpoint:
 
 @cache
 def _sha256(path: Path, changed: int) -> str:
+    if (size := path.stat().st_size) >= ANNOUNCE_FROM:
+        logger.info("digest: reading %s, %.1f GB", path.name, size / 1e9)
     return sha256(path)
 
 
@@ -180,17 +217,45 @@ def current_name(name: str, kind: Architecture) -> str | None:
     return None if match and match[1] in kind.unused else name
 
 
+def current_names(
+    headers: Iterable[tuple[str, torch.Tensor]], kind: Architecture
+) -> dict[str, list[str]]:
+    """What stored tensors are called now: none for one that no forward pass used, two for the
+    MLP's gate and up matrices, once joined."""
+    names, shapes = {}, {}
+    for stored, header in headers:
+        current = current_name(stored, kind)
+        names[stored] = [current] if current else []
+        if current:
+            shapes[current] = header.shape
+    for gate in [current for current in names.values() if current]:
+        if gate[0].endswith(".mlp.gate_proj.weight"):
+            up, down = (gate[0].replace("gate_proj", f"{part}_proj") for part in ("up", "down"))
+            if up not in shapes and down in shapes and shapes[gate[0]][0] == 2 * shapes[down][1]:
+                gate.append(up)
+    return names
+
+
+def rename(
+    tensors: Iterable[tuple[str, torch.Tensor]], names: Mapping[str, list[str]]
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Stored tensors by their `current_names`."""
+    for stored, tensor in tensors:
+        match names[stored]:
+            case [name]:
+                yield name, tensor
+            case [gate, up]:
+                halves = tensor.chunk(2)
+                yield gate, halves[0].clone()
+                yield up, halves[1].clone()
+
+
 def with_current_names(
     tensors: Iterable[tuple[str, torch.Tensor]], kind: Architecture
 ) -> dict[str, torch.Tensor]:
     """Tensors by their current names; the MLP's gate and up matrices, once joined, apart."""
-    result = {current: tensor for name, tensor in tensors if (current := current_name(name, kind))}
-    for name in [name for name in result if name.endswith(".mlp.gate_proj.weight")]:
-        up = name.replace("gate_proj", "up_proj")
-        down = result.get(name.replace("gate_proj", "down_proj"))
-        if up not in result and down is not None and result[name].shape[0] == 2 * down.shape[1]:
-            result[name], result[up] = (half.clone() for half in result[name].chunk(2))
-    return result
+    stored = dict(tensors)
+    return dict(rename(stored.items(), current_names(stored.items(), kind)))
 
 
 def in_memory(
@@ -337,6 +402,47 @@ def save(
             copy_companions(Path(tokenizer), aside)
         if card is not None:
             (aside / "README.md").write_text(card)
+
+
+def rewrite(
+    checkpoint: Checkpoint,
+    folder: Path,
+    new_tensor: Callable[[str, torch.Tensor], torch.Tensor],
+    config: Config | None = None,
+) -> None:
+    """Write a model like another to an existing folder, with tensors that `new_tensor` gives for
+    their current names and what they were; it may return what it got.
+
+    The files are the same, by name and by what is in which, and one of them at a time is in memory.
+    """
+    kind = checkpoint.architecture
+    names = current_names(checkpoint.headers(), kind)
+    weight_map: dict[str, str] = {}
+    size = parameters = 0
+    shards = checkpoint.shards()
+    for number, shard in enumerate(shards, 1):
+        stored = [name for name, file in checkpoint.files.items() if file == shard]
+        tensors = {
+            kind.stored_name(name): new_tensor(name, tensor)
+            for name, tensor in rename(checkpoint.tensors(stored), names)
+        }
+        with open_safetensors(checkpoint.folder / shard) as file:
+            metadata = {**(file.metadata() or {}), "format": "pt"}
+        save_file(tensors, folder / shard, metadata=metadata)
+        weight_map |= dict.fromkeys(tensors, shard)
+        size += sum(tensor.nbytes for tensor in tensors.values())
+        parameters += sum(tensor.numel() for tensor in tensors.values())
+        del tensors  # before the next ones come
+        if len(shards) > 1:
+            logger.info("written: %s, file %d of %d", shard, number, len(shards))
+    if (checkpoint.folder / INDEX).is_file():
+        about = {**read_json(checkpoint.folder / INDEX).get("metadata", {}), "total_size": size}
+        if "total_parameters" in about:
+            about["total_parameters"] = parameters
+        index = {"metadata": about, "weight_map": weight_map}
+        (folder / INDEX).write_text(to_json(index))
+    (folder / "config.json").write_text(to_json(config or checkpoint.config))
+    copy_companions(checkpoint.folder, folder)
 
 
 def copy_companions(source: Path, target: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -55,17 +55,15 @@ class ModelStatistics:
             )
         return self.measured.tensors[name]
 
-    def weight_magnitudes(self, side: Side) -> Tensor:
-        """|W| of the query or key projection: (layers, heads, d_k, hidden), float64."""
+    def weight_magnitudes(self, side: Side) -> Iterator[Tensor]:
+        """|W| of the query or key projection, layer by layer: (heads, d_k, hidden), float64."""
         adapter, shape = self.checkpoint.architecture, self.checkpoint.shape
         projection = adapter.q_proj if side == "q" else adapter.k_proj
-        current = [adapter.name(layer, projection) for layer in shape.layers]
-        names = [self.checkpoint.stored.get(name, name) for name in current]
-        tensors = dict(self.checkpoint.tensors(names))
         layout = torch.from_numpy(projection.layout(shape))
-        return torch.stack(
-            [tensors[n].movedim(projection.axis, 0)[layout].double().abs() for n in names]
-        )
+        for layer in shape.layers:
+            name = adapter.name(layer, projection)
+            weight = self.checkpoint.tensor(self.checkpoint.stored.get(name, name))
+            yield weight.movedim(projection.axis, 0)[layout].double().abs()
 
     def sum_over(self, target: Target, of: Callable[[Side], Tensor]) -> Tensor:
         """What a method judges by: keys and queries together, or one of them."""

@@ -6,7 +6,11 @@ from keycut.selection.method import Method, ModelStatistics, Target, Tensor
 
 
 def score(model: ModelStatistics, target: Target) -> Tensor:
-    return model.sum_over(target, lambda side: model.weight_magnitudes(side).sum(-1))
+    from torch import stack
+
+    return model.sum_over(
+        target, lambda side: stack([W.sum(-1) for W in model.weight_magnitudes(side)])
+    )
 
 
 METHODS = (

@@ -6,12 +6,15 @@ from keycut.selection.method import Method, ModelStatistics, Target, Tensor
 
 
 def score(model: ModelStatistics, target: Target) -> Tensor:
-    from torch import einsum
+    from torch import stack
 
     return model.sum_over(
         target,
-        lambda side: einsum("lhdi,li->lhd", model.weight_magnitudes(side), model.input_norms),
-    )
+        lambda side: stack([
+            W @ norms
+            for W, norms in zip(model.weight_magnitudes(side), model.input_norms, strict=True)
+        ]),
+    )  # fmt: skip
 
 
 METHODS = (
