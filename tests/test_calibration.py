@@ -1,6 +1,7 @@
 """One pass, compared with the same statistics from the plain model and all rows at once."""
 
 import importlib
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -10,12 +11,13 @@ import torch.nn.functional as F
 from plain_model import plain_logits
 from small_models import SMALL
 
-from keycut.calibration import Calibration, calibrate, sampled_positions
+from keycut.calibration import Calibration, calibrate, calibrate_layerwise, sampled_positions
 from keycut.errors import InputError
-from keycut.models import create
+from keycut.models import create, load, save
 from keycut.models.architectures import ARCHITECTURES
 from keycut.models.architectures.gated_deltanet import ARCHITECTURE as GATED_DELTANET
 from keycut.models.capture import mixers
+from keycut.models.checkpoint import Checkpoint
 
 NAMES = ["delta_net", "shared_head", "gated", "gated_value_heads"]
 ROWS, SEED = 50, 11
@@ -179,6 +181,38 @@ def test_without_gradients_all_but_saliency_and_fisher_is_the_same(both):
         f"{name}.{side}" for name in ("saliency", "fisher") for side in "kq"
     }
     assert all(torch.equal(found.tensors[name], value) for name, value in other.tensors.items())
+
+
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+@pytest.mark.parametrize("name", sorted(SMALL))
+def test_layer_by_layer_is_the_same(name, dtype, tmp_path):
+    save(create(SMALL[name], seed=2), tmp_path / "model")
+    given = {"sample_rows": ROWS, "seed": SEED}
+    model = load(tmp_path / "model", dtype=dtype)
+    expected = calibrate(model, batches(), tokens=TOKENS, gradients=False, **given)
+    found = calibrate_layerwise(Checkpoint(tmp_path / "model"), batches(), dtype=dtype, **given)
+    assert found.tensors.keys() == expected.tensors.keys()
+    for key, tensor in expected.tensors.items():
+        assert torch.equal(found.tensors[key], tensor), key
+    assert found.manifest == {k: v for k, v in expected.manifest.items() if k != "loss"}
+
+
+def test_layer_by_layer_no_hybrid_is_calibrated(tmp_path):
+    save(create(SMALL["delta_net"], seed=2), tmp_path / "model")
+    config = json.loads((tmp_path / "model" / "config.json").read_text())
+    config["attn"] = {"layers": [1], "num_heads": 2}
+    (tmp_path / "model" / "config.json").write_text(json.dumps(config))
+    with pytest.raises(InputError, match=r"no softmax attention \(layer 1\)"):
+        calibrate_layerwise(Checkpoint(tmp_path / "model"), batches())
+
+
+def test_layer_by_layer_bad_numbers_are_named(tmp_path):
+    model = create(SMALL["delta_net"], seed=2)
+    with torch.no_grad():
+        model.model.layers[1].attn.k_proj.weight[20, 0] = float("nan")
+    save(model, tmp_path / "model")
+    with pytest.raises(InputError, match=r"layer 1, head 1: .* has NaN or infinity"):
+        calibrate_layerwise(Checkpoint(tmp_path / "model"), batches())
 
 
 def test_the_model_is_left_as_it_was(both):

@@ -17,6 +17,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from small_models import SMALL
 
+from keycut.calibration import calibrate_layerwise
 from keycut.cli import main
 from keycut.data.sources import Source
 from keycut.data.tokenizer import train_tokenizer
@@ -93,19 +94,27 @@ def test_too_few_rows_are_said_where_channels_had_to_be_filled_up(workplace, cap
     assert "CAUTION: in 4 of 4 heads the sampled rows have fewer" in capsys.readouterr().out
 
 
-def test_on_a_gpu_it_calibrates_in_bf16(workplace, monkeypatch, capsys):
-    """DeltaNet's kernel there takes nothing wider, whatever the model is saved in."""
-    asked = []
+@pytest.mark.parametrize("method", ["drrqr", "grad"])
+def test_on_a_gpu_it_calibrates_in_bf16(workplace, monkeypatch, capsys, method):
+    """DeltaNet's kernel there takes nothing wider, whatever the model is saved in. The whole model
+    is loaded only where a method needs gradients."""
+    calls = []
 
-    def loaded(source, *, device, dtype=None):
-        asked.append((device, dtype))
-        return load(source, dtype=dtype)
+    def on_cpu(call):
+        def on_gpu(*args, device, dtype, **kwargs):
+            calls.append((call, device, dtype))
+            return call(*args, dtype=dtype, **kwargs)
 
-    monkeypatch.setattr("keycut.calibration.load", loaded)
+        return on_gpu
+
+    monkeypatch.setattr("keycut.calibration.load", on_cpu(load))
+    monkeypatch.setattr("keycut.calibration.calibrate_layerwise", on_cpu(calibrate_layerwise))
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    assert prune(workplace, "--device", "cuda", out="on-gpu") == 0
-    assert asked == [("cuda", torch.bfloat16)]
-    assert f"loading {workplace / 'delta_net'} on the GPU" in capsys.readouterr().err
+    arguments = ["--device", "cuda", "--method", method]
+    assert prune(workplace, *arguments, out=f"on-gpu-{method}") == 0
+    expected = load if method == "grad" else calibrate_layerwise
+    assert calls == [(expected, "cuda", torch.bfloat16)]
+    assert f"calibrating {workplace / 'delta_net'} on the GPU" in capsys.readouterr().err
 
 
 def test_force_replaces_a_model_and_nothing_else(workplace, capsys):
@@ -253,7 +262,7 @@ def test_a_disk_without_room_is_refused_before_and_explained_after(workplace, ca
     def full(*_args, **_kwargs):
         raise SafetensorError(f"I/O error: {os.strerror(errno.ENOSPC)} (os error 28)")
 
-    monkeypatch.setattr("keycut.slicing.save_file", full)
+    monkeypatch.setattr("keycut.models.checkpoint.save_file", full)
     assert prune(workplace, *arguments, out="bad") == 2
     message = stderr(capsys).splitlines()[-1]
     assert "bad: I/O error: No space left on device (os error 28): make room" in message
@@ -262,7 +271,7 @@ def test_a_disk_without_room_is_refused_before_and_explained_after(workplace, ca
 
 def test_text_shorter_than_one_sequence_is_refused(workplace, capsys, monkeypatch):
     """Before the model is loaded."""
-    monkeypatch.setattr("keycut.calibration.load", None)
+    monkeypatch.setattr("keycut.calibration.calibrate_layerwise", None)
     (workplace / "short.txt").write_text("four words and more")
     assert prune(workplace, out="bad", text="short.txt") == 2
     assert "less than one sequence of 40" in stderr(capsys)
@@ -350,8 +359,7 @@ def test_refit_changes_the_projections_and_says_what_it_brought(
     workplace, capsys, monkeypatch, name, method
 ):
     assert prune(workplace, "--method", method, model=name, out=f"{name}-cut") == 0
-    if method == "l1":  # needs no text, so the whole model is never in memory
-        monkeypatch.setattr("keycut.calibration.load", None)
+    monkeypatch.setattr("keycut.calibration.load", None)  # the whole model is never in memory
     capsys.readouterr()
     out = workplace / f"{name}-refitted"
     assert prune(workplace, "--method", method, "--refit", model=name, out=out.name) == 0

@@ -12,11 +12,15 @@ Per layer and head, with N tokens and keys and queries taken where the delta rul
 [K; Q]^T [K; Q] is the sum of two Gram matrices, the second moment one of them over N, and an R
 factor a Cholesky factor of one: so nothing larger than d_k x d_k per head is kept, however long
 the text. Sums are float64; gradients are added up in float32 under bf16 weights.
+
+Saliency and fisher need gradients, and so all of a model at once. For the rest
+`calibrate_layerwise` holds one layer of it in memory, and the hidden states of the text.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import logging
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -37,6 +41,9 @@ from keycut.models.architectures.base import Architecture, KeyShape, KeyTensor
 from keycut.models.capture import capture_rule_inputs, mixers
 from keycut.models.checkpoint import Checkpoint, load, read_tensors
 from keycut.models.delta_rule import l2_normalised
+from keycut.models.layerwise import LayerwiseModel
+
+logger = logging.getLogger(__name__)
 
 Activations = Literal["raw", "normalised"]
 Rows = Literal["all", "sample"]
@@ -81,10 +88,15 @@ def sampled_positions(tokens: int, rows: int, seed: int) -> np.ndarray:
 
 
 class _Sums:
-    """Everything that is added up during the pass."""
+    """Everything that is added up during the pass; `positions` are those of the sample."""
 
-    def __init__(self, shape: KeyShape, hidden: int, device: torch.device):
-        layers, heads, width = len(shape.layers), shape.heads, shape.width
+    def __init__(self, model: Any, positions: np.ndarray, device: torch.device | str):
+        adapter, self.shape, mixer_modules = mixers(model)
+        layers, heads, width = len(self.shape.layers), self.shape.heads, self.shape.width
+        q_proj = mixer_modules[0].get_parameter(adapter.q_proj.name)
+        hidden = q_proj.movedim(adapter.q_proj.axis, 0).shape[1]
+        self.positions, self.device = positions, device
+        self.sampled = torch.empty(0, dtype=torch.long)
         zeros = partial(torch.zeros, dtype=torch.float64, device=device)
         self.squares = zeros(layers, hidden)
         self.grams: dict[str, Tensor] = {
@@ -95,18 +107,27 @@ class _Sums:
         }
         self.fisher = {side: zeros(layers, heads, width) for side in ("q", "k")}
 
+    def start_batch(self, first: int, tokens: int) -> None:
+        """What is added next belongs to so many tokens, the first of which has that position."""
+        low, high = np.searchsorted(self.positions, [first, first + tokens])
+        self.sampled = torch.from_numpy(self.positions[low:high] - first).to(self.device)
+
+    def add_rule(self, layer: int, arguments: dict[str, Any]) -> None:
+        self.add_rows(layer, "k", arguments["k"])
+        self.add_rows(layer, "q", arguments["q"])
+
     def add_inputs(self, layer: int, x: Tensor) -> None:
         """x: (B, T, hidden)."""
         self.squares[layer] += x.detach().reshape(-1, x.shape[-1]).double().square().sum(0)
 
-    def add_rows(self, layer: int, side: Side, x: Tensor, sampled: Tensor) -> None:
-        """x: (B, T, heads, d_k); sampled: places among its B T tokens."""
+    def add_rows(self, layer: int, side: Side, x: Tensor) -> None:
+        """x: (B, T, heads, d_k)."""
         raw = x.detach().flatten(0, 1).transpose(0, 1).double()  # (heads, tokens, d_k)
         normalised = l2_normalised(raw)
         for name, rows in (("raw", raw), ("normalised", normalised)):
             self.grams[f"gram.{side}.{name}"][layer] += rows.mT @ rows
-            if len(sampled):
-                sample = rows[:, sampled]
+            if len(self.sampled):
+                sample = rows[:, self.sampled]
                 self.grams[f"sample.{side}.{name}"][layer] += sample.mT @ sample
 
     def add_gradient(self, layer: int, side: str, x: Tensor, gradient: Tensor) -> None:
@@ -114,6 +135,10 @@ class _Sums:
         losses = x.shape[0] * (x.shape[1] - 1)  # the last token of a sequence predicts none
         terms = x.double() * gradient.double() * losses
         self.fisher[side][layer] += terms.square().sum((0, 1))
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Those that need no gradients."""
+        return {"input_norm": self.squares.sqrt(), **self.grams}
 
 
 class _Saliency:
@@ -190,29 +215,20 @@ def calibrate(
     The model keeps its parameters; which of them require gradients is put back afterwards.
     `provenance` goes into the manifest: the model's digest, where the text is from.
     """
-    adapter, shape, layers = mixers(model)
     device = next(model.parameters()).device
-    q_proj = layers[0].get_parameter(adapter.q_proj.name)
-    sums = _Sums(shape, q_proj.movedim(adapter.q_proj.axis, 0).shape[1], device)
-    saliency = _Saliency(adapter, shape, layers) if gradients else None
-    positions = sampled_positions(tokens, sample_rows, seed)
+    sums = _Sums(model, sampled_positions(tokens, sample_rows, seed), device)
+    saliency = _Saliency(*mixers(model)) if gradients else None
     progress = Progress("calibrating", tokens=tokens)
     seen, loss_sum = 0, 0.0
-
-    def add_rows(layer: int, rule: dict[str, Any]) -> None:
-        low, high = np.searchsorted(positions, [seen, seen + ids.numel()])
-        sampled = torch.from_numpy(positions[low:high] - seen).to(device)
-        sums.add_rows(layer, "k", rule["k"], sampled)
-        sums.add_rows(layer, "q", rule["q"], sampled)
-
     with (
         _gradients_only_for(model, saliency.parameters() if saliency else []),
         capture_rule_inputs(
-            model, add_rows, sums.add_inputs, sums.add_gradient if saliency else None
+            model, sums.add_rule, sums.add_inputs, sums.add_gradient if saliency else None
         ),
     ):
         for batch in batches:
             ids = batch.to(device)
+            sums.start_batch(seen, ids.numel())
             loss = model(ids, labels=ids, use_cache=False).loss
             if saliency:
                 loss.backward()
@@ -223,22 +239,58 @@ def calibrate(
     if seen != tokens:
         raise InputError(f"calibration text: {seen:,} tokens came, {tokens:,} were announced")
 
-    tensors = {"input_norm": sums.squares.sqrt(), **sums.grams}
+    tensors = sums.tensors()
     if saliency:
         tensors |= {f"saliency.{s}": saliency.scores(s, tokens) for s in saliency.projections}
         tensors |= {f"fisher.{s}": total / tokens for s, total in sums.fisher.items()}
+    about = {"tokens": tokens, "seed": seed, "loss": loss_sum / tokens, **(provenance or {})}
+    return _calibration(tensors, sums, about)
+
+
+def calibrate_layerwise(
+    checkpoint: Checkpoint,
+    batches: Sequence[Tensor],
+    *,
+    sample_rows: int = 5000,
+    seed: int = 0,
+    device: str = "cpu",
+    dtype: torch.dtype | None = None,
+    provenance: dict[str, Any] | None = None,
+) -> Calibration:
+    """The same without gradients and without the loss, with one layer of the model in memory.
+
+    `dtype` is what it computes in, by default the one that its config names.
+    """
+    checkpoint.check_no_softmax()
+    stream = LayerwiseModel(checkpoint, batches, device, dtype)
+    first = np.cumsum([0, *(ids.numel() for ids in batches)]).tolist()
+    tokens = first[-1]
+    sums = _Sums(stream.model, sampled_positions(tokens, sample_rows, seed), device)
+    layers = len(stream.layers)
+    with torch.no_grad(), capture_rule_inputs(stream.model, sums.add_rule, sums.add_inputs):
+        for index in range(layers):
+            logger.info("calibrating: layer %d of %d", index + 1, layers)
+            with stream.filled(index):
+                for number, ids in enumerate(batches):
+                    sums.start_batch(first[number], ids.numel())
+                    stream.run(index, number)
+            stream.step()
+    return _calibration(
+        sums.tensors(), sums, {"tokens": tokens, "seed": seed, **(provenance or {})}
+    )
+
+
+def _calibration(tensors: dict[str, Tensor], sums: _Sums, about: dict[str, Any]) -> Calibration:
+    shape, device = sums.shape, torch.device(sums.device)
     check_finite(tensors, shape)
     manifest = {
         "keycut": __version__,
-        "tokens": tokens,
-        "sample_rows": len(positions),
-        "seed": seed,
-        "loss": loss_sum / tokens,
+        "sample_rows": len(sums.positions),
         "layers": list(shape.layers),
         "heads": shape.heads,
         "width": shape.width,
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
-        **(provenance or {}),
+        **about,
     }
     return Calibration({name: t.cpu().contiguous() for name, t in tensors.items()}, manifest)
 
@@ -279,23 +331,26 @@ def calibrate_folder(
 ) -> Calibration:
     """The calibration of a model in a folder, on sequences that the seed draws from packed text.
 
-    `name` is that of the text, and `rows` the size of the sample.
+    `name` is that of the text, and `rows` the size of the sample. Without `gradients` one layer of
+    the model is in memory at a time.
     """
     if sequences > len(data):
         raise InputError(f"{name}: {sequences} sequences are asked for, there are {len(data)}")
-    model = load(folder, device=device, dtype=calibration_dtype(device))
+    checkpoint, dtype = Checkpoint(folder), calibration_dtype(device)
     source = data.manifest.source
     ids = drawn_sequences(data, sequences, seed)
-    return calibrate(
-        model,
-        ids.split(batch),
-        tokens=ids.numel(),
-        sample_rows=rows,
-        seed=seed,
-        gradients=gradients,
-        provenance={
-            "model_digest": Checkpoint(folder).digest(),
+    common: dict[str, Any] = {
+        "sample_rows": rows,
+        "seed": seed,
+        "provenance": {
+            "model_digest": checkpoint.digest(),
             "text": {"source": source.name, "revision": source.revision},
             "sequences_of": {"data": name, "sha256": data.manifest.sha256},
         },
-    )
+    }
+    if not gradients:
+        return calibrate_layerwise(
+            checkpoint, ids.split(batch), device=device, dtype=dtype, **common
+        )
+    model = load(folder, device=device, dtype=dtype)
+    return calibrate(model, ids.split(batch), tokens=ids.numel(), **common)

@@ -118,8 +118,7 @@ def prune(request: Request) -> list[str]:
     checkpoint = Checkpoint(request.model)
     width = kept_width(checkpoint.shape.width, request.ratio, request.round_to)
     dtype = written_dtype(request, checkpoint)
-    # A method that needs no text is not calibrated for the refit's sake: the refit holds a layer in
-    # memory, calibration the model.
+    # A method that needs no text is not calibrated for the refit's sake.
     calibrates = "text" in method.needs or (request.text is not None and not request.refit)
     if calibrates:
         checkpoint.check_no_softmax()
@@ -276,7 +275,7 @@ def pack_text(
 
 def calibrate_on(data: PackedTokens, request: Request) -> Calibration:
     device = "the GPU" if request.device == "cuda" else "the CPU"
-    logger.info("loading %s on %s", request.model, device)
+    logger.info("calibrating %s on %s", request.model, device)
     return calibrate_folder(
         request.model,
         data,

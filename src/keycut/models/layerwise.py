@@ -31,11 +31,16 @@ class LayerwiseModel:
     """
 
     def __init__(
-        self, checkpoint: Checkpoint, batches: Sequence[Tensor], device: str, dtype: torch.dtype
+        self,
+        checkpoint: Checkpoint,
+        batches: Sequence[Tensor],
+        device: str,
+        dtype: torch.dtype | None,  # the one that its config names
     ):
-        self.checkpoint, self.device, self.dtype = checkpoint, device, dtype
+        self.checkpoint, self.device = checkpoint, device
         self.prefix, _ = checkpoint.architecture.mixer.split("{layer}.")
         self.model, self.expected, _ = unfilled(checkpoint, device)
+        self.dtype = dtype or self.model.config.dtype
         self.decoder = self.model.eval().get_decoder()
         self.layers = list(self.decoder.layers)
         elsewhere = (self.prefix, "lm_head.", *checkpoint.architecture.beyond)
