@@ -1,9 +1,11 @@
-"""`keycut prune --method l1` of a large model in shards: seconds and peak memory.
+"""A large model in several files: seconds and peak memory of pruning by L1, and of calibration.
 
-    python benchmarks/large.py --folder FOLDER          random weights with a 27B model's layers
+    python benchmarks/large.py --folder FOLDER                `keycut prune --method l1`
+    python benchmarks/large.py --folder FOLDER --calibrate cuda --layers 48
+                                                              layer by layer, on 128 x 2,048 tokens
 
-The layers are those of Qwen3.5-27B's delta rule and MLP, in the form of Gated DeltaNet: fewer of
-them, as the time and the disk are, but of their true shapes. FOLDER must be new, and is removed.
+The model has random weights in the form of Gated DeltaNet, and the layer shapes of Qwen3.5-27B's
+delta rule and MLP; 48 layers of it are 42 GB. FOLDER must be new; it is removed at the end.
 """
 
 import argparse
@@ -46,67 +48,108 @@ def write_shards(folder: Path, config: dict, shard_bytes: int) -> dict[str, obje
     from safetensors.torch import save_file
 
     shapes = parameter_shapes(config)
+    sizes = {name: 2 * torch.Size(shape).numel() for name, shape in shapes.items()}
     shards: list[list[str]] = [[]]
-    sizes = [0]
-    for name, shape in shapes.items():
-        size = 2 * torch.Size(shape).numel()
-        if shards[-1] and sizes[-1] + size > shard_bytes:
+    for name, size in sizes.items():
+        if shards[-1] and sum(sizes[n] for n in shards[-1]) + size > shard_bytes:
             shards.append([])
-            sizes.append(0)
         shards[-1].append(name)
-        sizes[-1] += size
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(config))
-    files = [f"model-{i:05d}-of-{len(shards):05d}.safetensors" for i in range(1, len(shards) + 1)]
+    # Drawn once and repeated: tens of billions of random numbers would take longer than the rest.
     generator = torch.Generator().manual_seed(0)
-    for file, names in zip(files, shards, strict=True):
-        tensors = {
-            name: torch.empty(shapes[name], dtype=torch.bfloat16).uniform_(
-                -0.03, 0.03, generator=generator
-            )
-            for name in names
-        }
+    numbers = torch.empty(2**24 + 43).uniform_(-0.03, 0.03, generator=generator).bfloat16()
+    files = {}
+    for i, names in enumerate(shards, 1):
+        file = f"model-{i:05d}-of-{len(shards):05d}.safetensors"
+        tensors = {}
+        for name in names:
+            count = sizes[name] // 2
+            repeats = -(-count // len(numbers))
+            tensors[name] = numbers.repeat(repeats)[:count].clone().view(shapes[name])
         save_file(tensors, folder / file, metadata={"format": "pt"})
+        files |= dict.fromkeys(names, file)
         print(f"written {file}", file=sys.stderr, flush=True)
-    index = {
-        "metadata": {"total_size": sum(sizes)},
-        "weight_map": {n: f for f, names in zip(files, shards, strict=True) for n in names},
-    }
+    total = sum(sizes.values())
+    index = {"metadata": {"total_size": total}, "weight_map": files}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    largest = max(sum(sizes[name] for name in names) for names in shards)
     return {
-        "layers": config["num_hidden_layers"], "GB": round(sum(sizes) / 1e9, 2),
-        "shards": len(shards), "largest_shard_GB": round(max(sizes) / 1e9, 2),
+        "layers": config["num_hidden_layers"], "GB": round(total / 1e9, 2), "shards": len(shards),
+        "largest_shard_GiB": round(largest / 2**30, 2),
     }  # fmt: skip
 
 
-def time_prune(model: Path, out: Path, ratio: float) -> dict[str, object]:
+def time_prune(model: Path, out: Path) -> dict[str, object]:
     command = [sys.executable, "-m", "keycut.cli", "prune", str(model), str(out),
-               "--method", "l1", "--ratio", str(ratio), "--no-refit"]  # fmt: skip
+               "--method", "l1", "--ratio", "0.5", "--no-refit"]  # fmt: skip
     started = time.monotonic()
     subprocess.run(command, check=True, stdout=sys.stderr)
     seconds = time.monotonic() - started
-    # The largest child so far: generating the model is done in another one, which is larger.
-    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024**2
-    return {"ratio": ratio, "seconds": round(seconds, 1), "peak_GiB": round(peak, 2)}
+    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**20
+    return {"seconds": round(seconds, 1), "peak_GiB": round(peak, 2)}
+
+
+def time_calibration(
+    model: Path, device: str, sequences: int, length: int, batch: int
+) -> dict[str, object]:
+    import torch
+
+    from keycut.calibration import calibrate_layerwise
+    from keycut.models.checkpoint import Checkpoint
+
+    checkpoint = Checkpoint(model)
+    ids = torch.randint(0, checkpoint.config["vocab_size"], (sequences, length))
+    started = time.monotonic()
+    calibrate_layerwise(checkpoint, ids.split(batch), device=device)
+    seconds = time.monotonic() - started
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    row = {"tokens": ids.numel(), "device": device, "seconds": round(seconds, 1)}
+    if device == "cuda":
+        row["peak_GPU_GiB"] = round(torch.cuda.max_memory_allocated() / 2**30, 2)
+    return {**row, "peak_GiB": round(peak, 2)}
+
+
+def time_calibration_in_a_process(*arguments: object) -> dict[str, object]:
+    """In one that has not written the model: the peak is that of calibration alone."""
+    command = [sys.executable, __file__, "--measure", *map(str, arguments)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--folder", type=Path, required=True, help="a new folder, removed at last")
-    parser.add_argument("--layers", type=int, default=8, help="of 766 MB each")
-    parser.add_argument("--shard-bytes", type=int, default=4_000_000_000)
-    parser.add_argument("--ratio", type=float, default=0.5)
+    parser.add_argument("--layers", type=int, default=8, help="of 766 MB each; %(default)s")
+    parser.add_argument("--shard-bytes", type=int, default=4_000_000_000, help="%(default)s")
+    parser.add_argument("--calibrate", choices=["cpu", "cuda"], help="instead of pruning")
+    parser.add_argument("--sequences", type=int, default=128, help="%(default)s")
+    parser.add_argument("--length", type=int, default=2048, help="%(default)s")
+    parser.add_argument("--batch", type=int, default=8, help="%(default)s")
     options = parser.parse_args()
     if options.folder.exists():
         parser.error(f"--folder {options.folder}: exists already, give a new folder")
+    model = options.folder / "model"
     try:
         config = {**LAYERS_27B, "num_hidden_layers": options.layers}
-        sizes = write_shards(options.folder / "model", config, options.shard_bytes)
-        row = time_prune(options.folder / "model", options.folder / "pruned", options.ratio)
+        sizes = write_shards(model, config, options.shard_bytes)
+        if options.calibrate:
+            row = time_calibration_in_a_process(
+                model, options.calibrate, options.sequences, options.length, options.batch
+            )
+        else:
+            row = time_prune(model, options.folder / "pruned")
         print(json.dumps(sizes | row))
     finally:
         shutil.rmtree(options.folder, ignore_errors=True)
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:2] == ["--measure"]:
+        from keycut import logs
+
+        logs.start()
+        folder, device, *counts = sys.argv[2:]
+        print(json.dumps(time_calibration(Path(folder), device, *map(int, counts))))
+    else:
+        main()

@@ -231,6 +231,19 @@ def test_a_refitted_model_is_an_ordinary_model(name, dtype, tmp_path):
         assert torch.equal(stock(IDS[:2]).logits, ours(IDS[:2]).logits)
 
 
+def test_a_model_in_several_files_stays_in_them(tmp_path):
+    student, teacher = models("gated", tmp_path, dtype=torch.float32)
+    load(student.folder).save_pretrained(tmp_path / "shards", max_shard_size="20KB")
+    shards = Checkpoint(tmp_path / "shards")
+    write_refitted(student, refit(student, teacher, IDS), tmp_path / "one")
+    write_refitted(shards, refit(shards, teacher, IDS), tmp_path / "many")
+    one, many = Checkpoint(tmp_path / "one"), Checkpoint(tmp_path / "many")
+    assert many.files == shards.files
+    assert len(many.shards()) > 1
+    tensors = dict(many.tensors())
+    assert all(torch.equal(tensors[name], tensor) for name, tensor in one.tensors())
+
+
 def test_a_shared_filter_model_is_written_and_loaded(tmp_path):
     student, teacher = models("shared_head", tmp_path, dtype=torch.float32)
     write_refitted(student, refit(student, teacher, IDS), tmp_path / "refitted")
