@@ -10,6 +10,7 @@ delta rule and MLP; 48 layers of it are 42 GB. FOLDER must be new; it is removed
 
 import argparse
 import json
+import os
 import resource
 import shutil
 import subprocess
@@ -42,11 +43,12 @@ def parameter_shapes(config: dict) -> dict[str, list[int]]:
     return {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
 
 
-def write_shards(folder: Path, config: dict, shard_bytes: int) -> dict[str, object]:
+def write_shards(folder: Path, layers: int, shard_bytes: int) -> dict[str, object]:
     """Random bf16 weights, in files of at most so many bytes unless a tensor is larger."""
     import torch
     from safetensors.torch import save_file
 
+    config = {**LAYERS_27B, "num_hidden_layers": layers}
     shapes = parameter_shapes(config)
     sizes = {name: 2 * torch.Size(shape).numel() for name, shape in shapes.items()}
     shards: list[list[str]] = [[]]
@@ -75,7 +77,7 @@ def write_shards(folder: Path, config: dict, shard_bytes: int) -> dict[str, obje
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     largest = max(sum(sizes[name] for name in names) for names in shards)
     return {
-        "layers": config["num_hidden_layers"], "GB": round(total / 1e9, 2), "shards": len(shards),
+        "layers": layers, "GB": round(total / 1e9, 2), "shards": len(shards),
         "largest_shard_GiB": round(largest / 2**30, 2),
     }  # fmt: skip
 
@@ -84,10 +86,12 @@ def time_prune(model: Path, out: Path) -> dict[str, object]:
     command = [sys.executable, "-m", "keycut.cli", "prune", str(model), str(out),
                "--method", "l1", "--ratio", "0.5", "--no-refit"]  # fmt: skip
     started = time.monotonic()
-    subprocess.run(command, check=True, stdout=sys.stderr)
+    process = subprocess.Popen(command, stdout=sys.stderr)
+    _, status, usage = os.wait4(process.pid, 0)
     seconds = time.monotonic() - started
-    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**20
-    return {"seconds": round(seconds, 1), "peak_GiB": round(peak, 2)}
+    if status:
+        sys.exit(f"keycut prune failed with status {status}")
+    return {"seconds": round(seconds, 1), "peak_GiB": round(usage.ru_maxrss / 2**20, 2)}
 
 
 def time_calibration(
@@ -110,9 +114,9 @@ def time_calibration(
     return {**row, "peak_GiB": round(peak, 2)}
 
 
-def time_calibration_in_a_process(*arguments: object) -> dict[str, object]:
-    """In one that has not written the model: the peak is that of calibration alone."""
-    command = [sys.executable, __file__, "--measure", *map(str, arguments)]
+def in_a_process(part: str, *arguments: object) -> dict[str, object]:
+    """The peak of a process counts from its parent's at its start, so that one stays small."""
+    command = [sys.executable, __file__, part, *map(str, arguments)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -131,12 +135,12 @@ def main() -> None:
         parser.error(f"--folder {options.folder}: exists already, give a new folder")
     model = options.folder / "model"
     try:
-        config = {**LAYERS_27B, "num_hidden_layers": options.layers}
-        sizes = write_shards(model, config, options.shard_bytes)
+        sizes = in_a_process("--write", model, options.layers, options.shard_bytes)
         if options.calibrate:
-            row = time_calibration_in_a_process(
-                model, options.calibrate, options.sequences, options.length, options.batch
-            )
+            row = in_a_process(
+                "--time-calibration", model, options.calibrate, options.sequences, options.length,
+                options.batch,
+            )  # fmt: skip
         else:
             row = time_prune(model, options.folder / "pruned")
         print(json.dumps(sizes | row))
@@ -145,11 +149,13 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--measure"]:
-        from keycut import logs
+    match sys.argv[1:]:
+        case ["--write", folder, layers, shard_bytes]:
+            print(json.dumps(write_shards(Path(folder), int(layers), int(shard_bytes))))
+        case ["--time-calibration", folder, device, *counts]:
+            from keycut import logs
 
-        logs.start()
-        folder, device, *counts = sys.argv[2:]
-        print(json.dumps(time_calibration(Path(folder), device, *map(int, counts))))
-    else:
-        main()
+            logs.start()
+            print(json.dumps(time_calibration(Path(folder), device, *map(int, counts))))
+        case _:
+            main()
