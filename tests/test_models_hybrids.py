@@ -8,9 +8,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
+from shards import shard
 from small_models import EXPERTS, LINEAR, SMALL
 
-from keycut.calibration import calibrate
+from keycut.calibration import calibrate, calibrate_layerwise
 from keycut.errors import InputError
 from keycut.models import create, load, save
 from keycut.models.architectures import ARCHITECTURES, REFUSED, architecture
@@ -114,8 +115,29 @@ def test_what_is_beyond_the_text_model_is_copied_as_it_is(folders, tmp_path, nam
     }  # fmt: skip
     assert after["vision_config"] == before["vision_config"]
     read_plainly(tmp_path / "out", "AutoModelForImageTextToText")
-    with pytest.raises(InputError, match="23 tensors beyond the text model .* would be lost"):
+    with pytest.raises(InputError, match=r"23 tensors beyond the text model .* would be lost"):
         cut.check_text_only()
+
+
+@pytest.mark.parametrize("name", [name for name in ALL if name.endswith("_visual")])
+def test_a_multimodal_model_in_several_files_stays_in_them(folders, tmp_path, name):
+    one, many = Checkpoint(folders / name), Checkpoint(shard(folders / name, tmp_path / "shards"))
+    slice_model(one, some(one), tmp_path / "one", dtype=torch.bfloat16)
+    slice_model(many, some(one), tmp_path / "many", dtype=torch.bfloat16)
+    out = Checkpoint(tmp_path / "many")
+    assert out.files == many.files
+    tensors = dict(out.tensors())
+    for key, tensor in Checkpoint(tmp_path / "one").tensors():
+        assert torch.equal(tensors[key].view(torch.uint8), tensor.view(torch.uint8))
+    read_plainly(tmp_path / "many", "AutoModelForImageTextToText")
+
+
+@pytest.mark.parametrize("name", [name for name in ALL if name.endswith("_visual")])
+def test_a_multimodal_model_is_calibrated_layer_by_layer(folders, name):
+    expected = calibrate(load(folders / name), [IDS], tokens=IDS.numel(), gradients=False).tensors
+    found = calibrate_layerwise(Checkpoint(folders / name), [IDS]).tensors
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[key], tensor) for key, tensor in expected.items())
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -15,6 +15,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from shards import shard
 from small_models import SMALL
 
 from keycut.calibration import calibrate
@@ -263,24 +264,6 @@ def test_a_pruned_model_loads_with_plain_transformers(folders, tmp_path):
 # Models in several files
 
 
-def shard(folder, out):
-    """The tensors of a folder in three files: neighbours by name are in different ones."""
-    checkpoint = Checkpoint(folder)
-    out.mkdir()
-    files, size = {}, 0
-    for i in range(3):
-        file = f"model-0000{i + 1}-of-00003.safetensors"
-        tensors = {n: checkpoint.tensor(n) for n in sorted(checkpoint.files)[i::3]}
-        save_file(tensors, out / file, metadata={"format": "pt", "part": str(i)})
-        files |= dict.fromkeys(tensors, file)
-        size += sum(tensor.nbytes for tensor in tensors.values())
-    about = {"total_size": size, "total_parameters": size // 4, "note": "kept"}
-    index = {"metadata": about, "weight_map": files}
-    (out / "model.safetensors.index.json").write_text(json.dumps(index))
-    shutil.copyfile(folder / "config.json", out / "config.json")
-    return out
-
-
 @pytest.mark.parametrize("name", ALL)
 def test_shards_are_sliced_as_one_file_is_and_stay_shards(folders, tmp_path, name):
     one = Checkpoint(folders / name)
@@ -343,6 +326,7 @@ def test_tensors_that_are_not_the_models_own_are_copied_as_they_are(folders, tmp
     kind = replace(ARCHITECTURES["gated_deltanet"], beyond=("mtp.", "model.visual."))
     monkeypatch.setitem(ARCHITECTURES, "gated_deltanet", kind)
     shutil.copytree(folders / "gated", tmp_path / "more")
+    (tmp_path / "more" / "preprocessor_config.json").write_text("{}")
     weights = tmp_path / "more" / "model.safetensors"
     more = {
         "mtp.layers.0.attn.q_proj.weight": torch.randn(32, 32),
@@ -357,6 +341,7 @@ def test_tensors_that_are_not_the_models_own_are_copied_as_they_are(folders, tmp
         assert out[name].dtype == tensor.dtype
         assert torch.equal(out[name], tensor)
     assert out["lm_head.weight"].dtype == torch.bfloat16
+    assert (tmp_path / "out" / "preprocessor_config.json").read_text() == "{}"
     size = sum(tensor.nbytes for tensor in out.values())
     assert sliced_bytes(checkpoint, 5, torch.bfloat16) == size
 

@@ -140,7 +140,7 @@ def check_key_tensors(headers: Mapping[str, Tensor], kind: Architecture, shape: 
         if name not in headers:
             continue
         channels = headers[name].shape[keys[0].axis] - keys[0].others(shape)
-        if channels != places(keys, shape).numel():
+        if channels != len(keys) * shape.heads * shape.width:
             raise InputError(
                 f"{name} has {channels} key channels, but the config says {shape.heads} heads of "
                 f"{shape.width}: a model whose layers differ in width cannot be sliced"
@@ -175,13 +175,13 @@ def change_channels(
 def sliced_bytes(checkpoint: Checkpoint, width: int, dtype: torch.dtype | None) -> int:
     """What the weights of the smaller model will take on a disk."""
     kind, shape = checkpoint.architecture, checkpoint.shape
-    over_keys, narrow = kind.key_tensors(shape), replace(shape, width=width)
+    over_keys = kind.key_tensors(shape)
     total = 0
     for name, header in with_current_names(checkpoint.headers(), kind).items():
         numbers = header.numel()
         if name in over_keys:
             _, keys = over_keys[name]
-            lost = places(keys, shape).numel() - places(keys, narrow).numel()
+            lost = len(keys) * shape.heads * (shape.width - width)
             numbers -= lost * (numbers // header.shape[keys[0].axis])
         total += numbers * sliced_dtype(name, header, kind, dtype).itemsize
     return total

@@ -30,7 +30,15 @@ COMPANIONS = (
     "tokenizer_config.json",
     "special_tokens_map.json",
     "tokenizer.model",
+    "vocab.json",
+    "merges.txt",
+    "added_tokens.json",
+    "chat_template.jinja",
     "generation_config.json",
+    # Of multimodal models.
+    "preprocessor_config.json",
+    "processor_config.json",
+    "video_preprocessor_config.json",
 )
 
 # What wrappers put before a name, one around another: data parallel training, peft. torch.compile
@@ -415,15 +423,14 @@ def rewrite(
 
     The files are the same, by name and by what is in which, and one of them at a time is in memory.
     """
-    kind = checkpoint.architecture
-    names = current_names(checkpoint.headers(), kind)
+    names = current_names(checkpoint.headers(), checkpoint.architecture)
     weight_map: dict[str, str] = {}
     size = parameters = 0
     shards = checkpoint.shards()
     for number, shard in enumerate(shards, 1):
         stored = [name for name, file in checkpoint.files.items() if file == shard]
         tensors = {
-            kind.stored_name(name): new_tensor(name, tensor)
+            checkpoint.architecture.stored_name(name): new_tensor(name, tensor)
             for name, tensor in rename(checkpoint.tensors(stored), names)
         }
         with open_safetensors(checkpoint.folder / shard) as file:
