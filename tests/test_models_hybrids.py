@@ -26,7 +26,7 @@ from keycut.selection.statistics import ModelStatistics
 from keycut.slicing import Keep, slice_model
 
 NAMES = [name for name in SMALL if "layer_types" in SMALL[name]]
-IDS = torch.randint(0, 97, (3, 40), generator=torch.Generator().manual_seed(1))
+IDS = torch.randint(1, 97, (3, 40), generator=torch.Generator().manual_seed(1))
 VISION = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2,
           "out_hidden_size": 32, "num_position_embeddings": 16}  # fmt: skip
 MULTIMODAL = {

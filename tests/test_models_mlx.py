@@ -1,0 +1,71 @@
+"""Pruned models in a second engine: stock mlx-lm, on a CPU, reads the same folder.
+
+It runs on Linux and macOS alike; where it cannot be imported these tests fail.
+"""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from small_models import EXPERTS, LINEAR
+
+from keycut.models import load
+from keycut.models.checkpoint import Checkpoint
+from keycut.slicing import Keep, slice_model
+
+# mlx-lm takes the last of every four layers for softmax attention.
+SIZES = {**LINEAR, "num_hidden_layers": 4, "linear_key_head_dim": 32, "initializer_range": 0.05}
+del SIZES["layer_types"]
+VISION = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2,
+          "out_hidden_size": 32, "num_position_embeddings": 16}  # fmt: skip
+# Where hub configs have them beside rope_parameters, which are transformers' own.
+ROPE = {"rope_theta": 10000.0, "partial_rotary_factor": 0.25}
+CONFIGS = {
+    "qwen3_next": {**SIZES, **EXPERTS},
+    "qwen3_5": {"text_config": SIZES, "vision_config": VISION},
+    "qwen3_5_moe": {"text_config": {**SIZES, **EXPERTS}, "vision_config": VISION},
+}
+IDS = torch.randint(1, 97, (1, 70), generator=torch.Generator().manual_seed(2))
+
+
+@pytest.fixture(params=CONFIGS)
+def pruned(request, tmp_path):
+    """A folder, its model cut from 32 key channels to 20."""
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+
+    config, folder = CONFIGS[request.param], tmp_path / "whole"
+    auto = AutoModelForImageTextToText if "text_config" in config else AutoModelForCausalLM
+    torch.manual_seed(4)
+    model = auto.from_config(AutoConfig.for_model(request.param, **config))
+    # Hub files have the experts of Qwen3.5 in one tensor, and those of Qwen3-Next apart.
+    model.save_pretrained(folder, save_original_format=request.param == "qwen3_next")
+    saved = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**saved, **ROPE}))
+    checkpoint = Checkpoint(folder)
+    generator = torch.Generator().manual_seed(5)
+    kept = torch.rand(3, 2, 32, generator=generator).argsort(-1)[..., :20]
+    slice_model(checkpoint, Keep(kept), tmp_path / "pruned", dtype=None)
+    return tmp_path / "pruned"
+
+
+def test_logits_and_greedy_tokens_are_those_of_transformers(pruned):
+    import mlx.core as mx
+    from mlx_lm.models.cache import make_prompt_cache
+    from mlx_lm.utils import load_model
+
+    with mx.stream(mx.cpu):
+        model, _ = load_model(pruned)
+        logits = np.array(model(mx.array(IDS.numpy())))
+        cache, tokens = make_prompt_cache(model), IDS.numpy()
+        continued = []
+        for _ in range(32):
+            best = model(mx.array(tokens), cache=cache)[:, -1:].argmax(-1)
+            continued.append(best.item())
+            tokens = np.array(best)
+    ours = load(pruned)
+    with torch.no_grad():
+        torch.testing.assert_close(torch.from_numpy(logits), ours(IDS).logits, rtol=0, atol=1e-5)
+        whole = ours.generate(IDS, max_new_tokens=32, do_sample=False, pad_token_id=0)
+    assert len(set(continued)) > 3
+    assert continued == whole[0, IDS.shape[1] :].tolist()
