@@ -1,4 +1,4 @@
-"""DeltaNet and Gated DeltaNet once more, written out: the slow obvious version to compare with.
+"""DeltaNet, Gated DeltaNet and Kimi Delta Attention once more, written out: the slow obvious version to compare with.
 
 It reads a model's own parameters by name, one sequence at a time and one token at a time, so that
 autograd gives gradients of the same parameters through none of the same code.
@@ -50,20 +50,28 @@ def mixer(config, w, x):
     q, k = (z.repeat_interleave(value_heads // heads, 1) for z in (q, k))
     v = v.view(T, value_heads, -1)
     beta = torch.sigmoid(x @ w["attn.b_proj.weight"].T)  # (T, heads)
-    decay = torch.ones_like(beta)
+    decay = torch.ones_like(beta)[..., None]  # (T, heads, 1 or d_k)
     if "attn.A_log" in w:
-        a = F.softplus(x @ w["attn.a_proj.weight"].T + w["attn.dt_bias"])
-        decay = torch.exp(-torch.exp(w["attn.A_log"]) * a)
+        if "attn.a_proj.weight" in w:
+            a = x @ w["attn.a_proj.weight"].T + w["attn.dt_bias"]
+        else:
+            a = x @ w["attn.f_proj.0.weight"].T @ w["attn.f_proj.1.weight"].T + w["attn.dt_bias"]
+        a, rate = a.view(T, value_heads, -1), w["attn.A_log"].exp()[:, None]
+        bound = getattr(config, "lower_bound", None)
+        decay = torch.exp(bound * torch.sigmoid(rate * a) if bound else -rate * F.softplus(a))
 
     S = x.new_zeros(value_heads, v.shape[-1], k.shape[-1])  # d_v x d_k, as in the paper
     outputs = []
     for t in range(T):
-        S = decay[t, :, None, None] * S
+        S = decay[t, :, None] * S
         error = v[t] - torch.einsum("hvk,hk->hv", S, k[t])
         S = S + beta[t, :, None, None] * torch.einsum("hv,hk->hvk", error, k[t])
         outputs.append(torch.einsum("hvk,hk->hv", S, q[t]) * k.shape[-1] ** -0.5)
     o = norm(torch.stack(outputs), w["attn.o_norm.weight"], config.norm_eps)
-    if config.use_gate:
+    if "attn.g_proj.0.weight" in w:
+        gate = x @ w["attn.g_proj.0.weight"].T @ w["attn.g_proj.1.weight"].T
+        o = o * (gate + w["attn.g_proj.1.bias"]).sigmoid().view_as(o)
+    elif config.use_gate:
         o = o * F.silu(x @ w["attn.g_proj.weight"].T).view_as(o)
     return o.reshape(T, -1) @ w["attn.o_proj.weight"].T
 

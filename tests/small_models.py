@@ -44,6 +44,11 @@ SMALL = {
     "gated_value_heads": {
         "model_type": "gated_deltanet", "head_dim": 8, "expand_v": 2.0, "num_v_heads": 4, **COMMON
     },
+    "kda": {"model_type": "kda", "head_dim": 16, "expand_v": 1.5, **COMMON},
+    "kda_value_heads": {
+        "model_type": "kda", "head_dim": 8, "expand_v": 2.0, "num_v_heads": 4, "safe_gate": True,
+        "lower_bound": -5.0, **COMMON
+    },
     "qwen3_next": {"model_type": "qwen3_next", **LINEAR, **EXPERTS},
     "qwen3_5": {"model_type": "qwen3_5_text", **LINEAR, "linear_num_value_heads": 2},
     "qwen3_5_tied": {"model_type": "qwen3_5_text", "tie_word_embeddings": True, **LINEAR},

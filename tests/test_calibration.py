@@ -19,7 +19,7 @@ from keycut.models.architectures.gated_deltanet import ARCHITECTURE as GATED_DEL
 from keycut.models.capture import mixers
 from keycut.models.checkpoint import Checkpoint
 
-NAMES = ["delta_net", "shared_head", "gated", "gated_value_heads"]
+NAMES = ["delta_net", "shared_head", "gated", "gated_value_heads", "kda_value_heads"]
 ROWS, SEED = 50, 11
 
 

@@ -24,8 +24,8 @@ from keycut.refit import RIDGES, _refit, _Sums, perplexity, refit, write_refitte
 from keycut.slicing import Keep, Pad, slice_model
 
 NAMES = ["delta_net", "delta_net_gate", "delta_net_tied", "shared_head", "shared_all", "gated",
-         "gated_no_gate", "gated_value_heads", "qwen3_next", "qwen3_5", "qwen3_5_tied",
-         "olmo_hybrid"]  # fmt: skip
+         "gated_no_gate", "gated_value_heads", "kda_value_heads", "qwen3_next", "qwen3_5",
+         "qwen3_5_tied", "olmo_hybrid"]  # fmt: skip
 EXPERTS = [name for name in SMALL if "num_experts" in SMALL[name]]
 IDS = torch.randint(0, 97, (9, 70), generator=torch.Generator().manual_seed(4))
 TINY = 1e-12  # a ridge that is none

@@ -104,9 +104,9 @@ def padded_eps(eps: float, width: int, padded: int) -> float:
     return eps * width / padded
 
 
-def places(keys: list[KeyTensor], shape: KeyShape) -> Tensor:
-    """(keys, heads, d_k): the places of key channels on their axis of one tensor."""
-    return torch.from_numpy(np.stack([key.layout(shape) for key in keys]))
+def places(key: KeyTensor, shape: KeyShape) -> Tensor:
+    """(entries, heads, d_k): the places of key channels on their axis of a tensor."""
+    return torch.from_numpy(key.layout(shape)).view(-1, shape.heads, shape.width)
 
 
 def change_tensor(
@@ -116,12 +116,13 @@ def change_tensor(
 
     `keys` is more than one for a tensor that holds queries and keys.
     """
-    first = keys[0]
-    old, new = places(keys, shape), places(keys, replace(shape, width=change.width))
+    first, narrow = keys[0], replace(shape, width=change.width)
+    old, new = (torch.cat([places(key, s) for key in keys]) for s in (shape, narrow))
+    roles = [key.role for key in keys for _ in places(key, shape)]
     rows = tensor.movedim(first.axis, 0)
     result = rows.new_empty(new.numel() + first.others(shape), *rows.shape[1:])
-    for key, before, after in zip(keys, old, new, strict=True):
-        result[after] = change(index, key.role, rows[before])
+    for role, before, after in zip(roles, old, new, strict=True):
+        result[after] = change(index, role, rows[before])
     rest = np.setdiff1d(np.arange(len(rows)), old)
     result[np.setdiff1d(np.arange(len(result)), new)] = rows[rest]
     return result.movedim(0, first.axis).contiguous()
@@ -140,7 +141,7 @@ def check_key_tensors(headers: Mapping[str, Tensor], kind: Architecture, shape: 
         if name not in headers:
             continue
         channels = headers[name].shape[keys[0].axis] - keys[0].others(shape)
-        if channels != len(keys) * shape.heads * shape.width:
+        if channels != sum(places(key, shape).numel() for key in keys):
             raise InputError(
                 f"{name} has {channels} key channels, but the config says {shape.heads} heads of "
                 f"{shape.width}: a model whose layers differ in width cannot be sliced"
@@ -181,7 +182,9 @@ def sliced_bytes(checkpoint: Checkpoint, width: int, dtype: torch.dtype | None) 
         numbers = header.numel()
         if name in over_keys:
             _, keys = over_keys[name]
-            lost = len(keys) * shape.heads * (shape.width - width)
+            lost = (
+                sum(len(places(key, shape)) for key in keys) * shape.heads * (shape.width - width)
+            )
             numbers -= lost * (numbers // header.shape[keys[0].axis])
         total += numbers * sliced_dtype(name, header, kind, dtype).itemsize
     return total

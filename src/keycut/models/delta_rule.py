@@ -36,10 +36,12 @@ def log_decay(g: Tensor, A_log: Tensor, dt_bias: Tensor) -> Tensor:
 def recurrent_delta_rule(
     q: Tensor, k: Tensor, v: Tensor, beta: Tensor, g: Tensor, scale: float, state: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """One step per token: slow and obvious. Shapes as in `chunked_delta_rule`."""
+    """One step per token: slow and obvious. Shapes as in `chunked_delta_rule`, but that g may have
+    d_k numbers for each token and head: a decay for each channel."""
     outputs = []
     for t in range(q.shape[1]):
-        state = state * g[:, t, :, None, None].exp()
+        decay = g[:, t, :, None].exp() if g.ndim == 3 else g[:, t].exp()  # (B, H, 1 or d_k)
+        state = state * decay[..., None]
         recalled = torch.einsum("bhkv,bhk->bhv", state, k[:, t])
         u = beta[:, t, :, None] * (v[:, t] - recalled)
         state = state + torch.einsum("bhk,bhv->bhkv", k[:, t], u)

@@ -7,12 +7,20 @@ what comes in) and given back in the input's type.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from keycut.models.architectures.base import StandIn
-from keycut.models.delta_rule import chunked_delta_rule, l2_normalised, log_decay, wide
+from keycut.models.delta_rule import (
+    chunked_delta_rule,
+    l2_normalised,
+    log_decay,
+    recurrent_delta_rule,
+    wide,
+)
 
 # Sequences of several lengths packed into one row: spread out to a batch, and back.
 
@@ -83,12 +91,30 @@ def delta_rule(
     else:
         state = (initial_state.mT if state_v_first else initial_state).to(v.dtype)
     scale = k.shape[-1] ** -0.5 if scale is None else scale
-    o, state = chunked_delta_rule(q, k, v, beta, g, scale, state)
+    rule = chunked_delta_rule if g.ndim == 3 else recurrent_delta_rule
+    o, state = rule(q, k, v, beta, g, scale, state)
     if packed is not None:
         o = packed.pack(o)
     if not output_final_state:
         return o.to(dtype), None
     return o.to(dtype), state.mT.contiguous() if state_v_first else state
+
+
+def kda(
+    *,
+    g: Tensor,
+    A_log: Tensor,
+    dt_bias: Tensor,
+    use_gate_in_kernel: bool,
+    lower_bound: float | None = None,
+    safe_gate: bool = False,
+    **rest: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """For fla's Kimi Delta Attention: the same with a decay for each channel, g (B, T, H, d_k)."""
+    assert use_gate_in_kernel
+    x, rate = wide(g) + wide(dt_bias).view(g.shape[-2:]), wide(A_log).exp()[:, None]
+    decay = -rate * F.softplus(x) if lower_bound is None else lower_bound * (rate * x).sigmoid()
+    return delta_rule(g=decay, **rest)
 
 
 # The causal convolution

@@ -52,7 +52,8 @@ Role = Literal["projection", "filter", "bias"]
 class KeyTensor:
     """A tensor with an axis over the key channels; `layout` gives the place of each on it.
 
-    A tensor that holds the channels of queries and of keys is two of these, of one name.
+    A tensor that holds the channels of queries and of keys is two of these, of one name. One with
+    several entries for each channel has a layout (entries, heads, d_k).
     """
 
     name: str  # below the layer's mixer
