@@ -9,6 +9,8 @@ COMMON = {
     "initializer_range": 0.3,  # far from zero, so that nothing agrees by being nothing
 }
 
+LOGITS = {"fuse_linear_cross_entropy": False}  # else there are none beside the loss
+
 LINEAR = {
     "hidden_size": 32,
     "num_hidden_layers": 3,
@@ -44,10 +46,10 @@ SMALL = {
     "gated_value_heads": {
         "model_type": "gated_deltanet", "head_dim": 8, "expand_v": 2.0, "num_v_heads": 4, **COMMON
     },
-    "kda": {"model_type": "kda", "head_dim": 16, "expand_v": 1.5, **COMMON},
+    "kda": {"model_type": "kda", "head_dim": 16, "expand_v": 1.5, **COMMON, **LOGITS},
     "kda_value_heads": {
         "model_type": "kda", "head_dim": 8, "expand_v": 2.0, "num_v_heads": 4, "safe_gate": True,
-        "lower_bound": -5.0, **COMMON
+        "lower_bound": -5.0, **COMMON, **LOGITS
     },
     "qwen3_next": {"model_type": "qwen3_next", **LINEAR, **EXPERTS},
     "qwen3_5": {"model_type": "qwen3_5_text", **LINEAR, "linear_num_value_heads": 2},

@@ -330,3 +330,13 @@ def test_a_config_that_contradicts_itself_is_refused(change, message):
     config = {**SMALL["qwen3_5"], **change}
     with pytest.raises(InputError, match=message):
         architecture(config).shape(config)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_layer_by_layer_they_are_calibrated_as_at_once(folders, name):
+    """Layers are of two kinds, and each gets the mask and the rotary angles of its own."""
+    batches = [IDS[:2], IDS[2:]]
+    whole = calibrate(load(folders / name), batches, tokens=IDS.numel(), gradients=False)
+    layered = calibrate_layerwise(Checkpoint(folders / name), batches)
+    for key, tensor in layered.tensors.items():
+        torch.testing.assert_close(tensor, whole.tensors[key], rtol=1e-5, atol=1e-8)
