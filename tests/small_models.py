@@ -9,7 +9,7 @@ COMMON = {
     "initializer_range": 0.3,  # far from zero, so that nothing agrees by being nothing
 }
 
-LOGITS = {"fuse_linear_cross_entropy": False}  # else there are none beside the loss
+LOGITS = {"fuse_cross_entropy": False}  # else there are none beside the loss
 
 LINEAR = {
     "hidden_size": 32,

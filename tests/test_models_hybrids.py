@@ -12,13 +12,16 @@ from shards import shard
 from small_models import EXPERTS, LINEAR, SMALL
 
 from keycut.calibration import calibrate, calibrate_layerwise
+from keycut.config.models import shape_of
 from keycut.errors import InputError
 from keycut.models import create, load, save
 from keycut.models.architectures import ARCHITECTURES, REFUSED, architecture
+from keycut.models.architectures.qwen3_5 import Qwen35Text
 from keycut.models.capture import capture_rule_inputs, mixers
 from keycut.models.checkpoint import Checkpoint, check_parameters
 from keycut.models.generation import generate
 from keycut.patches import fla as fla_patches
+from keycut.plan.work import parameters_at
 from keycut.refit import refit, write_refitted
 from keycut.selection.methods import METHODS
 from keycut.selection.select import select
@@ -340,3 +343,24 @@ def test_layer_by_layer_they_are_calibrated_as_at_once(folders, name):
     layered = calibrate_layerwise(Checkpoint(folders / name), batches)
     for key, tensor in layered.tensors.items():
         torch.testing.assert_close(tensor, whole.tensors[key], rtol=1e-5, atol=1e-8)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_section_of_the_configuration_makes_one(tied):
+    section = Qwen35Text(
+        architecture="qwen3_5_text", label="Hybrid", tokenizer="t",
+        source={"kind": "pretrain", "recipe": "r"},
+        vocab_size=97, hidden_size=32, num_hidden_layers=5, num_heads=2, head_dim=16, expand_v=0.75,
+        num_v_heads=4, softmax_every=2, softmax_heads=4, softmax_kv_heads=2, softmax_head_dim=8,
+        intermediate_size=48, tie_word_embeddings=tied,
+    )  # fmt: skip
+    model = create(section.fla_config(), seed=0)
+    assert section.parameters == sum(parameter.numel() for parameter in model.parameters())
+    assert section.key_shape == mixers(model)[1]
+    assert section.key_shape.layers == (0, 2, 4)
+    assert (section.head_k_dim, section.head_v_dim, section.value_heads) == (16, 12, 4)
+    # Its rule gets queries and keys once for each value head.
+    assert shape_of(section).name == "gated_deltanet-4x16-4x12"
+    narrow = create(section.adapter.resized(section.fla_config(), 4), seed=0)
+    assert parameters_at(section, 0.75) == sum(p.numel() for p in narrow.parameters())
+    assert model(IDS, labels=IDS).loss.isfinite()
