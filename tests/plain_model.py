@@ -1,4 +1,4 @@
-"""DeltaNet, Gated DeltaNet and Kimi Delta Attention once more, written out: the slow obvious version to compare with.
+"""DeltaNet, Gated DeltaNet and Kimi Delta Attention written out: slow and obvious, to compare with.
 
 It reads a model's own parameters by name, one sequence at a time and one token at a time, so that
 autograd gives gradients of the same parameters through none of the same code.

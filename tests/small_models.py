@@ -24,7 +24,7 @@ LINEAR = {
     "head_dim": 16,
     "vocab_size": 97,
     "intermediate_size": 48,
-    "initializer_range": 0.15,
+    "initializer_range": 0.05,
 }
 EXPERTS = {
     "num_experts": 4,

@@ -14,7 +14,7 @@ import pytest
 import readme
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from small_models import SMALL
 
 from keycut.calibration import calibrate_layerwise
@@ -39,7 +39,7 @@ def workplace(tmp_path_factory):
     """A model with a tokenizer that fits it, and text."""
     root = tmp_path_factory.mktemp("cli")
     train_tokenizer(sentences(60), root / "tokenizer", vocabulary_size=270)
-    for name in ("delta_net", "gated", "shared_head"):
+    for name in ("delta_net", "gated", "shared_head", "qwen3_5_tied"):
         model = create({**SMALL[name], "vocab_size": 270}, seed=1)
         save(model, root / name, tokenizer=root / "tokenizer")
     lines = "".join(json.dumps({"text": text}) + "\n" for text in sentences(400))
@@ -229,6 +229,22 @@ def test_a_folder_inside_the_model_is_refused(workplace, capsys):
     assert prune(workplace, out="delta_net/smaller") == 2
     assert "lies in the model's own folder" in stderr(capsys)
     assert not (workplace / "delta_net" / "smaller").exists()
+
+
+@pytest.mark.parametrize("method", ["drrqr", "fisher"])
+def test_a_hybrid_of_transformers_is_cut_and_refitted(workplace, capsys, method):
+    weights, out = workplace / "qwen3_5_tied" / "model.safetensors", f"hybrid-{method}"
+    head = {"mtp.norm.weight": torch.randn(3)}
+    save_file({**load_file(weights), **head}, weights, metadata={"format": "pt"})
+    options = ["--method", method, "--refit", "--sequences", "9"]
+    assert prune(workplace, *options, model="qwen3_5_tied", out=out) == 0
+    message = capsys.readouterr()
+    assert "copied as they are: 1 tensors beyond the text model (mtp.)" in message.err
+    assert "key channels a head  16 -> 8" in message.out
+    tensors = load_file(workplace / out / "model.safetensors")
+    assert torch.equal(tensors["mtp.norm.weight"], head["mtp.norm.weight"])
+    assert "import" not in (workplace / out / "README.md").read_text().split("from transformers")[0]
+    assert load(workplace / out)(torch.arange(9)[None]).logits.isfinite().all()
 
 
 def test_a_hybrid_is_cut_and_not_run(workplace, capsys, monkeypatch):

@@ -53,6 +53,21 @@ def stderr(capsys):
     return capsys.readouterr().err.strip()
 
 
+def test_a_hybrid_is_recovered(workplace, capsys):
+    config = {**SMALL["qwen3_5_tied"], "vocab_size": 270}
+    save(create(config, seed=1), workplace / "hybrid", tokenizer=workplace / "tokenizer")
+    hybrid = Checkpoint(workplace / "hybrid")
+    slice_model(hybrid, cut_back(hybrid.shape, 8), workplace / "narrow", dtype=None)
+    assert recover(workplace, model="narrow", teacher="hybrid", out="wider") == 0
+    before, after = (Checkpoint(workplace / name) for name in ("narrow", "wider"))
+    assert after.shape == before.shape
+    changed = {
+        name for name, tensor in after.tensors() if not torch.equal(tensor, before.tensor(name))
+    }
+    mixers = [f"model.layers.{layer}.linear_attn." for layer in (0, 2)]
+    assert changed == {f"{at}{name}.weight" for at in mixers for name in ("in_proj_qkv", "conv1d")}
+
+
 def test_a_recovered_model_is_written_with_its_card_and_curve(workplace, capsys):
     assert recover(workplace) == 0
     shown = capsys.readouterr()

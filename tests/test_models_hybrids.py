@@ -26,7 +26,8 @@ from keycut.refit import refit, write_refitted
 from keycut.selection.methods import METHODS
 from keycut.selection.select import select
 from keycut.selection.statistics import ModelStatistics
-from keycut.slicing import Keep, slice_model
+from keycut.slicing import Keep, Pad, cut_back, padded_eps, slice_model
+from keycut.training.recovery import resize_model, scale_eps
 
 NAMES = [name for name in SMALL if "layer_types" in SMALL[name]]
 IDS = torch.randint(1, 97, (3, 40), generator=torch.Generator().manual_seed(1))
@@ -333,6 +334,17 @@ def test_a_config_that_contradicts_itself_is_refused(change, message):
     config = {**SMALL["qwen3_5"], **change}
     with pytest.raises(InputError, match=message):
         architecture(config).shape(config)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_in_memory_they_are_padded_and_cut_back(folders, name):
+    model = load(folders / name)
+    shape = mixers(model)[1]
+    wide = resize_model(model, Pad(20)).eval()
+    scale_eps(wide, padded_eps(1.0, shape.width, 20))
+    torch.testing.assert_close(logits(wide), logits(model), rtol=1e-4, atol=1e-4)
+    back = resize_model(wide, cut_back(shape, shape.width)).eval()
+    assert torch.equal(logits(back), logits(model))
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -15,7 +15,7 @@ from keycut.models.checkpoint import Checkpoint
 from keycut.slicing import Keep, slice_model
 
 # mlx-lm takes the last of every four layers for softmax attention.
-SIZES = {**LINEAR, "num_hidden_layers": 4, "linear_key_head_dim": 32, "initializer_range": 0.05}
+SIZES = {**LINEAR, "num_hidden_layers": 4, "linear_key_head_dim": 32}
 del SIZES["layer_types"]
 VISION = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2,
           "out_hidden_size": 32, "num_position_embeddings": 16}  # fmt: skip

@@ -40,6 +40,7 @@ from keycut.slicing import (
 from keycut.training.recovery import scale_eps
 
 ALL = sorted(SMALL)
+HYBRIDS = [name for name in ALL if "layer_types" in SMALL[name]]
 IDS = torch.randint(0, 97, (2, 90), generator=torch.Generator().manual_seed(1))
 
 
@@ -101,7 +102,8 @@ def test_a_sliced_model_is_the_full_one_with_zeros(folders, tmp_path, name, widt
             weight[rows[dropped]] = 0
     scale_eps(masked, padded_eps(1.0, width, shape.width))
     # What a zeroed projection leaves after convolution and SiLU is zero too: no bias here.
-    assert relative(logits(load(tmp_path / "out")), logits(masked)) < 1e-5
+    tolerance = 1e-6 if name in HYBRIDS else 1e-5  # rounding grows with the weights' spread
+    assert relative(logits(load(tmp_path / "out")), logits(masked)) < tolerance
 
 
 @pytest.mark.parametrize("name", [name for name in ALL if "num_experts" not in SMALL[name]])
