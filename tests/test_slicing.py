@@ -204,7 +204,9 @@ def test_a_saved_model_gives_the_same_logits_in_a_new_process(folders, tmp_path)
     expected = {str(folders / name): logits(load(folders / name)) for name in ALL}
     found = in_a_new_process(expected, IDS, tmp_path)
     for folder, values in expected.items():
-        assert torch.equal(found[folder], values), folder
+        # transformers' functions round the last bit otherwise once other tests ran in this process.
+        tolerance = 1e-6 if Path(folder).name in HYBRIDS else 0
+        assert relative(found[folder], values) <= tolerance, folder
 
 
 @pytest.mark.parametrize("width", range(1, 257))
