@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from keycut import REFIT, __version__, logs
+from keycut.engines import ENGINES
 from keycut.errors import InputError
 from keycut.hub.downloads import DOWNLOADS, model_folder
 from keycut.selection.methods import METHODS
@@ -48,7 +49,7 @@ def parser() -> argparse.ArgumentParser:
     top.set_defaults(workflow=False)  # whether the command needs the packages of the workflow
     top.add_argument("--version", action="version", version=f"keycut {__version__}")
     commands = top.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for add in (_prune, _recover, _check, _preflight, _plan, _compare, _download, _pack):
+    for add in (_prune, _inspect, _recover, _check, _preflight, _plan, _compare, _download, _pack):
         add(commands)
     return top
 
@@ -81,6 +82,9 @@ def _prune(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
                          "sample of rows and what rand draws; %(default)s")  # fmt: skip
     command.add_argument("--round-to", type=int, default=1, metavar="N",
                          help="keep a multiple of N channels, rounding up; 16 is fast")  # fmt: skip
+    command.add_argument("--for", dest="engine", metavar="ENGINE",
+                         help="keep a number of channels that this engine computes right, rounding "
+                         f"up, and say how to start it: {', '.join(ENGINES)}")  # fmt: skip
     command.add_argument(
         "--sequences", type=int, default=128, help="calibration sequences; %(default)s"
     )
@@ -127,6 +131,7 @@ def _prune(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
                 sample_rows=options.rows,
                 batch=options.batch,
                 round_to=options.round_to,
+                engine=options.engine,
                 refit=options.refit,
                 dtype=options.dtype and getattr(torch, options.dtype),
                 device=_device(options.device),
@@ -134,6 +139,31 @@ def _prune(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
             )
         )
         print(*lines, sep="\n")
+
+    command.set_defaults(run=run)
+
+
+def _inspect(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    command = commands.add_parser(
+        "inspect",
+        help="say what is in a model, and what pruning it would save",
+        description="Layers, heads and widths of a model, the state of a sequence and its share of "
+        "all cache, what is saved by which ratio, and which engines compute the result right. "
+        "Reads config.json and the headers of the weights' files.",
+    )
+    command.add_argument("model", metavar="MODEL", help="a model folder, or a downloaded hub name")
+    command.add_argument("--json", type=Path, metavar="FILE", help="write it there too")
+
+    def run(options: argparse.Namespace) -> None:
+        from keycut.artefact import check_writable, write_json
+        from keycut.inspection import inspect
+
+        if options.json:
+            check_writable(options.json)
+        inspection = inspect(model_folder(options.model))
+        if options.json:
+            write_json(options.json, asdict(inspection))
+        print(*inspection.lines(), sep="\n")
 
     command.set_defaults(run=run)
 

@@ -29,6 +29,7 @@ from keycut.data.documentation import documentation, documentation_source
 from keycut.data.packing import PackedTokens, pack
 from keycut.data.sources import Source, describe, read
 from keycut.data.tokenizer import check_vocabulary, load_tokenizer
+from keycut.engines import computed_wrong, engine_named
 from keycut.errors import InputError
 from keycut.models.card import card, pruned_facts, refitted_facts
 from keycut.models.checkpoint import Checkpoint
@@ -60,6 +61,7 @@ class Request:
     sample_rows: int = 5000
     batch: int = 8
     round_to: int = 1
+    engine: str | None = None  # to compute it right
     refit: bool = REFIT
     dtype: torch.dtype | None = None  # the model's own
     device: str = "cpu"
@@ -116,7 +118,7 @@ def prune(request: Request) -> list[str]:
     check_options(request)
     method = METHODS[request.method]
     checkpoint = Checkpoint(request.model)
-    width = kept_width(checkpoint.shape.width, request.ratio, request.round_to)
+    width = kept_width(request, checkpoint)
     dtype = written_dtype(request, checkpoint)
     # A method that needs no text is not calibrated for the refit's sake.
     calibrates = "text" in method.needs or (request.text is not None and not request.refit)
@@ -174,8 +176,15 @@ def prune(request: Request) -> list[str]:
                     card=pruned_card(request, checkpoint, selection),
                     force=request.force,
                 )
-    lines = summary(checkpoint, Checkpoint(request.out), selection)
-    return lines + (refitting.lines() if refitting else [])
+    pruned = Checkpoint(request.out)
+    lines = summary(checkpoint, pruned, selection)
+    if refitting:
+        lines += refitting.lines()
+    if request.engine:
+        lines.append(f"engine               {engine_named(request.engine).advice(width)}")
+    else:
+        lines += computed_wrong(pruned.architecture.model_type, pruned.shape)
+    return lines
 
 
 def check_options(request: Request) -> None:
@@ -193,6 +202,8 @@ def check_options(request: Request) -> None:
         if value < 1:
             raise InputError(f"{name} {value}: must be 1 or more")
     check_seed(request.seed)
+    if request.engine is not None:
+        engine_named(request.engine)
 
 
 def check_model(
@@ -225,10 +236,23 @@ def check_out(out: Path, models: list[Path], text: Path | None, *, force: bool) 
         raise InputError(f"{out}: lies in the model's own folder; give one outside of it")
 
 
-def kept_width(full: int, ratio: float, round_to: int) -> int:
-    """floor(d_k (1 - ratio)), then up to a multiple of `round_to`, but never above d_k."""
-    width = width_of(full, ratio)
-    return min(full, -(-width // round_to) * round_to)
+def kept_width(request: Request, checkpoint: Checkpoint) -> int:
+    """floor(d_k (1 - ratio)), then up to a multiple of --round-to, and to what the engine takes;
+    never above d_k."""
+    full, round_to = checkpoint.shape.width, request.round_to
+    width = width_of(full, request.ratio)
+    rounded = min(full, -(-width // round_to) * round_to)
+    if request.engine is None:
+        return rounded
+    engine = engine_named(request.engine)
+    engine.check_model(checkpoint.architecture.model_type)
+    kept = engine.round_up(width, checkpoint.shape, round_to)
+    if kept != rounded:
+        logger.info(
+            "--for %s: %d channels a head instead of %d, as %s takes %s",
+            *(engine.name, kept, rounded, engine.label, engine.widths()),
+        )
+    return kept
 
 
 def written_dtype(request: Request, checkpoint: Checkpoint) -> torch.dtype | None:
@@ -368,13 +392,17 @@ def pruned_card(
         f"--length {request.length} --rows {request.sample_rows} "
         f"--{'' if request.refit else 'no-'}refit"
         + "".join(f" {o.flag} {selection.about[o.name]}" for o in METHODS[request.method].takes)
+        + (f" --for {request.engine}" if request.engine else "")
         + (f" --dtype {str(request.dtype).removeprefix('torch.')}" if request.dtype else "")
         + (f" --text {request.text.name}" if request.text else "")
     )
+    facts = pruned_facts(selection, request.ratio)
+    if request.engine:
+        facts["engine"] = engine_named(request.engine).advice(selection.width)
     return card(
         request.out.name,
         f"{request.model.name} with fewer key and query channels, pruned by Keycut.",
-        pruned_facts(selection, request.ratio) | (refitting.facts(checkpoint) if refitting else {}),
+        facts | (refitting.facts(checkpoint) if refitting else {}),
         command=f"keycut prune {request.model.name} {request.out.name} {options}",
         config=checkpoint.config,
         base=request.model.name,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from keycut.errors import InputError
@@ -36,6 +36,53 @@ class KeyShape:
         """The recurrent state of one sequence; the kernels hold it in float32."""
         per_layer = self.value_heads * self.width * self.value_width
         return len(self.layers) * per_layer * bytes_per_number
+
+
+@dataclass(frozen=True)
+class SoftmaxLayers:
+    """Layers with softmax attention, all of one shape, by what they keep of a sequence."""
+
+    layers: int
+    heads: int  # of keys and of values
+    width: int  # of a head
+    window: int | None = None  # how many tokens back they look, if not to the first
+
+    def cache_bytes(self, tokens: int) -> int:
+        """Keys and values of a sequence so long, in 16 bits."""
+        kept = tokens if self.window is None else min(tokens, self.window)
+        return 2 * self.layers * self.heads * self.width * kept * 2
+
+
+@dataclass(frozen=True)
+class Cache:
+    """What a model keeps of one sequence between two tokens.
+
+    The recurrent state is in float32, the rest in 16 bits, as most engines have it.
+    """
+
+    shape: KeyShape
+    taps: int  # of a convolution filter: 0 where there is none
+    softmax: tuple[SoftmaxLayers, ...] = ()
+
+    def filter_bytes(self) -> int:
+        """The last inputs of the convolutions of queries, keys and values."""
+        shape = self.shape
+        channels = 2 * shape.heads * shape.width + shape.value_heads * shape.value_width
+        return len(shape.layers) * channels * max(self.taps - 1, 0) * 2
+
+    def state_bytes(self) -> int:
+        """All that does not grow with the sequence."""
+        return self.shape.state_bytes() + self.filter_bytes()
+
+    def softmax_bytes(self, tokens: int) -> int:
+        return sum(kind.cache_bytes(tokens) for kind in self.softmax)
+
+    def total_bytes(self, tokens: int) -> int:
+        return self.state_bytes() + self.softmax_bytes(tokens)
+
+    def resized(self, width: int) -> Cache:
+        """With another d_k."""
+        return replace(self, shape=replace(self.shape, width=width))
 
 
 def by_head(shape: KeyShape) -> np.ndarray:
@@ -93,6 +140,26 @@ class Call:
         return shape.value_heads if self.repeated else shape.heads
 
 
+def fla_softmax(config: Config) -> tuple[SoftmaxLayers, ...]:
+    """Of a hybrid of flash-linear-attention, kind by kind."""
+    kinds = [kind for kind in softmax_kinds(config) if kind.get("layers")]
+    if any("num_heads" not in kind for kind in kinds):
+        raise InputError(f"config.json of a {config['model_type']} model: attn has no num_heads")
+    return tuple(
+        SoftmaxLayers(
+            layers=len(kind["layers"]),
+            heads=kind.get("num_kv_heads") or kind["num_heads"],
+            width=need(config, "hidden_size") // kind["num_heads"],
+            window=kind.get("window_size"),
+        )
+        for kind in kinds
+    )
+
+
+def fla_taps(config: Config) -> int:
+    return config.get("conv_size", 4) if config.get("use_short_conv", True) else 0
+
+
 StandIn = tuple[str, str, Callable[..., Any]]
 """Module, name, and what stands there on a CPU."""
 
@@ -106,6 +173,8 @@ class Architecture:
     resized: Callable[[Config, int], Config]
     """The config with another d_k and the same d_v."""
     stand_ins: Callable[[], list[StandIn]]
+    softmax: Callable[[Config], tuple[SoftmaxLayers, ...]] = fla_softmax
+    taps: Callable[[Config], int] = fla_taps  # of a convolution filter
     options: tuple[str, ...] = ("use_gate",)  # keys of the config that pruning leaves alone
     register: Callable[[], None] = lambda: None
     """Makes AutoModel know it, where `import fla` is not enough."""
@@ -137,6 +206,9 @@ class Architecture:
     projections: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
     convolutions: tuple[str, ...] = ("q_conv1d", "k_conv1d", "v_conv1d")
 
+    def cache(self, config: Config) -> Cache:
+        return Cache(self.shape(config), self.taps(config), self.softmax(config))
+
     def name(self, layer: int, tensor: KeyTensor) -> str:
         return self.mixer.format(layer=layer) + tensor.name
 
@@ -167,10 +239,14 @@ def need(config: Config, key: str) -> Any:
     return config[key]
 
 
+def softmax_kinds(config: Config) -> list[Config]:
+    """The `attn` of a config of flash-linear-attention: one kind of softmax layers, or a list."""
+    attention = config.get("attn") or []
+    return attention if isinstance(attention, list) else [attention]
+
+
 def mixer_layers(config: Config) -> tuple[int, ...]:
-    attention = config.get("attn") or []  # one kind of softmax layers, or a list of kinds
-    kinds = attention if isinstance(attention, list) else [attention]
-    softmax = {layer for kind in kinds for layer in kind.get("layers", ())}
+    softmax = {layer for kind in softmax_kinds(config) for layer in kind.get("layers", ())}
     return tuple(i for i in range(need(config, "num_hidden_layers")) if i not in softmax)
 
 

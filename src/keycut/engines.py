@@ -1,0 +1,199 @@
+"""Which widths of keys serving engines compute right: `keycut prune --for ENGINE`, `inspect`.
+
+All of it was read for d_v = 128. `python -m keycut.engines` prints the table of docs/engines.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from keycut.errors import InputError, nearest
+
+if TYPE_CHECKING:
+    from keycut.models.architectures.base import KeyShape
+
+QWEN = ("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text")
+READ = "read in its source, not run"
+
+
+@dataclass(frozen=True)
+class Engine:
+    name: str
+    label: str
+    evidence: str  # how its widths are known
+    date: str
+    source: str  # where they stand
+    models: tuple[str, ...] = ()  # the model types this holds for; all that Keycut has if empty
+    multiple: int = 1  # it takes multiples of this
+    largest: int | None = None
+    square: bool = False  # it takes d_k = d_v alone
+    wrong: str = ""  # where it computes any other width wrong, without an error
+    setting: str = ""  # that it needs,
+    setting_unless: int | None = None  # except at this d_k
+    note: str = ""
+
+    def has(self, model_type: str) -> bool:
+        return not self.models or model_type in self.models
+
+    def takes(self, width: int, value_width: int) -> bool:
+        return (
+            width % self.multiple == 0
+            and (self.largest is None or width <= self.largest)
+            and (not self.square or width == value_width)
+        )
+
+    def widths(self) -> str:
+        """Those it takes, in words."""
+        limits = [
+            "d_k = d_v alone" if self.square else "",
+            f"multiples of {self.multiple}" if self.multiple > 1 else "",
+            f"up to {self.largest}" if self.largest else "",
+        ]
+        return ", ".join(filter(None, limits)) or "any"
+
+    def needs(self, width: int) -> str:
+        """The setting to start it with for that d_k, if it needs one."""
+        return "" if width == self.setting_unless else self.setting
+
+    def advice(self, width: int) -> str:
+        """What to know before a model of that d_k is served."""
+        setting = self.needs(width)
+        start = f"start it with `{setting}`; " if setting else ""
+        return f"{self.label}: {start}{self.evidence} ({self.date})"
+
+    def check_model(self, model_type: str) -> None:
+        if not self.has(model_type):
+            raise InputError(
+                f"--for {self.name}: nothing is known of {model_type} models in {self.label}, "
+                f"only of {', '.join(self.models)}; leave --for out"
+            )
+
+    def round_up(self, width: int, shape: KeyShape, multiple: int = 1) -> int:
+        """The narrowest d_k from `width` on that it computes right; below the model's own, unless
+        `width` is that. `multiple` is what the user asks for besides."""
+        full = shape.width
+        cut = [w for w in range(multiple, full, multiple) if self.takes(w, shape.value_width)]
+        wide_enough = [w for w in cut if w >= width]
+        if wide_enough:
+            return wide_enough[0]
+        if width == full and self.takes(full, shape.value_width):
+            return full
+        rounding = f" --round-to {multiple}" if multiple > 1 else ""
+        message = (
+            f"--for {self.name}{rounding}: {self.label} takes no d_k from {width} to "
+            f"{max(width, full - 1)} of this model (d_k {full}, d_v {shape.value_width}); it takes "
+            f"{self.widths()}"
+        )
+        if cut:
+            # Down to three places, so that the width is not one less.
+            ratio = (full - cut[-1]) * 1000 // full / 1000
+            raise InputError(f"{message}: --ratio {ratio:g} keeps {cut[-1]}")
+        raise InputError(f"{message}, so none with fewer key channels")
+
+
+ENGINES = {
+    engine.name: engine
+    for engine in (
+        Engine(
+            "transformers",
+            label="transformers",
+            evidence="run in Keycut's tests",
+            date="November 2026",
+            source="transformers 5.17, flash-linear-attention 0.6.0",
+            note="multiples of 16 run fastest on a GPU",
+        ),
+        Engine(
+            "vllm",
+            label="vLLM",
+            evidence=READ,
+            date="August 2026",
+            source="third_party/flash_linear_attention/ops/chunk_delta_h.py, fused_recurrent.py; "
+            "qwen_gdn_linear_attn.py",
+            models=QWEN,
+            largest=256,
+            setting="--gdn-prefill-backend triton",
+            setting_unless=128,
+            note="on Hopper its default prefill kernel raises unless d_k is 128; decoding computes "
+            "in tiles of the next power of two",
+        ),
+        Engine(
+            "sglang",
+            label="SGLang",
+            evidence=READ,
+            date="August 2026",
+            source="srt/layers/attention/linear/gdn_backend.py",
+            models=QWEN,
+            largest=256,
+            note="with its default kernels, Triton's; FlashInfer's take 128 alone",
+        ),
+        Engine(
+            "tensorrt-llm",
+            label="TensorRT-LLM",
+            evidence=READ,
+            date="August 2026",
+            source="_torch/modules/mamba/gdn_mixer.py, _torch/modules/fla/chunk_delta_h.py",
+            models=QWEN,
+            largest=256,
+            setting="TLLM_USE_FLASHINFER_GDN_PREFILL=0",
+            setting_unless=128,
+            note="an environment variable; on Hopper its default prefill kernel takes 128 alone",
+        ),
+        Engine(
+            "mlx",
+            label="mlx-lm",
+            evidence="its CPU path is run in Keycut's tests, its kernel for a Mac's GPU was read in "
+            "its source, not run",
+            date="August 2026",
+            source="mlx_lm/models/gated_delta.py",
+            models=QWEN,
+            multiple=32,
+            wrong="on a Mac's GPU",
+            note="its CPU path takes any width",
+        ),
+        Engine(
+            "llama.cpp",
+            label="llama.cpp",
+            evidence=READ,
+            date="August 2026",
+            source="qwen35.cpp, ggml.c, gated_delta_net.cu",
+            models=QWEN,
+            square=True,
+            note="on CUDA 16, 32, 64 and 128 of them",
+        ),
+    )
+}
+
+
+def engine_named(name: str) -> Engine:
+    if name not in ENGINES:
+        raise InputError(f"--for {name}: no such engine{nearest(name, ENGINES)}")
+    return ENGINES[name]
+
+
+def computed_wrong(model_type: str, shape: KeyShape) -> Iterator[str]:
+    """A line for each engine that takes such a model and computes it wrong without an error."""
+    for engine in ENGINES.values():
+        if engine.wrong and engine.has(model_type):
+            if not engine.takes(shape.width, shape.value_width):
+                yield (
+                    f"CAUTION: {engine.label} computes d_k {shape.width} wrong {engine.wrong}, "
+                    f"without an error: it takes {engine.widths()} (--for {engine.name} rounds up)"
+                )
+
+
+def table() -> str:
+    """All of it, in Markdown."""
+    rows = ["| `--for` | d_k | needs | known | where, when |", "|---|---|---|---|---|"]
+    for e in ENGINES.values():
+        wrong = f"any other is computed **wrong {e.wrong}, without an error**" if e.wrong else ""
+        widths = "; ".join(filter(None, (e.widths(), wrong, e.note)))
+        unless = f" unless d_k is {e.setting_unless}" if e.setting_unless else ""
+        needs = f"`{e.setting}`{unless}" if e.setting else ""
+        rows.append(f"| `{e.name}` | {widths} | {needs} | {e.evidence} | {e.source}; {e.date} |")
+    return "\n".join(rows) + "\n"
+
+
+if __name__ == "__main__":
+    print(table(), end="")

@@ -1,0 +1,188 @@
+"""Widths that engines compute right: the table, and `keycut prune --for`."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from small_models import SMALL
+
+from keycut.cli import main
+from keycut.engines import ENGINES, READ, Engine, computed_wrong, table
+from keycut.errors import InputError
+from keycut.models import create, save
+from keycut.models.architectures.base import KeyShape
+from keycut.models.checkpoint import Checkpoint
+
+ROOT = Path(__file__).parents[1]
+
+
+def shape(width, value_width=128):
+    return KeyShape((0,), heads=1, width=width, value_heads=1, value_width=value_width)
+
+
+@given(
+    engine=st.sampled_from([*ENGINES.values()]),
+    full=st.integers(1, 300),
+    value_width=st.sampled_from([16, 64, 100, 128, 256]),
+    multiple=st.sampled_from([1, 8, 16, 48]),
+    data=st.data(),
+)
+def test_a_width_is_rounded_up_to_the_narrowest_that_is_taken(
+    engine, full, value_width, multiple, data
+):
+    width = data.draw(st.integers(1, full))
+    taken = [w for w in range(width, full) if engine.takes(w, value_width) and w % multiple == 0]
+    if width == full and engine.takes(full, value_width):
+        taken.append(full)  # nothing is cut
+    try:
+        rounded = engine.round_up(width, shape(full, value_width), multiple)
+    except InputError:
+        assert not taken
+    else:
+        assert rounded == taken[0]
+        assert width <= rounded <= full
+
+
+@given(engine=st.sampled_from([*ENGINES.values()]), full=st.integers(2, 300), data=st.data())
+def test_the_ratio_that_an_error_names_works(engine, full, data):
+    from keycut.config import width as width_of
+
+    width = data.draw(st.integers(1, full - 1))
+    try:
+        engine.round_up(width, shape(full))
+    except InputError as error:
+        if "--ratio" in str(error):
+            ratio, kept = str(error).split("--ratio ")[1].split(" keeps ")
+            assert width_of(full, ratio) == int(kept) == engine.round_up(int(kept), shape(full))
+
+
+def test_widths_of_the_engines():
+    """96, 64 and 32 of 128 serve everywhere that a key-only cut serves at all."""
+    for width in (96, 64, 32):
+        takers = {name for name, engine in ENGINES.items() if engine.takes(width, 128)}
+        assert takers == {*ENGINES} - {"llama.cpp"}
+    assert ENGINES["llama.cpp"].takes(128, 128)
+    assert not ENGINES["mlx"].takes(80, 128)
+    assert ENGINES["mlx"].round_up(65, shape(128)) == 96
+    assert ENGINES["vllm"].round_up(65, shape(128)) == 65
+    assert not ENGINES["vllm"].takes(257, 128)
+
+
+def test_a_cut_that_an_engine_cannot_take_is_an_error_with_a_way_out():
+    with pytest.raises(InputError) as error:
+        ENGINES["llama.cpp"].round_up(64, shape(128))
+    assert str(error.value) == (
+        "--for llama.cpp: llama.cpp takes no d_k from 64 to 127 of this model (d_k 128, d_v 128); "
+        "it takes d_k = d_v alone, so none with fewer key channels"
+    )
+    assert ENGINES["llama.cpp"].round_up(64, shape(256, 128)) == 128  # down to a square
+    with pytest.raises(InputError, match=r"from 33 to 47 .* multiples of 32: --ratio 0.333 keeps"):
+        ENGINES["mlx"].round_up(33, shape(48))
+
+
+def test_settings_are_named_where_they_are_needed():
+    vllm = ENGINES["vllm"]
+    assert vllm.needs(128) == ""
+    assert vllm.advice(64) == (
+        "vLLM: start it with `--gdn-prefill-backend triton`; read in its source, not run "
+        "(August 2026)"
+    )
+    assert ENGINES["tensorrt-llm"].needs(96) == "TLLM_USE_FLASHINFER_GDN_PREFILL=0"
+    assert ENGINES["sglang"].needs(96) == ""
+
+
+def test_every_entry_says_where_it_is_from():
+    for name, engine in ENGINES.items():
+        assert name == engine.name
+        assert engine.source
+        assert engine.date
+        assert READ in engine.evidence or "run in Keycut's tests" in engine.evidence
+
+
+def test_the_page_has_the_table_as_it_is():
+    page = (ROOT / "docs" / "engines.md").read_text()
+    assert table() in page, "docs/engines.md: put what `python -m keycut.engines` prints there"
+
+
+def test_widths_computed_wrong_are_named_for_models_that_the_engine_takes():
+    (line,) = computed_wrong("qwen3_next", shape(40))
+    assert line == (
+        "CAUTION: mlx-lm computes d_k 40 wrong on a Mac's GPU, without an error: it takes "
+        "multiples of 32 (--for mlx rounds up)"
+    )
+    assert not [*computed_wrong("qwen3_next", shape(64))]
+    assert not [*computed_wrong("delta_net", shape(40))]
+
+
+# keycut prune --for
+
+
+@pytest.fixture
+def model(tmp_path, monkeypatch):
+    """With d_k 48, of a type that all engines take."""
+    for name, engine in ENGINES.items():
+        monkeypatch.setitem(ENGINES, name, replace(engine, models=()))
+    config = {**SMALL["gated"], "head_dim": 48, "expand_v": 1.0}
+    save(create(config, seed=1), tmp_path / "model")
+    return tmp_path / "model"
+
+
+def prune(model, *more, ratio="0.5", out="out"):
+    arguments = ["prune", model, model.parent / out, "--method", "l1", "--no-refit"]
+    return main([*map(str, arguments), "--ratio", ratio, *more])
+
+
+def test_prune_for_an_engine_rounds_up_and_says_what_to_do(model, capsys):
+    assert prune(model, "--for", "mlx") == 0
+    shown = capsys.readouterr()
+    assert "--for mlx: 32 channels a head instead of 24, as mlx-lm takes multiples of 32" in (
+        shown.err
+    )
+    assert "engine               mlx-lm: its CPU path is run in Keycut's tests" in shown.out
+    assert Checkpoint(model.parent / "out").shape.width == 32
+    assert prune(model, "--for", "vllm", "--round-to", "16", out="served") == 0
+    shown = capsys.readouterr()
+    advice = "vLLM: start it with `--gdn-prefill-backend triton`; read in its source, not run"
+    assert "instead of" not in shown.err
+    assert f"engine               {advice}" in shown.out
+    card = (model.parent / "served" / "README.md").read_text()
+    assert f"| engine | {advice} (August 2026) |" in card
+    assert " --for vllm" in card
+    assert Checkpoint(model.parent / "served").shape.width == 32
+
+
+def test_a_width_that_some_engine_computes_wrong_is_one_line(model, capsys):
+    assert prune(model) == 0
+    shown = capsys.readouterr().out
+    assert shown.count("CAUTION: mlx-lm computes d_k 24 wrong on a Mac's GPU") == 1
+    assert prune(model, "--for", "sglang", out="served") == 0
+    assert "CAUTION" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("engine", "ratio", "message"),
+    [
+        ("llama.cpp", "0.5", "--for llama.cpp: llama.cpp takes no d_k from 24 to 47"),
+        ("mlx", "0.2", "--for mlx: mlx-lm takes no d_k from 38 to 47"),
+        ("mlx", "0", "--for mlx: mlx-lm takes no d_k from 48 to 48"),
+        ("mlxx", "0.5", "--for mlxx: no such engine; did you mean 'mlx'?"),
+    ],
+)
+def test_what_an_engine_cannot_take_is_refused_before_any_work(
+    model, capsys, monkeypatch, engine, ratio, message
+):
+    monkeypatch.setattr("keycut.prune.select", None)
+    assert prune(model, "--for", engine, ratio=ratio) == 2
+    assert message in capsys.readouterr().err
+    assert not (model.parent / "out").exists()
+
+
+def test_a_model_of_which_nothing_is_known_is_refused(model, capsys, monkeypatch):
+    monkeypatch.setitem(ENGINES, "vllm", Engine("vllm", "vLLM", "", "", "", models=("qwen3_5",)))
+    assert prune(model, "--for", "vllm") == 2
+    assert (
+        "--for vllm: nothing is known of gated_deltanet models in vLLM, only of qwen3_5; leave "
+        "--for out"
+    ) in capsys.readouterr().err
