@@ -143,8 +143,8 @@ ENGINES = {
         Engine(
             "mlx",
             label="mlx-lm",
-            evidence="its CPU path is run in Keycut's tests, its kernel for a Mac's GPU was read in "
-            "its source, not run",
+            evidence="its CPU path is run in Keycut's tests, its kernel for a Mac's GPU was "
+            "read in its source, not run",
             date="August 2026",
             source="mlx_lm/models/gated_delta.py",
             models=QWEN,
@@ -175,12 +175,12 @@ def engine_named(name: str) -> Engine:
 def computed_wrong(model_type: str, shape: KeyShape) -> Iterator[str]:
     """A line for each engine that takes such a model and computes it wrong without an error."""
     for engine in ENGINES.values():
-        if engine.wrong and engine.has(model_type):
-            if not engine.takes(shape.width, shape.value_width):
-                yield (
-                    f"CAUTION: {engine.label} computes d_k {shape.width} wrong {engine.wrong}, "
-                    f"without an error: it takes {engine.widths()} (--for {engine.name} rounds up)"
-                )
+        right = engine.takes(shape.width, shape.value_width)
+        if engine.wrong and engine.has(model_type) and not right:
+            yield (
+                f"CAUTION: {engine.label} computes d_k {shape.width} wrong {engine.wrong}, "
+                f"without an error: it takes {engine.widths()} (--for {engine.name} rounds up)"
+            )
 
 
 def table() -> str:

@@ -140,7 +140,7 @@ class Call:
         return shape.value_heads if self.repeated else shape.heads
 
 
-def fla_softmax(config: Config) -> tuple[SoftmaxLayers, ...]:
+def fla_softmax(config: Config, shape: KeyShape) -> tuple[SoftmaxLayers, ...]:
     """Of a hybrid of flash-linear-attention, kind by kind."""
     kinds = [kind for kind in softmax_kinds(config) if kind.get("layers")]
     if any("num_heads" not in kind for kind in kinds):
@@ -173,7 +173,7 @@ class Architecture:
     resized: Callable[[Config, int], Config]
     """The config with another d_k and the same d_v."""
     stand_ins: Callable[[], list[StandIn]]
-    softmax: Callable[[Config], tuple[SoftmaxLayers, ...]] = fla_softmax
+    softmax: Callable[[Config, KeyShape], tuple[SoftmaxLayers, ...]] = fla_softmax
     taps: Callable[[Config], int] = fla_taps  # of a convolution filter
     options: tuple[str, ...] = ("use_gate",)  # keys of the config that pruning leaves alone
     register: Callable[[], None] = lambda: None
@@ -207,7 +207,8 @@ class Architecture:
     convolutions: tuple[str, ...] = ("q_conv1d", "k_conv1d", "v_conv1d")
 
     def cache(self, config: Config) -> Cache:
-        return Cache(self.shape(config), self.taps(config), self.softmax(config))
+        shape = self.shape(config)
+        return Cache(shape, self.taps(config), self.softmax(config, shape))
 
     def name(self, layer: int, tensor: KeyTensor) -> str:
         return self.mixer.format(layer=layer) + tensor.name

@@ -1,0 +1,209 @@
+"""`keycut inspect`: what a model keeps of a sequence, from config.json and headers alone."""
+
+import json
+import shutil
+
+import pytest
+from safetensors.torch import load_file, save_file
+from small_models import SMALL
+
+from keycut.cli import main
+from keycut.inspection import inspect
+from keycut.models import create, save
+from keycut.models.architectures import ARCHITECTURES
+from keycut.models.architectures.base import Cache, KeyShape, SoftmaxLayers
+
+
+def cache(layers, value_heads, softmax):
+    """Of a model with 16 key heads, and d_k = d_v = 128."""
+    return Cache(KeyShape((0,) * layers, 16, 128, value_heads, 128), taps=4, softmax=softmax)
+
+
+def test_the_cache_of_qwen3_next():
+    """48 layers, 36 of them linear: 32 value heads; 12 softmax layers, 2 heads of 256."""
+    model = cache(36, 32, (SoftmaxLayers(12, heads=2, width=256),))
+    assert model.shape.state_bytes() == 75_497_472  # 36 x 32 x 128 x 128 x 4
+    assert model.filter_bytes() == 1_769_472  # 36 x (2 x 16 x 128 + 32 x 128) x 3 x 2
+    assert model.softmax_bytes(1) == 24_576  # 12 x 2 (k and v) x 2 x 256 x 2
+    assert model.total_bytes(4_096) == 75_497_472 + 1_769_472 + 100_663_296
+    half = model.resized(64)
+    assert half.shape.state_bytes() == 75_497_472 // 2
+    assert half.filter_bytes() == 1_769_472 * 3 // 4  # values keep theirs
+    assert half.softmax_bytes(99) == model.softmax_bytes(99)
+
+
+def test_the_state_of_the_largest_dense_qwen3_5():
+    """64 layers, 48 of them linear with 48 value heads; 16 softmax layers, 4 heads of 256."""
+    model = cache(48, 48, (SoftmaxLayers(16, heads=4, width=256),))
+    assert model.shape.state_bytes() == 150_994_944
+    assert model.softmax_bytes(1) == 65_536
+
+
+def test_a_window_bounds_a_softmax_layers_cache():
+    assert SoftmaxLayers(1, 2, 8, window=100).cache_bytes(1_000) == 2 * 2 * 8 * 100 * 2
+    assert SoftmaxLayers(1, 2, 8, window=100).cache_bytes(10) == 2 * 2 * 8 * 10 * 2
+
+
+def test_the_cache_of_an_fla_hybrid():
+    config = {**SMALL["delta_net"], "hidden_size": 64, "num_hidden_layers": 6, "attn": [
+        {"layers": [1, 3], "num_heads": 4, "num_kv_heads": 2, "window_size": 16},
+        {"layers": [5], "num_heads": 2},
+    ]}  # fmt: skip
+    hybrid = ARCHITECTURES["delta_net"].cache(config)
+    assert hybrid.shape.layers == (0, 2, 4)
+    assert hybrid.softmax == (SoftmaxLayers(2, 2, 16, window=16), SoftmaxLayers(1, 2, 32))
+    assert hybrid.taps == 4
+    assert ARCHITECTURES["delta_net"].cache({**config, "use_short_conv": False}).filter_bytes() == 0
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    root = tmp_path_factory.mktemp("inspection")
+    for name in ("gated_value_heads", "delta_net"):
+        save(create(SMALL[name], seed=1), root / name)
+    shutil.copytree(root / "delta_net", root / "hybrid")
+    config = json.loads((root / "hybrid" / "config.json").read_text())
+    config["attn"] = {"layers": [1], "num_heads": 2}
+    (root / "hybrid" / "config.json").write_text(json.dumps(config))
+    return root
+
+
+def test_a_model_without_softmax_layers(models, capsys):
+    assert main(["inspect", str(models / "gated_value_heads")]) == 0
+    shown = capsys.readouterr().out
+    weights = load_file(models / "gated_value_heads" / "model.safetensors")
+    parameters = sum(tensor.numel() for tensor in weights.values())
+    # 2 layers x 4 x 8 x 16 x 4, and 2 x (2 x 2 x 8 + 4 x 16) x 3 x 2 bytes.
+    for line in (
+        f"model                gated_deltanet, {parameters:,} parameters",
+        "layers               2 with a delta rule\n",
+        "heads                2 of keys, 4 of values; d_k 8, d_v 16",
+        "state of a sequence  5.1 KiB: 4.0 KiB recurrent in float32, 1.1 KiB of convolutions in 16",
+        "other cache          none",
+        "    0.5    4     2.9 KiB     2.2 KiB  transformers\n",
+        "transformers  d_k: any, run in Keycut's tests",
+        "Nothing is known of gated_deltanet models in vllm, sglang",
+    ):
+        assert line in shown
+
+
+def test_a_hybrid_and_its_json(models, capsys, tmp_path):
+    file = tmp_path / "inspection.json"
+    assert main(["inspect", str(models / "hybrid"), "--json", str(file)]) == 0
+    shown = capsys.readouterr().out
+    assert "layers               1 with a delta rule, 1 with softmax attention" in shown
+    record = json.loads(file.read_text())
+    # One layer of 2 heads of 16 x 16 with a delta rule, one with 2 heads of 16 keys and values.
+    recurrent, filters = 2 * 16 * 16 * 4, 3 * 32 * 3 * 2
+    assert (record["recurrent_bytes"], record["filter_bytes"]) == (recurrent, filters)
+    for context, tokens in zip(record["contexts"], (4_096, 32_768, 131_072), strict=True):
+        assert context["tokens"] == tokens
+        assert context["softmax_bytes"] == 2 * 2 * 16 * tokens * 2
+        total = recurrent + filters + context["softmax_bytes"]
+        assert context["state_share"] == (recurrent + filters) / total
+        assert f"{tokens:7,}" in shown
+    (half,) = [cut for cut in record["cuts"] if cut["ratio"] == 0.5]
+    assert half["saved_bytes"] == recurrent // 2 + filters // 3
+    assert half["state_bytes"] == recurrent + filters - half["saved_bytes"]
+    assert half["saved_shares"][0] == half["saved_bytes"] / (recurrent + filters + 128 * 4_096)
+
+
+def test_the_numbers_of_the_weights_are_not_read(models, monkeypatch):
+    monkeypatch.setattr("keycut.models.checkpoint.read_tensors", None)
+    before = inspect(models / "delta_net")
+    file = models / "delta_net" / "model.safetensors"
+    weights = file.read_bytes()
+    header = 8 + int.from_bytes(weights[:8], "little")
+    file.write_bytes(weights[:header] + bytes(len(weights) - header))
+    assert inspect(models / "delta_net") == before
+    file.write_bytes(weights)
+
+
+@pytest.fixture
+def broken(models, tmp_path):
+    return shutil.copytree(models / "delta_net", tmp_path / "broken")
+
+
+def change_config(folder, **changes):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **changes}))
+
+
+def widths_that_contradict(folder):
+    change_config(folder, expand_k=0.5)
+
+
+def a_layer_without_projections(folder):
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["model.layers.1.attn.q_proj.weight"]
+    save_file(tensors, folder / "model.safetensors")
+
+
+def no_config(folder):
+    (folder / "config.json").unlink()
+
+
+def config_that_is_no_json(folder):
+    (folder / "config.json").write_text("{")
+
+
+def no_weights(folder):
+    (folder / "model.safetensors").unlink()
+
+
+def cut_off(folder):
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1])
+
+
+def half_its_shards(folder):
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    files = {name: f"{i % 2}.safetensors" for i, name in enumerate(sorted(tensors))}
+    first = {n: t for n, t in tensors.items() if files[n] == "0.safetensors"}
+    save_file(first, folder / "0.safetensors")
+    index = {"weight_map": files}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def another_kind(folder):
+    change_config(folder, model_type="llama")
+
+
+def softmax_without_heads(folder):
+    change_config(folder, attn={"layers": [1]})
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (widths_that_contradict, "attn.q_proj.weight is [32, 32], but with the 2 heads of 8 key"),
+        (a_layer_without_projections, "the model has no model.layers.1.attn.q_proj.weight"),
+        (no_config, "is no model folder: it has no config.json"),
+        (config_that_is_no_json, "config.json: not valid JSON"),
+        (no_weights, "it has no model.safetensors"),
+        (cut_off, "model.safetensors is cut off or damaged"),
+        (half_its_shards, "1.safetensors is missing"),
+        (another_kind, "model_type 'llama' is none that Keycut knows"),
+        (softmax_without_heads, "attn has no num_heads"),
+    ],
+)
+def test_bad_folders_are_named(broken, capsys, damage, message):
+    damage(broken)
+    assert main(["inspect", str(broken)]) == 2
+    shown = capsys.readouterr()
+    assert message in shown.err
+    assert shown.out == ""
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path, capsys):
+    assert main(["inspect", str(tmp_path / "nowhere")]) == 2
+    assert "no such folder" in capsys.readouterr().err
+
+
+def test_pruning_saves_what_inspect_says(models, tmp_path):
+    arguments = ["prune", models / "gated_value_heads", tmp_path / "out", "--method", "l1"]
+    assert main([*map(str, arguments), "--ratio", "0.5", "--no-refit"]) == 0
+    (cut,) = [c for c in inspect(models / "gated_value_heads").cuts if c.ratio == 0.5]
+    after = inspect(tmp_path / "out")
+    assert (after.key_width, after.state_bytes) == (cut.width, cut.state_bytes)
