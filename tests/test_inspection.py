@@ -75,13 +75,14 @@ def test_a_model_without_softmax_layers(models, capsys):
     parameters = sum(tensor.numel() for tensor in weights.values())
     # 2 layers x 4 x 8 x 16 x 4, and 2 x (2 x 2 x 8 + 4 x 16) x 3 x 2 bytes.
     for line in (
-        f"model                gated_deltanet, {parameters:,} parameters",
+        f"model                gated_deltanet, {parameters:,} parameters in its files",
         "layers               2 with a delta rule\n",
         "heads                2 of keys, 4 of values; d_k 8, d_v 16",
         "state of a sequence  5.1 KiB: 4.0 KiB recurrent in float32, 1.1 KiB of convolutions in 16",
         "other cache          none",
+        "      0    8     5.1 KiB     0 bytes  transformers\n",
         "    0.5    4     2.9 KiB     2.2 KiB  transformers\n",
-        "transformers  d_k: any, run in Keycut's tests",
+        "transformers  d_k: any; run in Keycut's tests",
         "Nothing is known of gated_deltanet models in vllm, sglang",
     ):
         assert line in shown

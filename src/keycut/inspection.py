@@ -13,7 +13,7 @@ from keycut.errors import InputError
 from keycut.models.checkpoint import Checkpoint, current_name
 
 TOKENS = (4_096, 32_768, 131_072)
-RATIOS = (0.25, 0.5, 0.75, 0.875)
+RATIOS = (0, 0.25, 0.5, 0.75, 0.875)  # the model as it is comes first
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Context:
 
 @dataclass(frozen=True)
 class Cut:
-    """The model with fewer key channels."""
+    """The model with that share of its key channels removed."""
 
     ratio: float
     width: int
@@ -64,7 +64,7 @@ class Inspection:
         if self.filter_bytes:
             state += f", {size(self.filter_bytes)} of convolutions in 16 bits"
         return [
-            f"model                {self.model_type}, {self.parameters:,} parameters",
+            f"model                {self.model_type}, {self.parameters:,} parameters in its files",
             f"layers               {layers}",
             f"heads                {self.key_heads} of keys, {self.value_heads} of values; "
             f"d_k {self.key_width}, d_v {self.value_width}",
@@ -105,7 +105,9 @@ class Inspection:
         lines = []
         for engine in ENGINES.values():
             if engine.has(self.model_type):
-                lines.append(f"{engine.name:12}  {', '.join(self._remarks(engine))}")
+                lines.append(f"{engine.name:12}  {'; '.join(self._remarks(engine))}")
+                if engine.note:
+                    lines.append(f"{'':12}  {engine.note}")
         if others := [e.name for e in ENGINES.values() if not e.has(self.model_type)]:
             lines.append(f"Nothing is known of {self.model_type} models in {', '.join(others)}.")
         return lines
