@@ -1,6 +1,5 @@
 """Widths that engines compute right: the table, and `keycut prune --for`."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,9 +8,10 @@ from hypothesis import strategies as st
 from small_models import SMALL
 
 from keycut.cli import main
-from keycut.engines import ENGINES, READ, Engine, computed_wrong, table
+from keycut.engines import ENGINES, QWEN, READ, computed_wrong, table
 from keycut.errors import InputError
 from keycut.models import create, save
+from keycut.models.architectures import ARCHITECTURES
 from keycut.models.architectures.base import KeyShape
 from keycut.models.checkpoint import Checkpoint
 
@@ -75,7 +75,7 @@ def test_a_cut_that_an_engine_cannot_take_is_an_error_with_a_way_out():
         ENGINES["llama.cpp"].round_up(64, shape(128))
     assert str(error.value) == (
         "--for llama.cpp: llama.cpp takes no d_k from 64 to 127 of this model (d_k 128, d_v 128); "
-        "it takes d_k = d_v alone, so none with fewer key channels"
+        "it takes only d_k = d_v of 16, 32, 64, 128, so none with fewer key channels"
     )
     assert ENGINES["llama.cpp"].round_up(64, shape(256, 128)) == 128  # down to a square
     with pytest.raises(InputError, match=r"from 33 to 47 .* multiples of 32: --ratio 0.333 keeps"):
@@ -119,13 +119,18 @@ def test_widths_computed_wrong_are_named_for_models_that_the_engine_takes():
 # keycut prune --for
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("engines") / "model"
+    config = {**SMALL["qwen3_next"], "linear_key_head_dim": 48, "linear_value_head_dim": 48}
+    save(create(config, seed=1), folder)
+    return folder
+
+
 @pytest.fixture
-def model(tmp_path, monkeypatch):
-    """With d_k 48, of a type that all engines take."""
-    for name, engine in ENGINES.items():
-        monkeypatch.setitem(ENGINES, name, replace(engine, models=()))
-    config = {**SMALL["gated"], "head_dim": 48, "expand_v": 1.0}
-    save(create(config, seed=1), tmp_path / "model")
+def model(folder, tmp_path):
+    """With d_k = d_v = 48."""
+    (tmp_path / "model").symlink_to(folder)
     return tmp_path / "model"
 
 
@@ -179,10 +184,14 @@ def test_what_an_engine_cannot_take_is_refused_before_any_work(
     assert not (model.parent / "out").exists()
 
 
-def test_a_model_of_which_nothing_is_known_is_refused(model, capsys, monkeypatch):
-    monkeypatch.setitem(ENGINES, "vllm", Engine("vllm", "vLLM", "", "", "", models=("qwen3_5",)))
-    assert prune(model, "--for", "vllm") == 2
+def test_a_model_of_which_nothing_is_known_is_refused(tmp_path, capsys):
+    save(create(SMALL["gated"], seed=1), tmp_path / "model")
+    assert prune(tmp_path / "model", "--for", "vllm") == 2
     assert (
-        "--for vllm: nothing is known of gated_deltanet models in vLLM, only of qwen3_5; leave "
-        "--for out"
+        "--for vllm: nothing is known of gated_deltanet models in vLLM, only of qwen3_next, "
+        "qwen3_5, qwen3_5_text, qwen3_5_moe, qwen3_5_moe_text; leave --for out"
     ) in capsys.readouterr().err
+
+
+def test_models_of_the_table_are_models_that_keycut_has():
+    assert {*QWEN} <= {*ARCHITECTURES}

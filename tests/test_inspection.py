@@ -1,27 +1,35 @@
 """`keycut inspect`: what a model keeps of a sequence, from config.json and headers alone."""
 
 import json
+import re
 import shutil
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 from small_models import SMALL
 
 from keycut.cli import main
 from keycut.inspection import inspect
-from keycut.models import create, save
+from keycut.models import create, load, save
 from keycut.models.architectures import ARCHITECTURES
-from keycut.models.architectures.base import Cache, KeyShape, SoftmaxLayers
+from keycut.models.architectures.base import SoftmaxLayers
 
-
-def cache(layers, value_heads, softmax):
-    """Of a model with 16 key heads, and d_k = d_v = 128."""
-    return Cache(KeyShape((0,) * layers, 16, 128, value_heads, 128), taps=4, softmax=softmax)
+LINEAR = {
+    "linear_num_key_heads": 16,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_conv_kernel_dim": 4,
+    "head_dim": 256,
+}
 
 
 def test_the_cache_of_qwen3_next():
-    """48 layers, 36 of them linear: 32 value heads; 12 softmax layers, 2 heads of 256."""
-    model = cache(36, 32, (SoftmaxLayers(12, heads=2, width=256),))
+    """48 layers, 36 of them linear with 32 value heads; 12 softmax layers, 2 heads of 256."""
+    model = ARCHITECTURES["qwen3_next"].cache({
+        "model_type": "qwen3_next", "num_hidden_layers": 48, "linear_num_value_heads": 32,
+        "num_attention_heads": 16, "num_key_value_heads": 2, **LINEAR,
+    })  # fmt: skip
     assert model.shape.state_bytes() == 75_497_472  # 36 x 32 x 128 x 128 x 4
     assert model.filter_bytes() == 1_769_472  # 36 x (2 x 16 x 128 + 32 x 128) x 3 x 2
     assert model.softmax_bytes(1) == 24_576  # 12 x 2 (k and v) x 2 x 256 x 2
@@ -34,7 +42,11 @@ def test_the_cache_of_qwen3_next():
 
 def test_the_state_of_the_largest_dense_qwen3_5():
     """64 layers, 48 of them linear with 48 value heads; 16 softmax layers, 4 heads of 256."""
-    model = cache(48, 48, (SoftmaxLayers(16, heads=4, width=256),))
+    text = {
+        "model_type": "qwen3_5_text", "num_hidden_layers": 64, "linear_num_value_heads": 48,
+        "num_attention_heads": 24, "num_key_value_heads": 4, **LINEAR,
+    }  # fmt: skip
+    model = ARCHITECTURES["qwen3_5"].cache({"model_type": "qwen3_5", "text_config": text})
     assert model.shape.state_bytes() == 150_994_944
     assert model.softmax_bytes(1) == 65_536
 
@@ -56,11 +68,40 @@ def test_the_cache_of_an_fla_hybrid():
     assert ARCHITECTURES["delta_net"].cache({**config, "use_short_conv": False}).filter_bytes() == 0
 
 
+@pytest.mark.parametrize("name", ["qwen3_next", "qwen3_5", "qwen3_5_moe", "olmo_hybrid"])
+def test_the_cache_is_counted_as_transformers_has_it(tmp_path, name):
+    save(create(SMALL[name], seed=1), tmp_path / name)
+    config = json.loads((tmp_path / name / "config.json").read_text())
+    counted = ARCHITECTURES[config["model_type"]].cache(config)
+    filled = load(tmp_path / name)(torch.arange(9)[None], use_cache=True).past_key_values
+    delta = [layer for layer in filled.layers if hasattr(layer, "recurrent_states")]
+    softmax = [layer for layer in filled.layers if not hasattr(layer, "recurrent_states")]
+    assert len(delta) == 2
+    states = [layer.recurrent_states[0] for layer in delta]
+    assert {state.dtype for state in states} == {torch.float32}
+    assert counted.shape.state_bytes() == sum(state.nbytes for state in states)
+    # transformers keeps one input of a channel more than its filter will need.
+    inputs = sum(layer.conv_states[0][..., 1:].numel() for layer in delta)
+    assert counted.filter_bytes() == 2 * inputs
+    numbers = sum(layer.keys.numel() + layer.values.numel() for layer in softmax)
+    assert counted.softmax_bytes(9) == 2 * numbers
+
+
+def test_a_multimodal_config_is_counted_as_its_text_model():
+    text = {**SMALL["qwen3_5"], "linear_conv_kernel_dim": 3}
+    nested = {"model_type": "qwen3_5", "text_config": text}
+    counted = ARCHITECTURES["qwen3_5"].cache(nested)
+    assert counted == ARCHITECTURES["qwen3_5_text"].cache(text)
+    assert counted.softmax == (SoftmaxLayers(1, heads=1, width=16),)
+    assert counted.taps == 3
+
+
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
     root = tmp_path_factory.mktemp("inspection")
     for name in ("gated_value_heads", "delta_net"):
         save(create(SMALL[name], seed=1), root / name)
+    save(create({**SMALL["qwen3_next"], "linear_key_head_dim": 64}, seed=1), root / "qwen3_next")
     shutil.copytree(root / "delta_net", root / "hybrid")
     config = json.loads((root / "hybrid" / "config.json").read_text())
     config["attn"] = {"layers": [1], "num_heads": 2}
@@ -82,7 +123,7 @@ def test_a_model_without_softmax_layers(models, capsys):
         "other cache          none",
         "      0    8     5.1 KiB     0 bytes  transformers\n",
         "    0.5    4     2.9 KiB     2.2 KiB  transformers\n",
-        "transformers  d_k: any; run in Keycut's tests",
+        "transformers  takes any d_k; run in Keycut's tests",
         "Nothing is known of gated_deltanet models in vllm, sglang",
     ):
         assert line in shown
@@ -107,6 +148,19 @@ def test_a_hybrid_and_its_json(models, capsys, tmp_path):
     assert half["saved_bytes"] == recurrent // 2 + filters // 3
     assert half["state_bytes"] == recurrent + filters - half["saved_bytes"]
     assert half["saved_shares"][0] == half["saved_bytes"] / (recurrent + filters + 128 * 4_096)
+
+
+def test_engines_are_named_with_the_widths_they_take(models, capsys):
+    assert main(["inspect", str(models / "qwen3_next")]) == 0
+    shown = capsys.readouterr().out
+    served = "transformers, vllm, sglang, tensorrt-llm"
+    assert re.search(rf"    0.5   32 .* {served}, mlx\n", shown)
+    assert re.search(rf"   0.75   16 .* {served}\n", shown)
+    assert (
+        "vllm          takes d_k up to 256; start it with `--gdn-prefill-backend triton`" in shown
+    )
+    assert "llama.cpp     takes only d_k = d_v of 16, 32, 64, 128; read in its source" in shown
+    assert "Nothing is known" not in shown
 
 
 def test_the_numbers_of_the_weights_are_not_read(models, monkeypatch):

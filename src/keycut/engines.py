@@ -28,6 +28,7 @@ class Engine:
     models: tuple[str, ...] = ()  # the model types this holds for; all that Keycut has if empty
     multiple: int = 1  # it takes multiples of this
     largest: int | None = None
+    only: tuple[int, ...] = ()  # it takes no others, if there are any here
     square: bool = False  # it takes d_k = d_v alone
     wrong: str = ""  # where it computes any other width wrong, without an error
     setting: str = ""  # that it needs,
@@ -41,17 +42,19 @@ class Engine:
         return (
             width % self.multiple == 0
             and (self.largest is None or width <= self.largest)
+            and (not self.only or width in self.only)
             and (not self.square or width == value_width)
         )
 
     def widths(self) -> str:
         """Those it takes, in words."""
         limits = [
-            "d_k = d_v alone" if self.square else "",
+            "only d_k = d_v" if self.square else "",
             f"multiples of {self.multiple}" if self.multiple > 1 else "",
-            f"up to {self.largest}" if self.largest else "",
+            f"d_k up to {self.largest}" if self.largest else "",
+            f"of {', '.join(map(str, self.only))}" if self.only else "",
         ]
-        return ", ".join(filter(None, limits)) or "any"
+        return " ".join(filter(None, limits)) or "any d_k"
 
     def needs(self, width: int) -> str:
         """The setting to start it with for that d_k, if it needs one."""
@@ -138,7 +141,8 @@ ENGINES = {
             largest=256,
             setting="TLLM_USE_FLASHINFER_GDN_PREFILL=0",
             setting_unless=128,
-            note="an environment variable; on Hopper its default prefill kernel takes 128 alone",
+            note="the setting is an environment variable; on Hopper its default prefill kernel "
+            "takes 128 alone",
         ),
         Engine(
             "mlx",
@@ -160,7 +164,8 @@ ENGINES = {
             source="qwen35.cpp, ggml.c, gated_delta_net.cu",
             models=QWEN,
             square=True,
-            note="on CUDA 16, 32, 64 and 128 of them",
+            only=(16, 32, 64, 128),
+            note="without CUDA other squares, too",
         ),
     )
 }

@@ -83,19 +83,21 @@ class Inspection:
             "",
             " tokens  softmax cache in 16 bits  state's share of all cache",
             *(
-                f"{c.tokens:7,}  {size(c.softmax_bytes):>24}  {c.state_share:26.1%}"
+                f"{c.tokens:7,}  {size(c.softmax_bytes):>24}  {percent(c.state_share):>26}"
                 for c in self.contexts
             ),
         ]
 
     def _cut_lines(self) -> list[str]:
-        shares = "".join(f"  at {c.tokens:7,}" for c in self.contexts)
+        lines = [" " * 36 + "  saved of all cache, at tokens"] if self.contexts else []
+        shares = "".join(f"  {c.tokens:8,}" for c in self.contexts)
         return [
+            *lines,
             f"--ratio  d_k       state       saved{shares}  computed right by",
             *(
                 f"{cut.ratio:7g}  {cut.width:3}  {size(cut.state_bytes):>10}  "
                 f"{size(cut.saved_bytes):>10}"
-                + "".join(f"  {share:10.1%}" for share in cut.saved_shares)
+                + "".join(f"  {percent(share):>8}" for share in cut.saved_shares)
                 + f"  {', '.join(cut.engines)}"
                 for cut in self.cuts
             ),
@@ -113,7 +115,7 @@ class Inspection:
         return lines
 
     def _remarks(self, engine: Engine) -> list[str]:
-        remarks = [f"d_k: {engine.widths()}"]
+        remarks = [f"takes {engine.widths()}"]
         if engine.wrong:
             remarks.append(f"any other is computed wrong {engine.wrong}, without an error")
         settings = {engine.needs(cut.width) for cut in self.cuts if engine.name in cut.engines}
@@ -193,3 +195,7 @@ def size(count: int) -> str:
         if count >= scale:
             return f"{count / scale:.1f} {unit}"
     return f"{count} bytes"
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.1f} %"

@@ -51,6 +51,22 @@ def delta_layers(text: base.Config) -> tuple[int, ...]:
     return layers
 
 
+def softmax(config: base.Config, shape: base.KeyShape) -> tuple[base.SoftmaxLayers, ...]:
+    text = base.text_config(config)
+    layers = base.need(text, "num_hidden_layers") - len(shape.layers)
+    heads = base.need(text, "num_attention_heads")
+    kind = base.SoftmaxLayers(
+        layers=layers,
+        heads=base.need(text, "num_key_value_heads") or heads,
+        width=text.get("head_dim") or base.need(text, "hidden_size") // heads,
+    )
+    return (kind,) if layers else ()
+
+
+def taps(config: base.Config) -> int:
+    return base.text_config(config).get("linear_conv_kernel_dim", 4)
+
+
 def resized(config: base.Config, width: int) -> base.Config:
     changed = {**base.text_config(config), "linear_key_head_dim": width}
     return {**config, "text_config": changed} if "text_config" in config else changed
@@ -75,6 +91,8 @@ def options(name: str) -> dict[str, Any]:
         "call": base.Call(module(name), RULES, by_position=("q", "k", "v"), repeated=True),
         "shape": shape,
         "resized": resized,
+        "softmax": softmax,
+        "taps": taps,
         "stand_ins": stand_ins,
         "options": OPTIONS,
         "library": "transformers",
