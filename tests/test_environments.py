@@ -198,6 +198,8 @@ def test_the_library_prunes_a_model_without_the_workflow(library_alone, tmp_path
     assert pruned.returncode == 0, pruned.stderr
     assert "key channels a head  16 -> 8" in pruned.stdout
     assert load(tmp_path / "out").model.layers[0].attn.head_k_dim == 8
+    inspected = keycut("inspect", "out")
+    assert "d_k 8, d_v 16" in inspected.stdout, inspected.stderr
     recovered = keycut("recover", "out", "model", "recovered")
     assert recovered.returncode == 2
     assert "peft is not installed, and this needs the packages of the work" in recovered.stderr
