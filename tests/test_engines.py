@@ -74,12 +74,16 @@ def test_a_cut_that_an_engine_cannot_take_is_an_error_with_a_way_out():
     with pytest.raises(InputError) as error:
         ENGINES["llama.cpp"].round_up(64, shape(128))
     assert str(error.value) == (
-        "--for llama.cpp: llama.cpp takes no d_k from 64 to 127 of this model (d_k 128, d_v 128); "
-        "it takes only d_k = d_v of 16, 32, 64, 128, so none with fewer key channels"
+        "--for llama.cpp: llama.cpp takes no d_k from 64 to 127 (the model has d_k 128, d_v 128); "
+        "it takes only d_k = d_v of 16, 32, 64, 128, so no cut of this model"
     )
     assert ENGINES["llama.cpp"].round_up(64, shape(256, 128)) == 128  # down to a square
     with pytest.raises(InputError, match=r"from 33 to 47 .* multiples of 32: --ratio 0.333 keeps"):
         ENGINES["mlx"].round_up(33, shape(48))
+    with pytest.raises(
+        InputError, match=r"no d_k from 8 to 15 that is a multiple of 16 .*: give a"
+    ):
+        ENGINES["transformers"].round_up(8, shape(16), 16)
 
 
 def test_settings_are_named_where_they_are_needed():

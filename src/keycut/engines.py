@@ -83,17 +83,18 @@ class Engine:
             return wide_enough[0]
         if width == full and self.takes(full, shape.value_width):
             return full
-        rounding = f" --round-to {multiple}" if multiple > 1 else ""
+        multiples = f" that is a multiple of {multiple}" if multiple > 1 else ""
         message = (
-            f"--for {self.name}{rounding}: {self.label} takes no d_k from {width} to "
-            f"{max(width, full - 1)} of this model (d_k {full}, d_v {shape.value_width}); it takes "
-            f"{self.widths()}"
+            f"--for {self.name}: {self.label} takes no d_k from {width} to "
+            f"{max(width, full - 1)}{multiples} (the model has d_k {full}, d_v "
+            f"{shape.value_width}); it takes {self.widths()}"
         )
         if cut:
             # Down to three places, so that the width is not one less.
             ratio = (full - cut[-1]) * 1000 // full / 1000
             raise InputError(f"{message}: --ratio {ratio:g} keeps {cut[-1]}")
-        raise InputError(f"{message}, so none with fewer key channels")
+        way_out = ": give a smaller --round-to" if multiples else ", so no cut of this model"
+        raise InputError(message + way_out)
 
 
 ENGINES = {

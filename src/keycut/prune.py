@@ -61,7 +61,7 @@ class Request:
     sample_rows: int = 5000
     batch: int = 8
     round_to: int = 1
-    engine: str | None = None  # to compute it right
+    engine: str | None = None  # that is to compute this width right
     refit: bool = REFIT
     dtype: torch.dtype | None = None  # the model's own
     device: str = "cpu"
