@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
@@ -94,6 +95,21 @@ def test_a_multimodal_config_is_counted_as_its_text_model():
     assert counted == ARCHITECTURES["qwen3_5_text"].cache(text)
     assert counted.softmax == (SoftmaxLayers(1, heads=1, width=16),)
     assert counted.taps == 3
+
+
+def test_a_multimodal_folder_is_inspected_with_its_text_models_widths(tmp_path):
+    save(create(SMALL["qwen3_5"], seed=1), tmp_path / "text")
+    (tmp_path / "all").mkdir()
+    text = json.loads((tmp_path / "text" / "config.json").read_text())
+    config = {"model_type": "qwen3_5", "text_config": text}
+    (tmp_path / "all" / "config.json").write_text(json.dumps(config))
+    tensors = load_file(tmp_path / "text" / "model.safetensors")
+    tensors = {name.replace("model.", "model.language_model.", 1): t for name, t in tensors.items()}
+    tensors["model.visual.blocks.0.norm1.weight"] = torch.zeros(7)
+    save_file(tensors, tmp_path / "all" / "model.safetensors")
+    alone, whole = inspect(tmp_path / "text"), inspect(tmp_path / "all")
+    assert whole.parameters == alone.parameters + 7
+    assert replace(whole, model_type=alone.model_type, parameters=alone.parameters) == alone
 
 
 @pytest.fixture(scope="module")
