@@ -164,8 +164,8 @@ class Elsewhere(torch.Tensor):
 def on_a_gpu(monkeypatch):
     """`generate` believes that it is on one, where every sequence takes a byte."""
 
-    def generated(model, state, last):
-        return generate(model, state, last.as_subclass(Elsewhere))
+    def generated(model, state, last, mask=None):
+        return generate(model, state, last.as_subclass(Elsewhere), mask)
 
     monkeypatch.setattr(language_model, "generate", generated)
     monkeypatch.setattr(generation, "memory_of", lambda run: (out := run(), len(out[0])))
