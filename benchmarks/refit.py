@@ -4,6 +4,7 @@
     python benchmarks/refit.py ... --config config/lab.yaml --recover 200 50
     python benchmarks/refit.py --gpu --shapes delta_net_1.3B --text T --out rows.jsonl
     python benchmarks/refit.py --models M --text T --sequences 16 --out rows.jsonl       on a CPU
+    python benchmarks/refit.py --table rows.jsonl                              as in docs/refit.md
 
 Models are folders of unpruned ones. Text is a folder of packed tokens (`keycut pack`) with slices
 `calibration`, of which each seed draws its sequences for selection and refit, `held_out`, whose
@@ -26,9 +27,11 @@ import resource
 import sys
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import torch
@@ -203,11 +206,35 @@ def line(row: dict[str, Any]) -> str:
     return f"{' '.join(str(row[key]) for key in KEY)}: {'; '.join([*parts, cost])}"
 
 
+def table(rows: list[dict[str, Any]]) -> list[str]:
+    """Markdown, means over seeds: what refit leaves of perplexities, and the share of the damage
+    that is gone."""
+    cells: dict[tuple[str, float, str], list[dict[str, dict[str, float]]]] = defaultdict(list)
+    for row in rows:
+        cells[row["model"], row["ratio"], row["method"]].append(row["perplexity"])
+    texts = list(rows[0]["perplexity"]["unpruned"])
+    lines = [f"| model | cut | method | {' | '.join(texts)} |", "|---" * (3 + len(texts)) + "|"]
+    for (model, ratio, method), draws in sorted(cells.items()):
+        columns = []
+        for text in texts:
+            whole, sliced, refitted = (
+                mean(draw[state][text] for draw in draws)
+                for state in ("unpruned", "sliced", "refitted")
+            )
+            damage = sliced - whole
+            gone = f"{(sliced - refitted) / damage:.0%}" if damage > 0 else "no damage"
+            values = [draw["refitted"][text] for draw in draws]
+            spread = (max(values) - min(values)) / 2
+            columns.append(f"{sliced:,.1f} → {refitted:,.1f} ± {spread:,.1f} ({gone})")
+        lines.append(f"| {model} | {ratio:.1%} | {method} | {' | '.join(columns)} |")
+    return lines
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", type=existing, nargs="+", default=[], metavar="FOLDER")
     parser.add_argument("--shapes", nargs="+", default=[], metavar="NAME")
-    parser.add_argument("--text", type=existing, required=True, metavar="FOLDER")
+    parser.add_argument("--text", type=existing, metavar="FOLDER")
     parser.add_argument("--config", type=load_config, help="evaluate its suite ppl, too")
     parser.add_argument("--recover", type=int, nargs="+", default=[], metavar="STEPS")
     parser.add_argument("--methods", nargs="+", default=["drrqr", "fisher", "grad", "l1"])
@@ -216,8 +243,14 @@ def main() -> None:
     parser.add_argument("--sequences", type=int, default=128, help="for selection and refit")
     parser.add_argument("--batch", type=int, default=8, help="sequences at a time in refit")
     parser.add_argument("--gpu", action="store_true")
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--table", type=existing, metavar="ROWS", help="print a file of rows")
     options = parser.parse_args()
+    if options.table:
+        print("\n".join(table([json.loads(row) for row in options.table.open()])))
+        return
+    if not (options.text and options.out):
+        parser.error("give --text and --out")
     if options.gpu and not torch.cuda.is_available():
         parser.error(f"--gpu: torch {torch.__version__} finds no GPU here")
     if options.recover and not (options.config and options.config.recovery):

@@ -383,18 +383,19 @@ def test_refit_changes_the_projections_and_says_what_it_brought(
     cut, refitted = (load_file(f / "model.safetensors") for f in (workplace / f"{name}-cut", out))
     assert cut.keys() == refitted.keys()
     changed = {n for n in cut if not torch.equal(cut[n], refitted[n])}
-    assert changed == {f"model.layers.{layer}.attn.o_proj.weight" for layer in (0, 1)}
+    fitted = ("attn.o_proj", "mlp.down_proj")
+    assert changed == {f"model.layers.{i}.{part}.weight" for i in (0, 1) for part in fitted}
     assert load(out)(torch.arange(9)[None]).logits.isfinite().all()
 
     values = r"(\d+\.\d\d) -> (\d+\.\d\d) -> (\d+\.\d\d)"
     line = rf"perplexity           {values} \(unpruned, cut, refitted; 40 tokens held out\)\n"
     perplexities = re.search(line, shown.out)
     assert perplexities
-    assert re.search(r"refit                2 layers in \d+ s\n", shown.out)
-    assert "refit: layer 2 of 2, ridge" in shown.err
+    assert re.search(r"refit                4 matrices in \d+ s\n", shown.out)
+    assert "refit: layer 2 of 2, mlp.down_proj: ridge" in shown.err
     card = (out / "README.md").read_text()
     assert "{} unpruned, {} cut, {} refitted, on 40 tokens".format(*perplexities.groups()) in card
-    assert "| refitted | attn.o_proj of 2 layers, on 240 tokens |" in card
+    assert "| refitted | o_proj of 2 layers and down_proj of 2 layers, on 240 tokens |" in card
     assert "| text of the refit | text.jsonl (sha256:" in card
     assert "| seconds of the refit | " in card
     assert " --refit" in card
@@ -418,7 +419,7 @@ def test_refit_is_as_documented_from_python(workplace, tmp_path, monkeypatch):
     assert main([*map(str, arguments), "--sequences", "12"]) == 0
     names = {}
     exec(readme.python_blocks("docs/prune.md")[1], names)
-    assert len(names["result"].layers) == 2
+    assert len(names["result"].fits) == 4
     assert names["before"] > 1
     assert names["after"] > 1
     assert load(tmp_path / "refitted").model.layers[0].attn.head_k_dim == 8
@@ -437,7 +438,7 @@ def test_a_refit_that_fails_leaves_nothing(workplace, capsys, monkeypatch):
 
 UNFIT = {
     "one sequence": (["--sequences", "1"], "refit: 1 sequence of text; give at least 2"),
-    "too few tokens": (["--length", "5"], "25 tokens of text for the 32 unknowns that each output"),
+    "too few tokens": (["--length", "5"], "25 tokens of text for the 48 unknowns that each output"),
     "nothing cut": (["--ratio", "0"], "ratio 0 cuts nothing, so there is nothing to refit"),
 }
 

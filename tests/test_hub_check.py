@@ -196,7 +196,7 @@ def test_a_parameter_that_is_missing_from_a_shard(world: World) -> None:
     world.net[shards[1]] = save({name: tensors[name] for name in names[3::2]})
     world.hub.push("model", "owner/net", world.net)
     (world.folder / "lock").unlink()
-    assert f"missing: {names[1]}" in problem(world.download())
+    assert f"says that {names[1]} is in {shards[1]}" in problem(world.download())
 
 
 def test_tensors_that_no_model_uses_are_said_and_not_refused(world: World) -> None:

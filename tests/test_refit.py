@@ -372,3 +372,14 @@ def test_the_benchmark_writes_a_row_for_each_cell(tmp_path, monkeypatch, capsys)
     assert [row["method"] for row in rows] == ["fisher", "l1"]
     assert all(row["perplexity"].keys() == {"unpruned", "sliced", "refitted"} for row in rows)
     assert len(capsys.readouterr().out.splitlines()) == len(rows)
+
+
+def test_the_document_has_the_rows_of_the_benchmark(monkeypatch):
+    root = Path(__file__).parents[1]
+    monkeypatch.syspath_prepend(root / "benchmarks")
+    table = runpy.run_path(str(root / "benchmarks" / "refit.py"))["table"]
+    rows = (root / "benchmarks" / "h200" / "refit.jsonl").read_text().splitlines()
+    _, _, *lines = table([json.loads(row) for row in rows])
+    document = (root / "docs" / "refit.md").read_text()
+    assert len(lines) == 24
+    assert all(line.split(" | ", 3)[3] in document for line in lines)

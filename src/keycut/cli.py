@@ -96,8 +96,8 @@ def _prune(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     )
     command.add_argument("--batch", type=int, default=8, help="sequences in a batch; %(default)s")
     command.add_argument("--refit", action=argparse.BooleanOptionalAction, default=REFIT,
-                         help="fit the projection behind each pruned layer again, in closed form, "
-                         "on the same text; every method then needs text; "
+                         help="fit what is linear behind each delta rule again, in closed form, on "
+                         "the same text; every method then needs text; "
                          f"{'--refit' if REFIT else '--no-refit'} by default")  # fmt: skip
     command.add_argument("--dtype", choices=["bfloat16", "float32", "float16"],
                          help="of the weights that are written; the model's own if not given, but "
