@@ -6,6 +6,6 @@ imported by the modules that need them, not here.
 
 __version__ = "0.1.0"
 
-# Whether `keycut prune` refits if neither --refit nor --no-refit is given. Off, because it makes one
-# text of three worse for some models (docs/refit.md).
+# Whether `keycut prune` refits if neither --refit nor --no-refit is given. Off, because it makes
+# one text of three worse for some models (docs/refit.md).
 REFIT = False
