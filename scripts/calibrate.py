@@ -12,6 +12,6 @@ with job(snakemake) as run:
         rows=run.calibration.rows,
         seed=int(snakemake.wildcards.seed),
         device=run.device,
-        gradients=run.gradients,
+        gradients=bool(snakemake.wildcards.backward),
     )
     calibration.save(snakemake.output.folder, force=True)

@@ -402,6 +402,21 @@ def test_refit_changes_the_projections_and_says_what_it_brought(
     assert not list(workplace.glob(".*"))
 
 
+@pytest.mark.parametrize("tensor", ["lm_head.weight", "model.layers.1.mlp.up_proj.weight"])
+def test_a_missing_parameter_is_named_before_any_work(workplace, tmp_path, capsys, tensor):
+    shutil.copytree(workplace / "gated", tmp_path / "model")
+    tensors = load_file(tmp_path / "model" / "model.safetensors")
+    del tensors[tensor]
+    save_file(tensors, tmp_path / "model" / "model.safetensors", metadata={"format": "pt"})
+    for options in (["--method", "drrqr"], ["--method", "l1", "--refit"]):
+        code = prune(tmp_path, *options, model="model", out="out", text=workplace / "text.jsonl")
+        shown = capsys.readouterr().err
+        assert code == 2
+        assert f"missing: {tensor}" in shown
+        assert "calibrat" not in shown
+        assert "slicing" not in shown
+
+
 def test_a_refit_that_does_not_help_is_said():
     result = Refit({}, (), 0)
     for refitted, caution in ((9.0, False), (12.0, True)):
@@ -471,4 +486,4 @@ def test_text_that_is_held_out_must_be_there_too(workplace, capsys):
     assert prune(workplace, "--refit", "--sequences", sequences, out="bad") == 2
     message = stderr(capsys)
     assert f"text: {sequences} sequences, and 16 that are held out" in message
-    assert f"{int(sequences) + 16} were asked for; ask for fewer or give more text" in message
+    assert f"{int(sequences) + 16} are needed; give more text or ask for less" in message

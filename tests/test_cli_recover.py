@@ -155,7 +155,7 @@ def test_what_is_wrong_is_refused_before_any_work(workplace, capsys, monkeypatch
 def test_too_little_text_is_refused_and_more_epochs_need_less(workplace, capsys):
     many = ["--steps", "20000", "--batch", "2", "--length", "24"]
     assert recover(workplace, *many, out="bad") == 2
-    assert "sequences of 24 tokens, 40016 were asked for; ask for fewer" in stderr(capsys)
+    assert "sequences of 24 tokens, 40016 are needed; give more text" in stderr(capsys)
     assert not (workplace / "bad.checkpoints").exists()
     assert recover(workplace, "--epochs", "4", out="epochs") == 0
     assert "text: 2 sequences, and 1 that are held out" in stderr(capsys)

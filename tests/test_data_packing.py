@@ -237,7 +237,7 @@ def test_slices_of_one_document_share_no_token(tmp_path: Path) -> None:
     text = [" ".join(f"w{i}" for i in range(2, 400))]
     sizes = {"calibration": 5, "held_out": 2}
     options = {"sequence_length": 16, "source": SOURCE, "seed": 0}
-    with pytest.raises(InputError, match="holds 5 sequences of 16 tokens, 7 were asked for"):
+    with pytest.raises(InputError, match="holds 5 sequences of 16 tokens, 7 are needed"):
         pack(text, words(400), tmp_path / "a", sequences=sizes, **options)
     pack(text, words(400), tmp_path / "a", sequences=sizes, share_documents=True, **options)
     parts = [PackedTokens(tmp_path / "a", slice_name=name)[:].reshape(-1) for name in sizes]
@@ -473,7 +473,7 @@ def test_a_file_that_ends_early_is_made_up_for_by_the_others(tmp_path: Path) -> 
     manifest = pack(read(*paths), words(3000), tmp_path / "out", sequences={"x": 60}, **options)
     ids = set(PackedTokens(tmp_path / "out")[:].reshape(-1).tolist()) - {1}
     assert manifest.sequences == len(ids) == 60
-    with pytest.raises(InputError, match="holds 60 sequences of 11 tokens, 61 were asked for"):
+    with pytest.raises(InputError, match="holds 60 sequences of 11 tokens, 61 are needed"):
         pack(read(*paths), words(3000), tmp_path / "more", sequences={"x": 61}, **options)
 
 

@@ -89,9 +89,12 @@ def test_a_cut_that_an_engine_cannot_take_is_an_error_with_a_way_out():
 def test_settings_are_named_where_they_are_needed():
     vllm = ENGINES["vllm"]
     assert vllm.needs(128) == ""
-    assert vllm.advice(64) == (
+    assert vllm.advice(shape(64)) == (
         "vLLM: start it with `--gdn-prefill-backend triton`; read in its source, not run "
         "(August 2026)"
+    )
+    assert vllm.advice(shape(128, value_width=512)) == (
+        "vLLM: read in its source, not run, for d_v 128 (August 2026)"
     )
     assert ENGINES["tensorrt-llm"].needs(96) == "TLLM_USE_FLASHINFER_GDN_PREFILL=0"
     assert ENGINES["sglang"].needs(96) == ""
@@ -157,7 +160,7 @@ def test_prune_for_an_engine_rounds_up_and_says_what_to_do(model, capsys):
     assert "instead of" not in shown.err
     assert f"engine               {advice}" in shown.out
     card = (model.parent / "served" / "README.md").read_text()
-    assert f"| engine | {advice} (August 2026) |" in card
+    assert f"| engine | {advice}, for d_v 128 (August 2026) |" in card
     assert " --for vllm" in card
     assert Checkpoint(model.parent / "served").shape.width == 32
 

@@ -227,16 +227,16 @@ def test_an_evaluation_that_nobody_measured_is_made_of_steps_and_tokens() -> Non
     assert other.scaled == ("step", "forward 1e-05M")
 
 
-def test_a_refit_that_nobody_measured_is_made_of_three_passes_over_its_text() -> None:
+def test_a_refit_that_nobody_measured_is_made_of_four_passes_over_its_text() -> None:
     demo = load_config(ROOT / "config" / "demo.yaml")
     wildcards = {"model": "delta_net", "method": "fisher", "target": "kq", "ratio": "0.75"}
     work = Workloads(demo).of("refit", wildcards)
-    assert (work.tokens, work.steps) == (3 * 16 * 128, 3 * 2)
+    assert (work.tokens, work.steps) == (4 * 16 * 128, 4 * 2)
     assert work.disk == 4 * parameters_at(demo.models["delta_net"], 0.75)
     costs = [figure("refit", 2.0, gpus=0, parameters=1), figure("start", 1.0),
              figure("step", 0.5, tokens=1, bare=True),
              figure("forward", 1.0, tokens=work.tokens, bare=True)]  # fmt: skip
-    assert seconds(costs, "refit", work, gpus=1) == 6 * 0.5 + 1 + 1
+    assert seconds(costs, "refit", work, gpus=1) == 8 * 0.5 + 1 + 1
 
 
 def test_nothing_of_the_paper_is_free_and_gated_recoveries_count_like_the_others(paper) -> None:

@@ -252,7 +252,23 @@ def test_a_method_more_reruns_no_other(copy):
     computed = [job for job in jobs if re.search("choosing|slicing|recovering|evaluating", job)]
     assert len(computed) == 6
     assert all("ghost" in job for job in computed)
-    assert not any(re.search("calibrating|training|analysing|measuring", job) for job in jobs)
+    # It needs no gradients, so Grad's calibration is not its own.
+    assert sum("calibrating" in job for job in jobs) == 1
+    assert not any(re.search("training|analysing|measuring", job) for job in jobs)
+
+
+def test_a_method_less_reruns_no_other(copy):
+    def use(methods):
+        def change(config):
+            config["methods"]["drrqr"] = {"algorithm": "drrqr"}
+            config["tables"]["by_ratio"]["methods"] = methods
+
+        configure(copy, change)
+
+    use([*METHODS, "drrqr"])
+    pretend_finished(copy)
+    use(["l1", "drrqr"])  # without Grad, no calibration needs gradients
+    assert planned(copy).keys() <= REPORTED
 
 
 def test_an_architecture_more_reruns_no_other(copy):

@@ -45,7 +45,7 @@ def test_the_papers_jobs_are_those_that_the_paper_implies(checkout):
     found = counts(said)
     assert found["pretrain"] == 4  # 370M: separate filters, shared in a head, shared by all, gated
     assert found["adopt"] == 2  # the 1.3B models; of the 2.7B only its shape is timed
-    assert found["calibrate"] == 5  # all models that are pruned by more than their weights
+    assert found["calibrate"] == 10  # of five models that are pruned by text, also with gradients
     recovered, controls = 4 * 5 * 4, 4  # models x methods x ratios
     assert found["recover"] == recovered + controls
     targets = 4 * 4 * 2  # models x methods x keys or queries alone
@@ -90,15 +90,16 @@ def test_what_is_refitted_is_sliced_before_and_recovered_after(checkout):
     }
 
 
-def test_calibration_computes_gradients_where_a_method_of_the_model_needs_them():
-    demo = load_config(ROOT / "config" / "demo.yaml")
-    settings = Inputs(demo).calibration_settings("delta_net")
-    assert settings == Inputs(demo).section_settings("calibration")  # as before there was a choice
-    assert JobConfig.model_validate(settings).gradients
-    tables = {"one": demo.tables["by_model"].model_copy(update={"methods": ("drrqr", "l1")})}
-    without = demo.model_copy(update={"tables": tables, "figures": {}})
-    settings = Inputs(without).calibration_settings("delta_net")
-    assert not JobConfig.model_validate(settings).gradients
+def test_methods_with_gradients_have_a_calibration_of_their_own():
+    inputs = Inputs(load_config(ROOT / "config" / "demo.yaml"))
+    folders = {
+        m: inputs.calibration("delta_net", m, "0") for m in ("drrqr", "grad", "fisher", "l1")
+    }
+    backward = "results/demo/calibrations/delta_net/0-gradients"
+    assert folders == {
+        "drrqr": "results/demo/calibrations/delta_net/0", "grad": backward, "fisher": backward,
+        "l1": [],
+    }  # fmt: skip
 
 
 def test_without_a_configuration_it_is_the_demo(checkout):

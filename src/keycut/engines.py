@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 QWEN = ("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text")
 READ = "read in its source, not run"
+VALUE_WIDTH = 128  # what sources were read for
 
 
 @dataclass(frozen=True)
@@ -60,11 +61,21 @@ class Engine:
         """The setting to start it with for that d_k, if it needs one."""
         return "" if width == self.setting_unless else self.setting
 
-    def advice(self, width: int) -> str:
-        """What to know before a model of that d_k is served."""
-        setting = self.needs(width)
+    def start(self) -> str:
+        """How to start it, for all d_k."""
+        unless = f" unless d_k is {self.setting_unless}" if self.setting_unless else ""
+        return f"start it with `{self.setting}`{unless}"
+
+    def known(self, value_width: int) -> str:
+        """How its widths are known, and that it is of another d_v if it is."""
+        other = f", for d_v {VALUE_WIDTH}" if value_width != VALUE_WIDTH and self.models else ""
+        return f"{self.evidence}{other} ({self.date})"
+
+    def advice(self, shape: KeyShape) -> str:
+        """What to know before a model of that d_k and d_v is served."""
+        setting = self.needs(shape.width)
         start = f"start it with `{setting}`; " if setting else ""
-        return f"{self.label}: {start}{self.evidence} ({self.date})"
+        return f"{self.label}: {start}{self.known(shape.value_width)}"
 
     def check_model(self, model_type: str) -> None:
         if not self.has(model_type):
@@ -195,8 +206,7 @@ def table() -> str:
     for e in ENGINES.values():
         wrong = f"any other is computed **wrong {e.wrong}, without an error**" if e.wrong else ""
         widths = "; ".join(filter(None, (e.widths(), wrong, e.note)))
-        unless = f" unless d_k is {e.setting_unless}" if e.setting_unless else ""
-        needs = f"`{e.setting}`{unless}" if e.setting else ""
+        needs = e.start().removeprefix("start it with ") if e.setting else ""
         rows.append(f"| `{e.name}` | {widths} | {needs} | {e.evidence} | {e.source}; {e.date} |")
     return "\n".join(rows) + "\n"
 

@@ -118,9 +118,9 @@ class Inspection:
         remarks = [f"takes {engine.widths()}"]
         if engine.wrong:
             remarks.append(f"any other is computed wrong {engine.wrong}, without an error")
-        settings = {engine.needs(cut.width) for cut in self.cuts if engine.name in cut.engines}
-        remarks += [f"start it with `{setting}`" for setting in sorted(settings) if setting]
-        return [*remarks, f"{engine.evidence} ({engine.date})"]
+        if engine.setting:
+            remarks.append(engine.start())
+        return [*remarks, engine.known(self.value_width)]
 
 
 def inspect(folder: Path | str) -> Inspection:

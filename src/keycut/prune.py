@@ -6,7 +6,7 @@ import logging
 import math
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
 from typing import Any
@@ -32,7 +32,7 @@ from keycut.data.tokenizer import check_vocabulary, load_tokenizer
 from keycut.engines import computed_wrong, engine_named
 from keycut.errors import InputError
 from keycut.models.card import card, pruned_facts, refitted_facts
-from keycut.models.checkpoint import Checkpoint
+from keycut.models.checkpoint import Checkpoint, check_parameters
 from keycut.refit import HELD_OUT, Refit, check_refit, perplexity, refit, write_refitted
 from keycut.selection.method import Target
 from keycut.selection.methods import METHODS, method_named
@@ -95,20 +95,29 @@ class Refitting:
             self.held_out.line(),
             f"refit                {len(self.result.fits)} matrices in {self.seconds:.0f} s",
         ]
-        _, cut, refitted = self.held_out.perplexities.values()
-        if not refitted < cut:
-            lines.append(
-                "CAUTION: the refit did not lower the perplexity of the text held out: give more "
-                "--sequences or --text, or --no-refit"
+        return [*lines, self.caution()] if self.caution() else lines
+
+    def caution(self) -> str:
+        """What to know of a refit that did not help, if it did not."""
+        whole, cut, refitted = self.held_out.perplexities.values()
+        if refitted < cut:
+            return ""
+        if cut <= whole:
+            return (
+                "CAUTION: the cut did no damage to the text held out, and the refit made it worse"
             )
-        return lines
+        return (
+            "CAUTION: the refit did not lower the perplexity of the text held out: give more "
+            "--sequences or --text, or --no-refit"
+        )
 
     def facts(self, teacher: Checkpoint) -> dict[str, object]:
         values = ", ".join(f"{v:.2f} {name}" for name, v in self.held_out.perplexities.items())
         return {
             **refitted_facts(self.result, teacher),
             "text of the refit": f"{self.text.name} ({self.text.revision})",
-            "perplexity": f"{values}, on {self.held_out.tokens:,} tokens held out",
+            "perplexity": f"{values}, on {self.held_out.tokens:,} tokens held out"
+            + (f". {self.caution()}" if self.caution() else ""),
             "seconds of the refit": f"{self.seconds:.0f}",
         }
 
@@ -125,6 +134,8 @@ def prune(request: Request) -> list[str]:
     if calibrates:
         checkpoint.check_no_softmax()
     check_model(request, checkpoint, width, dtype)
+    if calibrates or request.refit:
+        check_parameters(checkpoint)
 
     with TemporaryDirectory() as folder:
         packed, calibration = Path(folder) / "text", None
@@ -181,7 +192,7 @@ def prune(request: Request) -> list[str]:
     if refitting:
         lines += refitting.lines()
     if request.engine:
-        lines.append(f"engine               {engine_named(request.engine).advice(width)}")
+        lines.append(f"engine               {engine_named(request.engine).advice(pruned.shape)}")
     else:
         lines += computed_wrong(pruned.architecture.model_type, pruned.shape)
     return lines
@@ -356,7 +367,7 @@ def summary(before: Checkpoint, after: Checkpoint, selection: Selection) -> list
     lines = [
         f"key channels a head  {before.shape.width} -> {after.shape.width}",
         f"parameters           {counts[0]:,} -> {counts[1]:,}",
-        f"state of a sequence  {states[0]:,} -> {states[1]:,} bytes",
+        f"recurrent state      {states[0]:,} -> {states[1]:,} bytes",
     ]
     if "condition_before" in selection.tensors:
         conditions = [selection.tensors[f"condition_{w}"].median() for w in ("before", "after")]
@@ -398,7 +409,9 @@ def pruned_card(
     )
     facts = pruned_facts(selection, request.ratio)
     if request.engine:
-        facts["engine"] = engine_named(request.engine).advice(selection.width)
+        facts["engine"] = engine_named(request.engine).advice(
+            replace(checkpoint.shape, width=selection.width)
+        )
     return card(
         request.out.name,
         f"{request.model.name} with fewer key and query channels, pruned by Keycut.",

@@ -253,7 +253,7 @@ class _Sums:
 
     def solve(self, ridge: float) -> Tensor:
         """cross (gram + ridge mean(diag) I)^-1, the best change of the weight (hidden, n)."""
-        if math.isinf(ridge):
+        if math.isinf(ridge) or not self.gram.any():
             return torch.zeros_like(self.cross)
         damped = self.gram.clone()
         damped.diagonal().add_(ridge * self.gram.diagonal().mean())

@@ -26,6 +26,8 @@ from keycut.models.architectures.base import (
 )
 from keycut.models.checkpoint import Checkpoint, rewrite, with_current_names
 
+MIXED_WIDTHS = "a model whose layers differ in width cannot be sliced"
+
 
 class Change(Protocol):
     """Channels (heads, d_k, ...) of one tensor of a layer, to (heads, width, ...)."""
@@ -144,7 +146,7 @@ def check_key_tensors(headers: Mapping[str, Tensor], kind: Architecture, shape: 
         if channels != sum(places(key, shape).numel() for key in keys):
             raise InputError(
                 f"{name} has {channels} key channels, but the config says {shape.heads} heads of "
-                f"{shape.width}: a model whose layers differ in width cannot be sliced"
+                f"{shape.width}: {kind.mend or MIXED_WIDTHS}"
             )
     values = shape.value_heads * shape.value_width
     for name in (kind.mixer.format(layer=layer) + kind.o_proj for layer in shape.layers):

@@ -1,4 +1,5 @@
-# One pass over text per model and seed, for all methods and ratios.
+# A forward pass over text per model and seed, for all methods and ratios, and one with a backward
+# pass for those that need gradients.
 
 
 rule calibrate:
@@ -10,12 +11,15 @@ rule calibrate:
             )
         ),
     output:
-        folder=directory(f"{results}/calibrations/{{model}}/{{seed}}"),
-        provenance=f"{results}/calibrations/{{model}}/{{seed}}.provenance.json",
+        folder=directory(f"{results}/calibrations/{{model}}/{{seed}}{{backward}}"),
+        provenance=f"{results}/calibrations/{{model}}/{{seed}}{{backward}}.provenance.json",
     log:
-        f"{results}/logs/calibrate/{{model}}-{{seed}}.log",
+        f"{results}/logs/calibrate/{{model}}-{{seed}}{{backward}}.log",
     benchmark:
-        f"{results}/timings/calibrate/{{model}}-{{seed}}.tsv"
+        f"{results}/timings/calibrate/{{model}}-{{seed}}{{backward}}.tsv"
+    wildcard_constraints:
+        seed=r"\d+",
+        backward="(-gradients)?",
     conda:
         "../../envs/model.yaml"
     resources:
@@ -24,7 +28,7 @@ rule calibrate:
         runtime=60,
     params:
         code=code("calibrate"),
-        settings=lambda w: inputs.calibration_settings(w.model),
+        settings=lambda w: inputs.section_settings("calibration"),
     message:
         "calibrating {wildcards.model}, seed {wildcards.seed}"
     script:

@@ -72,6 +72,10 @@ class MethodBase(Section):
         return "text" in METHODS[self.algorithm].needs
 
     @property
+    def needs_gradients(self) -> bool:
+        return "gradients" in METHODS[self.algorithm].needs
+
+    @property
     def drawn(self) -> bool:
         """Whether another seed may give another selection."""
         return self.calibrated or "seed" in METHODS[self.algorithm].needs

@@ -287,7 +287,6 @@ class JobConfig(Config):
     """The sections that one job uses, as its rule names them, and nothing else."""
 
     run: Name = ""
-    gradients: bool = True  # whether calibration computes them
     seeds: Many[Seed] = ()
     tokenizers: dict[Name, Tokenizer] = Field({})
     corpora: dict[Name, Corpus] = Field({})

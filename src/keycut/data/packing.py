@@ -120,12 +120,12 @@ def pack(
         if tokens == 0:
             raise InputError(
                 f"{source.name}: {progress.tokens} tokens are less than one sequence of "
-                f"{sequence_length}; give more text or a smaller sequence_length"
+                f"{sequence_length}; give more text or shorter sequences"
             )
         if tokens < sum(sizes) * sequence_length:
             raise InputError(
                 f"{source.name}: holds {tokens // sequence_length} sequences of {sequence_length} "
-                f"tokens, {sum(sizes)} were asked for; ask for fewer or give more text"
+                f"tokens, {sum(sizes)} are needed; give more text or ask for less"
             )
         stops = list(accumulate(sizes))
         starts = [stop - size for stop, size in zip(stops, sizes, strict=True)]

@@ -28,6 +28,10 @@ def card(
     stock = library == "fla.models"
     needs = f"Loads with flash-linear-attention {OLDEST_FLA} or newer.\n\n" if stock else ""
     imports = "" if library == "transformers" else f"    import {library}\n"
+    # The class for text alone would leave out the rest of a multimodal model.
+    auto_class = (
+        "AutoModelForImageTextToText" if "vision_config" in config else "AutoModelForCausalLM"
+    )
     header = f"base_model: {base}\n" if base else ""
     return (
         f"---\n{header}library_name: transformers\n"
@@ -36,8 +40,8 @@ def card(
         f"| | |\n|---|---|\n{rows}| made by | keycut {__version__} |\n\n"
         f"    {command}\n\n{needs}"
         f"{imports}"
-        "    from transformers import AutoModelForCausalLM\n"
-        f'    model = AutoModelForCausalLM.from_pretrained("{name}")\n'
+        f"    from transformers import {auto_class}\n"
+        f'    model = {auto_class}.from_pretrained("{name}")\n'
     )
 
 
@@ -64,8 +68,8 @@ def refitted_facts(result: Refit, teacher: Checkpoint) -> dict[str, object]:
     names = " and ".join(f"{name} of {count} layers" for name, count in matrices.items())
     error = sum(fit.error for fit in result.fits) / len(result.fits)
     return {
-        "refitted": f"{names}, on {result.tokens} tokens",
-        "error behind them": f"{error:.3f} of the sliced model's, in the mean",
+        "refitted": f"{names}, on {result.tokens:,} tokens",
+        "error left": f"{error:.3f} of the sliced model's, in the stream behind them, in the mean",
         "refitted to": teacher.digest(),
     }
 

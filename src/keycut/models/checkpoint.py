@@ -187,7 +187,8 @@ class Checkpoint:
         if self.beyond:
             raise InputError(
                 f"{self.folder}: {len(self.beyond)} tensors beyond the text model "
-                f"({self.beyond[0]}, ...) would be lost; `keycut prune` keeps them, refitted or not"
+                f"({self.beyond[0]}, ...) would be lost; "
+                "recovery takes folders of text models alone, `keycut prune --refit` any"
             )
 
     @cached_property

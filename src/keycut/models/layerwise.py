@@ -9,7 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from keycut.models.checkpoint import Checkpoint, check_fit, in_memory, unfilled
+from keycut.models.checkpoint import (
+    Checkpoint,
+    check_fit,
+    check_parameters,
+    in_memory,
+    unfilled,
+)
 
 
 class _Skip(nn.Module):
@@ -37,6 +43,7 @@ class LayerwiseModel:
         device: str,
         dtype: torch.dtype | None,  # the one that its config names
     ):
+        check_parameters(checkpoint)  # all of them, before the first layer is run
         self.checkpoint, self.device = checkpoint, device
         self.prefix, _ = checkpoint.architecture.mixer.split("{layer}.")
         self.model, self.expected, _ = unfilled(checkpoint, device)

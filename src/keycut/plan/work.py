@@ -23,8 +23,9 @@ REQUESTS = {
 # Of an evaluation: tokens of a batch whose size is not set, of a choice with what stands before
 # it (few are longer), and of an answer, which comes one token at a time.
 BATCH, CHOICE, ANSWER = 1 << 17, 128, 48
-# Of a refit: once through the unpruned model and twice through the pruned one, 8 sequences a call.
-PASSES, REFIT_BATCH = 3, 8
+# Of a refit: once through the unpruned model and three times through the pruned one, 8 sequences
+# a call.
+PASSES, REFIT_BATCH = 4, 8
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ class Workloads:
                 return replace(work, of=config.methods[wildcards["method"]].algorithm)
             case "slice":
                 return replace(work, disk=kept)
-            case "refit":  # three passes over the text: see keycut.refit
+            case "refit":
                 assert config.calibration
                 calls = PASSES * ceil(config.calibration.sequences / REFIT_BATCH)
                 tokens = PASSES * self._tokens(config.calibration)

@@ -35,7 +35,6 @@ from keycut.data.sources import matching, tokenizer_files
 from keycut.hub.downloads import DOWNLOADS, Key, Kind
 from keycut.models.architectures import RULES
 from keycut.running.paths import Paths, provenance_path
-from keycut.selection.methods import METHODS
 
 Section = dict[str, Any]
 
@@ -109,14 +108,6 @@ class Inputs:
         return self.settings(
             "device", recovery=self.config.recovery.defining(exclude_defaults=True)
         )
-
-    def calibration_settings(self, model: str) -> Section:
-        """Gradients are left out where no method needs them."""
-        methods = {v.method for v in self.variants if v.model == model and v.pruned}
-        algorithms = [METHODS[self.config.methods[method].algorithm] for method in methods]
-        settings = self.section_settings("calibration")
-        needed = any("gradients" in algorithm.needs for algorithm in algorithms)
-        return settings if needed else {**settings, "gradients": False}
 
     def section_settings(self, section: str) -> Section:
         return self.settings("device", **{section: _changed(getattr(self.config, section))})
@@ -269,7 +260,7 @@ class Inputs:
         """Nothing for methods of the weights alone."""
         if not self.config.methods[method].calibrated:
             return []
-        return self.paths.calibration(model, int(seed))
+        return self.paths.calibration(model, method, int(seed))
 
     def kept(self, model: str, ratio: str) -> int:
         """Channels of a head that are left."""

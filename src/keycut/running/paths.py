@@ -42,8 +42,10 @@ class Paths:
     def base_model(self, model: str) -> str:
         return f"{self.root}/models/{model}"
 
-    def calibration(self, model: str, seed: int) -> str:
-        return f"{self.root}/calibrations/{model}/{seed}"
+    def calibration(self, model: str, method: str, seed: int) -> str:
+        """Methods with gradients have one of their own, so that none depends on another's needs."""
+        backward = "-gradients" if self.config.methods[method].needs_gradients else ""
+        return f"{self.root}/calibrations/{model}/{seed}{backward}"
 
     def selection(self, variant: Variant) -> str:
         return f"{self.root}/selections/{variant.model}/{cut(variant)}.safetensors"
@@ -93,7 +95,7 @@ class Paths:
         was recovered from if that was refitted, and itself."""
         steps = [f"{self.base_model(variant.model)}{PROVENANCE}"]
         if variant.pruned:
-            calibration = self.calibration(variant.model, variant.seed)
+            calibration = self.calibration(variant.model, variant.method, variant.seed)
             steps += [f"{calibration}{PROVENANCE}", self.selection(variant)]
         if variant.refitted and variant.recovered:
             steps.append(f"{self.model(variant.student)}{PROVENANCE}")

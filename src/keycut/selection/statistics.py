@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -55,15 +55,21 @@ class ModelStatistics:
             )
         return self.measured.tensors[name]
 
-    def weight_magnitudes(self, side: Side) -> Iterator[Tensor]:
-        """|W| of the query or key projection, layer by layer: (heads, d_k, hidden), float64."""
+    def weight_magnitudes(self, side: Side) -> Tensor:
+        """|W| of the query or key projection: (layers, heads, d_k, hidden), float64."""
         adapter, shape = self.checkpoint.architecture, self.checkpoint.shape
         projection = adapter.q_proj if side == "q" else adapter.k_proj
         layout = torch.from_numpy(projection.layout(shape))
-        for layer in shape.layers:
+        magnitudes = None
+        for index, layer in enumerate(shape.layers):  # one matrix at a time: they may be large
             name = adapter.name(layer, projection)
             weight = self.checkpoint.tensor(self.checkpoint.stored.get(name, name))
-            yield weight.movedim(projection.axis, 0)[layout].double().abs()
+            rows = weight.movedim(projection.axis, 0)[layout]
+            if magnitudes is None:
+                magnitudes = rows.new_empty(len(shape.layers), *rows.shape, dtype=torch.float64)
+            magnitudes[index] = rows.abs()
+        assert magnitudes is not None, "a model without delta rules has no adapter"
+        return magnitudes
 
     def sum_over(self, target: Target, of: Callable[[Side], Tensor]) -> Tensor:
         """What a method judges by: keys and queries together, or one of them."""

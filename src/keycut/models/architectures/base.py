@@ -197,6 +197,7 @@ class Architecture:
         KeyTensor("q_conv1d.bias", "bias"),
         KeyTensor("k_conv1d.bias", "bias"),
     )
+    mend: str = ""  # what to do about files known to contradict their config
     unused: tuple[str, ...] = ("D",)  # of the mixer: older versions saved it, none reads it
     o_proj: str = "o_proj.weight"  # what follows the rule
     layer_output: Callable[[Any], Any] = lambda hidden: (hidden, None, None, None)

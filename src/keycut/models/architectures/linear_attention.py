@@ -131,6 +131,9 @@ def stack_experts(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         else:
             result[name] = tensor
     for layer, matrices in experts.items():
+        numbers = [set(matrices.get(matrix, {})) for matrix in ("gate", "up", "down")]
+        if not numbers[0] == numbers[1] == numbers[2]:
+            continue  # what is missing is said by whoever needs it
         gate, up, down = (
             torch.stack([tensor for _, tensor in sorted(matrices.get(matrix, {}).items())])
             for matrix in ("gate", "up", "down")

@@ -56,8 +56,10 @@ def joined(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
                 name = name.replace(f".{stored}.", f".{current}.")
             result[name] = tensor
         elif part == FILTERS[0]:
-            parts = [tensors[f"{mixer}linear_attn.{filters}"] for filters in FILTERS]
-            result[f"{mixer}linear_attn.conv1d.weight"] = torch.cat(parts)
+            names = [f"{mixer}linear_attn.{filters}" for filters in FILTERS]
+            if all(name in tensors for name in names):
+                joint = torch.cat([tensors[name] for name in names])
+                result[f"{mixer}linear_attn.conv1d.weight"] = joint
     return result
 
 
@@ -66,6 +68,8 @@ ARCHITECTURE = base.Architecture(
     rule=gated_deltanet.ARCHITECTURE.rule,
     **{**hybrid.options("olmo_hybrid"), "shape": shape, "resized": resized},
     joined=joined,
+    mend="transformers saves the filters of this model in thirds, whatever their widths: "
+    "`keycut.models.save(keycut.models.load(FOLDER), OUT, tokenizer=FOLDER)` writes them right",
     # Those of files, and the one in memory.
     filters=(
         base.KeyTensor(FILTERS[0], "filter"),

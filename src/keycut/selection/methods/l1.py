@@ -6,11 +6,7 @@ from keycut.selection.method import Method, ModelStatistics, Target, Tensor
 
 
 def score(model: ModelStatistics, target: Target) -> Tensor:
-    from torch import stack
-
-    return model.sum_over(
-        target, lambda side: stack([W.sum(-1) for W in model.weight_magnitudes(side)])
-    )
+    return model.sum_over(target, lambda side: model.weight_magnitudes(side).sum(-1))
 
 
 METHODS = (

@@ -6,15 +6,12 @@ from keycut.selection.method import Method, ModelStatistics, Target, Tensor
 
 
 def score(model: ModelStatistics, target: Target) -> Tensor:
-    from torch import stack
+    from torch import einsum
 
     return model.sum_over(
         target,
-        lambda side: stack([
-            W @ norms
-            for W, norms in zip(model.weight_magnitudes(side), model.input_norms, strict=True)
-        ]),
-    )  # fmt: skip
+        lambda side: einsum("lhdi,li->lhd", model.weight_magnitudes(side), model.input_norms),
+    )
 
 
 METHODS = (
