@@ -202,7 +202,7 @@ BAD = {
     "a method that does not exist": (["--method", "drqr"], "did you mean 'drrqr'?"),
     "a tolerance below one": (["--f", "0.5"], "f 0.5: must be at least 1"),
     "text that is too short": (["--length", "100000"], "less than one sequence of 100000"),
-    "text that is too little": (["--sequences", "9000"], "sequences of 40 tokens, 9000 were asked"),
+    "text that is too little": (["--sequences", "9000"], "sequences of 40 tokens, 9000 are needed"),
     "no sequences at a time": (["--batch", "0"], "--batch 0: must be 1 or more"),
     "a GPU that is not there": (["--device", "cuda"], "--device cuda: give cpu, there is no GPU"),
     "a device that is none": (["--device", "gpu"], "--device gpu: give cpu"),

@@ -205,7 +205,7 @@ def test_a_limit_is_met_exactly_and_stops_the_reading(
     manifest = pack(endless(), bpe, tmp_path / "a", sequences=7, **options)
     assert (manifest.sequences, manifest.tokens) == (7, 448)
     assert len(PackedTokens(tmp_path / "a", verify=True)) == 7
-    with pytest.raises(InputError, match=r"holds \d+ sequences of 64 tokens, 100000 were asked"):
+    with pytest.raises(InputError, match=r"holds \d+ sequences of 64 tokens, 100000 are needed"):
         pack(documents(), bpe, tmp_path / "b", sequences=100_000, **options)
     assert not (tmp_path / "b").exists()
 

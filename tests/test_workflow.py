@@ -52,7 +52,7 @@ def test_the_papers_jobs_are_those_that_the_paper_implies(checkout):
     rotations = 2 * 2 * 2 + 2  # filters x rotations x ratios, and Grad with shared filters
     assert found["slice"] == found["score"] == recovered + targets + rotations
     assert "refit" not in found  # no table of the paper's asks for it
-    assert sum(found.values()) == 1002
+    assert sum(found.values()) == 1007
     assert found["table"] == found["frame"] == 21  # sixteen, and five of ours
     assert found["figure"] == 9  # six, and three of ours
     assert "demo" not in said
