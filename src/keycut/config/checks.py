@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, get_args
 
-from keycut.config.benchmarks import MixerBenchmark
+from keycut.config.benchmarks import DecodingBenchmark, MixerBenchmark
 from keycut.config.figures import QualityFigure, RankFigure, SpectrumFigure
 from keycut.config.needs import hub_items
 from keycut.config.pruning import BASELINE, width
@@ -235,6 +235,21 @@ def _bad_needs(config: Config) -> Iterator[str]:
     for name, recipe in config.recipes.items():
         if config.device == "cpu" and recipe.trainer == "flame":
             yield f"recipes.{name}.trainer: flame needs GPUs, and `device` is cpu: take builtin"
+    of_transformers = {n for n, m in config.models.items() if m.adapter.library == "transformers"}
+    for name in sorted(of_transformers):
+        source = config.models[name].source
+        if source.kind == "pretrain" and config.recipes[source.recipe].trainer == "flame":
+            yield (
+                f"models.{name}.source.recipe: {source.recipe} trains with flame, which knows the "
+                "models of flash-linear-attention alone: take one whose trainer is builtin"
+            )
+    for name, benchmark in config.benchmarks.items():
+        if isinstance(benchmark, DecodingBenchmark):
+            for model in sorted(of_transformers.intersection(benchmark.models)):
+                yield (
+                    f"benchmarks.{name}.models: {model}: decoding is timed of models whose only "
+                    "cache is flash-linear-attention's recurrent state"
+                )
     for name, method in config.methods.items():
         if method.calibrated and not config.calibration:
             yield f"methods.{name}: {method.algorithm} needs a `calibration`"
@@ -278,6 +293,8 @@ def _bad_sizes(config: Config) -> Iterator[str]:
             path, model = f"figures.{name}", config.models[figure.model]
             if figure.layer >= model.num_hidden_layers:
                 yield f"{path}.layer: {figure.layer}: there are {model.num_hidden_layers} from 0 on"
+            elif figure.layer not in (layers := model.key_shape.layers):
+                yield f"{path}.layer: {figure.layer}: those with a delta rule are {list(layers)}"
             if figure.head >= model.num_heads:
                 yield f"{path}.head: {figure.head}: there are {model.num_heads} from 0 on"
     cuts = {(variant.model, variant.ratio) for variant in config.variants()}
