@@ -19,7 +19,7 @@ from keycut.config import Model, load_config
 from keycut.config.sources import FromDisk
 from keycut.errors import InputError
 from keycut.models import create, load, save
-from keycut.models.adoption import adopt, model_files
+from keycut.models.adoption import adopt, check_sizes, model_files
 from keycut.models.checkpoint import Checkpoint
 from keycut.running.inputs import Inputs
 
@@ -161,3 +161,18 @@ def test_a_folder_that_is_no_model_and_a_config_without_sizes_are_said(
     config.unlink()
     with pytest.raises(InputError, match=r"mine is no model folder: it has no config\.json"):
         adopt(there, tmp_path / "tokenizer", tmp_path / "out")
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_multimodal_config_may_say_in_one_place_that_embeddings_are_tied(
+    tmp_path: Path, tied: bool
+) -> None:
+    model = load_config(DEMO).models["hybrid"]
+    text = {**model.fla_config(), "tie_word_embeddings": False}
+    config = {"model_type": "qwen3_5", "text_config": text, "tie_word_embeddings": tied}
+    write_json(tmp_path / "config.json", config)
+    if tied:
+        check_sizes(model, tmp_path)
+    else:
+        with pytest.raises(InputError, match="has tie_word_embeddings False, the configuration"):
+            check_sizes(model, tmp_path)

@@ -59,6 +59,16 @@ def test_the_papers_jobs_are_those_that_the_paper_implies(checkout):
     assert "documentation" not in said
 
 
+def test_a_public_hybrid_is_sliced_and_refitted_and_nothing_is_trained(checkout):
+    code, said = snakemake(checkout, "--configfile", "config/qwen3_5.yaml")
+    assert code == 0, said
+    jobs = counts(said)
+    assert jobs["adopt"] == jobs["calibrate"] == 1
+    assert jobs["score"] == jobs["slice"] == jobs["refit"] == 2 * 3  # methods x ratios
+    assert jobs["evaluate"] == 2 + 6 + 2 * 6  # unpruned, sliced and refitted
+    assert not jobs.keys() & {"pretrain", "preflight_shape", "recover", "measure", "analyze"}
+
+
 def test_one_table_of_the_paper_needs_only_its_own(checkout):
     code, said = snakemake(
         checkout, "results/paper/tables/adv_vs_non_adv.tex", "--configfile", "config/paper.yaml"

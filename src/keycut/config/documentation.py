@@ -17,7 +17,8 @@ INTRODUCTION = """\
 | file | run |
 |---|---|
 | `demo.yaml` | the whole workflow at toy size: two CPU cores, minutes, no network |
-| `lab.yaml` | the paper's head widths in small models: one GPU, local text |
+| `lab.yaml` | the paper's head widths in small models, and a hybrid: one GPU, local text |
+| `qwen3_5.yaml` | a public hybrid, pruned and refitted: one GPU, a download |
 | `paper.yaml` | everything the paper reports |
 
 One file describes one run: `snakemake --configfile config/lab.yaml`. Files are never merged, so \

@@ -29,6 +29,7 @@ DEFAULT_PATTERNS: dict[Kind, tuple[str, ...]] = {
         "*.txt",
         "model-?????-of-?????.safetensors",
         "model.safetensors",
+        "model.safetensors-?????-of-?????.safetensors",  # as Qwen3.5 has them
         "pytorch_model-?????-of-?????.bin",
         "pytorch_model.bin",
     ),

@@ -73,7 +73,11 @@ def check_sizes(model: Model, folder: Path) -> None:
         raise InputError(f"{folder} is no model folder: it has no config.json")
     config = read_json(folder / "config.json")
     kind = architecture(config)
-    shape, config = kind.shape(config), text_config(config)
+    # Multimodal ones may say in one place only that embeddings are tied.
+    tied = config.get("tie_word_embeddings")
+    shape, config = kind.shape(config), {**text_config(config)}
+    if tied:
+        config["tie_word_embeddings"] = tied
     compared = {
         "head_k_dim": (shape.width, model.head_k_dim),
         "head_v_dim": (shape.value_width, model.head_v_dim),
