@@ -21,7 +21,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import logging
 import math
 import resource
 import sys
@@ -259,7 +258,6 @@ def main() -> None:
         method_named(method)
     if unknown := set(options.shapes) - set(load_config(PAPER).models):
         parser.error(f"--shapes {' '.join(sorted(unknown))}: no such model in {PAPER.name}")
-    logging.getLogger("keycut").setLevel(logging.WARNING)
     done = set()
     if options.out.exists():
         rows = map(json.loads, options.out.read_text().splitlines())

@@ -25,7 +25,8 @@ def configured(corpus, tokenizer=None):
     data = load_config(CONFIG / "demo.yaml").model_dump(mode="json")
     sizes = {"length": 16, "seed": 3, "slices": dict.fromkeys(SLICES, 20)}
     data["corpora"] = {"documentation": {**corpus, **sizes}}
-    data["recipes"]["demo"] |= {"steps": 1, "batch": 4, "warmup": 0}
+    for recipe in data["recipes"].values():
+        recipe |= {"steps": 1, "batch": 4, "warmup": 0}
     data["calibration"] |= {"sequences": 5, "rows": 50}
     data["recovery"] |= {"steps": 1, "batch": 4, "warmup": 0}
     data["analysis"] |= {"skip": 2}

@@ -148,7 +148,7 @@ def test_the_page_says_what_colours_are_held_to(
 
 def test_missing_inputs_are_refused(demo: Config, inputs: dict[str, Any], tmp_path: Path) -> None:
     out = tmp_path / "r.html"
-    with pytest.raises(InputError, match="made of 13 frames, not of 12"):
+    with pytest.raises(InputError, match="made of 14 frames, not of 13"):
         write_report(demo, **{**inputs, "frames": inputs["frames"][1:]}, out=out)
     with pytest.raises(InputError, match="made of 7 figures, not of 0"):
         write_report(demo, **{**inputs, "figures": []}, out=out)

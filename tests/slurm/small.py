@@ -25,7 +25,7 @@ def small(*, steps: int, recovery: int) -> dict[str, Any]:
     config["corpora"]["documentation"]["slices"] = {
         "held_out": 32, "calibration": 16, "recovery": 8 * recovery, "pretraining": 8 * steps
     }  # fmt: skip
-    config["recipes"]["demo"] |= {"steps": steps, "warmup": 1}
+    config["recipes"] = {"demo": {**config["recipes"]["demo"], "steps": steps, "warmup": 1}}
     config["recovery"] |= {"steps": recovery, "warmup": 1, "control": False}
     config["models"] = {"delta_net": config["models"]["delta_net"]}
     config["methods"] = {name: config["methods"][name] for name in ("l1", "rand")}
