@@ -3,6 +3,8 @@
 import importlib
 import inspect
 import json
+import re
+import shutil
 
 import pytest
 import torch
@@ -18,6 +20,7 @@ from keycut.models import create, load, save
 from keycut.models.architectures import ARCHITECTURES, REFUSED, architecture
 from keycut.models.architectures.qwen3_5 import Qwen35Text
 from keycut.models.capture import capture_rule_inputs, mixers
+from keycut.models.card import card
 from keycut.models.checkpoint import Checkpoint, check_parameters
 from keycut.models.generation import generate
 from keycut.patches import fla as fla_patches
@@ -251,6 +254,51 @@ def test_experts_in_one_tensor_are_read_as_well(folders, tmp_path):
     model.save_pretrained(tmp_path / "joined", save_original_format=False)
     assert any("experts.gate_up_proj" in name for name in Checkpoint(tmp_path / "joined").files)
     assert torch.equal(logits(load(tmp_path / "joined")), logits(model))
+
+
+@pytest.mark.parametrize("model_type", ["qwen3_5", "qwen3_5_text"])
+def test_the_card_of_a_multimodal_model_loads_all_of_it(model_type):
+    config = {"model_type": model_type, **MULTIMODAL.get(model_type, {})}
+    text = card("name", "A model.", {}, command="keycut", config=config)
+    assert ("AutoModelForImageTextToText.from_pretrained" in text) == (model_type == "qwen3_5")
+
+
+def rewritten(source, target, change):
+    """A copy of a folder with its tensors changed."""
+    shutil.copytree(source, target)
+    tensors = load_file(target / "model.safetensors")
+    change(tensors)
+    save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})
+    return target
+
+
+@pytest.mark.parametrize("name", ["olmo_hybrid", "qwen3_next"])
+def test_what_is_missing_of_tensors_that_are_joined_is_named(folders, tmp_path, name):
+    part, joint = {
+        "olmo_hybrid": ("linear_attn.v_conv1d.weight", "linear_attn.conv1d.weight"),
+        "qwen3_next": ("mlp.experts.1.up_proj.weight", "mlp.experts.gate_up_proj"),
+    }[name]
+
+    def remove(tensors):
+        del tensors[next(key for key in tensors if key.endswith(part))]
+
+    folder = rewritten(folders / name, tmp_path / "model", remove)
+    with pytest.raises(InputError, match=f"missing: .*{re.escape(joint)}"):
+        load(folder)
+
+
+def test_filters_of_olmo_in_thirds_are_refused_with_what_mends_them(folders, tmp_path):
+    def cut_in_thirds(tensors):
+        for name in [name for name in tensors if name.endswith("q_conv1d.weight")]:
+            names = [name.replace("q_conv1d", f"{side}_conv1d") for side in "qkv"]
+            thirds = torch.cat([tensors[n] for n in names]).tensor_split(3)
+            tensors.update((n, third.clone()) for n, third in zip(names, thirds, strict=True))
+
+    folder = rewritten(folders / "olmo_hybrid", tmp_path / "thirds", cut_in_thirds)
+    with pytest.raises(InputError, match=r"in thirds, whatever their widths: .*models\.save"):
+        slice_model(Checkpoint(folder), some(Checkpoint(folder)), tmp_path / "cut")
+    save(load(folder), tmp_path / "mended")  # as the message says
+    slice_model(Checkpoint(tmp_path / "mended"), some(Checkpoint(folder)), tmp_path / "cut")
 
 
 def test_saved_filters_of_olmo_are_those_of_queries_keys_and_values(folders):

@@ -186,6 +186,12 @@ def test_errors_from_sums_are_those_of_the_rows(seed, count, inputs, outputs):
         assert sums.error(sums.solve(ridge)) <= sums.error(torch.zeros_like(D)) + 1e-9
 
 
+def test_inputs_that_are_all_zero_leave_the_weight():
+    sums = _Sums.zeros(4, 3, "cpu")
+    sums.add(torch.zeros(5, 4), torch.ones(5, 3), torch.ones(5, 3))
+    assert not sums.solve(1e-2).any()
+
+
 @settings(max_examples=30, deadline=None)
 @given(st.integers(0, 10**6))
 def test_the_ridge_is_the_best_on_the_rows_held_out(seed):
