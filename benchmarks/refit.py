@@ -206,27 +206,32 @@ def line(row: dict[str, Any]) -> str:
 
 
 def table(rows: list[dict[str, Any]]) -> list[str]:
-    """Markdown, means over seeds: what refit leaves of perplexities, and the share of the damage
-    that is gone."""
+    """Markdown, means over seeds: what refit changes of perplexities, without recovery and with it,
+    and the share of the damage that is gone."""
     cells: dict[tuple[str, float, str], list[dict[str, dict[str, float]]]] = defaultdict(list)
     for row in rows:
         cells[row["model"], row["ratio"], row["method"]].append(row["perplexity"])
-    texts = list(rows[0]["perplexity"]["unpruned"])
+    first = rows[0]["perplexity"]
+    texts = list(first["unpruned"])
+    recoveries = [stage.removeprefix("sliced") for stage in first if stage.startswith("sliced")]
     lines = [f"| model | cut | method | {' | '.join(texts)} |", "|---" * (3 + len(texts)) + "|"]
     for (model, ratio, method), draws in sorted(cells.items()):
-        columns = []
-        for text in texts:
-            whole, sliced, refitted = (
-                mean(draw[state][text] for draw in draws)
-                for state in ("unpruned", "sliced", "refitted")
-            )
-            damage = sliced - whole
-            gone = f"{(sliced - refitted) / damage:.0%}" if damage > 0 else "no damage"
-            values = [draw["refitted"][text] for draw in draws]
-            spread = (max(values) - min(values)) / 2
-            columns.append(f"{sliced:,.1f} → {refitted:,.1f} ± {spread:,.1f} ({gone})")
-        lines.append(f"| {model} | {ratio:.1%} | {method} | {' | '.join(columns)} |")
+        for recovery in recoveries:
+            columns = [compared(draws, text, recovery) for text in texts]
+            lines.append(f"| {model} | {ratio:.1%} | {method}{recovery} | {' | '.join(columns)} |")
     return lines
+
+
+def compared(draws: list[dict[str, dict[str, float]]], text: str, recovery: str) -> str:
+    """Sliced → refitted ± half the range over draws (of the damage gone), both with a recovery."""
+    values = [draw["refitted" + recovery][text] for draw in draws]
+    whole, cut, before = (
+        mean(draw[stage][text] for draw in draws)
+        for stage in ("unpruned", "sliced", "sliced" + recovery)
+    )
+    spread = f" ± {(max(values) - min(values)) / 2:,.1f}" if len(draws) > 1 else ""
+    gone = f"{(cut - mean(values)) / (cut - whole):.0%}" if cut > whole else "no damage"
+    return f"{before:,.1f} → {mean(values):,.1f}{spread} ({gone})"
 
 
 def main() -> None:

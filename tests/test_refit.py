@@ -380,12 +380,13 @@ def test_the_benchmark_writes_a_row_for_each_cell(tmp_path, monkeypatch, capsys)
     assert len(capsys.readouterr().out.splitlines()) == len(rows)
 
 
-def test_the_document_has_the_rows_of_the_benchmark(monkeypatch):
+@pytest.mark.parametrize(("name", "count"), [("refit", 24), ("refit-recovered", 12)])
+def test_the_document_has_the_rows_of_the_benchmark(monkeypatch, name, count):
     root = Path(__file__).parents[1]
     monkeypatch.syspath_prepend(root / "benchmarks")
     table = runpy.run_path(str(root / "benchmarks" / "refit.py"))["table"]
-    rows = (root / "benchmarks" / "h200" / "refit.jsonl").read_text().splitlines()
+    rows = (root / "benchmarks" / "h200" / f"{name}.jsonl").read_text().splitlines()
     _, _, *lines = table([json.loads(row) for row in rows])
     document = (root / "docs" / "refit.md").read_text()
-    assert len(lines) == 24
+    assert len(lines) == count
     assert all(line.split(" | ", 3)[3] in document for line in lines)
