@@ -198,6 +198,7 @@ def test_options_reach_the_method_and_the_card(workplace):
 BAD = {
     "an option of another method": (["--method", "l1", "--f", "2"], "method l1 takes no f"),
     "a ratio outside": (["--ratio", "1.2"], "ratio 1.2: must lie in (0, 1)"),
+    "a ratio that cuts none": (["--ratio", "0"], "--ratio 0: must lie in (0, 1), it is the share"),
     "a ratio that leaves none": (["--ratio", "0.99"], "ratio 0.99 leaves no channel of 16"),
     "a method that does not exist": (["--method", "drqr"], "did you mean 'drrqr'?"),
     "a tolerance below one": (["--f", "0.5"], "f 0.5: must be at least 1"),
@@ -454,7 +455,6 @@ def test_a_refit_that_fails_leaves_nothing(workplace, capsys, monkeypatch):
 UNFIT = {
     "one sequence": (["--sequences", "1"], "refit: 1 sequence of text; give at least 2"),
     "too few tokens": (["--length", "5"], "25 tokens of text for the 48 unknowns that each output"),
-    "nothing cut": (["--ratio", "0"], "ratio 0 cuts nothing, so there is nothing to refit"),
 }
 
 

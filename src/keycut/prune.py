@@ -203,6 +203,10 @@ def check_options(request: Request) -> None:
     method = method_named(request.method)
     method.check_target(request.target or method.targets[0])
     method.options(request.options)
+    if not 0 < request.ratio < 1:
+        raise InputError(
+            f"--ratio {request.ratio:g}: must lie in (0, 1), it is the share of key channels to cut"
+        )
     for name, value in (
         ("--sequences", request.sequences),
         ("--length", request.length),
@@ -223,14 +227,12 @@ def check_model(
     """An error if the model cannot be cut to that width, refitted, or written."""
     check_sliceable(checkpoint)
     full = checkpoint.shape.width
-    if width == full and request.ratio > 0:
+    if width == full:
         raise InputError(
             f"--round-to {request.round_to} leaves all {full} channels of a head at ratio "
             f"{request.ratio}: round to less, or cut more"
         )
     if request.refit:
-        if width == full:
-            raise InputError("ratio 0 cuts nothing, so there is nothing to refit: give --no-refit")
         check_refit(checkpoint, sequences=request.sequences, length=request.length)
     check_out(request.out, [request.model], request.text, force=request.force)
     size = sliced_bytes(checkpoint, width, dtype)
