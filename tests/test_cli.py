@@ -141,7 +141,9 @@ def test_a_seed_makes_the_same_model_twice(workplace):
 
 def test_round_to_keeps_a_multiple(workplace, capsys):
     assert prune(workplace, "--round-to", "6", out="rounded") == 0
-    assert "16 -> 12" in capsys.readouterr().out
+    assert "16 -> 12 (ratio 0.5 asked, 0.25 cut)\n" in capsys.readouterr().out
+    card = (workplace / "rounded" / "README.md").read_text()
+    assert "| ratio | 0.5 asked, 0.25 cut |" in card
 
 
 def test_l1_needs_no_text(workplace, capsys):

@@ -85,19 +85,17 @@ class Engine:
             )
 
     def round_up(self, width: int, shape: KeyShape, multiple: int = 1) -> int:
-        """The narrowest d_k from `width` on that it computes right; below the model's own, unless
-        `width` is that. `multiple` is what the user asks for besides."""
+        """The narrowest d_k from `width` on that it computes right, below the model's own.
+        `multiple` is what the user asks for besides."""
         full = shape.width
         cut = [w for w in range(multiple, full, multiple) if self.takes(w, shape.value_width)]
         wide_enough = [w for w in cut if w >= width]
         if wide_enough:
             return wide_enough[0]
-        if width == full and self.takes(full, shape.value_width):
-            return full
         multiples = f" that is a multiple of {multiple}" if multiple > 1 else ""
         message = (
             f"--for {self.name}: {self.label} takes no d_k from {width} to "
-            f"{max(width, full - 1)}{multiples} (the model has d_k {full}, d_v "
+            f"{full - 1}{multiples} (the model has d_k {full}, d_v "
             f"{shape.value_width}); it takes {self.widths()}"
         )
         if cut:

@@ -31,7 +31,7 @@ from keycut.data.sources import Source, describe, read
 from keycut.data.tokenizer import check_vocabulary, load_tokenizer
 from keycut.engines import computed_wrong, engine_named
 from keycut.errors import InputError
-from keycut.models.card import card, pruned_facts, refitted_facts
+from keycut.models.card import card, pruned_facts, ratio_in_words, refitted_facts
 from keycut.models.checkpoint import Checkpoint, check_parameters
 from keycut.refit import HELD_OUT, Refit, check_refit, perplexity, refit, write_refitted
 from keycut.selection.method import Target
@@ -188,7 +188,7 @@ def prune(request: Request) -> list[str]:
                     force=request.force,
                 )
     pruned = Checkpoint(request.out)
-    lines = summary(checkpoint, pruned, selection)
+    lines = summary(request, checkpoint, pruned, selection)
     if refitting:
         lines += refitting.lines()
     if request.engine:
@@ -362,12 +362,17 @@ def measure(
     return HeldOut(values, ids.numel())
 
 
-def summary(before: Checkpoint, after: Checkpoint, selection: Selection) -> list[str]:
+def summary(
+    request: Request, before: Checkpoint, after: Checkpoint, selection: Selection
+) -> list[str]:
     """What changed, in lines."""
+    widths = (before.shape.width, after.shape.width)
+    ratio = ratio_in_words(request.ratio, widths[1], widths[0])
     counts = [sum(t.numel() for _, t in c.headers()) for c in (before, after)]
     states = [c.shape.state_bytes() for c in (before, after)]
     lines = [
-        f"key channels a head  {before.shape.width} -> {after.shape.width}",
+        f"key channels a head  {widths[0]} -> {widths[1]}"
+        + (f" (ratio {ratio})" if ratio != str(request.ratio) else ""),
         f"parameters           {counts[0]:,} -> {counts[1]:,}",
         f"recurrent state      {states[0]:,} -> {states[1]:,} bytes",
     ]

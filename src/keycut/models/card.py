@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from keycut import __version__
+from keycut.config import width as width_of
 from keycut.config.training import Recipe, Recovery
 from keycut.models.architectures import architecture
 from keycut.models.checkpoint import Checkpoint
@@ -50,7 +51,7 @@ def pruned_facts(selection: Selection, ratio: float) -> dict[str, object]:
     facts: dict[str, object] = {
         "method": about["method"],
         "target": about["target"],
-        "ratio": ratio,
+        "ratio": ratio_in_words(ratio, about["width"], about["full_width"]),
         "key channels a head": f"{about['width']} of {about['full_width']}",
         "base model digest": about["model_digest"],
     }
@@ -61,6 +62,12 @@ def pruned_facts(selection: Selection, ratio: float) -> dict[str, object]:
             f"seed {about['calibration']['seed']}"
         )
     return facts
+
+
+def ratio_in_words(ratio: float, width: int, full: int) -> str:
+    """The ratio that was asked for, and the one that was cut if the width was rounded up."""
+    rounded = width != width_of(full, ratio)
+    return f"{ratio} asked, {1 - width / full:.3g} cut" if rounded else str(ratio)
 
 
 def refitted_facts(result: Refit, teacher: Checkpoint) -> dict[str, object]:
