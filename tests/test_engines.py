@@ -112,13 +112,21 @@ def test_the_page_has_the_table_as_it_is():
 
 
 def test_widths_computed_wrong_are_named_for_models_that_the_engine_takes():
-    (line,) = computed_wrong("qwen3_next", shape(40))
+    (line,) = computed_wrong("qwen3_next", 40, shape(128))
     assert line == (
         "CAUTION: mlx-lm computes d_k 40 wrong on a Mac's GPU, without an error: it takes "
-        "multiples of 32 (--for mlx rounds up)"
+        "multiples of 32, `keycut prune --for mlx` rounds up to 64"
     )
-    assert not [*computed_wrong("qwen3_next", shape(64))]
-    assert not [*computed_wrong("delta_net", shape(40))]
+    assert not [*computed_wrong("qwen3_next", 64, shape(128))]
+    assert not [*computed_wrong("delta_net", 40, shape(128))]
+
+
+@pytest.mark.parametrize(
+    ("full", "way_out"), [(48, "--ratio 0.333 keeps 32"), (32, "no cut of this model")]
+)
+def test_a_caution_names_no_rounding_that_is_refused(full, way_out):
+    (line,) = computed_wrong("qwen3_next", full - 1, shape(full))
+    assert line.endswith(f"it takes multiples of 32, {way_out}")
 
 
 # keycut prune --for

@@ -194,7 +194,9 @@ def prune(request: Request) -> list[str]:
     if request.engine:
         lines.append(f"engine               {engine_named(request.engine).advice(pruned.shape)}")
     else:
-        lines += computed_wrong(pruned.architecture.model_type, pruned.shape)
+        lines += computed_wrong(
+            checkpoint.architecture.model_type, pruned.shape.width, checkpoint.shape
+        )
     return lines
 
 
