@@ -149,7 +149,15 @@ def test_round_to_keeps_a_multiple(workplace, capsys):
 def test_l1_needs_no_text(workplace, capsys):
     arguments = ["prune", workplace / "gated", workplace / "l1", "--ratio", "0.5", "--method", "l1"]
     assert main([str(argument) for argument in arguments]) == 0
-    assert "not known: l1 needs no text" in capsys.readouterr().out
+    assert "not known: l1 needs no text, and none was given\n" in capsys.readouterr().out
+
+
+def test_the_condition_of_keys_is_known_where_text_was_calibrated_on(workplace, capsys):
+    assert prune(workplace, "--method", "l1", out="l1-text") == 0
+    assert re.search(r"condition of keys    \S+ -> \S+ \(median", capsys.readouterr().out)
+    assert prune(workplace, "--method", "l1", "--refit", out="l1-refitted") == 0
+    line = "not known: l1 needs no text, and the text was for the refit\n"
+    assert line in capsys.readouterr().out
 
 
 def test_out_that_exists_is_refused_and_kept(workplace, capsys):

@@ -386,7 +386,8 @@ def summary(
             f"their effective rank {ranks[0]:.3g} -> {ranks[1]:.3g} (mean of heads)",
         ]
     else:
-        lines.append(f"condition of keys    not known: {selection.about['method']} needs no text")
+        why = "and the text was for the refit" if request.refit else "and none was given"
+        lines.append(f"condition of keys    not known: {request.method} needs no text, {why}")
     if "swaps" in selection.tensors:
         swaps = selection.tensors["swaps"]
         lines.append(f"swaps made           {int(swaps.sum())} in {swaps.numel()} heads")
