@@ -236,6 +236,14 @@ def test_bad_values_are_named_and_nothing_is_written(workplace, capsys, case):
     assert not (workplace / "bad").exists()
 
 
+def test_a_model_without_a_tokenizer_is_refused_with_what_to_copy(workplace, capsys):
+    save(create(SMALL["gated"], seed=1), workplace / "bare")
+    assert prune(workplace, model="bare", out="bad") == 2
+    line = stderr(capsys).splitlines()[-1]
+    assert "bare: no tokenizer.json: copy it and tokenizer_config.json there from the model" in line
+    assert not (workplace / "bad").exists()
+
+
 def test_a_folder_inside_the_model_is_refused(workplace, capsys):
     assert prune(workplace, out="delta_net/smaller") == 2
     assert "lies in the model's own folder" in stderr(capsys)
