@@ -71,6 +71,8 @@ def test_prune_writes_a_smaller_model_with_a_card(workplace, capsys, name):
     assert "8 of 16" in card
     newer = "Loads with flash-linear-attention 0.2.2 or newer.\n\n    import fla.models\n"
     assert (newer in card) == (name != "shared_head")
+    cpu = "The kernels of flash-linear-attention need a GPU. On a CPU, in plain PyTorch:"
+    assert f'{cpu}\n\n    import keycut.models\n    model = keycut.models.load("{out}")\n' in card
     assert (workplace / out / "tokenizer.json").is_file()
     shown = capsys.readouterr()
     for line in ("key channels a head  16 -> 8", "condition of keys", "swaps made"):

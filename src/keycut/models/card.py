@@ -10,6 +10,7 @@ from keycut import __version__
 from keycut.config import width as width_of
 from keycut.config.training import Recipe, Recovery
 from keycut.models.architectures import architecture
+from keycut.models.architectures.base import softmax_kinds
 from keycut.models.checkpoint import Checkpoint
 from keycut.refit import Refit
 from keycut.selection.selection import Selection
@@ -43,6 +44,22 @@ def card(
         f"{imports}"
         f"    from transformers import {auto_class}\n"
         f'    model = {auto_class}.from_pretrained("{name}")\n'
+        f"{_on_a_cpu(name, config)}"
+    )
+
+
+def _on_a_cpu(name: str, config: dict[str, Any]) -> str:
+    """How to load it there; nothing for a model that Keycut does not run."""
+    if architecture(config).library == "transformers":
+        reason = "Where flash-linear-attention is installed, transformers uses its kernels, which"
+    elif softmax_kinds(config):
+        return ""
+    else:
+        reason = "The kernels of flash-linear-attention"
+    part = ", the text model alone" if "vision_config" in config else ""
+    return (
+        f"\n{reason} need a GPU. On a CPU, in plain PyTorch{part}:\n\n"
+        f'    import keycut.models\n    model = keycut.models.load("{name}")\n'
     )
 
 
