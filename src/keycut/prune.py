@@ -80,6 +80,11 @@ class HeldOut:
         names = ", ".join(self.perplexities)
         return f"perplexity           {values} ({names}; {self.tokens:,} tokens held out)"
 
+    def fact(self) -> str:
+        """The same for a card."""
+        values = ", ".join(f"{value:.2f} {name}" for name, value in self.perplexities.items())
+        return f"{values}, on {self.tokens:,} tokens held out"
+
 
 @dataclass(frozen=True)
 class Refitting:
@@ -112,12 +117,10 @@ class Refitting:
         )
 
     def facts(self, teacher: Checkpoint) -> dict[str, object]:
-        values = ", ".join(f"{v:.2f} {name}" for name, v in self.held_out.perplexities.items())
         return {
             **refitted_facts(self.result, teacher),
             "text of the refit": f"{self.text.name} ({self.text.revision})",
-            "perplexity": f"{values}, on {self.held_out.tokens:,} tokens held out"
-            + (f". {self.caution()}" if self.caution() else ""),
+            "perplexity": self.held_out.fact() + (f". {self.caution()}" if self.caution() else ""),
             "seconds of the refit": f"{self.seconds:.0f}",
         }
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from keycut import __version__
@@ -18,6 +20,8 @@ from keycut.selection.selection import Selection
 # Pruned models of both kinds were loaded with its releases from this one to 0.6.0. Without
 # `.models`, those from 0.3.2 to 0.5.0 tell transformers nothing of their models.
 OLDEST_FLA = "0.2.2"
+TAG = "- keycut\n"
+MAKER = "made by"
 
 
 def card(
@@ -37,15 +41,23 @@ def card(
     header = f"base_model: {base}\n" if base else ""
     return (
         f"---\n{header}library_name: transformers\n"
-        "tags:\n- keycut\n- linear-attention\n---\n\n"
+        f"tags:\n{TAG}- linear-attention\n---\n\n"
         f"# {name}\n\n{sentence}\n\n"
-        f"| | |\n|---|---|\n{rows}| made by | keycut {__version__} |\n\n"
+        f"| | |\n|---|---|\n{rows}| {MAKER} | keycut {__version__} |\n\n"
         f"    {command}\n\n{needs}"
         f"{imports}"
         f"    from transformers import {auto_class}\n"
         f'    model = {auto_class}.from_pretrained("{name}")\n'
         f"{_on_a_cpu(name, config)}"
     )
+
+
+def stored_facts(folder: Path) -> dict[str, object]:
+    """What the card in a folder says of how its model was made, if Keycut wrote it."""
+    file = folder / "README.md"
+    text = file.read_text(errors="replace") if file.is_file() else ""
+    rows = re.findall(r"^\| (.+?) \| (.+) \|$", text, re.MULTILINE) if TAG in text else []
+    return {key: value for key, value in rows if key != MAKER}
 
 
 def _on_a_cpu(name: str, config: dict[str, Any]) -> str:
@@ -114,6 +126,7 @@ def recovered_facts(
     lora = settings.lora
     modules = ", ".join(lora.modules or student.architecture.projections)
     return {
+        **stored_facts(student.folder),
         "student digest": student.digest(),
         "teacher digest": teacher.digest(),
         "recovery": f"{settings.steps} steps of {settings.batch} x {length} tokens "
