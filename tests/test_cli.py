@@ -71,6 +71,8 @@ def test_prune_writes_a_smaller_model_with_a_card(workplace, capsys, name):
     assert "8 of 16" in card
     newer = "Loads with flash-linear-attention 0.2.2 or newer.\n\n    import fla.models\n"
     assert (newer in card) == (name != "shared_head")
+    cpu = "The kernels of flash-linear-attention need a GPU. On a CPU, in plain PyTorch:"
+    assert f'{cpu}\n\n    import keycut.models\n    model = keycut.models.load("{out}")\n' in card
     assert (workplace / out / "tokenizer.json").is_file()
     shown = capsys.readouterr()
     for line in ("key channels a head  16 -> 8", "condition of keys", "swaps made"):
@@ -141,13 +143,23 @@ def test_a_seed_makes_the_same_model_twice(workplace):
 
 def test_round_to_keeps_a_multiple(workplace, capsys):
     assert prune(workplace, "--round-to", "6", out="rounded") == 0
-    assert "16 -> 12" in capsys.readouterr().out
+    assert "16 -> 12 (ratio 0.5 asked, 0.25 cut)\n" in capsys.readouterr().out
+    card = (workplace / "rounded" / "README.md").read_text()
+    assert "| ratio | 0.5 asked, 0.25 cut |" in card
 
 
 def test_l1_needs_no_text(workplace, capsys):
     arguments = ["prune", workplace / "gated", workplace / "l1", "--ratio", "0.5", "--method", "l1"]
     assert main([str(argument) for argument in arguments]) == 0
-    assert "not known: l1 needs no text" in capsys.readouterr().out
+    assert "not known: l1 needs no text, and none was given\n" in capsys.readouterr().out
+
+
+def test_the_condition_of_keys_is_known_where_text_was_calibrated_on(workplace, capsys):
+    assert prune(workplace, "--method", "l1", out="l1-text") == 0
+    assert re.search(r"condition of keys    \S+ -> \S+ \(median", capsys.readouterr().out)
+    assert prune(workplace, "--method", "l1", "--refit", out="l1-refitted") == 0
+    line = "not known: l1 needs no text, and the text was for the refit\n"
+    assert line in capsys.readouterr().out
 
 
 def test_out_that_exists_is_refused_and_kept(workplace, capsys):
@@ -198,6 +210,7 @@ def test_options_reach_the_method_and_the_card(workplace):
 BAD = {
     "an option of another method": (["--method", "l1", "--f", "2"], "method l1 takes no f"),
     "a ratio outside": (["--ratio", "1.2"], "ratio 1.2: must lie in (0, 1)"),
+    "a ratio that cuts none": (["--ratio", "0"], "--ratio 0: must lie in (0, 1), it is the share"),
     "a ratio that leaves none": (["--ratio", "0.99"], "ratio 0.99 leaves no channel of 16"),
     "a method that does not exist": (["--method", "drqr"], "did you mean 'drrqr'?"),
     "a tolerance below one": (["--f", "0.5"], "f 0.5: must be at least 1"),
@@ -222,6 +235,14 @@ def test_bad_values_are_named_and_nothing_is_written(workplace, capsys, case):
     line = stderr(capsys).splitlines()[-1]
     assert line.startswith("keycut: ")
     assert message in line
+    assert not (workplace / "bad").exists()
+
+
+def test_a_model_without_a_tokenizer_is_refused_with_what_to_copy(workplace, capsys):
+    save(create(SMALL["gated"], seed=1), workplace / "bare")
+    assert prune(workplace, model="bare", out="bad") == 2
+    line = stderr(capsys).splitlines()[-1]
+    assert "bare: no tokenizer.json: copy it and tokenizer_config.json there from the model" in line
     assert not (workplace / "bad").exists()
 
 
@@ -454,7 +475,6 @@ def test_a_refit_that_fails_leaves_nothing(workplace, capsys, monkeypatch):
 UNFIT = {
     "one sequence": (["--sequences", "1"], "refit: 1 sequence of text; give at least 2"),
     "too few tokens": (["--length", "5"], "25 tokens of text for the 48 unknowns that each output"),
-    "nothing cut": (["--ratio", "0"], "ratio 0 cuts nothing, so there is nothing to refit"),
 }
 
 

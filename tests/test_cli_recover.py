@@ -18,6 +18,7 @@ from keycut.config import load_config
 from keycut.data.tokenizer import train_tokenizer
 from keycut.errors import InputError
 from keycut.models import create, load, save
+from keycut.models.card import stored_facts
 from keycut.models.checkpoint import Checkpoint
 from keycut.slicing import cut_back, slice_model
 from keycut.training.checkpoints import CURVE
@@ -64,6 +65,7 @@ def test_a_hybrid_is_recovered(workplace, capsys):
     changed = {
         name for name, tensor in after.tensors() if not torch.equal(tensor, before.tensor(name))
     }
+    assert "CAUTION: mlx-lm computes d_k 8 wrong on a Mac's GPU" in capsys.readouterr().out
     mixers = [f"model.layers.{layer}.linear_attn." for layer in (0, 2)]
     assert changed == {f"{at}{name}.weight" for at in mixers for name in ("in_proj_qkv", "conv1d")}
 
@@ -87,9 +89,30 @@ def test_a_recovered_model_is_written_with_its_card_and_curve(workplace, capsys)
     assert any("lora_A" in name for name in read_json(out / TRAINABLE))
     card = (out / "README.md").read_text()
     assert "recovery | 4 steps of 2 x 24 tokens of text.txt |" in card
-    assert "| text | text.txt (sha256:" in card
+    assert "| text of the recovery | text.txt (sha256:" in card
+    numbers = re.search(line, shown.out)[0].split()[1:6:2]
+    fact = "| perplexity after recovery | {} unpruned, {} pruned, {} recovered, on 24 tokens"
+    assert fact.format(*numbers) in card
     assert "keycut recover student teacher out --steps 4 --batch 2 --length 24" in card
     assert not (workplace / "out.checkpoints").exists()
+
+
+def test_the_card_keeps_what_the_pruned_models_said(workplace, capsys):
+    text = ["--text", str(workplace / "text.txt"), "--sequences", "9", "--length", "24"]
+    cut = ["--ratio", "0.6", "--method", "l1", "--round-to", "8", "--refit", *text]
+    assert main(["prune", str(workplace / "teacher"), str(workplace / "cut"), *cut]) == 0
+    assert recover(workplace, model="cut", out="recovered") == 0
+    before, after = ((workplace / out / "README.md").read_text() for out in ("cut", "recovered"))
+    rows = [line for line in before.splitlines() if line.startswith("| ")]
+    for fact in ("method | l1", "ratio | 0.6 asked, 0.5 cut", "key channels a head | 8 of 16"):
+        assert f"| {fact} |" in rows
+    assert any(row.startswith("| perplexity |") for row in rows)
+    assert all(row in after for row in rows)
+    assert after.count("| made by |") == 1
+    # A card that Keycut did not write says nothing.
+    assert stored_facts(workplace / "recovered")["method"] == "l1"
+    (workplace / "recovered" / "README.md").write_text("| method | mine |\n")
+    assert stored_facts(workplace / "recovered") == {}
 
 
 def test_a_run_that_was_stopped_goes_on_and_ends_with_the_same_bits(workplace, capsys, monkeypatch):

@@ -24,7 +24,7 @@ def shape(width, value_width=128):
 
 @given(
     engine=st.sampled_from([*ENGINES.values()]),
-    full=st.integers(1, 300),
+    full=st.integers(2, 300),
     value_width=st.sampled_from([16, 64, 100, 128, 256]),
     multiple=st.sampled_from([1, 8, 16, 48]),
     data=st.data(),
@@ -32,17 +32,15 @@ def shape(width, value_width=128):
 def test_a_width_is_rounded_up_to_the_narrowest_that_is_taken(
     engine, full, value_width, multiple, data
 ):
-    width = data.draw(st.integers(1, full))
+    width = data.draw(st.integers(1, full - 1))
     taken = [w for w in range(width, full) if engine.takes(w, value_width) and w % multiple == 0]
-    if width == full and engine.takes(full, value_width):
-        taken.append(full)  # nothing is cut
     try:
         rounded = engine.round_up(width, shape(full, value_width), multiple)
     except InputError:
         assert not taken
     else:
         assert rounded == taken[0]
-        assert width <= rounded <= full
+        assert width <= rounded < full
 
 
 @given(engine=st.sampled_from([*ENGINES.values()]), full=st.integers(2, 300), data=st.data())
@@ -114,13 +112,21 @@ def test_the_page_has_the_table_as_it_is():
 
 
 def test_widths_computed_wrong_are_named_for_models_that_the_engine_takes():
-    (line,) = computed_wrong("qwen3_next", shape(40))
+    (line,) = computed_wrong("qwen3_next", 40, shape(128))
     assert line == (
         "CAUTION: mlx-lm computes d_k 40 wrong on a Mac's GPU, without an error: it takes "
-        "multiples of 32 (--for mlx rounds up)"
+        "multiples of 32, `keycut prune --for mlx` rounds up to 64"
     )
-    assert not [*computed_wrong("qwen3_next", shape(64))]
-    assert not [*computed_wrong("delta_net", shape(40))]
+    assert not [*computed_wrong("qwen3_next", 64, shape(128))]
+    assert not [*computed_wrong("delta_net", 40, shape(128))]
+
+
+@pytest.mark.parametrize(
+    ("full", "way_out"), [(48, "--ratio 0.333 keeps 32"), (32, "no cut of this model")]
+)
+def test_a_caution_names_no_rounding_that_is_refused(full, way_out):
+    (line,) = computed_wrong("qwen3_next", full - 1, shape(full))
+    assert line.endswith(f"it takes multiples of 32, {way_out}")
 
 
 # keycut prune --for
@@ -153,6 +159,7 @@ def test_prune_for_an_engine_rounds_up_and_says_what_to_do(model, capsys):
         shown.err
     )
     assert "engine               mlx-lm: its CPU path is run in Keycut's tests" in shown.out
+    assert "48 -> 32 (ratio 0.5 asked, 0.333 cut)\n" in shown.out
     assert Checkpoint(model.parent / "out").shape.width == 32
     assert prune(model, "--for", "vllm", "--round-to", "16", out="served") == 0
     shown = capsys.readouterr()
@@ -178,7 +185,6 @@ def test_a_width_that_some_engine_computes_wrong_is_one_line(model, capsys):
     [
         ("llama.cpp", "0.5", "--for llama.cpp: llama.cpp takes no d_k from 24 to 47"),
         ("mlx", "0.2", "--for mlx: mlx-lm takes no d_k from 38 to 47"),
-        ("mlx", "0", "--for mlx: mlx-lm takes no d_k from 48 to 48"),
         ("mlxx", "0.5", "--for mlxx: no such engine; did you mean 'mlx'?"),
     ],
 )

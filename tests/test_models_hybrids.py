@@ -261,6 +261,10 @@ def test_the_card_of_a_multimodal_model_loads_all_of_it(model_type):
     config = {"model_type": model_type, **MULTIMODAL.get(model_type, {})}
     text = card("name", "A model.", {}, command="keycut", config=config)
     assert ("AutoModelForImageTextToText.from_pretrained" in text) == (model_type == "qwen3_5")
+    assert ("On a CPU, in plain PyTorch, the text model alone:" in text) == (
+        model_type == "qwen3_5"
+    )
+    assert text.endswith('    model = keycut.models.load("name")\n')
 
 
 def rewritten(source, target, change):

@@ -70,7 +70,7 @@ def _prune(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     command.add_argument("out", metavar="OUT", type=Path, help="folder to write")
     command.add_argument("--method", default="drrqr", help="see below; %(default)s")
     command.add_argument(
-        "--ratio", type=float, required=True, help="share of channels to remove, below 1"
+        "--ratio", type=float, required=True, help="share of channels to remove, in (0, 1)"
     )
     command.add_argument("--target", choices=["kq", "k", "q"],
                          help="judge by keys and queries, or by one of them; the method's own "

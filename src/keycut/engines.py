@@ -84,26 +84,35 @@ class Engine:
                 f"only of {', '.join(self.models)}; leave --for out"
             )
 
+    def cuts(self, shape: KeyShape, multiple: int = 1) -> list[int]:
+        """The d_k below the model's own that it computes right, ascending."""
+        widths = range(multiple, shape.width, multiple)
+        return [width for width in widths if self.takes(width, shape.value_width)]
+
+    def way_out(self, width: int, shape: KeyShape) -> str:
+        """How to cut a model of that shape if not to that width."""
+        cuts = self.cuts(shape)
+        if not cuts:
+            return "no cut of this model"
+        if cuts[-1] < width:
+            return ratio_keeping(cuts[-1], shape.width)
+        return f"`keycut prune --for {self.name}` rounds up to {self.round_up(width, shape)}"
+
     def round_up(self, width: int, shape: KeyShape, multiple: int = 1) -> int:
-        """The narrowest d_k from `width` on that it computes right; below the model's own, unless
-        `width` is that. `multiple` is what the user asks for besides."""
-        full = shape.width
-        cut = [w for w in range(multiple, full, multiple) if self.takes(w, shape.value_width)]
+        """The narrowest d_k from `width` on that it computes right, below the model's own.
+        `multiple` is what the user asks for besides."""
+        full, cut = shape.width, self.cuts(shape, multiple)
         wide_enough = [w for w in cut if w >= width]
         if wide_enough:
             return wide_enough[0]
-        if width == full and self.takes(full, shape.value_width):
-            return full
         multiples = f" that is a multiple of {multiple}" if multiple > 1 else ""
         message = (
             f"--for {self.name}: {self.label} takes no d_k from {width} to "
-            f"{max(width, full - 1)}{multiples} (the model has d_k {full}, d_v "
+            f"{full - 1}{multiples} (the model has d_k {full}, d_v "
             f"{shape.value_width}); it takes {self.widths()}"
         )
         if cut:
-            # Down to three places, so that the width is not one less.
-            ratio = (full - cut[-1]) * 1000 // full / 1000
-            raise InputError(f"{message}: --ratio {ratio:g} keeps {cut[-1]}")
+            raise InputError(f"{message}: {ratio_keeping(cut[-1], full)}")
         way_out = ": give a smaller --round-to" if multiples else ", so no cut of this model"
         raise InputError(message + way_out)
 
@@ -189,14 +198,20 @@ def engine_named(name: str) -> Engine:
     return ENGINES[name]
 
 
-def computed_wrong(model_type: str, shape: KeyShape) -> Iterator[str]:
-    """A line for each engine that takes such a model and computes it wrong without an error."""
+def ratio_keeping(width: int, full: int) -> str:
+    # Down to three places, so that the width is not one less.
+    return f"--ratio {(full - width) * 1000 // full / 1000:g} keeps {width}"
+
+
+def computed_wrong(model_type: str, width: int, shape: KeyShape) -> Iterator[str]:
+    """A line for each engine that takes a model of that shape, and computes it wrong without an
+    error once it is cut to that width."""
     for engine in ENGINES.values():
-        right = engine.takes(shape.width, shape.value_width)
+        right = engine.takes(width, shape.value_width)
         if engine.wrong and engine.has(model_type) and not right:
             yield (
-                f"CAUTION: {engine.label} computes d_k {shape.width} wrong {engine.wrong}, "
-                f"without an error: it takes {engine.widths()} (--for {engine.name} rounds up)"
+                f"CAUTION: {engine.label} computes d_k {width} wrong {engine.wrong}, without an "
+                f"error: it takes {engine.widths()}, {engine.way_out(width, shape)}"
             )
 
 

@@ -31,7 +31,7 @@ from keycut.data.sources import Source, describe, read
 from keycut.data.tokenizer import check_vocabulary, load_tokenizer
 from keycut.engines import computed_wrong, engine_named
 from keycut.errors import InputError
-from keycut.models.card import card, pruned_facts, refitted_facts
+from keycut.models.card import card, pruned_facts, ratio_in_words, refitted_facts
 from keycut.models.checkpoint import Checkpoint, check_parameters
 from keycut.refit import HELD_OUT, Refit, check_refit, perplexity, refit, write_refitted
 from keycut.selection.method import Target
@@ -80,6 +80,11 @@ class HeldOut:
         names = ", ".join(self.perplexities)
         return f"perplexity           {values} ({names}; {self.tokens:,} tokens held out)"
 
+    def fact(self) -> str:
+        """The same for a card."""
+        values = ", ".join(f"{value:.2f} {name}" for name, value in self.perplexities.items())
+        return f"{values}, on {self.tokens:,} tokens held out"
+
 
 @dataclass(frozen=True)
 class Refitting:
@@ -112,12 +117,10 @@ class Refitting:
         )
 
     def facts(self, teacher: Checkpoint) -> dict[str, object]:
-        values = ", ".join(f"{v:.2f} {name}" for name, v in self.held_out.perplexities.items())
         return {
             **refitted_facts(self.result, teacher),
             "text of the refit": f"{self.text.name} ({self.text.revision})",
-            "perplexity": f"{values}, on {self.held_out.tokens:,} tokens held out"
-            + (f". {self.caution()}" if self.caution() else ""),
+            "perplexity": self.held_out.fact() + (f". {self.caution()}" if self.caution() else ""),
             "seconds of the refit": f"{self.seconds:.0f}",
         }
 
@@ -188,13 +191,15 @@ def prune(request: Request) -> list[str]:
                     force=request.force,
                 )
     pruned = Checkpoint(request.out)
-    lines = summary(checkpoint, pruned, selection)
+    lines = summary(request, checkpoint, pruned, selection)
     if refitting:
         lines += refitting.lines()
     if request.engine:
         lines.append(f"engine               {engine_named(request.engine).advice(pruned.shape)}")
     else:
-        lines += computed_wrong(pruned.architecture.model_type, pruned.shape)
+        lines += computed_wrong(
+            checkpoint.architecture.model_type, pruned.shape.width, checkpoint.shape
+        )
     return lines
 
 
@@ -203,6 +208,10 @@ def check_options(request: Request) -> None:
     method = method_named(request.method)
     method.check_target(request.target or method.targets[0])
     method.options(request.options)
+    if not 0 < request.ratio < 1:
+        raise InputError(
+            f"--ratio {request.ratio:g}: must lie in (0, 1), it is the share of key channels to cut"
+        )
     for name, value in (
         ("--sequences", request.sequences),
         ("--length", request.length),
@@ -223,14 +232,12 @@ def check_model(
     """An error if the model cannot be cut to that width, refitted, or written."""
     check_sliceable(checkpoint)
     full = checkpoint.shape.width
-    if width == full and request.ratio > 0:
+    if width == full:
         raise InputError(
             f"--round-to {request.round_to} leaves all {full} channels of a head at ratio "
             f"{request.ratio}: round to less, or cut more"
         )
     if request.refit:
-        if width == full:
-            raise InputError("ratio 0 cuts nothing, so there is nothing to refit: give --no-refit")
         check_refit(checkpoint, sequences=request.sequences, length=request.length)
     check_out(request.out, [request.model], request.text, force=request.force)
     size = sliced_bytes(checkpoint, width, dtype)
@@ -360,12 +367,17 @@ def measure(
     return HeldOut(values, ids.numel())
 
 
-def summary(before: Checkpoint, after: Checkpoint, selection: Selection) -> list[str]:
+def summary(
+    request: Request, before: Checkpoint, after: Checkpoint, selection: Selection
+) -> list[str]:
     """What changed, in lines."""
+    widths = (before.shape.width, after.shape.width)
+    ratio = ratio_in_words(request.ratio, widths[1], widths[0])
     counts = [sum(t.numel() for _, t in c.headers()) for c in (before, after)]
     states = [c.shape.state_bytes() for c in (before, after)]
     lines = [
-        f"key channels a head  {before.shape.width} -> {after.shape.width}",
+        f"key channels a head  {widths[0]} -> {widths[1]}"
+        + (f" (ratio {ratio})" if ratio != str(request.ratio) else ""),
         f"parameters           {counts[0]:,} -> {counts[1]:,}",
         f"recurrent state      {states[0]:,} -> {states[1]:,} bytes",
     ]
@@ -377,7 +389,8 @@ def summary(before: Checkpoint, after: Checkpoint, selection: Selection) -> list
             f"their effective rank {ranks[0]:.3g} -> {ranks[1]:.3g} (mean of heads)",
         ]
     else:
-        lines.append(f"condition of keys    not known: {selection.about['method']} needs no text")
+        why = "and the text was for the refit" if request.refit else "and none was given"
+        lines.append(f"condition of keys    not known: {request.method} needs no text, {why}")
     if "swaps" in selection.tensors:
         swaps = selection.tensors["swaps"]
         lines.append(f"swaps made           {int(swaps.sum())} in {swaps.numel()} heads")

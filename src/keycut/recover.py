@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import logging
 import math
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
 from typing import Any
 
-from keycut.artefact import check_disk_space, explain_full_disk
+from keycut.artefact import atomic_write, check_disk_space, explain_full_disk
 from keycut.benchmarking.preflight import check_shapes
 from keycut.config import Preflight, Shape
 from keycut.config.section import check_seed
 from keycut.config.training import Recovery
 from keycut.data.packing import PackedTokens
+from keycut.engines import computed_wrong
 from keycut.errors import InputError
 from keycut.models.card import card, recovered_facts
 from keycut.models.checkpoint import Checkpoint
@@ -92,29 +94,28 @@ def recover_folder(
         settings = paper_settings(
             steps, batch=batch, parts=parts, epochs=epochs, learning_rate=learning_rate, seed=seed
         ).model_copy(update={"data": source.name})
-        facts = recovered_facts(settings, length, student, unpruned)
+        facts = {
+            **recovered_facts(settings, length, student, unpruned),
+            "text of the recovery": f"{source.name} ({source.revision})",
+        }
+        write_card = partial(
+            card,
+            out.name,
+            f"{model.name}, recovered by Keycut.",
+            command=f"keycut recover {model.name} {teacher.name} {out.name} "
+            f"--steps {steps} --batch {batch} --length {length} --epochs {epochs} "
+            f"--learning-rate {learning_rate} --seed {seed}"
+            + (f" --text {text.name}" if text else ""),
+            config=student.config,
+            base=model.name,
+        )
         logger.info("recovery: checkpoints every ten minutes, in %s", checkpoints)
         recover(
             model,
             teacher,
             data,
             settings,
-            Output(
-                out,
-                checkpoints=checkpoints,
-                card=card(
-                    out.name,
-                    f"{model.name}, recovered by Keycut.",
-                    {**facts, "text": f"{source.name} ({source.revision})"},
-                    command=f"keycut recover {model.name} {teacher.name} {out.name} "
-                    f"--steps {steps} --batch {batch} --length {length} --epochs {epochs} "
-                    f"--learning-rate {learning_rate} --seed {seed}"
-                    + (f" --text {text.name}" if text else ""),
-                    config=student.config,
-                    base=model.name,
-                ),
-                force=force,
-            ),
+            Output(out, checkpoints=checkpoints, card=write_card(facts), force=force),
             device=device,
             padded_to=padded_to,
         )
@@ -122,10 +123,16 @@ def recover_folder(
             checkpoints.rmdir()
         models = {"unpruned": unpruned, "pruned": student, "recovered": Checkpoint(out)}
         held_out = measure(models, packed, device=device)
-    return [
+    with atomic_write(out / "README.md", force=True) as aside:
+        aside.write_text(write_card({**facts, "perplexity after recovery": held_out.fact()}))
+    lines = [
         held_out.line(),
         f"recovery             {steps:,} steps, {steps * batch * length:,} tokens",
     ]
+    if "engine" not in facts:
+        kind = student.architecture.model_type
+        lines += computed_wrong(kind, student.shape.width, unpruned.shape)
+    return lines
 
 
 def paper_settings(steps: int, **options: Any) -> Recovery:

@@ -47,14 +47,16 @@ def load_tokenizer(folder: Path | str) -> Tokenizer:
     file = folder / "tokenizer.json"
     if not file.is_file():
         raise InputError(
-            f"{folder}: no tokenizer.json; keycut.data.tokenizer.convert_sentencepiece makes such "
-            "a folder from a sentencepiece .model"
+            f"{folder}: no tokenizer.json: copy it and tokenizer_config.json there from the model "
+            "that this one was made from; keycut.data.tokenizer.convert_sentencepiece makes both "
+            "from a sentencepiece .model"
         )
     backend = load_backend(file)
     eos = _special(folder, backend, "eos_token")
     if eos is None:
         raise InputError(
-            f"{folder}: tokenizer_config.json names no eos_token, which ends documents"
+            f"{folder}: tokenizer_config.json names no eos_token, which ends documents: copy that "
+            "file from the model that this one was made from, or name the token there"
         )
     return Tokenizer(
         name=folder.resolve().name,

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from keycut import __version__
+from keycut.config import width as width_of
 from keycut.config.training import Recipe, Recovery
 from keycut.models.architectures import architecture
+from keycut.models.architectures.base import softmax_kinds
 from keycut.models.checkpoint import Checkpoint
 from keycut.refit import Refit
 from keycut.selection.selection import Selection
@@ -16,6 +20,8 @@ from keycut.selection.selection import Selection
 # Pruned models of both kinds were loaded with its releases from this one to 0.6.0. Without
 # `.models`, those from 0.3.2 to 0.5.0 tell transformers nothing of their models.
 OLDEST_FLA = "0.2.2"
+TAG = "- keycut\n"
+MAKER = "made by"
 
 
 def card(
@@ -35,13 +41,37 @@ def card(
     header = f"base_model: {base}\n" if base else ""
     return (
         f"---\n{header}library_name: transformers\n"
-        "tags:\n- keycut\n- linear-attention\n---\n\n"
+        f"tags:\n{TAG}- linear-attention\n---\n\n"
         f"# {name}\n\n{sentence}\n\n"
-        f"| | |\n|---|---|\n{rows}| made by | keycut {__version__} |\n\n"
+        f"| | |\n|---|---|\n{rows}| {MAKER} | keycut {__version__} |\n\n"
         f"    {command}\n\n{needs}"
         f"{imports}"
         f"    from transformers import {auto_class}\n"
         f'    model = {auto_class}.from_pretrained("{name}")\n'
+        f"{_on_a_cpu(name, config)}"
+    )
+
+
+def stored_facts(folder: Path) -> dict[str, object]:
+    """What the card in a folder says of how its model was made, if Keycut wrote it."""
+    file = folder / "README.md"
+    text = file.read_text(errors="replace") if file.is_file() else ""
+    rows = re.findall(r"^\| (.+?) \| (.+) \|$", text, re.MULTILINE) if TAG in text else []
+    return {key: value for key, value in rows if key != MAKER}
+
+
+def _on_a_cpu(name: str, config: dict[str, Any]) -> str:
+    """How to load it there; nothing for a model that Keycut does not run."""
+    if architecture(config).library == "transformers":
+        reason = "Where flash-linear-attention is installed, transformers uses its kernels, which"
+    elif softmax_kinds(config):
+        return ""
+    else:
+        reason = "The kernels of flash-linear-attention"
+    part = ", the text model alone" if "vision_config" in config else ""
+    return (
+        f"\n{reason} need a GPU. On a CPU, in plain PyTorch{part}:\n\n"
+        f'    import keycut.models\n    model = keycut.models.load("{name}")\n'
     )
 
 
@@ -50,7 +80,7 @@ def pruned_facts(selection: Selection, ratio: float) -> dict[str, object]:
     facts: dict[str, object] = {
         "method": about["method"],
         "target": about["target"],
-        "ratio": ratio,
+        "ratio": ratio_in_words(ratio, about["width"], about["full_width"]),
         "key channels a head": f"{about['width']} of {about['full_width']}",
         "base model digest": about["model_digest"],
     }
@@ -61,6 +91,12 @@ def pruned_facts(selection: Selection, ratio: float) -> dict[str, object]:
             f"seed {about['calibration']['seed']}"
         )
     return facts
+
+
+def ratio_in_words(ratio: float, width: int, full: int) -> str:
+    """The ratio that was asked for, and the one that was cut if the width was rounded up."""
+    rounded = width != width_of(full, ratio)
+    return f"{ratio} asked, {1 - width / full:.3g} cut" if rounded else str(ratio)
 
 
 def refitted_facts(result: Refit, teacher: Checkpoint) -> dict[str, object]:
@@ -90,6 +126,7 @@ def recovered_facts(
     lora = settings.lora
     modules = ", ".join(lora.modules or student.architecture.projections)
     return {
+        **stored_facts(student.folder),
         "student digest": student.digest(),
         "teacher digest": teacher.digest(),
         "recovery": f"{settings.steps} steps of {settings.batch} x {length} tokens "
