@@ -136,6 +136,8 @@ def test_the_page_says_what_colours_are_held_to(
 ) -> None:
     assert "run demo has protocol demo: it compares claims only, not cells" in page
     assert "not than the paper’s" in page
+    assert "<h3>The same, asked of hybrid</h3>" in page
+    assert re.search(r"of 24 claims hold", page)
     assert len(page) < 500_000
     evaluation = demo.evaluation.model_copy(update={"protocol": "paper"})
     config = demo.model_copy(update={"evaluation": evaluation})

@@ -356,6 +356,38 @@ def test_a_run_of_another_size_compares_claims_only(
     assert list(pd.read_csv(tmp_path / "cells.csv")["word"]) == []
 
 
+def test_claims_are_asked_of_a_hybrid_apart(
+    published: list[Printed], errata: list[Erratum], tmp_path: Path
+) -> None:
+    demo = load_config(FOLDER / "demo.yaml")
+    # The cut is cheap for the paper's models and dear for the hybrid.
+    frames = {
+        name: table_frame(demo, name, [
+            Result(key, 0, 90.0 if key.model == "hybrid" and key.method == "drrqr" else 29.0,
+                   0.0, "demo", "x.json", "")
+            for key in cells(table_frame(demo, name, []))
+        ])
+        for name in ("by_model", "hybrid")
+    }  # fmt: skip
+    claims = read_claims(FOLDER / "claims.yaml")
+    answers = reach_verdict(demo, frames, published, errata, claims).claims
+    assert [answered.claim for answered in answers[: len(claims)]] == claims
+    assert not any(answered.model for answered in answers[: len(claims)])
+    (papers,) = (a for a in answers[: len(claims)] if a.claim.id == "half_costs_little")
+    assert papers.answer == "holds"
+    assert {comparison.of.model for comparison in papers.comparisons} == {
+        "delta_net", "gated_deltanet",
+    }  # fmt: skip
+    (hybrids,) = answers[len(claims) :]
+    assert (hybrids.model, hybrids.claim.id) == ("hybrid", "half_costs_little")
+    assert (hybrids.answer, hybrids.errata) == ("fails", "")
+    assert papers.errata == "N9"
+    write_verdict(reach_verdict(demo, frames, published, errata, claims), tmp_path)
+    text = (tmp_path / "verdict.txt").read_text()
+    assert "the same, asked of hybrid, which is no model of the paper\n\nfails   " in text
+    assert list(pd.read_csv(tmp_path / "claims.csv")["model"].dropna()) == ["hybrid"]
+
+
 # --- errata ---
 
 

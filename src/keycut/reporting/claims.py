@@ -7,13 +7,16 @@ the difference over draws of documents. Numbers of the same documents are correl
 smaller than their own errors. A claim holds if its `share` of comparisons is true, fails if more
 than the rest are false, and is not decided otherwise. Few seeds give no spread or a poor estimate:
 the answer says how many comparisons rest on that.
+
+The paper's models decide its claims. Those that name no model are also asked of every other model
+of a run, each for itself.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
@@ -24,10 +27,11 @@ from pydantic import Field, PositiveFloat, TypeAdapter, ValidationError
 from keycut.config import BASELINE, Config
 from keycut.config.section import WHICH, Fractional, Many, Name, Section, Some, Target
 from keycut.errors import InputError
-from keycut.reporting.frame import SEEDS, Cell, Key, lower_is_better
+from keycut.reporting.frame import SEEDS, Cell, Key, lower_is_better, published_name
 
 Answer = Literal["holds", "fails", "not decided"]
 NO_CELL = "no cell of it in this run"
+PAPER = ("delta_net", "delta_net_shared_conv", "gated_deltanet")  # the model types that it has
 
 
 class Cells(Section):
@@ -173,6 +177,12 @@ class Answered:
     claim: Claim
     answer: Answer
     comparisons: tuple[Comparison, ...]
+    model: str = ""  # that it was asked of, if that is none of the paper's
+
+    @property
+    def errata(self) -> str:
+        """Those of the paper's own numbers."""
+        return "" if self.model else ", ".join(self.claim.errata)
 
     @property
     def numbers(self) -> str:
@@ -200,6 +210,31 @@ def read_claims(path: Path | str) -> list[Claim]:
         return TypeAdapter(list[Claim]).validate_python(yaml.safe_load(Path(path).read_text()))
     except (ValidationError, yaml.YAMLError) as error:
         raise InputError(f"{path}: {error}") from None
+
+
+def answer_all(
+    config: Config, claims: Iterable[Claim], cells: Mapping[Key, Cell]
+) -> list[Answered]:
+    """All claims, asked of the paper's models, and then of others that have cells of them."""
+    claims, others = list(claims), _other_models(config)
+    answers = [
+        answer(config, claim, {k: cell for k, cell in cells.items() if k.model not in others})
+        for claim in claims
+    ]
+    for model in others:
+        own = {key: cell for key, cell in cells.items() if key.model == model}
+        asked = [answer(config, claim, own) for claim in claims if not claim.of.model]
+        answers += [replace(part, model=model) for part in asked if part.comparisons]
+    return answers
+
+
+def _other_models(config: Config) -> list[str]:
+    """By the names that results have for them."""
+    return [
+        published_name(config, name)[0]
+        for name, spec in config.models.items()
+        if spec.model_type not in PAPER
+    ]
 
 
 def answer(config: Config, claim: Claim, cells: Mapping[Key, Cell]) -> Answered:

@@ -104,7 +104,8 @@ def write_report(
     tables = dict(zip(config.tables, map(read_frame, frames), strict=True))
     judgements = read_judgements(Path(verdict) / "cells.csv")
     with open(Path(verdict) / "claims.csv", newline="") as file:
-        claims = list(csv.DictReader(file))
+        answers = list(csv.DictReader(file))
+    claims = [claim for claim in answers if not claim["model"]]
     numbers = Numbers(config, tables.values(), steps, current_code)
     page = html_environment(Path(templates)).get_template("report.html.j2")
     text = page.render(
@@ -112,6 +113,7 @@ def write_report(
         scope=claims_only(config),
         claims=claims,
         answers=_count((claim["answer"] for claim in claims), get_args(Answer)),
+        other_claims=[claim for claim in answers if claim["model"]],
         nothing=NO_CELL,
         symbols=SYMBOLS,
         words=_count((judgement.word for judgement in judgements), get_args(Word)),

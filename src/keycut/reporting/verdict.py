@@ -36,7 +36,7 @@ import pandas as pd
 from keycut.artefact import atomic_write
 from keycut.config import BASELINE, Config
 from keycut.errors import InputError
-from keycut.reporting.claims import Answered, Claim, answer, read_claims
+from keycut.reporting.claims import Answered, Claim, answer_all, read_claims
 from keycut.reporting.frame import (
     SEEDS,
     Cell,
@@ -233,7 +233,7 @@ def reach_verdict(
     scope = claims_only(config)
     judgements = () if scope else judge(config, frames, published, errata)
     ours = {key: cell for frame in frames.values() for key, cell in cells(frame).items()}
-    answers = tuple(answer(config, claim, ours) for claim in claims)
+    answers = tuple(answer_all(config, claims, ours))
     return PaperVerdict(scope, tuple(judgements), answers)
 
 
@@ -266,12 +266,13 @@ def write_verdict(verdict: PaperVerdict, folder: Path | str) -> None:
     )
     claims = pd.DataFrame(
         {
+            "model": answered.model,
             "id": answered.claim.id,
             "says": answered.claim.says,
             "place": answered.claim.place,
             "answer": answered.answer,
             "numbers": answered.numbers,
-            "errata": ", ".join(answered.claim.errata),
+            "errata": answered.errata,
         }
         for answered in verdict.claims
     )
@@ -287,11 +288,14 @@ def write_verdict(verdict: PaperVerdict, folder: Path | str) -> None:
 
 def to_text(verdict: PaperVerdict) -> str:
     """The verdict to be read: claims, how many numbers got which word, and those outside."""
-    lines = []
+    lines, model = [], ""
     for answered in verdict.claims:
+        if answered.model != model:
+            model = answered.model
+            lines += ["", f"the same, asked of {model}, which is no model of the paper", ""]
         lines += [f"{answered.answer:<12} {answered.claim.says}", f"{'':12} {answered.numbers}"]
-        if errata := answered.claim.errata:
-            lines.append(f"{'':12} contradicted by the paper itself: {', '.join(errata)}")
+        if answered.errata:
+            lines.append(f"{'':12} contradicted by the paper itself: {answered.errata}")
     if verdict.scope:
         return "\n".join([*lines, "", verdict.scope, ""])
     lines += ["", f"{len(verdict.cells)} numbers of the paper"]
