@@ -105,6 +105,31 @@ def test_every_tile_of_every_kernel_is_tried_and_the_choice_restored(errors: lis
     assert all(tuner.cache == {"key": 0} for tuner in tuners)
 
 
+def test_a_rule_is_checked_as_each_architecture_calls_it() -> None:
+    """transformers' hybrids repeat keys, and keep the state with keys first."""
+    options = examination.call_options
+    assert options(Shape("gated_deltanet", 4, 64, 4, 128)) == [{"state_v_first": True}, {}]
+    assert options(Shape("gated_deltanet", 2, 64, 4, 128)) == [{"state_v_first": True}]
+    assert options(deltanet(64)) == [{}]
+
+
+@pytest.mark.parametrize("wrong", [0, 1])
+def test_one_wrong_way_to_call_a_rule_decides(monkeypatch, wrong: int) -> None:
+    original, ways = examination._kernel, []
+
+    def kernel(rule, options, device):
+        ways.append(options)
+        scale = 2 if len(ways) == wrong + 1 else 1
+        right = original(rule, options, device)
+        return lambda **inputs: scale * right(**inputs)
+
+    monkeypatch.setattr(examination, "_kernel", kernel)
+    parts = dict(examination.examine(Shape("gated_deltanet", 2, 7, 2, 16), 40, "cpu"))
+    assert len(ways) == 2
+    assert parts["forward"]["o"] > 0.5
+    assert parts["backward"]["dk"] > 0.5
+
+
 @pytest.mark.parametrize(
     "shape",
     [

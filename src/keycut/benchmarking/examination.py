@@ -2,7 +2,7 @@
 
 First the forward and backward pass with the tiles that the tuner chose, then with each of the
 others, since a run at another size may choose those; then a whole layer against the same layer in
-fp32.
+fp32. Where architectures call a rule with other options, the worse of both counts.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import importlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -23,7 +23,7 @@ from keycut.benchmarking.random_models import random_layer, relative_error
 from keycut.benchmarking.tuning import of_a_rule, tuners
 from keycut.config import Shape
 from keycut.models import kernels
-from keycut.models.architectures import RULES
+from keycut.models.architectures import ARCHITECTURES, RULES
 from keycut.models.architectures.base import DeltaRule
 from keycut.models.delta_rule import l2_normalised, recurrent_delta_rule
 from keycut.patches import fla, triton
@@ -51,21 +51,37 @@ def examine(shape: Shape, length: int, device: str | None = None) -> Iterator[tu
     upstream = torch.randn_like(inputs["v"])
     low, high = _types(device)
     exact_o, exact = _gradients(_recurrence, inputs, upstream, high)
-    rule = _kernel(RULES[shape.kernel], device)
+    rules = [_kernel(RULES[shape.kernel], options, device) for options in call_options(shape)]
     with torch.no_grad():
-        yield "forward", {"o": relative_error(rule(**inputs), exact_o)}
+        yield "forward", {"o": _worst(relative_error(rule(**inputs), exact_o) for rule in rules)}
 
     def errors() -> Errors:
-        o, gradients = _gradients(rule, inputs, upstream, low)
-        return {"o": relative_error(o, exact_o), **_errors(gradients, exact)}
+        ways = []
+        for rule in rules:
+            o, gradients = _gradients(rule, inputs, upstream, low)
+            ways.append({"o": relative_error(o, exact_o), **_errors(gradients, exact)})
+        return {name: _worst(way[name] for way in ways) for name in ways[0]}
 
     yield "backward", errors()
-
-    def worst() -> float:
-        return max(errors().values(), key=lambda error: math.inf if error != error else error)
-
-    yield "tiles", dict(over_all_tiles(worst))
+    yield "tiles", dict(over_all_tiles(lambda: _worst(errors().values())))
     yield from _examine_layer(shape, length, device)
+
+
+def call_options(shape: Shape) -> list[Mapping[str, Any]]:
+    """What layers with rules of that shape call them with, each once."""
+    calls = [
+        kind.call
+        for kind in ARCHITECTURES.values()
+        if kind.rule
+        and kind.rule.name == shape.kernel
+        # Where keys are repeated, there are as many heads of them as of values.
+        and (not kind.call.repeated or shape.heads == shape.value_heads)
+    ]
+    return [dict(items) for items in dict.fromkeys(tuple(c.options.items()) for c in calls)]
+
+
+def _worst(errors: Iterable[float]) -> float:
+    return max(errors, key=lambda error: math.inf if error != error else error)
 
 
 def _errors(gradients: dict[str, Tensor], exact: dict[str, Tensor]) -> Errors:
@@ -99,13 +115,13 @@ def _inputs(shape: Shape, length: int, device: str) -> dict[str, Tensor]:
     return inputs
 
 
-def _kernel(rule: DeltaRule, device: str) -> Callable[..., Tensor]:
+def _kernel(rule: DeltaRule, options: Mapping[str, Any], device: str) -> Callable[..., Tensor]:
     """The chunked rule under test: o (B, T, H, d_v) from the inputs by name."""
     if device == "cpu":
         chunked = next(plain for _, name, plain in fla.stand_ins() if name == rule.chunked)
     else:
         chunked = getattr(importlib.import_module("fla.ops"), rule.chunked)
-    return lambda **inputs: chunked(**inputs, use_qk_l2norm_in_kernel=True, **rule.options)[0]
+    return lambda **inputs: chunked(**inputs, use_qk_l2norm_in_kernel=True, **options)[0]
 
 
 def _recurrence(**inputs: Tensor) -> Tensor:

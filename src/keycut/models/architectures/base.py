@@ -113,7 +113,7 @@ class KeyTensor:
 
 @dataclass(frozen=True)
 class DeltaRule:
-    """A family of kernels, how layers call it, and such a layer."""
+    """A family of kernels, and a layer that calls it."""
 
     name: Kernel
     chunked: str  # of fla.ops
@@ -123,7 +123,6 @@ class DeltaRule:
     value_width: int
     gated: bool = False  # takes g, the logarithm of a decay, too
     grouped: bool = False  # a key head may serve several value heads
-    options: Mapping[str, Any] = field(default_factory=dict)  # what layers call it with
 
 
 @dataclass(frozen=True)
@@ -134,6 +133,7 @@ class Call:
     functions: tuple[str, ...]
     by_position: tuple[str, ...] = ()  # the names of arguments that come without one
     repeated: bool = False  # q and k come once for each value head
+    options: Mapping[str, Any] = field(default_factory=dict)  # that change the kernels' code
 
     def heads(self, shape: KeyShape) -> int:
         """Of the q and k that the rule receives."""

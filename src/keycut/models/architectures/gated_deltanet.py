@@ -12,7 +12,9 @@ from keycut.errors import InputError
 from keycut.models.architectures import base
 
 CALL = base.Call(
-    "fla.layers.gated_deltanet", ("chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule")
+    "fla.layers.gated_deltanet",
+    ("chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule"),
+    options={"state_v_first": True},
 )
 
 
@@ -86,7 +88,6 @@ ARCHITECTURE = base.Architecture(
         value_width=256,
         gated=True,
         grouped=True,
-        options={"state_v_first": True},
     ),
     call=CALL,
     shape=shape,
