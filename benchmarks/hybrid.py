@@ -475,9 +475,9 @@ def most(bench: Bench, model: Any, context: int) -> Row:
 def allocated(make: Callable[[], object]) -> int:
     """Bytes of what is made, as the allocator counts them."""
     before = torch.cuda.memory_allocated()
-    made = make()
+    result = make()
     size = torch.cuda.memory_allocated() - before
-    del made
+    del result
     return size
 
 

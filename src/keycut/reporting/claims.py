@@ -223,8 +223,8 @@ def answer_all(
     ]
     for model in others:
         own = {key: cell for key, cell in cells.items() if key.model == model}
-        asked = [answer(config, claim, own) for claim in claims if not claim.of.model]
-        answers += [replace(part, model=model) for part in asked if part.comparisons]
+        of_model = [answer(config, claim, own) for claim in claims if not claim.of.model]
+        answers += [replace(part, model=model) for part in of_model if part.comparisons]
     return answers
 
 
