@@ -4,7 +4,7 @@ BIN := .venv/bin
 # Two test processes on two cores: more threads in each would only get in the other's way.
 THREADS := OMP_NUM_THREADS=1
 
-.PHONY: help setup demo test test-report test-slurm lint pins dag flame profiles clean
+.PHONY: help setup demo test test-report test-slurm test-llama lint pins dag flame profiles clean
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 13
@@ -31,6 +31,23 @@ test-report: setup  ## the report in headless Chromium; PICTURES=folder keeps wh
 test-slurm: setup  ## every fault of a cluster, and the demo through it; needs Slurm, takes an hour and a half
 	$(THREADS) CI=true $(BIN)/python -m pytest -vv --durations=0 \
 	  $(addprefix tests/slurm/,test_small_run.py test_unmet.py check_gpus.py check_demo.py check_faults.py)
+
+# The source package holds llama.cpp with its converter, which a wheel leaves out.
+LLAMA := .venv/llama
+
+test-llama: $(LLAMA)/built  ## square models in llama.cpp, which it builds first; needs CMake and a C++ compiler, takes minutes
+	$(THREADS) LLAMA_CPP_LIB_PATH=$(LLAMA)/build/bin \
+	  PYTHONPATH=$(LLAMA):$(LLAMA)/vendor/llama.cpp:$(LLAMA)/vendor/llama.cpp/gguf-py \
+	  $(BIN)/python -m pytest tests/llama/check_llama.py
+
+$(LLAMA)/built: envs/llama.txt .venv/installed
+	rm -rf $(LLAMA)
+	$(BIN)/pip download --quiet --no-deps --no-binary llama-cpp-python --dest $(LLAMA) -r envs/llama.txt
+	tar -xzf $(LLAMA)/llama_cpp_python-*.tar.gz --strip-components 1 -C $(LLAMA)
+	$(BIN)/pip install --quiet --no-deps --target $(LLAMA) $(LLAMA)/diskcache-*.whl
+	cmake -S $(LLAMA) -B $(LLAMA)/build -DCMAKE_BUILD_TYPE=Release -DLLAVA_BUILD=OFF
+	cmake --build $(LLAMA)/build --target llama --parallel 2
+	@touch $@
 
 lint: setup  ## ruff, mypy, snakefmt
 	$(BIN)/ruff check .

@@ -94,6 +94,7 @@ def test_settings_are_named_where_they_are_needed():
     assert vllm.advice(shape(128, value_width=512)) == (
         "vLLM: read in its source, not run, for d_v 128 (August 2026)"
     )
+    assert ", for d_v" not in ENGINES["llama.cpp"].advice(shape(64, value_width=64))
     assert ENGINES["tensorrt-llm"].needs(96) == "TLLM_USE_FLASHINFER_GDN_PREFILL=0"
     assert ENGINES["sglang"].needs(96) == ""
 

@@ -360,6 +360,12 @@ def test_an_architecture_whose_keys_cannot_be_cut_alone_is_refused(folders, tmp_
         Checkpoint(tmp_path)
 
 
+def test_what_models_with_one_width_would_need_is_said():
+    for model_type in ("kimi_linear", "glm5_next"):
+        with pytest.raises(InputError, match=r"keys, values and .* two gates; .* to be cut alike"):
+            architecture({"model_type": model_type})
+
+
 @pytest.mark.parametrize("where", ["config", "text_config"])
 @pytest.mark.parametrize("method", ["fp8", "gptq", "awq"])
 def test_quantised_weights_are_refused(folders, tmp_path, where, method):

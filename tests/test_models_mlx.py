@@ -8,7 +8,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from small_models import EXPERTS, LINEAR
+from small_models import EXPERTS, LINEAR, VISION
 
 from keycut.models import load
 from keycut.models.checkpoint import Checkpoint
@@ -17,8 +17,6 @@ from keycut.slicing import Keep, slice_model
 # mlx-lm takes the last of every four layers for softmax attention.
 SIZES = {**LINEAR, "num_hidden_layers": 4, "linear_key_head_dim": 32}
 del SIZES["layer_types"]
-VISION = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2,
-          "out_hidden_size": 32, "num_position_embeddings": 16}  # fmt: skip
 # Where hub configs have them beside rope_parameters, which are transformers' own.
 ROPE = {"rope_theta": 10000.0, "partial_rotary_factor": 0.25}
 CONFIGS = {

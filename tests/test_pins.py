@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from keycut.config.needs import FLAME
+from keycut.engines import ENGINES
 
 ROOT = Path(__file__).parent.parent
 PINS = runpy.run_path(str(ROOT / "envs" / "pins.py"))
@@ -75,3 +76,13 @@ def test_flame_is_pinned_by_commit():
     assert all(re.search(r"@[0-9a-f]{40}$", line) for line in sources)
     rest = [line for line in lines if line and not line.startswith("#") and "git+" not in line]
     assert all("==" in line for line in rest)
+
+
+def test_llama_cpp_is_pinned_and_the_version_that_engines_name():
+    lines = (ROOT / "envs" / "llama.txt").read_text().splitlines()
+    pinned = dict(line.split("==") for line in lines if not line.startswith("#"))
+    source = ENGINES["llama.cpp"].source
+    assert f"llama-cpp-python {pinned['llama-cpp-python']}," in source
+    commit = re.search(r"llama\.cpp ([0-9a-f]{40})", "\n".join(lines))[1]
+    assert f"llama.cpp {commit[:7]}:" in source
+    assert not {normal(name) for name in pinned} & {normal(name) for name in PINS["pins"]()}

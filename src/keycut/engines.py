@@ -1,6 +1,7 @@
 """Which widths of keys serving engines compute right: `keycut prune --for ENGINE`, `inspect`.
 
-All of it was read for d_v = 128. `python -m keycut.engines` prints the table of docs/engines.md.
+What was read was read for d_v = 128, of llama.cpp for d_k = d_v. `python -m keycut.engines` prints
+the table of docs/engines.md.
 """
 
 from __future__ import annotations
@@ -68,7 +69,8 @@ class Engine:
 
     def known(self, value_width: int) -> str:
         """How its widths are known, and that it is of another d_v if it is."""
-        other = f", for d_v {VALUE_WIDTH}" if value_width != VALUE_WIDTH and self.models else ""
+        read_for_one = self.models and not self.square
+        other = f", for d_v {VALUE_WIDTH}" if read_for_one and value_width != VALUE_WIDTH else ""
         return f"{self.evidence}{other} ({self.date})"
 
     def advice(self, shape: KeyShape) -> str:
@@ -180,13 +182,16 @@ ENGINES = {
         Engine(
             "llama.cpp",
             label="llama.cpp",
-            evidence=READ,
-            date="August 2026",
-            source="qwen35.cpp, ggml.c, gated_delta_net.cu",
+            evidence="its CPU path is run in Keycut's tests (`make test-llama`), its CUDA kernel "
+            "was read in its source, not run",
+            date="November 2026",
+            source="llama-cpp-python 0.3.36, which holds llama.cpp 0c1e570: qwen3next.cpp, "
+            "qwen35.cpp, delta-net-base.cpp, ggml-cpu/ops.cpp, ggml-cuda/gated_delta_net.cu",
             models=QWEN,
             square=True,
             only=(16, 32, 64, 128),
-            note="without CUDA other squares, too",
+            note="on a CPU any square; CUDA ends the program at others, and a model that is not "
+            "square is not loaded",
         ),
     )
 }

@@ -29,7 +29,10 @@ RULES: dict[str, DeltaRule] = {
 SECTIONS = tuple(adapter.SECTION for adapter in _adapters if hasattr(adapter, "SECTION"))
 """Of the configuration. `keycut prune` needs none."""
 
-_ONE_WIDTH = "its config has one width for keys and values, so keys alone cannot be cut"
+_ONE_WIDTH = (
+    "its config has one width for keys, values and the inner side of two gates; all of these would "
+    "have to be cut alike"
+)
 _BOUND = "the width of its keys is bound to that of its residual stream or its heads"
 REFUSED = {
     "kimi_linear": _ONE_WIDTH,

@@ -1,0 +1,106 @@
+"""Square models in a third engine: llama.cpp on a CPU. By hand: make test-llama, which builds it.
+
+llama.cpp's own converter writes the GGUF file, except for the tokenizer: it takes only those that
+it has on a list. These tests give token ids, so the file has none.
+"""
+
+import json
+
+import pytest
+import torch
+from small_models import EXPERTS, LINEAR, VISION
+
+from keycut.engines import ENGINES
+from keycut.models import load
+from keycut.models.checkpoint import Checkpoint
+from keycut.slicing import Keep, slice_model
+
+# Qwen3.5's own sections fill a head of 256 channels. Text has one position in all of them.
+ROPE = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25,
+        "mrope_section": [1, 1, 0]}  # fmt: skip
+TEXT_CONFIGS = {
+    "qwen3_next": {**LINEAR, **EXPERTS},
+    "qwen3_5": {**LINEAR, "rope_parameters": ROPE},
+    "qwen3_5_moe": {**LINEAR, **EXPERTS, "rope_parameters": ROPE},
+}
+CUDA = ENGINES["llama.cpp"].only  # llama.cpp's CUDA kernel has no others
+WIDTHS = (7, 20, 24, 48, 96, 192, *CUDA)
+IDS = torch.randint(1, 97, (70,), generator=torch.Generator().manual_seed(2)).tolist()
+
+
+def tiny_model(kind, d_k, d_v, folder):
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+
+    auto = AutoModelForCausalLM
+    config = {**TEXT_CONFIGS[kind], "linear_key_head_dim": d_k, "linear_value_head_dim": d_v}
+    if kind != "qwen3_next":
+        auto = AutoModelForImageTextToText
+        config = {"text_config": config, "vision_config": VISION}
+    torch.manual_seed(4)
+    auto.from_config(AutoConfig.for_model(kind, **config)).save_pretrained(folder)
+    return folder
+
+
+def convert(folder):
+    """As convert_hf_to_gguf.py --outtype f32 --no-nextn has it, without a tokenizer."""
+    import gguf
+    from conversion import get_model_class
+
+    (name,) = json.loads((folder / "config.json").read_text())["architectures"]
+
+    class Converter(get_model_class(name)):
+        model_arch = get_model_class(name).model_arch
+        no_mtp = True
+
+        def set_vocab(self):
+            self._set_vocab_none()
+            self.gguf_writer.add_vocab_size(self.hparams["vocab_size"])
+
+    file = folder / "model.gguf"
+    with torch.inference_mode():
+        Converter(folder, gguf.LlamaFileType.ALL_F32, file).write()
+    return file
+
+
+def llama_logits(file, batches):
+    """(tokens, vocabulary), everything in float32."""
+    from llama_cpp import GGML_TYPE_F32, Llama
+
+    cache = {"type_k": GGML_TYPE_F32, "type_v": GGML_TYPE_F32}
+    model = Llama(str(file), n_ctx=128, logits_all=True, n_threads=1, verbose=False, **cache)
+    for batch in batches:
+        model.eval(batch)
+    return torch.from_numpy(model.scores[: model.n_tokens].copy())
+
+
+def assert_same_logits(folder):
+    """All tokens at once, and one after the other."""
+    file = convert(folder)
+    with torch.no_grad():
+        expected = load(folder)(torch.tensor([IDS])).logits[0]
+    for batches in ([IDS], [[token] for token in IDS]):
+        torch.testing.assert_close(llama_logits(file, batches), expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("kind", TEXT_CONFIGS)
+def test_every_square_has_the_logits_of_transformers(kind, width, tmp_path):
+    assert_same_logits(tiny_model(kind, width, width, tmp_path / "model"))
+
+
+@pytest.mark.parametrize("width", [16, 20])
+@pytest.mark.parametrize("kind", TEXT_CONFIGS)
+def test_keys_cut_to_the_width_of_the_values_have_the_logits_of_transformers(kind, width, tmp_path):
+    whole = Checkpoint(tiny_model(kind, 32, width, tmp_path / "whole"))
+    generator = torch.Generator().manual_seed(5)
+    kept = torch.rand(2, 2, 32, generator=generator).argsort(-1)[..., :width]
+    slice_model(whole, Keep(kept), tmp_path / "pruned", dtype=None)
+    assert_same_logits(tmp_path / "pruned")
+
+
+@pytest.mark.parametrize(("d_k", "d_v"), [(16, 32), (32, 16)])
+@pytest.mark.parametrize("kind", TEXT_CONFIGS)
+def test_other_than_squares_are_refused_when_they_are_loaded(kind, d_k, d_v, tmp_path):
+    file = convert(tiny_model(kind, d_k, d_v, tmp_path / "model"))
+    with pytest.raises(ValueError, match="Failed to load model from file"):
+        llama_logits(file, [IDS])
