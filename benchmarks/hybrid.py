@@ -3,6 +3,7 @@
     python benchmarks/hybrid.py --out rows.jsonl                               on one GPU
     python benchmarks/hybrid.py --out rows.jsonl --parts decode --widths 128 64
     python benchmarks/hybrid.py --out rows.jsonl --tiny                        a tiny one, on a CPU
+    python benchmarks/hybrid.py --table rows.jsonl                             as in docs/hybrids.md
 
 The model is Qwen3.5's text model with random weights in bf16 and the sizes of Qwen3.5-4B (SHAPES):
 24 layers with a delta rule, 8 with softmax attention. Parts, each in a process of its own:
@@ -44,6 +45,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from arguments import existing
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
@@ -548,11 +550,39 @@ def jobs_to_do(options: argparse.Namespace) -> list[Job]:
     return [job for job in jobs if (job.part, job.width) not in done]
 
 
+def table(rows: list[Row]) -> list[str]:
+    """Markdown: decoding by width, ratios against the first one."""
+    decoding = [row for row in rows if row["part"] == "decode" and "error" not in row]
+    widths = list(dict.fromkeys(row["d_k"] for row in decoding))
+    columns: dict[str, list[float]] = {}
+    for row in decoding:
+        if "weight_bytes" in row:
+            columns.setdefault("state of a sequence, MB", []).append(
+                row["computed_bytes"]["recurrent"] / 1e6
+            )
+        elif row.get("way") == "graph":
+            columns.setdefault(f"tokens/s, {row['batch']} sequences", []).append(
+                row["tokens_per_s"]
+            )
+        elif "context" in row:
+            at = f"of {row['context']:,} tokens"
+            columns.setdefault(f"sequences that fit, {at}", []).append(row["sequences"])
+            columns.setdefault(f"tokens/s with all but 1 in 64 of them, {at}", []).append(
+                row["tokens_per_s"]
+            )
+    lines = ["| d_k | " + " | ".join(map(str, widths)) + " |", "|---" * (1 + len(widths)) + "|"]
+    for name, values in columns.items():
+        cells = [f"{value:,.0f} ({value / values[0]:.2f})" for value in values]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return lines
+
+
 def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="rows of JSON")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="rows of JSON")
+    parser.add_argument("--table", type=existing, metavar="FILE", help="print rows of JSON")
     parser.add_argument("--tiny", action="store_true", help="a tiny model, on a CPU")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS[:3]))
     parser.add_argument("--seconds", type=float, default=250, help="for all parts (250)")
@@ -585,6 +615,11 @@ def positive(text: str) -> int:
 
 def main() -> None:
     options = parser().parse_args()
+    if options.table:
+        print("\n".join(table([json.loads(row) for row in options.table.open()])))
+        return
+    if not options.out:
+        parser().error("give --out or --table")
     for option, value in (TINY if options.tiny else DEFAULTS).items():
         if getattr(options, option) is None:
             setattr(options, option, value)

@@ -95,3 +95,12 @@ def test_a_job_without_time_is_written_as_not_run(options):
     options.seconds = 0
     hybrid.run(options, [Job("gradients")], [])
     assert json.loads(options.out.read_text())["error"] == "not run: --seconds were over"
+
+
+def test_the_document_has_the_rows_of_the_benchmark():
+    root = Path(__file__).parents[1]
+    rows = (root / "benchmarks" / "h200" / "hybrid.jsonl").read_text().splitlines()
+    lines = hybrid.table([json.loads(row) for row in rows])
+    document = (root / "docs" / "hybrids.md").read_text()
+    assert len(lines) == 8
+    assert all(line in document for line in lines)
