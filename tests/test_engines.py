@@ -12,14 +12,14 @@ from keycut.engines import ENGINES, QWEN, READ, computed_wrong, table
 from keycut.errors import InputError
 from keycut.models import create, save
 from keycut.models.architectures import ARCHITECTURES
-from keycut.models.architectures.base import KeyShape
+from keycut.models.architectures.base import MixerShape
 from keycut.models.checkpoint import Checkpoint
 
 ROOT = Path(__file__).parents[1]
 
 
 def shape(width, value_width=128):
-    return KeyShape((0,), heads=1, width=width, value_heads=1, value_width=value_width)
+    return MixerShape((0,), heads=1, width=width, value_heads=1, value_width=value_width)
 
 
 @given(

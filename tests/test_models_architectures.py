@@ -16,11 +16,11 @@ from keycut.config import Kernel
 from keycut.errors import InputError
 from keycut.models import capture, create
 from keycut.models.architectures import ARCHITECTURES, RULES, architecture
-from keycut.models.architectures.base import Call, KeyShape, KeyTensor
+from keycut.models.architectures.base import Call, ChannelTensor, MixerShape
 from keycut.reporting.style import KERNELS
 from keycut.slicing import Keep, change_channels
 
-SHAPE = KeyShape(layers=(1,), heads=3, width=5, value_heads=6, value_width=4)
+SHAPE = MixerShape(layers=(1,), heads=3, width=5, value_heads=6, value_width=4)
 
 
 def test_importing_them_is_cheap():
@@ -78,7 +78,7 @@ def values(shape):
 
 
 def qkvz(side):
-    return KeyTensor(
+    return ChannelTensor(
         "in_proj_qkvz.weight", "projection", layout=interleaved(side),
         others=lambda shape: 2 * values(shape),
     )  # fmt: skip
@@ -92,7 +92,8 @@ QWEN3_NEXT = replace(
     q_proj=qkvz(0),
     k_proj=qkvz(1),
     filters=tuple(
-        KeyTensor("conv1d.weight", "filter", layout=flat(side), others=values) for side in (0, 1)
+        ChannelTensor("conv1d.weight", "filter", layout=flat(side), others=values)
+        for side in (0, 1)
     ),
 )
 

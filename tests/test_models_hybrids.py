@@ -426,8 +426,8 @@ def test_a_section_of_the_configuration_makes_one(tied):
     )  # fmt: skip
     model = create(section.fla_config(), seed=0)
     assert section.parameters == sum(parameter.numel() for parameter in model.parameters())
-    assert section.key_shape == mixers(model)[1]
-    assert section.key_shape.layers == (0, 2, 4)
+    assert section.mixer_shape == mixers(model)[1]
+    assert section.mixer_shape.layers == (0, 2, 4)
     assert (section.head_k_dim, section.head_v_dim, section.value_heads) == (16, 12, 4)
     # Its rule gets queries and keys once for each value head.
     assert shape_of(section).name == "gated_deltanet-4x16-4x12"

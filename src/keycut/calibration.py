@@ -37,7 +37,7 @@ from keycut.artefact import atomic_write, read_json, sha256, to_json
 from keycut.data.packing import PackedTokens
 from keycut.data.progress import Progress
 from keycut.errors import InputError
-from keycut.models.architectures.base import Architecture, KeyShape, KeyTensor
+from keycut.models.architectures.base import Architecture, ChannelTensor, MixerShape
 from keycut.models.capture import capture_rule_inputs, mixers
 from keycut.models.checkpoint import Checkpoint, load, read_tensors
 from keycut.models.delta_rule import l2_normalised
@@ -144,9 +144,9 @@ class _Sums:
 class _Saliency:
     """sum_i |W_ij dL/dW_ij| of the query and key projections, L the loss of all tokens."""
 
-    def __init__(self, adapter: Architecture, shape: KeyShape, mixers: list[Any]):
+    def __init__(self, adapter: Architecture, shape: MixerShape, mixers: list[Any]):
         self.shape = shape
-        self.projections: dict[Side, KeyTensor] = {"q": adapter.q_proj, "k": adapter.k_proj}
+        self.projections: dict[Side, ChannelTensor] = {"q": adapter.q_proj, "k": adapter.k_proj}
         # One matrix may be the projection of both.
         names = dict.fromkeys(projection.name for projection in self.projections.values())
         self.weights = {name: [m.get_parameter(name) for m in mixers] for name in names}
@@ -295,7 +295,7 @@ def _calibration(tensors: dict[str, Tensor], sums: _Sums, about: dict[str, Any])
     return Calibration({name: t.cpu().contiguous() for name, t in tensors.items()}, manifest)
 
 
-def check_finite(tensors: dict[str, Tensor], shape: KeyShape) -> None:
+def check_finite(tensors: dict[str, Tensor], shape: MixerShape) -> None:
     """NaN or infinity anywhere is an error naming the layer and, where there is one, the head."""
     for name, tensor in tensors.items():
         bad = (~tensor.isfinite()).nonzero()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from keycut.errors import InputError, nearest
 
 if TYPE_CHECKING:
-    from keycut.models.architectures.base import KeyShape
+    from keycut.models.architectures.base import MixerShape
 
 QWEN = ("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text")
 READ = "read in its source, not run"
@@ -73,7 +73,7 @@ class Engine:
         other = f", for d_v {VALUE_WIDTH}" if read_for_one and value_width != VALUE_WIDTH else ""
         return f"{self.evidence}{other} ({self.date})"
 
-    def advice(self, shape: KeyShape) -> str:
+    def advice(self, shape: MixerShape) -> str:
         """What to know before a model of that d_k and d_v is served."""
         setting = self.needs(shape.width)
         start = f"start it with `{setting}`; " if setting else ""
@@ -86,12 +86,12 @@ class Engine:
                 f"only of {', '.join(self.models)}; leave --for out"
             )
 
-    def cuts(self, shape: KeyShape, multiple: int = 1) -> list[int]:
+    def cuts(self, shape: MixerShape, multiple: int = 1) -> list[int]:
         """The d_k below the model's own that it computes right, ascending."""
         widths = range(multiple, shape.width, multiple)
         return [width for width in widths if self.takes(width, shape.value_width)]
 
-    def way_out(self, width: int, shape: KeyShape) -> str:
+    def way_out(self, width: int, shape: MixerShape) -> str:
         """How to cut a model of that shape if not to that width."""
         cuts = self.cuts(shape)
         if not cuts:
@@ -100,7 +100,7 @@ class Engine:
             return ratio_keeping(cuts[-1], shape.width)
         return f"`keycut prune --for {self.name}` rounds up to {self.round_up(width, shape)}"
 
-    def round_up(self, width: int, shape: KeyShape, multiple: int = 1) -> int:
+    def round_up(self, width: int, shape: MixerShape, multiple: int = 1) -> int:
         """The narrowest d_k from `width` on that it computes right, below the model's own.
         `multiple` is what the user asks for besides."""
         full, cut = shape.width, self.cuts(shape, multiple)
@@ -208,7 +208,7 @@ def ratio_keeping(width: int, full: int) -> str:
     return f"--ratio {(full - width) * 1000 // full / 1000:g} keeps {width}"
 
 
-def computed_wrong(model_type: str, width: int, shape: KeyShape) -> Iterator[str]:
+def computed_wrong(model_type: str, width: int, shape: MixerShape) -> Iterator[str]:
     """A line for each engine that takes a model of that shape, and computes it wrong without an
     error once it is cut to that width."""
     for engine in ENGINES.values():

@@ -127,7 +127,7 @@ def inspect(folder: Path | str) -> Inspection:
     """From config.json and the headers of the weights' files."""
     checkpoint = Checkpoint(folder)
     headers = dict(checkpoint.headers())
-    check_key_tensors(checkpoint, headers)
+    check_channels(checkpoint, headers)
     shape, model_type = checkpoint.shape, checkpoint.architecture.model_type
     cache = checkpoint.architecture.cache(checkpoint.config)
     tokens = TOKENS if cache.softmax else ()
@@ -171,7 +171,7 @@ def inspect(folder: Path | str) -> Inspection:
     )
 
 
-def check_key_tensors(checkpoint: Checkpoint, headers: dict[str, torch.Tensor]) -> None:
+def check_channels(checkpoint: Checkpoint, headers: dict[str, torch.Tensor]) -> None:
     """An error if config.json says other widths than the tensors have."""
     kind, shape = checkpoint.architecture, checkpoint.shape
     stored = {current_name(name, kind): tensor for name, tensor in headers.items()}
@@ -179,7 +179,7 @@ def check_key_tensors(checkpoint: Checkpoint, headers: dict[str, torch.Tensor]) 
         for key in (kind.q_proj, kind.k_proj):
             if (name := kind.name(layer, key)) not in stored:
                 raise InputError(f"{checkpoint.folder}: the model has no {name}")
-    for name, (_, keys) in kind.key_tensors(shape).items():
+    for name, (_, keys) in kind.channel_tensors(shape).items():
         expected = sum(key.layout(shape).size for key in keys) + keys[0].others(shape)
         if name in stored and stored[name].shape[keys[0].axis] != expected:
             raise InputError(

@@ -361,7 +361,7 @@ def check_cut_from(student: Checkpoint, teacher: Checkpoint) -> None:
             f"{teacher.folder} is not the model that {student.folder} was cut from: a "
             f"{teacher.architecture.model_type}, not a {student.architecture.model_type}"
         )
-    over_keys = student.architecture.key_tensors(student.shape)
+    over_keys = student.architecture.channel_tensors(student.shape)
     shapes = [
         {
             name: list(t.shape)

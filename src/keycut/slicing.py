@@ -19,8 +19,8 @@ from keycut.artefact import atomic_write
 from keycut.errors import InputError
 from keycut.models.architectures.base import (
     Architecture,
-    KeyShape,
-    KeyTensor,
+    ChannelTensor,
+    MixerShape,
     Role,
     text_config,
 )
@@ -92,7 +92,7 @@ class Pad:
         return torch.cat([channels, zeros], 1)
 
 
-def cut_back(shape: KeyShape, width: int) -> Keep:
+def cut_back(shape: MixerShape, width: int) -> Keep:
     """The change that keeps the first `width` channels of every head: the end of a `Pad`."""
     return Keep(torch.arange(width).expand(len(shape.layers), shape.heads, width))
 
@@ -106,13 +106,13 @@ def padded_eps(eps: float, width: int, padded: int) -> float:
     return eps * width / padded
 
 
-def places(key: KeyTensor, shape: KeyShape) -> Tensor:
+def places(key: ChannelTensor, shape: MixerShape) -> Tensor:
     """(entries, heads, d_k): the places of key channels on their axis of a tensor."""
     return torch.from_numpy(key.layout(shape)).view(-1, shape.heads, shape.width)
 
 
 def change_tensor(
-    tensor: Tensor, keys: list[KeyTensor], shape: KeyShape, change: Change, index: int
+    tensor: Tensor, keys: list[ChannelTensor], shape: MixerShape, change: Change, index: int
 ) -> Tensor:
     """The tensor with its key channels changed and everything else on that axis as it was.
 
@@ -130,7 +130,7 @@ def change_tensor(
     return result.movedim(0, first.axis).contiguous()
 
 
-def check_key_tensors(headers: Mapping[str, Tensor], kind: Architecture, shape: KeyShape) -> None:
+def check_channels(headers: Mapping[str, Tensor], kind: Architecture, shape: MixerShape) -> None:
     """An error unless the tensors, of which only names and shapes are looked at, have the channels
     that the config says."""
     required = {
@@ -139,7 +139,7 @@ def check_key_tensors(headers: Mapping[str, Tensor], kind: Architecture, shape: 
     missing = sorted(required - set(headers))
     if missing:
         raise InputError(f"the model has no {missing[0]}, so its key channels cannot be sliced")
-    for name, (_, keys) in kind.key_tensors(shape).items():
+    for name, (_, keys) in kind.channel_tensors(shape).items():
         if name not in headers:
             continue
         channels = headers[name].shape[keys[0].axis] - keys[0].others(shape)
@@ -160,16 +160,16 @@ def check_key_tensors(headers: Mapping[str, Tensor], kind: Architecture, shape: 
 def check_sliceable(checkpoint: Checkpoint) -> None:
     """An error if the tensors of a folder contradict its config; none of them is read."""
     kind = checkpoint.architecture
-    check_key_tensors(with_current_names(checkpoint.headers(), kind), kind, checkpoint.shape)
+    check_channels(with_current_names(checkpoint.headers(), kind), kind, checkpoint.shape)
 
 
 def change_channels(
-    tensors: Iterable[tuple[str, Tensor]], kind: Architecture, shape: KeyShape, change: Change
+    tensors: Iterable[tuple[str, Tensor]], kind: Architecture, shape: MixerShape, change: Change
 ) -> dict[str, Tensor]:
     """All tensors of a model, those over key channels changed."""
     result = dict(tensors)
-    check_key_tensors(result, kind, shape)
-    for name, (index, keys) in kind.key_tensors(shape).items():
+    check_channels(result, kind, shape)
+    for name, (index, keys) in kind.channel_tensors(shape).items():
         if name in result:
             result[name] = change_tensor(result[name], keys, shape, change, index)
     return result
@@ -178,7 +178,7 @@ def change_channels(
 def sliced_bytes(checkpoint: Checkpoint, width: int, dtype: torch.dtype | None) -> int:
     """What the weights of the smaller model will take on a disk."""
     kind, shape = checkpoint.architecture, checkpoint.shape
-    over_keys = kind.key_tensors(shape)
+    over_keys = kind.channel_tensors(shape)
     total = 0
     for name, header in with_current_names(checkpoint.headers(), kind).items():
         numbers = header.numel()
@@ -224,7 +224,7 @@ def slice_model(
         for part in (config, text_config(config)):
             part["dtype"] = str(dtype).removeprefix("torch.")
             part.pop("torch_dtype", None)  # what older transformers called it
-    over_keys = kind.key_tensors(shape)
+    over_keys = kind.channel_tensors(shape)
 
     def new_tensor(name: str, tensor: Tensor) -> Tensor:
         to = sliced_dtype(name, tensor, kind, dtype)

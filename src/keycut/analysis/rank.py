@@ -30,7 +30,7 @@ from keycut.artefact import atomic_write, canonical_json
 from keycut.calibration import check_finite
 from keycut.data.progress import Progress
 from keycut.errors import InputError
-from keycut.models.architectures.base import KeyShape
+from keycut.models.architectures.base import MixerShape
 from keycut.models.capture import capture_rule_inputs, mixers
 from keycut.models.delta_rule import l2_normalised, log_decay
 
@@ -157,7 +157,7 @@ def analyse_rank(
 
 
 def check_request(
-    shape: KeyShape, ids: Tensor, heads: Sequence[tuple[int, int]], skip: int
+    shape: MixerShape, ids: Tensor, heads: Sequence[tuple[int, int]], skip: int
 ) -> None:
     if ids.ndim != 1 or len(ids) == 0:
         raise InputError(f"tokens of shape {tuple(ids.shape)}: must be one sequence, (T,)")

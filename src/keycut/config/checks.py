@@ -293,7 +293,7 @@ def _bad_sizes(config: Config) -> Iterator[str]:
             path, model = f"figures.{name}", config.models[figure.model]
             if figure.layer >= model.num_hidden_layers:
                 yield f"{path}.layer: {figure.layer}: there are {model.num_hidden_layers} from 0 on"
-            elif figure.layer not in (layers := model.key_shape.layers):
+            elif figure.layer not in (layers := model.mixer_shape.layers):
                 yield f"{path}.layer: {figure.layer}: those with a delta rule are {list(layers)}"
             if figure.head >= model.num_heads:
                 yield f"{path}.head: {figure.head}: there are {model.num_heads} from 0 on"

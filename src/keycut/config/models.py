@@ -14,7 +14,7 @@ from keycut.config.sources import FromDisk, FromHub
 from keycut.errors import InputError
 
 if TYPE_CHECKING:
-    from keycut.models.architectures.base import Architecture, KeyShape
+    from keycut.models.architectures.base import Architecture, MixerShape
 
 
 @dataclass(frozen=True, order=True)
@@ -80,13 +80,13 @@ class ModelBase(Section):
         return ARCHITECTURES[self.model_type]
 
     @property
-    def key_shape(self) -> KeyShape:
+    def mixer_shape(self) -> MixerShape:
         return self.adapter.shape(self.fla_config())
 
     @model_validator(mode="after")
     def _heads_are_whole(self) -> Self:
         try:
-            self.key_shape  # noqa: B018
+            self.mixer_shape  # noqa: B018
         except InputError as error:
             raise ValueError(str(error)) from None
         return self
@@ -99,15 +99,15 @@ class ModelBase(Section):
 
     @property
     def value_heads(self) -> int:
-        return self.key_shape.value_heads
+        return self.mixer_shape.value_heads
 
     @property
     def head_k_dim(self) -> int:
-        return self.key_shape.width
+        return self.mixer_shape.width
 
     @property
     def head_v_dim(self) -> int:
-        return self.key_shape.value_width
+        return self.mixer_shape.value_width
 
     @property
     def filter_sharing(self) -> str:
@@ -126,7 +126,7 @@ class ModelBase(Section):
         """All parameters, given the sums over heads and what one mixer has beside projections;
         `softmax` is what a layer has in its place that has no delta rule."""
         mixer = 2 * self.hidden_size * (key_dim + value_dim) + self.conv_size * filters + rest
-        delta_layers = len(self.key_shape.layers)
+        delta_layers = len(self.mixer_shape.layers)
         mixers = delta_layers * mixer + (self.num_hidden_layers - delta_layers) * softmax
         layer = 3 * self.hidden_size * self.mlp_width + 2 * self.hidden_size
         embeddings = (1 if self.tie_word_embeddings else 2) * self.vocab_size * self.hidden_size
@@ -146,10 +146,10 @@ Model = Annotated[ModelBase, Late(_sections)]
 def shape_of(model: Model, ratio: float = 0.0) -> Shape:
     """A model's delta rule, whole or with that share of its key channels cut."""
     left = width(model.head_k_dim, ratio) if ratio else model.head_k_dim
-    heads = model.adapter.call.heads(model.key_shape)
+    heads = model.adapter.call.heads(model.mixer_shape)
     return Shape(model.kernel, heads, left, model.value_heads, model.head_v_dim)
 
 
 def state_bytes(model: Model, ratio: float = 0.0) -> int:
     """The recurrent state of one sequence, in all layers."""
-    return replace(model.key_shape, width=shape_of(model, ratio).width).state_bytes()
+    return replace(model.mixer_shape, width=shape_of(model, ratio).width).state_bytes()

@@ -10,10 +10,10 @@ from typing import Any
 from torch import Tensor
 
 from keycut.models.architectures import architecture
-from keycut.models.architectures.base import Architecture, KeyShape
+from keycut.models.architectures.base import Architecture, MixerShape
 
 
-def mixers(model: Any) -> tuple[Architecture, KeyShape, list[Any]]:
+def mixers(model: Any) -> tuple[Architecture, MixerShape, list[Any]]:
     """The adapter of a model, the shape of its mixers, and the modules of `shape.layers`."""
     config = model.config.to_dict()
     adapter = architecture(config)

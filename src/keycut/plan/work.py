@@ -65,7 +65,7 @@ class Workloads:
                 recipe, disk = inputs.recipe(name), CHECKPOINTS * TRAINED * model.parameters + kept
                 return replace(work, of=recipe.trainer, tokens=self._tokens(recipe), disk=disk)
             case "calibrate":  # Gram matrices, eight to a head, in float64
-                disk = len(model.key_shape.layers) * model.num_heads * 8 * model.head_k_dim**2 * 8
+                disk = len(model.mixer_shape.layers) * model.num_heads * 8 * model.head_k_dim**2 * 8
                 return replace(work, tokens=self._tokens(config.calibration), disk=disk)
             case "score":
                 return replace(work, of=config.methods[wildcards["method"]].algorithm)
@@ -127,5 +127,5 @@ def parameters_at(model: Model, ratio: float) -> int:
     lost = model.num_heads * (model.head_k_dim - shape_of(model, ratio).width)
     # Each in q and in k: a row of the projection and, where they are not shared, a filter.
     taps = model.conv_size if model.filter_sharing == "none" else 0
-    layers = len(model.key_shape.layers)
+    layers = len(model.mixer_shape.layers)
     return model.parameters - layers * 2 * lost * (model.hidden_size + taps)

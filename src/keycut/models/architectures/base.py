@@ -23,7 +23,7 @@ Config = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class KeyShape:
+class MixerShape:
     """The mixer of a model, in numbers. All layers have the same."""
 
     layers: tuple[int, ...]  # those with a delta rule; a hybrid has softmax layers between them
@@ -60,7 +60,7 @@ class Cache:
     The recurrent state is in float32, the rest in 16 bits, as most engines have it.
     """
 
-    shape: KeyShape
+    shape: MixerShape
     taps: int  # of a convolution filter: 0 where there is none
     softmax: tuple[SoftmaxLayers, ...] = ()
 
@@ -85,7 +85,7 @@ class Cache:
         return replace(self, shape=replace(self.shape, width=width))
 
 
-def by_head(shape: KeyShape) -> np.ndarray:
+def by_head(shape: MixerShape) -> np.ndarray:
     """(heads, d_k): the rows of head 0, then those of head 1, and so on."""
     import numpy as np
 
@@ -96,7 +96,7 @@ Role = Literal["projection", "filter", "bias"]
 
 
 @dataclass(frozen=True)
-class KeyTensor:
+class ChannelTensor:
     """A tensor with an axis over the key channels; `layout` gives the place of each on it.
 
     A tensor that holds the channels of queries and of keys is two of these, of one name. One with
@@ -106,8 +106,8 @@ class KeyTensor:
     name: str  # below the layer's mixer
     role: Role
     axis: int = 0
-    layout: Callable[[KeyShape], np.ndarray] = by_head
-    others: Callable[[KeyShape], int] = lambda shape: 0
+    layout: Callable[[MixerShape], np.ndarray] = by_head
+    others: Callable[[MixerShape], int] = lambda shape: 0
     """How many places of the axis belong neither to keys nor to queries."""
 
 
@@ -135,12 +135,12 @@ class Call:
     repeated: bool = False  # q and k come once for each value head
     options: Mapping[str, Any] = field(default_factory=dict)  # that change the kernels' code
 
-    def heads(self, shape: KeyShape) -> int:
+    def heads(self, shape: MixerShape) -> int:
         """Of the q and k that the rule receives."""
         return shape.value_heads if self.repeated else shape.heads
 
 
-def fla_softmax(config: Config, shape: KeyShape) -> tuple[SoftmaxLayers, ...]:
+def fla_softmax(config: Config, shape: MixerShape) -> tuple[SoftmaxLayers, ...]:
     """Of a hybrid of flash-linear-attention, kind by kind."""
     kinds = [kind for kind in softmax_kinds(config) if kind.get("layers")]
     if any("num_heads" not in kind for kind in kinds):
@@ -169,11 +169,11 @@ class Architecture:
     model_type: str
     rule: DeltaRule | None  # that preflight and benchmarks examine
     call: Call
-    shape: Callable[[Config], KeyShape]
+    shape: Callable[[Config], MixerShape]
     resized: Callable[[Config, int], Config]
     """The config with another d_k and the same d_v."""
     stand_ins: Callable[[], list[StandIn]]
-    softmax: Callable[[Config, KeyShape], tuple[SoftmaxLayers, ...]] = fla_softmax
+    softmax: Callable[[Config, MixerShape], tuple[SoftmaxLayers, ...]] = fla_softmax
     taps: Callable[[Config], int] = fla_taps  # of a convolution filter
     options: tuple[str, ...] = ("use_gate",)  # keys of the config that pruning leaves alone
     register: Callable[[], None] = lambda: None
@@ -188,14 +188,14 @@ class Architecture:
     """Tensors as files have them to those of the model in memory, which may be several in one."""
 
     mixer: str = "model.layers.{layer}.attn."
-    q_proj: KeyTensor = KeyTensor("q_proj.weight", "projection")
-    k_proj: KeyTensor = KeyTensor("k_proj.weight", "projection")
+    q_proj: ChannelTensor = ChannelTensor("q_proj.weight", "projection")
+    k_proj: ChannelTensor = ChannelTensor("k_proj.weight", "projection")
     # Optional: a model may have no bias, or no convolution at all.
-    filters: tuple[KeyTensor, ...] = (
-        KeyTensor("q_conv1d.weight", "filter"),
-        KeyTensor("k_conv1d.weight", "filter"),
-        KeyTensor("q_conv1d.bias", "bias"),
-        KeyTensor("k_conv1d.bias", "bias"),
+    filters: tuple[ChannelTensor, ...] = (
+        ChannelTensor("q_conv1d.weight", "filter"),
+        ChannelTensor("k_conv1d.weight", "filter"),
+        ChannelTensor("q_conv1d.bias", "bias"),
+        ChannelTensor("k_conv1d.bias", "bias"),
     )
     mend: str = ""  # what to do about files known to contradict their config
     unused: tuple[str, ...] = ("D",)  # of the mixer: older versions saved it, none reads it
@@ -211,7 +211,7 @@ class Architecture:
         shape = self.shape(config)
         return Cache(shape, self.taps(config), self.softmax(config, shape))
 
-    def name(self, layer: int, tensor: KeyTensor) -> str:
+    def name(self, layer: int, tensor: ChannelTensor) -> str:
         return self.mixer.format(layer=layer) + tensor.name
 
     def stored_name(self, name: str) -> str:
@@ -220,10 +220,10 @@ class Architecture:
             return self.text_model + name.removeprefix("model.")
         return name
 
-    def key_tensors(self, shape: KeyShape) -> dict[str, tuple[int, list[KeyTensor]]]:
+    def channel_tensors(self, shape: MixerShape) -> dict[str, tuple[int, list[ChannelTensor]]]:
         """By the names of tensors: the layer, counting those with a delta rule, and what of it
         runs over key channels."""
-        tensors: dict[str, tuple[int, list[KeyTensor]]] = {}
+        tensors: dict[str, tuple[int, list[ChannelTensor]]] = {}
         for index, layer in enumerate(shape.layers):
             for key in (self.q_proj, self.k_proj, *self.filters):
                 tensors.setdefault(self.name(layer, key), (index, []))[1].append(key)

@@ -13,7 +13,7 @@ from keycut.models.architectures import base
 CALL = base.Call("fla.layers.delta_net", ("chunk_delta_rule", "fused_recurrent_delta_rule"))
 
 
-def shape(config: base.Config) -> base.KeyShape:
+def shape(config: base.Config) -> base.MixerShape:
     hidden, heads = base.need(config, "hidden_size"), base.need(config, "num_heads")
 
     def width(key: str) -> int:
@@ -21,7 +21,7 @@ def shape(config: base.Config) -> base.KeyShape:
         what = f"hidden_size {hidden} x {key} {share} / num_heads {heads}"
         return base.whole(hidden * share / heads, what)
 
-    return base.KeyShape(
+    return base.MixerShape(
         layers=base.mixer_layers(config),
         heads=heads,
         width=width("expand_k"),

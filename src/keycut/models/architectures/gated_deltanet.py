@@ -18,13 +18,13 @@ CALL = base.Call(
 )
 
 
-def shape(config: base.Config) -> base.KeyShape:
+def shape(config: base.Config) -> base.MixerShape:
     heads, width = base.need(config, "num_heads"), base.need(config, "head_dim")
     value_heads = config.get("num_v_heads") or heads
     if value_heads % heads:
         raise InputError(f"num_v_heads {value_heads} must be a multiple of num_heads {heads}")
     expand_v = config.get("expand_v", 2.0)
-    return base.KeyShape(
+    return base.MixerShape(
         layers=base.mixer_layers(config),
         heads=heads,
         width=base.whole(width, "head_dim"),

@@ -17,7 +17,7 @@ def _with_default(config: base.Config) -> base.Config:
     return {"expand_v": 1.0, **config}
 
 
-def shape(config: base.Config) -> base.KeyShape:
+def shape(config: base.Config) -> base.MixerShape:
     return gated_deltanet.shape(_with_default(config))
 
 
@@ -31,7 +31,7 @@ def stand_ins() -> list[base.StandIn]:
     return [(CALL.module, name, plain_kernels.kda) for name in CALL.functions]
 
 
-def _by_value_head(shape: base.KeyShape) -> np.ndarray:
+def _by_value_head(shape: base.MixerShape) -> np.ndarray:
     """(copies, heads, d_k): the channels of a key head once for each of its value heads."""
     import numpy as np
 
@@ -51,7 +51,7 @@ ARCHITECTURE = replace(
     # A rotation leaves no decay to a channel; as with filters, (T∘T) W stands in for it.
     filters=(
         *gated_deltanet.ARCHITECTURE.filters,
-        base.KeyTensor("f_proj.1.weight", "filter", layout=_by_value_head),
-        base.KeyTensor("dt_bias", "filter", layout=_by_value_head),
+        base.ChannelTensor("f_proj.1.weight", "filter", layout=_by_value_head),
+        base.ChannelTensor("dt_bias", "filter", layout=_by_value_head),
     ),
 )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from keycut.errors import InputError
 from keycut.models.architectures import base
-from keycut.models.architectures.base import KeyTensor
+from keycut.models.architectures.base import ChannelTensor
 
 if TYPE_CHECKING:
     import numpy as np
@@ -21,7 +21,7 @@ OPTIONS = ("layer_types", "linear_conv_kernel_dim", "num_attention_heads", "num_
            "head_dim")  # fmt: skip
 
 
-def shape(config: base.Config) -> base.KeyShape:
+def shape(config: base.Config) -> base.MixerShape:
     text = base.text_config(config)
     heads, value_heads = (base.need(text, f"linear_num_{of}_heads") for of in ("key", "value"))
     if value_heads % heads:
@@ -29,7 +29,7 @@ def shape(config: base.Config) -> base.KeyShape:
             f"linear_num_value_heads {value_heads} must be a multiple of linear_num_key_heads "
             f"{heads}"
         )
-    return base.KeyShape(
+    return base.MixerShape(
         layers=delta_layers(text),
         heads=heads,
         width=base.whole(base.need(text, "linear_key_head_dim"), "linear_key_head_dim"),
@@ -51,7 +51,7 @@ def delta_layers(text: base.Config) -> tuple[int, ...]:
     return layers
 
 
-def softmax(config: base.Config, shape: base.KeyShape) -> tuple[base.SoftmaxLayers, ...]:
+def softmax(config: base.Config, shape: base.MixerShape) -> tuple[base.SoftmaxLayers, ...]:
     text = base.text_config(config)
     layers = base.need(text, "num_hidden_layers") - len(shape.layers)
     heads = base.need(text, "num_attention_heads")
@@ -102,19 +102,19 @@ def options(name: str) -> dict[str, Any]:
     }
 
 
-def values(shape: base.KeyShape) -> int:
+def values(shape: base.MixerShape) -> int:
     return shape.value_heads * shape.value_width
 
 
-def _keys_behind_queries(shape: base.KeyShape) -> np.ndarray:
+def _keys_behind_queries(shape: base.MixerShape) -> np.ndarray:
     return base.by_head(shape) + shape.heads * shape.width
 
 
-def queries_keys_values(name: str, role: base.Role) -> tuple[KeyTensor, KeyTensor]:
+def queries_keys_values(name: str, role: base.Role) -> tuple[ChannelTensor, ChannelTensor]:
     """Of a tensor with the queries of all heads, then the keys of all, then the values."""
     return (
-        KeyTensor(name, role, others=values),
-        KeyTensor(name, role, layout=_keys_behind_queries, others=values),
+        ChannelTensor(name, role, others=values),
+        ChannelTensor(name, role, layout=_keys_behind_queries, others=values),
     )
 
 

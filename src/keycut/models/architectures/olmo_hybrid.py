@@ -34,7 +34,7 @@ def _with_defaults(config: base.Config) -> base.Config:
     return config
 
 
-def shape(config: base.Config) -> base.KeyShape:
+def shape(config: base.Config) -> base.MixerShape:
     # The last of four layers is softmax attention, or of all if there are fewer.
     interval = min(4, base.need(config, "num_hidden_layers"))
     return hybrid.shape({**_with_defaults(config), "full_attention_interval": interval})
@@ -72,8 +72,8 @@ ARCHITECTURE = base.Architecture(
     "`keycut.models.save(keycut.models.load(FOLDER), OUT, tokenizer=FOLDER)` writes them right",
     # Those of files, and the one in memory.
     filters=(
-        base.KeyTensor(FILTERS[0], "filter"),
-        base.KeyTensor(FILTERS[1], "filter"),
+        base.ChannelTensor(FILTERS[0], "filter"),
+        base.ChannelTensor(FILTERS[1], "filter"),
         *hybrid.queries_keys_values("conv1d.weight", "filter"),
     ),
     norm_eps="o_norm.variance_epsilon",

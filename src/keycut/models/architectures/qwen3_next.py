@@ -12,10 +12,10 @@ if TYPE_CHECKING:
     import numpy as np
 
 
-def _block_of_head(side: int) -> Callable[[base.KeyShape], np.ndarray]:
+def _block_of_head(side: int) -> Callable[[base.MixerShape], np.ndarray]:
     """For each key head: its query, its key, and the values and gates of its value heads."""
 
-    def layout(shape: base.KeyShape) -> np.ndarray:
+    def layout(shape: base.MixerShape) -> np.ndarray:
         import numpy as np
 
         block = 2 * shape.width + 2 * hybrid.values(shape) // shape.heads
@@ -26,7 +26,7 @@ def _block_of_head(side: int) -> Callable[[base.KeyShape], np.ndarray]:
 
 
 Q, K = (
-    base.KeyTensor(
+    base.ChannelTensor(
         "in_proj_qkvz.weight",
         "projection",
         layout=_block_of_head(side),
