@@ -57,44 +57,41 @@ def test_what_an_adapter_names_is_there(name):
 def interleaved(side):
     """Qwen3-Next's in_proj_qkvz: for each key head q, k, and the v and z of its value heads."""
 
-    def layout(shape):
-        rest = 2 * shape.value_heads // shape.heads * shape.value_width
-        starts = np.arange(shape.heads) * (2 * shape.width + rest) + side * shape.width
-        return starts[:, None] + np.arange(shape.width)
+    def layout(shape, channels):
+        values = shape.value_heads // shape.heads * shape.value_width
+        sizes = [shape.width, shape.width, values, values]
+        starts = np.arange(shape.heads) * sum(sizes) + sum(sizes[:side])
+        return starts[:, None] + np.arange(sizes[side])
 
     return layout
 
 
 def flat(side):
     """Its conv1d: q of all heads, k of all heads, v."""
-    return lambda shape: (
-        np.arange(shape.heads * shape.width).reshape(shape.heads, -1)
-        + side * shape.heads * shape.width
+    return lambda shape, channels: (
+        np.arange(np.prod(shape.size(channels))) + side * shape.heads * shape.width
     )
 
 
-def values(shape):
-    return shape.value_heads * shape.value_width
+def parts(name, role, layout, sides):
+    return tuple(
+        ChannelTensor(name, role, "key" if side < 2 else "value", layout=layout(side))
+        for side in range(sides)
+    )
 
 
-def qkvz(side):
-    return ChannelTensor(
-        "in_proj_qkvz.weight", "projection", layout=interleaved(side),
-        others=lambda shape: 2 * values(shape),
-    )  # fmt: skip
-
-
+Q, K, V, Z = parts("in_proj_qkvz.weight", "projection", interleaved, 4)
+FILTERS = parts("conv1d.weight", "filter", flat, 3)
 QWEN3_NEXT = replace(
     ARCHITECTURES["gated_deltanet"],
     model_type="qwen3_next",
     resized=lambda config, width: {**config, "linear_key_head_dim": width},
     mixer="model.layers.{layer}.linear_attn.",
-    q_proj=qkvz(0),
-    k_proj=qkvz(1),
-    filters=tuple(
-        ChannelTensor("conv1d.weight", "filter", layout=flat(side), others=values)
-        for side in (0, 1)
-    ),
+    q_proj=Q,
+    k_proj=K,
+    filters=FILTERS[:2],
+    v_proj=V,
+    value_tensors=(Z, FILTERS[2]),
 )
 
 
@@ -130,7 +127,8 @@ def test_queries_and_keys_between_other_rows_of_one_tensor_are_sliced():
 
 def test_a_tensor_with_other_rows_than_the_config_says_is_refused():
     tensors = {"model.layers.1.linear_attn.in_proj_qkvz.weight": torch.zeros(77, 7)}
-    with pytest.raises(InputError, match="has 29 key channels, but the config says 3 heads of 5"):
+    channels = "has 77 key and value channels, but the config says 3 heads of 5 and 6 heads of 4"
+    with pytest.raises(InputError, match=channels):
         change_channels(
             tensors.items(), QWEN3_NEXT, SHAPE, Keep(torch.zeros(1, 3, 2, dtype=torch.long))
         )

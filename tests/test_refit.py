@@ -21,7 +21,7 @@ from keycut.models.card import card, refitted_facts
 from keycut.models.checkpoint import Checkpoint
 from keycut.models.layerwise import LayerwiseModel
 from keycut.refit import RIDGES, _refit, _Sums, perplexity, refit, write_refitted
-from keycut.slicing import Keep, Pad, slice_model
+from keycut.slicing import Keep, Pad, cut_back, slice_model
 
 NAMES = ["delta_net", "delta_net_gate", "delta_net_tied", "shared_head", "shared_all", "gated",
          "gated_no_gate", "gated_value_heads", "kda_value_heads", "qwen3_next", "qwen3_5",
@@ -31,19 +31,25 @@ IDS = torch.randint(0, 97, (9, 70), generator=torch.Generator().manual_seed(4))
 TINY = 1e-12  # a ridge that is none
 
 
-def models(name, folder, *, width=None, dtype=torch.float64, **changes):
-    """A model and what is left of it when each head keeps some channels, as folders."""
+def models(name, folder, *, width=None, value_width=None, dtype=torch.float64, **changes):
+    """A model and what is left of it when each head keeps some channels, as folders; all value
+    channels as they are unless there is a number of them."""
     if name in EXPERTS:  # PyTorch multiplies no groups of float64 matrices
         dtype = torch.float32
     save(create({**SMALL[name], **changes}, seed=3, dtype=dtype), folder / "teacher")
     teacher = Checkpoint(folder / "teacher")
-    heads, full = teacher.shape.heads, teacher.shape.width
-    generator = torch.Generator().manual_seed(9)
-    kept = torch.stack([
-        torch.randperm(full, generator=generator)[: width or full // 4].sort().values
-        for _ in range(len(teacher.shape.layers) * heads)
-    ]).view(len(teacher.shape.layers), heads, -1)  # fmt: skip
-    slice_model(teacher, Keep(kept), folder / "student", dtype=dtype)
+    shape, generator = teacher.shape, torch.Generator().manual_seed(9)
+
+    def some(channels, width):
+        heads, full = shape.size(channels)
+        return Keep(torch.stack([
+            torch.randperm(full, generator=generator)[:width].sort().values
+            for _ in range(len(shape.layers) * heads)
+        ]).view(len(shape.layers), heads, -1))  # fmt: skip
+
+    keys = some("key", width or shape.width // 4)
+    values = some("value", value_width) if value_width else None
+    slice_model(teacher, keys, folder / "student", values=values, dtype=dtype)
     return Checkpoint(folder / "student"), teacher
 
 
@@ -103,6 +109,48 @@ def test_weights_are_those_of_lstsq_on_all_rows(name, ridge, tmp_path):
     atol = 1e-3 if name in EXPERTS else 1e-6
     for key, weight in result.weights.items():
         torch.testing.assert_close(weight, expected[key], rtol=1e-5, atol=atol)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_with_values_cut_the_same_has_fewer_columns(name, tmp_path):
+    student, teacher = models(name, tmp_path, value_width=5)
+    columns = {5 * student.shape.value_heads}
+    result, expected = fit(student, teacher, 1e-2), slow(student, teacher, 1e-2)
+    assert result.weights.keys() == expected.keys()
+    atol = 1e-3 if name in EXPERTS else 1e-6
+    for key, weight in result.weights.items():
+        torch.testing.assert_close(weight, expected[key], rtol=1e-5, atol=atol)
+        if key.endswith(student.architecture.o_proj):
+            assert {weight.shape[1]} == columns
+    best = refit(student, teacher, IDS)
+    assert all(fit.error <= 1 and fit.held_out <= 1 for fit in best.fits)
+    assert best.fits[0].error < 0.95
+    write_refitted(student, best, tmp_path / "refitted")
+    assert Checkpoint(tmp_path / "refitted").shape == student.shape
+
+
+@pytest.mark.parametrize("name", ["gated", "gated_value_heads", "kda_value_heads"])
+def test_values_alone_are_refitted_and_come_closer_to_the_teacher(name, tmp_path):
+    keys = SMALL[name]["head_dim"]
+    student, teacher = models(name, tmp_path, width=keys, value_width=8, dtype=torch.float32)
+    write_refitted(student, refit(student, teacher, IDS), tmp_path / "refitted")
+    with torch.no_grad():
+        exact, before, after = (
+            load(tmp_path / n)(IDS).logits for n in ("teacher", "student", "refitted")
+        )
+    assert (after - exact).norm() < (before - exact).norm()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_norm_that_was_folded_leaves_nothing_to_fit(name, tmp_path):
+    _, teacher = models(name, tmp_path)
+    values = cut_back(teacher.shape, teacher.shape.value_width, "value")
+    slice_model(teacher, None, tmp_path / "folded", values=values, dtype=None)
+    folded = Checkpoint(tmp_path / "folded")
+    for key, weight in fit(folded, teacher, 1e-3).weights.items():
+        torch.testing.assert_close(weight, folded.tensor(key), rtol=1e-5, atol=1e-6)
+    with pytest.raises(InputError, match="nothing was cut"):
+        refit(folded, teacher, IDS)
 
 
 def test_the_batch_size_makes_no_difference(tmp_path):
@@ -293,7 +341,7 @@ def test_perplexity_layer_by_layer_is_that_of_the_whole_model(name, tmp_path):
 
 def test_a_model_that_was_never_cut_is_refused(tmp_path):
     _, teacher = models("delta_net", tmp_path)
-    with pytest.raises(InputError, match=r"16 key channels a head and .* 16: nothing was cut"):
+    with pytest.raises(InputError, match=r"16 key channels a head and .* 16; .*: nothing was cut"):
         refit(teacher, teacher, IDS)
 
 

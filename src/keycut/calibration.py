@@ -9,6 +9,11 @@ Per layer and head, with N tokens and keys and queries taken where the delta rul
     fisher.<q|k>     (layers, heads, d_k)        mean over tokens t of (k_tj dL_s/dk_tj)^2, L_s the
                                                  sum of the losses of a batch
 
+and with `values`, of what enters the output projection, after norm and gate:
+
+    gram.v.raw, sample.v.raw    (layers, value heads, d_v, d_v)
+    fisher.v                    (layers, value heads, d_v)
+
 [K; Q]^T [K; Q] is the sum of two Gram matrices, the second moment one of them over N, and an R
 factor a Cholesky factor of one: so nothing larger than d_k x d_k per head is kept, however long
 the text. Sums are float64; gradients are added up in float32 under bf16 weights.
@@ -47,7 +52,7 @@ logger = logging.getLogger(__name__)
 
 Activations = Literal["raw", "normalised"]
 Rows = Literal["all", "sample"]
-Side = Literal["k", "q"]
+Side = Literal["k", "q", "v"]
 
 TENSORS = "calibration.safetensors"
 MANIFEST = "manifest.json"
@@ -61,7 +66,7 @@ class Calibration:
     manifest: dict[str, Any]
 
     def gram(self, side: Side, rows: Rows, activations: Activations) -> Tensor:
-        """(layers, heads, d_k, d_k), float64."""
+        """(layers, heads, d_k, d_k), float64; of values (layers, value heads, d_v, d_v)."""
         return self.tensors[f"{'gram' if rows == 'all' else 'sample'}.{side}.{activations}"]
 
     def save(self, folder: Path | str, *, force: bool = False) -> None:
@@ -90,7 +95,9 @@ def sampled_positions(tokens: int, rows: int, seed: int) -> np.ndarray:
 class _Sums:
     """Everything that is added up during the pass; `positions` are those of the sample."""
 
-    def __init__(self, model: Any, positions: np.ndarray, device: torch.device | str):
+    def __init__(
+        self, model: Any, positions: np.ndarray, device: torch.device | str, *, values: bool
+    ):
         adapter, self.shape, mixer_modules = mixers(model)
         layers, heads, width = len(self.shape.layers), self.shape.heads, self.shape.width
         q_proj = mixer_modules[0].get_parameter(adapter.q_proj.name)
@@ -106,6 +113,12 @@ class _Sums:
             for activations in ("raw", "normalised")
         }
         self.fisher = {side: zeros(layers, heads, width) for side in ("q", "k")}
+        if values:
+            heads, width = self.shape.size("value")
+            self.grams |= {
+                f"{rows}.v.raw": zeros(layers, heads, width, width) for rows in ("gram", "sample")
+            }
+            self.fisher["v"] = zeros(layers, heads, width)
 
     def start_batch(self, first: int, tokens: int) -> None:
         """What is added next belongs to so many tokens, the first of which has that position."""
@@ -123,12 +136,19 @@ class _Sums:
     def add_rows(self, layer: int, side: Side, x: Tensor) -> None:
         """x: (B, T, heads, d_k)."""
         raw = x.detach().flatten(0, 1).transpose(0, 1).double()  # (heads, tokens, d_k)
-        normalised = l2_normalised(raw)
-        for name, rows in (("raw", raw), ("normalised", normalised)):
-            self.grams[f"gram.{side}.{name}"][layer] += rows.mT @ rows
-            if len(self.sampled):
-                sample = rows[:, self.sampled]
-                self.grams[f"sample.{side}.{name}"][layer] += sample.mT @ sample
+        self._add_gram(layer, f"{side}.raw", raw)
+        self._add_gram(layer, f"{side}.normalised", l2_normalised(raw))
+
+    def add_output(self, layer: int, x: Tensor) -> None:
+        """x: (B, T, value heads, d_v)."""
+        self._add_gram(layer, "v.raw", x.detach().flatten(0, 1).transpose(0, 1).double())
+
+    def _add_gram(self, layer: int, name: str, rows: Tensor) -> None:
+        """rows: (heads, tokens, width)."""
+        self.grams[f"gram.{name}"][layer] += rows.mT @ rows
+        if len(self.sampled):
+            sample = rows[:, self.sampled]
+            self.grams[f"sample.{name}"][layer] += sample.mT @ sample
 
     def add_gradient(self, layer: int, side: str, x: Tensor, gradient: Tensor) -> None:
         """Both: (B, T, heads, d_k). The gradient is that of the mean loss of the batch."""
@@ -173,7 +193,7 @@ class _Saliency:
     def scores(self, side: Side, tokens: int) -> Tensor:
         """(layers, heads, d_k)."""
         key = self.projections[side]
-        rows = torch.from_numpy(key.layout(self.shape))
+        (rows,) = torch.from_numpy(key.places(self.shape))
         pairs = zip(self.weights[key.name], self.gradients[key.name], strict=True)
         return torch.stack([
             (W.detach().float() * G / tokens).abs().double().movedim(key.axis, 0).sum(1)[rows]
@@ -207,23 +227,29 @@ def calibrate(
     sample_rows: int = 5000,
     seed: int = 0,
     gradients: bool = True,
+    values: bool = False,
     provenance: dict[str, Any] | None = None,
 ) -> Calibration:
     """One pass of `model` over `batches` of token ids (B, T), `tokens` in all.
 
-    Without `gradients` there is no backward pass, no saliency and no fisher.
+    Without `gradients` there is no backward pass, no saliency and no fisher; with `values` there is
+    what it takes to choose value channels, too.
     The model keeps its parameters; which of them require gradients is put back afterwards.
     `provenance` goes into the manifest: the model's digest, where the text is from.
     """
     device = next(model.parameters()).device
-    sums = _Sums(model, sampled_positions(tokens, sample_rows, seed), device)
+    sums = _Sums(model, sampled_positions(tokens, sample_rows, seed), device, values=values)
     saliency = _Saliency(*mixers(model)) if gradients else None
     progress = Progress("calibrating", tokens=tokens)
     seen, loss_sum = 0, 0.0
     with (
         _gradients_only_for(model, saliency.parameters() if saliency else []),
         capture_rule_inputs(
-            model, sums.add_rule, sums.add_inputs, sums.add_gradient if saliency else None
+            model,
+            sums.add_rule,
+            sums.add_inputs,
+            sums.add_gradient if saliency else None,
+            sums.add_output if values else None,
         ),
     ):
         for batch in batches:
@@ -255,6 +281,7 @@ def calibrate_layerwise(
     seed: int = 0,
     device: str = "cpu",
     dtype: torch.dtype | None = None,
+    values: bool = False,
     provenance: dict[str, Any] | None = None,
 ) -> Calibration:
     """The same without gradients and without the loss, with one layer of the model in memory.
@@ -265,9 +292,12 @@ def calibrate_layerwise(
     stream = LayerwiseModel(checkpoint, batches, device, dtype)
     first = np.cumsum([0, *(ids.numel() for ids in batches)]).tolist()
     tokens = first[-1]
-    sums = _Sums(stream.model, sampled_positions(tokens, sample_rows, seed), device)
+    positions = sampled_positions(tokens, sample_rows, seed)
+    sums = _Sums(stream.model, positions, device, values=values)
     layers = len(stream.layers)
-    with torch.no_grad(), capture_rule_inputs(stream.model, sums.add_rule, sums.add_inputs):
+    on_output = sums.add_output if values else None
+    capture = capture_rule_inputs(stream.model, sums.add_rule, sums.add_inputs, on_output=on_output)
+    with torch.no_grad(), capture:
         for index in range(layers):
             logger.info("calibrating: layer %d of %d", index + 1, layers)
             with stream.filled(index):
@@ -328,11 +358,12 @@ def calibrate_folder(
     device: str,
     batch: int = 8,
     gradients: bool = True,
+    values: bool = False,
 ) -> Calibration:
     """The calibration of a model in a folder, on sequences that the seed draws from packed text.
 
     `name` is that of the text, and `rows` the size of the sample. Without `gradients` one layer of
-    the model is in memory at a time.
+    the model is in memory at a time. `values` as for `calibrate`.
     """
     if sequences > len(data):
         raise InputError(f"{name}: {sequences} sequences are asked for, there are {len(data)}")
@@ -342,6 +373,7 @@ def calibrate_folder(
     common: dict[str, Any] = {
         "sample_rows": rows,
         "seed": seed,
+        "values": values,
         "provenance": {
             "model_digest": checkpoint.digest(),
             "text": {"source": source.name, "revision": source.revision},

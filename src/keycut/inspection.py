@@ -179,13 +179,14 @@ def check_channels(checkpoint: Checkpoint, headers: dict[str, torch.Tensor]) -> 
         for key in (kind.q_proj, kind.k_proj):
             if (name := kind.name(layer, key)) not in stored:
                 raise InputError(f"{checkpoint.folder}: the model has no {name}")
-    for name, (_, keys) in kind.channel_tensors(shape).items():
-        expected = sum(key.layout(shape).size for key in keys) + keys[0].others(shape)
-        if name in stored and stored[name].shape[keys[0].axis] != expected:
+    for name, (_, parts) in kind.channel_tensors(shape).items():
+        expected, axis = sum(part.places(shape).size for part in parts), parts[0].axis
+        if name in stored and stored[name].shape[axis] != expected:
             raise InputError(
                 f"{checkpoint.folder}: {name} is {list(stored[name].shape)}, but with the "
-                f"{shape.heads} heads of {shape.width} key channels in config.json axis "
-                f"{keys[0].axis} would have {expected}"
+                f"{shape.heads} heads of {shape.width} key channels and {shape.value_heads} of "
+                f"{shape.value_width} value channels in config.json axis {axis} would have "
+                f"{expected}"
             )
 
 

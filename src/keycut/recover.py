@@ -20,7 +20,7 @@ from keycut.errors import InputError
 from keycut.models.card import card, recovered_facts
 from keycut.models.checkpoint import Checkpoint
 from keycut.prune import check_out, held_out_sequences, measure, pack_text
-from keycut.refit import check_cut_from
+from keycut.refit import check_cut_from, widths_of
 from keycut.training.output import Output
 from keycut.training.recovery import recover
 
@@ -66,10 +66,10 @@ def recover_folder(
     student, unpruned = Checkpoint(model), Checkpoint(teacher)
     student.check_no_softmax()
     student.check_text_only()
-    if student.shape.width >= unpruned.shape.width:
+    if not student.shape.narrower_than(unpruned.shape):
         raise InputError(
-            f"{model} has {student.shape.width} key channels a head and {teacher} "
-            f"{unpruned.shape.width}: give the pruned model first, then the one it was cut from"
+            f"{widths_of(student, unpruned)}: give the pruned model first, then the one it was cut "
+            "from"
         )
     check_cut_from(student, unpruned)
     check_out(out, [model, teacher], text, force=force)

@@ -1,7 +1,7 @@
 """Refit: what is linear behind each pruned mixer, fitted again by least squares.
 
-Cutting key channels changes what a delta rule puts out, and the projection behind it was made for
-the old output. It is linear, so its best new value has a closed form; so has the MLP's second
+Cutting channels changes what a delta rule puts out, and the projection behind it was made for the
+old output. It is linear, so its best new value has a closed form; so has the MLP's second
 matrix. Layer by layer, everything before it refitted already, over the tokens of a text:
 
     X    (tokens, n)       what enters the projection in the pruned model
@@ -76,10 +76,9 @@ def refit(
 
     `ids` (sequences, length) is the text; `batch` sequences of it are run at a time.
     """
-    if student.shape.width >= teacher.shape.width:
+    if not student.shape.narrower_than(teacher.shape):
         raise InputError(
-            f"{student.folder} has {student.shape.width} key channels a head and {teacher.folder} "
-            f"{teacher.shape.width}: nothing was cut, so there is nothing to refit"
+            f"{widths_of(student, teacher)}: nothing was cut, so there is nothing to refit"
         )
     check_refit(student, sequences=len(ids), length=ids.shape[1])
     check_cut_from(student, teacher)
@@ -353,20 +352,37 @@ def _embedding(checkpoint: Checkpoint) -> Tensor:
     return checkpoint.tensor(checkpoint.stored[name])
 
 
+def widths_of(student: Checkpoint, teacher: Checkpoint) -> str:
+    """The start of an error: what the heads of both have."""
+    mine, theirs = student.shape, teacher.shape
+    return (
+        f"{student.folder} has {mine.width} key channels a head and {teacher.folder} "
+        f"{theirs.width}; of value channels they have {mine.value_width} and {theirs.value_width}"
+    )
+
+
 def check_cut_from(student: Checkpoint, teacher: Checkpoint) -> None:
-    """An error unless all tensors but those over key channels have the same names and shapes, and
-    the embeddings, which nothing here changes, the same numbers."""
+    """An error unless all tensors but those over channels have the same names and shapes, and the
+    embeddings, which nothing here changes, the same numbers."""
     if student.architecture is not teacher.architecture:
         raise InputError(
             f"{teacher.folder} is not the model that {student.folder} was cut from: a "
             f"{teacher.architecture.model_type}, not a {student.architecture.model_type}"
         )
-    over_keys = student.architecture.channel_tensors(student.shape)
+    kind = student.architecture
+    over_channels: set[str] = set()
+    values_cut = student.shape.value_width != teacher.shape.value_width
+    for name, (_, parts) in kind.channel_tensors(student.shape).items():
+        if values_cut or any(part.channels == "key" for part in parts):
+            over_channels.add(name)
+    if values_cut:
+        below = (kind.norm, *(part for pair in kind.bottlenecks for part in pair))
+        over_channels |= {kind.name(i, part) for i in student.shape.layers for part in below}
     shapes = [
         {
             name: list(t.shape)
             for name, t in with_current_names(c.headers(), c.architecture).items()
-            if name not in over_keys
+            if name not in over_channels
         }
         for c in (student, teacher)
     ]

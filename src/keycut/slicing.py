@@ -1,17 +1,26 @@
-"""Slicing: fewer key channels make a smaller, ordinary model.
+"""Slicing: fewer channels of keys, of values, or of both make a smaller, ordinary model.
 
 A change says what becomes of the channels of one head; everything else here is where they lie.
 All of it works on tensors by name and on config.json: no model class is needed.
+
+Between the values and the output projection is a norm over the channels of a head, whose weight all
+heads share. Heads may keep different channels, so the weight w is first folded into the projection,
+
+    W_o (w * x) = (W_o diag(w, w, ...)) x
+
+a gate included, which multiplies x channel by channel. That is exact. The norm of fewer channels is
+another one: token by token, what is left of a head is scaled by another number than in the whole
+model. It is what the whole model puts out if the dropped values are zeros, times sqrt(width / d_v).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,6 +28,7 @@ from keycut.artefact import atomic_write
 from keycut.errors import InputError
 from keycut.models.architectures.base import (
     Architecture,
+    Channels,
     ChannelTensor,
     MixerShape,
     Role,
@@ -30,7 +40,7 @@ MIXED_WIDTHS = "a model whose layers differ in width cannot be sliced"
 
 
 class Change(Protocol):
-    """Channels (heads, d_k, ...) of one tensor of a layer, to (heads, width, ...)."""
+    """Channels (heads, n, ...) of one tensor of a layer, to (heads, width, ...)."""
 
     @property
     def width(self) -> int: ...
@@ -92,9 +102,10 @@ class Pad:
         return torch.cat([channels, zeros], 1)
 
 
-def cut_back(shape: MixerShape, width: int) -> Keep:
+def cut_back(shape: MixerShape, width: int, channels: Channels = "key") -> Keep:
     """The change that keeps the first `width` channels of every head: the end of a `Pad`."""
-    return Keep(torch.arange(width).expand(len(shape.layers), shape.heads, width))
+    heads, _ = shape.size(channels)
+    return Keep(torch.arange(width).expand(len(shape.layers), heads, width))
 
 
 def padded_eps(eps: float, width: int, padded: int) -> float:
@@ -106,90 +117,191 @@ def padded_eps(eps: float, width: int, padded: int) -> float:
     return eps * width / padded
 
 
-def places(key: ChannelTensor, shape: MixerShape) -> Tensor:
-    """(entries, heads, d_k): the places of key channels on their axis of a tensor."""
-    return torch.from_numpy(key.layout(shape)).view(-1, shape.heads, shape.width)
+@dataclass(frozen=True)
+class Slicer:
+    """What becomes of each tensor of a model. Without a change of values nothing is folded."""
+
+    kind: Architecture
+    shape: MixerShape
+    keys: Change | None
+    values: Keep | None
+    stored: Callable[[str], Tensor]
+    """The tensor of the whole model of this name: some are changed by what is in others."""
+
+    @property
+    def narrow(self) -> MixerShape:
+        width = self.keys.width if self.keys else self.shape.width
+        value_width = self.values.width if self.values else self.shape.value_width
+        return replace(self.shape, width=width, value_width=value_width)
+
+    @cached_property
+    def _tensors(self) -> dict[str, tuple[int, list[ChannelTensor]]]:
+        return self.kind.channel_tensors(self.shape)
+
+    @cached_property
+    def _layers(self) -> dict[str, int]:
+        """By how the names in a layer's mixer begin."""
+        return {self.kind.name(layer, ""): layer for layer in self.shape.layers}
+
+    def __call__(self, name: str, tensor: Tensor) -> Tensor:
+        mixer = next((mixer for mixer in self._layers if name.startswith(mixer)), None)
+        if mixer is None:
+            return tensor
+        below = name.removeprefix(mixer)
+        if self.values:
+            if below == self.kind.norm:
+                return tensor.new_ones(self.values.width)
+            if below == self.kind.o_proj:
+                tensor = fold(tensor, self.stored(mixer + self.kind.norm))
+            for pair in self.kind.bottlenecks:
+                if below in pair and self.narrow.value_width < self.shape.value_width:
+                    return self._narrower(mixer, pair)[pair.index(below)]
+        return self._changed(name, tensor)
+
+    def _changed(self, name: str, tensor: Tensor) -> Tensor:
+        """With its channels changed."""
+        index, parts = self._tensors.get(name, (0, []))
+        if not any(self._change(part) for part in parts):
+            return tensor
+        axis = parts[0].axis
+        rows = tensor.movedim(axis, 0)
+        size = sum(part.places(self.narrow).size for part in parts)
+        result = rows.new_empty(size, *rows.shape[1:])
+        for part in parts:
+            change = self._change(part)
+            for old, new in zip(part.places(self.shape), part.places(self.narrow), strict=True):
+                result[new] = change(index, part.role, rows[old]) if change else rows[old]
+        return result.movedim(0, axis).contiguous()
+
+    def _change(self, part: ChannelTensor) -> Change | None:
+        return self.keys if part.channels == "key" else self.values
+
+    def _narrower(self, mixer: str, pair: tuple[str, str]) -> tuple[Tensor, Tensor]:
+        """Two matrices that meet in fewer channels: the best ones, by their product."""
+        first, second = (self._changed(mixer + part, self.stored(mixer + part)) for part in pair)
+        return truncate(first, second, self.narrow.value_width)
 
 
-def change_tensor(
-    tensor: Tensor, keys: list[ChannelTensor], shape: MixerShape, change: Change, index: int
-) -> Tensor:
-    """The tensor with its key channels changed and everything else on that axis as it was.
-
-    `keys` is more than one for a tensor that holds queries and keys.
-    """
-    first, narrow = keys[0], replace(shape, width=change.width)
-    old, new = (torch.cat([places(key, s) for key in keys]) for s in (shape, narrow))
-    roles = [key.role for key in keys for _ in places(key, shape)]
-    rows = tensor.movedim(first.axis, 0)
-    result = rows.new_empty(new.numel() + first.others(shape), *rows.shape[1:])
-    for role, before, after in zip(roles, old, new, strict=True):
-        result[after] = change(index, role, rows[before])
-    rest = np.setdiff1d(np.arange(len(rows)), old)
-    result[np.setdiff1d(np.arange(len(result)), new)] = rows[rest]
-    return result.movedim(0, first.axis).contiguous()
+def fold(o_proj: Tensor, weight: Tensor) -> Tensor:
+    """The output projection (hidden, value heads x d_v) times the weight (d_v) of the norm in front
+    of it, in its own type."""
+    columns = o_proj.double().unflatten(1, (-1, len(weight))) * weight.double()
+    return columns.flatten(1).to(o_proj.dtype)
 
 
-def check_channels(headers: Mapping[str, Tensor], kind: Architecture, shape: MixerShape) -> None:
+def truncate(first: Tensor, second: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+    """Factors (rank, inputs) and (outputs, rank) of the nearest matrix of that rank to the product
+    `second` @ `first`, in their types."""
+    Q, R = torch.linalg.qr(second.double())  # the product is Q R P^T, with a small R in the middle
+    P, S = torch.linalg.qr(first.double().mT)
+    U, sigma, Vh = torch.linalg.svd(R @ S.mT)
+    root = torch.zeros(rank, dtype=torch.float64, device=sigma.device)
+    rank = min(rank, len(sigma))  # the rest is zeros
+    root[:rank] = sigma[:rank].sqrt()
+    outer, inner = (m.new_zeros(len(m), len(root)) for m in (Q, P))
+    outer[:, :rank], inner[:, :rank] = Q @ U[:, :rank], P @ Vh[:rank].mT
+    return (inner * root).mT.contiguous().to(first.dtype), (outer * root).to(second.dtype)
+
+
+def check_channels(
+    headers: Mapping[str, Tensor], kind: Architecture, shape: MixerShape, *, values: bool = False
+) -> None:
     """An error unless the tensors, of which only names and shapes are looked at, have the channels
-    that the config says."""
-    required = {
-        kind.name(layer, key) for layer in shape.layers for key in (kind.q_proj, kind.k_proj)
-    }
-    missing = sorted(required - set(headers))
-    if missing:
-        raise InputError(f"the model has no {missing[0]}, so its key channels cannot be sliced")
-    for name, (_, keys) in kind.channel_tensors(shape).items():
+    that the config says, and with `values` the parts without which values cannot be cut."""
+    required: list[tuple[str, ChannelTensor | str]] = [("key", kind.q_proj), ("key", kind.k_proj)]
+    if values:
+        required += [("value", part) for part in (kind.v_proj, kind.o_proj, kind.norm)]
+    for channels, part in required:
+        for name in (kind.name(layer, part) for layer in shape.layers):
+            if name not in headers:
+                raise InputError(
+                    f"the model has no {name}, so its {channels} channels cannot be sliced"
+                )
+    for name, (_, parts) in kind.channel_tensors(shape).items():
         if name not in headers:
             continue
-        channels = headers[name].shape[keys[0].axis] - keys[0].others(shape)
-        if channels != sum(places(key, shape).numel() for key in keys):
+        size = headers[name].shape[parts[0].axis]
+        if size != sum(part.places(shape).size for part in parts):
+            sides = dict.fromkeys(part.channels for part in parts)
+            heads = ["{} heads of {}".format(*shape.size(side)) for side in sides]
             raise InputError(
-                f"{name} has {channels} key channels, but the config says {shape.heads} heads of "
-                f"{shape.width}: {kind.mend or MIXED_WIDTHS}"
+                f"{name} has {size} {' and '.join(sides)} channels, but the config says "
+                f"{' and '.join(heads)}: {kind.mend or MIXED_WIDTHS}"
             )
-    values = shape.value_heads * shape.value_width
-    for name in (kind.mixer.format(layer=layer) + kind.o_proj for layer in shape.layers):
-        if name in headers and headers[name].shape[1] != values:
+    if values:
+        check_norms(headers, kind, shape)
+
+
+def check_norms(headers: Mapping[str, Tensor], kind: Architecture, shape: MixerShape) -> None:
+    """An error unless the weight of each norm in front of an output projection can be folded."""
+    for layer in shape.layers:
+        weight = kind.name(layer, kind.norm)
+        norm = weight.removesuffix("weight")
+        others = sorted(name for name in headers if name.startswith(norm) and name != weight)
+        if others:
             raise InputError(
-                f"{name} takes {headers[name].shape[1]} value channels, but the config says "
-                f"{shape.value_heads} heads of {shape.value_width}"
+                f"the model has {others[0]}: values are cut only where the output projection is "
+                "linear in what its norm puts out, a weight for each channel of a head"
+            )
+        if list(headers[weight].shape) != [shape.value_width]:
+            raise InputError(
+                f"{weight} is {list(headers[weight].shape)}, expected [{shape.value_width}]: "
+                "values are cut only where one norm serves every head alike"
             )
 
 
-def check_sliceable(checkpoint: Checkpoint) -> None:
-    """An error if the tensors of a folder contradict its config; none of them is read."""
+def check_sliceable(checkpoint: Checkpoint, *, values: bool = False) -> None:
+    """An error if the tensors of a folder contradict its config, or if values are to be cut and
+    cannot be; none of them is read."""
     kind = checkpoint.architecture
-    check_channels(with_current_names(checkpoint.headers(), kind), kind, checkpoint.shape)
+    headers = with_current_names(checkpoint.headers(), kind)
+    check_channels(headers, kind, checkpoint.shape, values=values)
+
+
+def check_widths(checkpoint: Checkpoint, width: int, value_width: int | None) -> dict[str, Any]:
+    """The config of the model with these widths, or an error if it cannot have them."""
+    for size, name in ((width, "key"), (value_width, "value")):
+        if size is not None and not size >= 1:
+            raise InputError(f"a width of {size} leaves no {name} channel")
+    kind = checkpoint.architecture
+    config = kind.resized(checkpoint.config, width, value_width)
+    values = value_width or checkpoint.shape.value_width
+    if kind.shape(config) != replace(checkpoint.shape, width=width, value_width=values):
+        raise InputError(
+            f"{checkpoint.folder}: the config of a {kind.model_type} cannot express heads of "
+            f"{width} key and {values} value channels"
+        )
+    return config
 
 
 def change_channels(
-    tensors: Iterable[tuple[str, Tensor]], kind: Architecture, shape: MixerShape, change: Change
+    tensors: Iterable[tuple[str, Tensor]],
+    kind: Architecture,
+    shape: MixerShape,
+    keys: Change | None,
+    values: Keep | None = None,
 ) -> dict[str, Tensor]:
-    """All tensors of a model, those over key channels changed."""
-    result = dict(tensors)
-    check_channels(result, kind, shape)
-    for name, (index, keys) in kind.channel_tensors(shape).items():
-        if name in result:
-            result[name] = change_tensor(result[name], keys, shape, change, index)
-    return result
+    """All tensors of a model, those over channels changed."""
+    whole = dict(tensors)
+    check_channels(whole, kind, shape, values=values is not None)
+    slicer = Slicer(kind, shape, keys, values, whole.__getitem__)
+    return {name: slicer(name, tensor) for name, tensor in whole.items()}
 
 
-def sliced_bytes(checkpoint: Checkpoint, width: int, dtype: torch.dtype | None) -> int:
+def sliced_bytes(
+    checkpoint: Checkpoint, width: int, dtype: torch.dtype | None, value_width: int | None = None
+) -> int:
     """What the weights of the smaller model will take on a disk."""
     kind, shape = checkpoint.architecture, checkpoint.shape
-    over_keys = kind.channel_tensors(shape)
-    total = 0
-    for name, header in with_current_names(checkpoint.headers(), kind).items():
-        numbers = header.numel()
-        if name in over_keys:
-            _, keys = over_keys[name]
-            lost = (
-                sum(len(places(key, shape)) for key in keys) * shape.heads * (shape.width - width)
-            )
-            numbers -= lost * (numbers // header.shape[keys[0].axis])
-        total += numbers * sliced_dtype(name, header, kind, dtype).itemsize
-    return total
+    headers = with_current_names(checkpoint.headers(), kind)
+    values = value_width and cut_back(shape, value_width, "value")
+    keys = cut_back(shape, width)
+    slicer = Slicer(kind, shape, keys, values or None, headers.__getitem__)
+    # Headers have shapes and no numbers, and so has what becomes of them.
+    return sum(
+        slicer(name, header).numel() * sliced_dtype(name, header, kind, dtype).itemsize
+        for name, header in headers.items()
+    )
 
 
 def sliced_dtype(
@@ -203,35 +315,36 @@ def sliced_dtype(
 
 def slice_model(
     checkpoint: Checkpoint,
-    change: Change,
+    keys: Change | None,
     out: Path | str,
     *,
+    values: Keep | None = None,
     dtype: torch.dtype | None = torch.bfloat16,
     card: str | None = None,
     force: bool = False,
 ) -> None:
-    """Write the changed model to a folder that its stock library loads.
+    """Write the model with its key channels changed, and its value channels, to a folder that its
+    stock library loads.
 
     Files are the model's own, one of them at a time in memory. Tensors that are not the model's
     (`Architecture.beyond`) are copied as they are.
     """
     kind, shape = checkpoint.architecture, checkpoint.shape
-    if not change.width >= 1:
-        raise InputError(f"a width of {change.width} leaves no channel")
-    check_sliceable(checkpoint)
-    config: dict[str, Any] = kind.resized(checkpoint.config, change.width)
+    width = keys.width if keys else shape.width
+    config = check_widths(checkpoint, width, values.width if values else None)
+    check_sliceable(checkpoint, values=values is not None)
     if dtype is not None:
         for part in (config, text_config(config)):
             part["dtype"] = str(dtype).removeprefix("torch.")
             part.pop("torch_dtype", None)  # what older transformers called it
-    over_keys = kind.channel_tensors(shape)
+
+    def stored(name: str) -> Tensor:
+        return checkpoint.tensor(checkpoint.stored[name])
+
+    slicer = Slicer(kind, shape, keys, values, stored)
 
     def new_tensor(name: str, tensor: Tensor) -> Tensor:
-        to = sliced_dtype(name, tensor, kind, dtype)
-        if name in over_keys:
-            index, keys = over_keys[name]
-            tensor = change_tensor(tensor, keys, shape, change, index)
-        return tensor.to(to)
+        return slicer(name, tensor).to(sliced_dtype(name, tensor, kind, dtype))
 
     with atomic_write(out, force=force, folder=True) as aside:
         rewrite(checkpoint, aside, new_tensor, config)

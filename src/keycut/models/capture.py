@@ -28,11 +28,13 @@ def capture_rule_inputs(
     on_rule: Callable[[int, dict[str, Any]], None],
     on_mixer: Callable[[int, Tensor], None] | None = None,
     on_gradient: Callable[[int, str, Tensor, Tensor], None] | None = None,
+    on_output: Callable[[int, Tensor], None] | None = None,
 ) -> Iterator[None]:
-    """While open, `on_rule` is called with the arguments of each delta rule by name, and
-    `on_mixer` with what enters its mixer, (B, T, hidden). `on_gradient` is called in the backward
-    pass, with "q" or "k", what the rule received of it (B, T, heads, d_k), and its gradient. All
-    get the mixer's place in `shape.layers` first.
+    """While open, `on_rule` is called with the arguments of each delta rule by name, `on_mixer`
+    with what enters its mixer, (B, T, hidden), and `on_output` with what enters the projection
+    behind it, (B, T, value heads, d_v). `on_gradient` is called in the backward pass, with "q" or
+    "k", what the rule received of it (B, T, heads, d_k), and its gradient; where there is an
+    `on_output`, with "v" and what that got, too. All get the mixer's place in `shape.layers` first.
 
     A forward hook on the convolutions would not do: Gated DeltaNet joins the three of them into
     one call. So the names that the layers call are wrapped; a hook tells which layer calls.
@@ -51,7 +53,7 @@ def capture_rule_inputs(
         return hook
 
     def hook_gradient(index: int, side: str, x: Tensor) -> None:
-        repeats = copies if call.repeated else 1
+        repeats = copies if call.repeated and side != "v" else 1
         # Detached: a hook that holds its own tensor would never be freed.
         values = x.detach()[:, :, ::repeats]
 
@@ -75,10 +77,27 @@ def capture_rule_inputs(
 
         return rule
 
+    def leaving(index: int) -> Callable[..., tuple[Tensor]]:
+        def hook(module: Any, args: tuple[Any, ...]) -> tuple[Tensor]:
+            assert on_output is not None
+            by_head = args[0].unflatten(-1, (shape.value_heads, shape.value_width))
+            on_output(index, by_head)
+            if on_gradient is not None:
+                hook_gradient(index, "v", by_head)
+            return (by_head.flatten(-2),)  # through which gradients come
+
+        return hook
+
     hooks = [
         mixer.register_forward_pre_hook(entering(index), with_kwargs=True)
         for index, mixer in enumerate(modules)
     ]
+    if on_output is not None:
+        o_proj = adapter.o_proj.removesuffix(".weight")
+        hooks += [
+            mixer.get_submodule(o_proj).register_forward_pre_hook(leaving(index))
+            for index, mixer in enumerate(modules)
+        ]
     module = importlib.import_module(call.module)
     originals = {name: getattr(module, name) for name in call.functions}
     try:

@@ -57,6 +57,9 @@ class Method:
 
     `model` is a `ModelStatistics`; `target` says whether keys, queries or both are judged by (what
     is kept is kept of both). Options are those it takes, and `seed` if it needs one.
+
+    With `values` it can choose value channels, too: `target` is then "v", and what it gives is
+    (layers, value heads, d_v).
     """
 
     name: str
@@ -66,6 +69,7 @@ class Method:
     dash: tuple[float, ...] = ()  # lengths of its strokes and gaps, in points; solid without
     needs: tuple[Need, ...] = ()  # calibration text, gradients on it, a seed
     targets: tuple[Target, ...] = ("kq", "k", "q")  # whose channels it can judge by, its own first
+    values: bool = False
     takes: tuple[Option, ...] = ()
     score: Callable[..., Any] | None = None
     choose: Callable[..., Any] | None = None

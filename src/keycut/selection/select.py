@@ -1,20 +1,23 @@
-"""From a method's function to selections: `select(method, model, widths)`."""
+"""From a method's function to selections: `select(method, model, widths)` of key channels, and
+`select_values` of value channels."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor
 
 from keycut import __version__
-from keycut.calibration import Calibration
+from keycut.calibration import Calibration, Side
 from keycut.errors import InputError
+from keycut.models.architectures.base import Channels
 from keycut.selection.conditioning import condition_number, effective_rank, spectrum_from_gram
 from keycut.selection.method import Method, Target
-from keycut.selection.methods import method_named
+from keycut.selection.methods import METHODS, method_named
 from keycut.selection.selection import Selection
 from keycut.selection.statistics import ModelStatistics
+from keycut.slicing import check_sliceable
 
 
 def select(
@@ -32,7 +35,47 @@ def select(
     target = target or method.targets[0]
     method.check_target(target)
     options = method.options(options) | ({"seed": seed} if "seed" in method.needs else {})
-    check_inputs(method, model, widths)
+    check_inputs(method, model, widths, "key")
+    about = {
+        "method": method.name,
+        "target": target,
+        "full_width": model.checkpoint.shape.width,
+        **options,
+    }
+    results = _choose(method, model, target, widths, options)
+    return [
+        Selection(tensors, {**about, **common_facts(model), "width": width})
+        for tensors, width in zip(results, widths, strict=True)
+    ]
+
+
+def select_values(
+    name: str, model: ModelStatistics, widths: Sequence[int], *, seed: int = 0, **options: Any
+) -> list[Selection]:
+    """The same for value channels, each value head by itself. `Selection.with_values` puts such a
+    choice beside one of key channels."""
+    method = method_named(name)
+    options = method.options(options) | ({"seed": seed} if "seed" in method.needs else {})
+    check_inputs(method, model, widths, "value")
+    about = {"method": method.name, "full_width": model.checkpoint.shape.value_width, **options}
+    results = _choose(method, model, "v", widths, options)
+    return [
+        Selection(
+            {f"values.{name}": tensor for name, tensor in tensors.items()},
+            {**common_facts(model), "values": {**about, "width": width}},
+        )
+        for tensors, width in zip(results, widths, strict=True)
+    ]
+
+
+def _choose(
+    method: Method,
+    model: ModelStatistics,
+    target: Target | Literal["v"],
+    widths: Sequence[int],
+    options: dict[str, Any],
+) -> list[dict[str, Tensor]]:
+    """For each width what the method gives, and what there is to know of it."""
     if method.score:
         scores = method.score(model, target, **options)
         results = [{"kept": top(scores, width), "scores": scores} for width in widths]
@@ -41,36 +84,46 @@ def select(
     else:
         assert method.rotate
         results = [{"rotation": method.rotate(model, target, w, **options)} for w in widths]
-    checkpoint, calibration = model.checkpoint, model.calibration
-    about = {
+    side: Side = "v" if target == "v" else "k"
+    return [tensors | conditioning(model.calibration, side, tensors) for tensors in results]
+
+
+def common_facts(model: ModelStatistics) -> dict[str, Any]:
+    """Of a selection, whatever it is of."""
+    calibration = model.calibration
+    return {
         "keycut": __version__,
-        "method": method.name,
-        "target": target,
-        "full_width": checkpoint.shape.width,
-        "model_digest": checkpoint.digest(),
-        **options,
+        "model_digest": model.checkpoint.digest(),
         **({"calibration": calibration.manifest} if calibration else {}),
     }
-    return [
-        Selection(tensors | conditioning(calibration, tensors), {**about, "width": width})
-        for tensors, width in zip(results, widths, strict=True)
-    ]
 
 
-def check_inputs(method: Method, model: ModelStatistics, widths: Sequence[int]) -> None:
+def check_inputs(
+    method: Method, model: ModelStatistics, widths: Sequence[int], channels: Channels
+) -> None:
     """Everything that can be known to be wrong before the work starts."""
-    full = model.checkpoint.shape.width
+    _, full = model.checkpoint.shape.size(channels)
     for width in widths:
         if not 1 <= width <= full:
+            of = "values of " if channels == "value" else ""
             raise InputError(
-                f"a width of {width} for {model.checkpoint.folder}: must lie in 1..{full}"
+                f"a width of {width} for {of}{model.checkpoint.folder}: must lie in 1..{full}"
             )
+    if channels == "value":
+        if not method.values:
+            others = ", ".join(other.name for other in METHODS.values() if other.values)
+            raise InputError(f"method {method.name} chooses no value channels; {others} do")
+        check_sliceable(model.checkpoint, values=True)
     if model.calibration is None:
         if "text" in method.needs:
             raise InputError(f"method {method.name} needs a calibration, and none was given")
         return
     if "gradients" in method.needs and "saliency.k" not in model.calibration.tensors:
         raise InputError(f"method {method.name} needs gradients, and this calibration has none")
+    if channels == "value" and "gram.v.raw" not in model.calibration.tensors:
+        raise InputError(
+            "this calibration has nothing of values: calibrate with `values=True` to choose them"
+        )
     calibrated = model.calibration.manifest.get("model_digest")
     if calibrated != (digest := model.checkpoint.digest()):
         raise InputError(
@@ -85,11 +138,14 @@ def top(scores: Tensor, width: int) -> Tensor:
     return order[..., :width].sort(-1).values
 
 
-def conditioning(calibration: Calibration | None, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """How well the keys span before and after, where there is a calibration to tell."""
+def conditioning(
+    calibration: Calibration | None, side: Side, tensors: dict[str, Tensor]
+) -> dict[str, Tensor]:
+    """How well the keys span before and after, or what enters the output projection, where there is
+    a calibration to tell."""
     if calibration is None:
         return {}
-    before = calibration.gram("k", "all", "raw")
+    before = calibration.gram(side, "all", "raw")
     if "rotation" in tensors:
         T = tensors["rotation"]
         after = spectrum_from_gram(T @ before @ T.mT)

@@ -18,12 +18,16 @@ from keycut.slicing import Change, Keep, Rotate
 
 @dataclass(frozen=True)
 class Selection:
-    """Which channels stay, and what there is to know about the choice.
+    """Which channels of keys stay, or of values, or of both, and what there is to know about the
+    choice.
 
     tensors: kept (layers, heads, width), or rotation (layers, heads, width, d_k) for PCA; and as
     far as the method has them, per layer and head: scores (.., d_k), swaps, largest_gain,
     log_volume. With a calibration: condition_before, condition_after, effective_rank_before,
     effective_rank_after, of the raw keys over all calibration tokens.
+
+    What there is of values begins with `values.`: values.kept (layers, value heads, width) and so
+    on, with the conditioning of what enters the output projection; about["values"] has the rest.
     """
 
     tensors: dict[str, Tensor]
@@ -33,10 +37,25 @@ class Selection:
     def width(self) -> int:
         return int(self.about["width"])
 
-    def change(self) -> Change:
+    @property
+    def value_width(self) -> int:
+        return int(self.about["values"]["width"])
+
+    def change(self) -> Change | None:
+        """Of the key channels."""
         if "rotation" in self.tensors:
             return Rotate(self.tensors["rotation"])
-        return Keep(self.tensors["kept"])
+        return Keep(self.tensors["kept"]) if "kept" in self.tensors else None
+
+    def value_change(self) -> Keep | None:
+        return Keep(self.tensors["values.kept"]) if "values.kept" in self.tensors else None
+
+    def with_values(self, values: Selection) -> Selection:
+        """This choice of key channels and another one's of value channels."""
+        if self.about["model_digest"] != values.about["model_digest"]:
+            raise InputError("the choices of key and of value channels are of different models")
+        chosen = {name: t for name, t in values.tensors.items() if name.startswith("values.")}
+        return Selection(self.tensors | chosen, {**self.about, "values": values.about["values"]})
 
     def check_model(self, checkpoint: Checkpoint) -> None:
         if self.about["model_digest"] != (digest := checkpoint.digest()):

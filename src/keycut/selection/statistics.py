@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from keycut.calibration import Activations, Calibration, Rows, Side
 from keycut.errors import InputError
+from keycut.models.architectures.base import ChannelTensor
 from keycut.models.checkpoint import Checkpoint
 from keycut.selection.method import Target
+from keycut.slicing import fold
 
 
 @dataclass(frozen=True)
@@ -38,7 +41,10 @@ class ModelStatistics:
         return self.measured.tensors["input_norm"]
 
     def gram(self, side: Side, rows: Rows = "all", activations: Activations = "raw") -> Tensor:
-        """K^T K or Q^T Q: (layers, heads, d_k, d_k), float64."""
+        """K^T K or Q^T Q: (layers, heads, d_k, d_k), float64. Of values X^T X, X what enters the
+        output projection: (layers, value heads, d_v, d_v)."""
+        if side == "v" and activations != "raw":
+            raise InputError(f"activations {activations}: values have no L2 norm; take raw")
         return self.measured.gram(side, rows, activations)
 
     def saliency(self, side: Side) -> Tensor:
@@ -46,7 +52,8 @@ class ModelStatistics:
         return self.measured.tensors[f"saliency.{side}"]
 
     def fisher(self, side: Side) -> Tensor:
-        """Mean over tokens t of (k_tj dL/dk_tj)^2: (layers, heads, d_k), float64."""
+        """Mean over tokens t of (k_tj dL/dk_tj)^2: (layers, heads, d_k), float64. Of values the
+        same of what enters the output projection: (layers, value heads, d_v)."""
         name = f"fisher.{side}"
         if name not in self.measured.tensors:
             raise InputError(
@@ -56,21 +63,33 @@ class ModelStatistics:
         return self.measured.tensors[name]
 
     def weight_magnitudes(self, side: Side) -> Tensor:
-        """|W| of the query or key projection: (layers, heads, d_k, hidden), float64."""
+        """|W| of the query or key projection: (layers, heads, d_k, hidden), float64. Of the value
+        projection times the sum of what reads the channel, the magnitudes of its column of the
+        output projection with the norm's weight: (layers, value heads, d_v, hidden)."""
         adapter, shape = self.checkpoint.architecture, self.checkpoint.shape
-        projection = adapter.q_proj if side == "q" else adapter.k_proj
-        layout = torch.from_numpy(projection.layout(shape))
+        projection = {"q": adapter.q_proj, "k": adapter.k_proj, "v": adapter.v_proj}[side]
+        (layout,) = torch.from_numpy(projection.places(shape))
         magnitudes = None
         for index, layer in enumerate(shape.layers):  # one matrix at a time: they may be large
-            name = adapter.name(layer, projection)
-            weight = self.checkpoint.tensor(self.checkpoint.stored.get(name, name))
+            weight = self._tensor(layer, projection)
             rows = weight.movedim(projection.axis, 0)[layout]
             if magnitudes is None:
                 magnitudes = rows.new_empty(len(shape.layers), *rows.shape, dtype=torch.float64)
             magnitudes[index] = rows.abs()
+            if side == "v":
+                o_proj, norm = (
+                    self._tensor(layer, adapter.o_proj),
+                    self._tensor(layer, adapter.norm),
+                )
+                readers = fold(o_proj, norm).double().abs().sum(0)
+                magnitudes[index] *= readers.view(*shape.size("value"), 1)
         assert magnitudes is not None, "a model without delta rules has no adapter"
         return magnitudes
 
-    def sum_over(self, target: Target, of: Callable[[Side], Tensor]) -> Tensor:
-        """What a method judges by: keys and queries together, or one of them."""
-        return torch.stack([of(side) for side in ("k", "q") if side in target]).sum(0)
+    def _tensor(self, layer: int, tensor: ChannelTensor | str) -> Tensor:
+        name = self.checkpoint.architecture.name(layer, tensor)
+        return self.checkpoint.tensor(self.checkpoint.stored.get(name, name))
+
+    def sum_over(self, target: Target | Literal["v"], of: Callable[[Side], Tensor]) -> Tensor:
+        """What a method judges by: keys and queries together, or one of them, or values."""
+        return torch.stack([of(side) for side in ("k", "q", "v") if side in target]).sum(0)

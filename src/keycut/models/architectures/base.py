@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from keycut.config.section import Kernel
 
 Config = dict[str, Any]
+Channels = Literal["key", "value"]
+"""Whose channels: those of keys are those of queries too."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,17 @@ class MixerShape:
     width: int  # d_k
     value_heads: int
     value_width: int  # d_v
+
+    def size(self, channels: Channels) -> tuple[int, int]:
+        """Heads, and channels of each."""
+        if channels == "key":
+            return self.heads, self.width
+        return self.value_heads, self.value_width
+
+    def narrower_than(self, other: MixerShape) -> bool:
+        """Whether it has fewer channels of keys or of values, and more of neither."""
+        mine, theirs = ((s.width, s.value_width) for s in (self, other))
+        return mine != theirs and all(a <= b for a, b in zip(mine, theirs, strict=True))
 
     def state_bytes(self, bytes_per_number: int = 4) -> int:
         """The recurrent state of one sequence; the kernels hold it in float32."""
@@ -80,16 +93,18 @@ class Cache:
     def total_bytes(self, tokens: int) -> int:
         return self.state_bytes() + self.softmax_bytes(tokens)
 
-    def resized(self, width: int) -> Cache:
-        """With another d_k."""
-        return replace(self, shape=replace(self.shape, width=width))
+    def resized(self, width: int, value_width: int | None = None) -> Cache:
+        """With another d_k, and another d_v if that is given."""
+        values = value_width or self.shape.value_width
+        return replace(self, shape=replace(self.shape, width=width, value_width=values))
 
 
-def by_head(shape: MixerShape) -> np.ndarray:
-    """(heads, d_k): the rows of head 0, then those of head 1, and so on."""
+def by_head(shape: MixerShape, channels: Channels) -> np.ndarray:
+    """(heads, width): the places of head 0, then those of head 1, and so on."""
     import numpy as np
 
-    return np.arange(shape.heads * shape.width).reshape(shape.heads, shape.width)
+    heads, width = shape.size(channels)
+    return np.arange(heads * width).reshape(heads, width)
 
 
 Role = Literal["projection", "filter", "bias"]
@@ -97,18 +112,22 @@ Role = Literal["projection", "filter", "bias"]
 
 @dataclass(frozen=True)
 class ChannelTensor:
-    """A tensor with an axis over the key channels; `layout` gives the place of each on it.
+    """A tensor with an axis over channels; `layout` gives the place of each on it.
 
-    A tensor that holds the channels of queries and of keys is two of these, of one name. One with
-    several entries for each channel has a layout (entries, heads, d_k).
+    A tensor that holds several kinds of them (queries and keys, values and gates) is as many of
+    these, of one name and axis, which together have all places of the axis. One with several
+    entries for each channel has a layout (entries, heads, width).
     """
 
     name: str  # below the layer's mixer
     role: Role
+    channels: Channels = "key"
     axis: int = 0
-    layout: Callable[[MixerShape], np.ndarray] = by_head
-    others: Callable[[MixerShape], int] = lambda shape: 0
-    """How many places of the axis belong neither to keys nor to queries."""
+    layout: Callable[[MixerShape, Channels], np.ndarray] = by_head
+
+    def places(self, shape: MixerShape) -> np.ndarray:
+        """(entries, heads, width)."""
+        return self.layout(shape, self.channels).reshape(-1, *shape.size(self.channels))
 
 
 @dataclass(frozen=True)
@@ -170,8 +189,9 @@ class Architecture:
     rule: DeltaRule | None  # that preflight and benchmarks examine
     call: Call
     shape: Callable[[Config], MixerShape]
-    resized: Callable[[Config, int], Config]
-    """The config with another d_k and the same d_v."""
+    resized: Callable[..., Config]
+    """(config, width, value_width=None): the config with another d_k, and another d_v if that is
+    given. An error for widths that it cannot express."""
     stand_ins: Callable[[], list[StandIn]]
     softmax: Callable[[Config, MixerShape], tuple[SoftmaxLayers, ...]] = fla_softmax
     taps: Callable[[Config], int] = fla_taps  # of a convolution filter
@@ -197,6 +217,15 @@ class Architecture:
         ChannelTensor("q_conv1d.bias", "bias"),
         ChannelTensor("k_conv1d.bias", "bias"),
     )
+    v_proj: ChannelTensor = ChannelTensor("v_proj.weight", "projection", "value")
+    # Optional, too: filters, and what makes the gate.
+    value_tensors: tuple[ChannelTensor, ...] = (
+        ChannelTensor("v_conv1d.weight", "filter", "value"),
+        ChannelTensor("v_conv1d.bias", "bias", "value"),
+        ChannelTensor("g_proj.weight", "projection", "value"),
+    )
+    bottlenecks: tuple[tuple[str, str], ...] = ()
+    """Pairs of matrices, applied one after the other, that meet in d_v channels of no head."""
     mend: str = ""  # what to do about files known to contradict their config
     unused: tuple[str, ...] = ("D",)  # of the mixer: older versions saved it, none reads it
     o_proj: str = "o_proj.weight"  # what follows the rule
@@ -211,8 +240,15 @@ class Architecture:
         shape = self.shape(config)
         return Cache(shape, self.taps(config), self.softmax(config, shape))
 
-    def name(self, layer: int, tensor: ChannelTensor) -> str:
-        return self.mixer.format(layer=layer) + tensor.name
+    def name(self, layer: int, tensor: ChannelTensor | str) -> str:
+        """Of a tensor, or of one that is called this below the layer's mixer."""
+        below = tensor if isinstance(tensor, str) else tensor.name
+        return self.mixer.format(layer=layer) + below
+
+    @property
+    def norm(self) -> str:
+        """The weight of the norm in front of `o_proj`, (d_v): one for all heads."""
+        return self.norm_eps.rpartition(".")[0] + ".weight"
 
     def stored_name(self, name: str) -> str:
         """What files call a tensor of this name in memory."""
@@ -222,11 +258,14 @@ class Architecture:
 
     def channel_tensors(self, shape: MixerShape) -> dict[str, tuple[int, list[ChannelTensor]]]:
         """By the names of tensors: the layer, counting those with a delta rule, and what of it
-        runs over key channels."""
+        runs over channels."""
+        o_proj = ChannelTensor(self.o_proj, "projection", "value", axis=1)
+        keys = (self.q_proj, self.k_proj, *self.filters)
+        values = (self.v_proj, *self.value_tensors, o_proj)
         tensors: dict[str, tuple[int, list[ChannelTensor]]] = {}
         for index, layer in enumerate(shape.layers):
-            for key in (self.q_proj, self.k_proj, *self.filters):
-                tensors.setdefault(self.name(layer, key), (index, []))[1].append(key)
+            for tensor in (*keys, *values):
+                tensors.setdefault(self.name(layer, tensor), (index, []))[1].append(tensor)
         return tensors
 
 

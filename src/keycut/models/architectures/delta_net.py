@@ -30,9 +30,11 @@ def shape(config: base.Config) -> base.MixerShape:
     )
 
 
-def resized(config: base.Config, width: int) -> base.Config:
+def resized(config: base.Config, width: int, value_width: int | None = None) -> base.Config:
     # fla takes int(hidden_size * expand_k) up to 0.5, and rounds since.
-    return {**config, "expand_k": base.factor(config["num_heads"] * width, config["hidden_size"])}
+    heads, hidden = config["num_heads"], config["hidden_size"]
+    config = {**config, "expand_k": base.factor(heads * width, hidden)}
+    return config | ({"expand_v": base.factor(heads * value_width, hidden)} if value_width else {})
 
 
 def stand_ins() -> list[base.StandIn]:
@@ -47,10 +49,7 @@ def _layer(
     from fla import layers
 
     sizes = {"hidden_size": hidden_size, "num_heads": num_heads}
-    expand_v = num_heads * head_v_dim / hidden_size
-    return layers.DeltaNet(
-        **resized(sizes, width), expand_v=expand_v, use_gate=use_gate, layer_idx=0
-    )
+    return layers.DeltaNet(**resized(sizes, width, head_v_dim), use_gate=use_gate, layer_idx=0)
 
 
 class DeltaNetBase(ModelBase):

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from keycut.config.section import WHICH
-from keycut.models.architectures import delta_net
+from keycut.models.architectures import base, delta_net
 
 
 def _register() -> None:
@@ -33,8 +33,9 @@ SECTION = SharedDeltaNet
 ARCHITECTURE = replace(
     delta_net.ARCHITECTURE,
     model_type="delta_net_shared_conv",
-    # A filter of a whole head, or of all of them, has no key channels of its own.
+    # A filter of a whole head, or of all of them, has no channels of its own.
     filters=(),
+    value_tensors=(base.ChannelTensor("g_proj.weight", "projection", "value"),),
     options=("use_gate", "conv_sharing"),
     register=_register,
     library="keycut.models.shared_conv",

@@ -33,9 +33,10 @@ def shape(config: base.Config) -> base.MixerShape:
     )
 
 
-def resized(config: base.Config, width: int) -> base.Config:
+def resized(config: base.Config, width: int, value_width: int | None = None) -> base.Config:
     # fla takes int(head_dim * expand_v).
-    return {**config, "head_dim": width, "expand_v": base.factor(shape(config).value_width, width)}
+    expand_v = base.factor(value_width or shape(config).value_width, width)
+    return {**config, "head_dim": width, "expand_v": expand_v}
 
 
 def stand_ins() -> list[base.StandIn]:

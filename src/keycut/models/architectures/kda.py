@@ -21,8 +21,8 @@ def shape(config: base.Config) -> base.MixerShape:
     return gated_deltanet.shape(_with_default(config))
 
 
-def resized(config: base.Config, width: int) -> base.Config:
-    return gated_deltanet.resized(_with_default(config), width)
+def resized(config: base.Config, width: int, value_width: int | None = None) -> base.Config:
+    return gated_deltanet.resized(_with_default(config), width, value_width)
 
 
 def stand_ins() -> list[base.StandIn]:
@@ -31,7 +31,7 @@ def stand_ins() -> list[base.StandIn]:
     return [(CALL.module, name, plain_kernels.kda) for name in CALL.functions]
 
 
-def _by_value_head(shape: base.MixerShape) -> np.ndarray:
+def _by_value_head(shape: base.MixerShape, channels: base.Channels) -> np.ndarray:
     """(copies, heads, d_k): the channels of a key head once for each of its value heads."""
     import numpy as np
 
@@ -53,5 +53,14 @@ ARCHITECTURE = replace(
         *gated_deltanet.ARCHITECTURE.filters,
         base.ChannelTensor("f_proj.1.weight", "filter", layout=_by_value_head),
         base.ChannelTensor("dt_bias", "filter", layout=_by_value_head),
+    ),
+    value_tensors=(
+        *gated_deltanet.ARCHITECTURE.value_tensors[:2],
+        base.ChannelTensor("g_proj.1.weight", "projection", "value"),
+        base.ChannelTensor("g_proj.1.bias", "bias", "value"),
+    ),
+    bottlenecks=(
+        ("f_proj.0.weight", "f_proj.1.weight"),
+        ("g_proj.0.weight", "g_proj.1.weight"),
     ),
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from keycut.errors import InputError
@@ -67,8 +68,10 @@ def taps(config: base.Config) -> int:
     return base.text_config(config).get("linear_conv_kernel_dim", 4)
 
 
-def resized(config: base.Config, width: int) -> base.Config:
+def resized(config: base.Config, width: int, value_width: int | None = None) -> base.Config:
     changed = {**base.text_config(config), "linear_key_head_dim": width}
+    if value_width:
+        changed["linear_value_head_dim"] = value_width
     return {**config, "text_config": changed} if "text_config" in config else changed
 
 
@@ -102,19 +105,21 @@ def options(name: str) -> dict[str, Any]:
     }
 
 
-def values(shape: base.MixerShape) -> int:
-    return shape.value_heads * shape.value_width
+def _behind(parts: int) -> Callable[[base.MixerShape, base.Channels], np.ndarray]:
+    """By head, behind so many parts of the size that the queries of all heads have."""
+
+    def layout(shape: base.MixerShape, channels: base.Channels) -> np.ndarray:
+        return base.by_head(shape, channels) + parts * shape.heads * shape.width
+
+    return layout
 
 
-def _keys_behind_queries(shape: base.MixerShape) -> np.ndarray:
-    return base.by_head(shape) + shape.heads * shape.width
-
-
-def queries_keys_values(name: str, role: base.Role) -> tuple[ChannelTensor, ChannelTensor]:
+def queries_keys_values(name: str, role: base.Role) -> tuple[ChannelTensor, ...]:
     """Of a tensor with the queries of all heads, then the keys of all, then the values."""
     return (
-        ChannelTensor(name, role, others=values),
-        ChannelTensor(name, role, layout=_keys_behind_queries, others=values),
+        ChannelTensor(name, role),
+        ChannelTensor(name, role, layout=_behind(1)),
+        ChannelTensor(name, role, "value", layout=_behind(2)),
     )
 
 

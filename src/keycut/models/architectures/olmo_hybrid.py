@@ -40,8 +40,8 @@ def shape(config: base.Config) -> base.MixerShape:
     return hybrid.shape({**_with_defaults(config), "full_attention_interval": interval})
 
 
-def resized(config: base.Config, width: int) -> base.Config:
-    return hybrid.resized(_with_defaults(config), width)
+def resized(config: base.Config, width: int, value_width: int | None = None) -> base.Config:
+    return hybrid.resized(_with_defaults(config), width, value_width)
 
 
 def joined(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -63,6 +63,8 @@ def joined(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return result
 
 
+JOINT = hybrid.queries_keys_values("conv1d.weight", "filter")
+
 ARCHITECTURE = base.Architecture(
     "olmo_hybrid",
     rule=gated_deltanet.ARCHITECTURE.rule,
@@ -74,7 +76,12 @@ ARCHITECTURE = base.Architecture(
     filters=(
         base.ChannelTensor(FILTERS[0], "filter"),
         base.ChannelTensor(FILTERS[1], "filter"),
-        *hybrid.queries_keys_values("conv1d.weight", "filter"),
+        *JOINT[:2],
+    ),
+    value_tensors=(
+        base.ChannelTensor(FILTERS[2], "filter", "value"),
+        JOINT[2],
+        base.ChannelTensor("g_proj.weight", "projection", "value"),
     ),
     norm_eps="o_norm.variance_epsilon",
     convolutions=("conv1d",),

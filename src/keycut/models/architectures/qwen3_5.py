@@ -70,7 +70,8 @@ class Qwen35Text(ModelBase):
         return self._parameters(keys, values, 2 * keys + values, rest, softmax=softmax)
 
 
-Q, K = hybrid.queries_keys_values("in_proj_qkv.weight", "projection")
+Q, K, V = hybrid.queries_keys_values("in_proj_qkv.weight", "projection")
+FILTERS = hybrid.queries_keys_values("conv1d.weight", "filter")
 
 SECTION = Qwen35Text
 QWEN3_5_TEXT = base.Architecture(
@@ -79,7 +80,9 @@ QWEN3_5_TEXT = base.Architecture(
     **hybrid.options("qwen3_5"),
     q_proj=Q,
     k_proj=K,
-    filters=hybrid.queries_keys_values("conv1d.weight", "filter"),
+    filters=FILTERS[:2],
+    v_proj=V,
+    value_tensors=(FILTERS[2], base.ChannelTensor("in_proj_z.weight", "projection", "value")),
     o_proj="out_proj.weight",
     norm_eps="norm.variance_epsilon",
     projections=("in_proj_qkv",),

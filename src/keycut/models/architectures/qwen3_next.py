@@ -12,28 +12,26 @@ if TYPE_CHECKING:
     import numpy as np
 
 
-def _block_of_head(side: int) -> Callable[[base.MixerShape], np.ndarray]:
-    """For each key head: its query, its key, and the values and gates of its value heads."""
+def _part(channels: base.Channels, start: Callable[[int, int], int]) -> base.ChannelTensor:
+    """Of the blocks of key heads: its query, its key, the values and the gates of its value heads.
+    `start` says from d_k and the number of its values where in a block the part begins."""
 
-    def layout(shape: base.MixerShape) -> np.ndarray:
+    def layout(shape: base.MixerShape, channels: base.Channels) -> np.ndarray:
         import numpy as np
 
-        block = 2 * shape.width + 2 * hybrid.values(shape) // shape.heads
-        starts = np.arange(shape.heads) * block + side * shape.width
-        return starts[:, None] + np.arange(shape.width)
+        values = shape.value_heads // shape.heads * shape.value_width
+        blocks = np.arange(shape.heads) * 2 * (shape.width + values)
+        length = shape.width if channels == "key" else values
+        return blocks[:, None] + start(shape.width, values) + np.arange(length)
 
-    return layout
+    return base.ChannelTensor("in_proj_qkvz.weight", "projection", channels, layout=layout)
 
 
-Q, K = (
-    base.ChannelTensor(
-        "in_proj_qkvz.weight",
-        "projection",
-        layout=_block_of_head(side),
-        others=lambda shape: 2 * hybrid.values(shape),
-    )
-    for side in (0, 1)
-)
+Q = _part("key", lambda width, values: 0)
+K = _part("key", lambda width, values: width)
+V = _part("value", lambda width, values: 2 * width)
+Z = _part("value", lambda width, values: 2 * width + values)
+FILTERS = hybrid.queries_keys_values("conv1d.weight", "filter")
 
 ARCHITECTURE = base.Architecture(
     "qwen3_next",
@@ -42,7 +40,9 @@ ARCHITECTURE = base.Architecture(
     joined=hybrid.stack_experts,
     q_proj=Q,
     k_proj=K,
-    filters=hybrid.queries_keys_values("conv1d.weight", "filter"),
+    filters=FILTERS[:2],
+    v_proj=V,
+    value_tensors=(Z, FILTERS[2]),
     o_proj="out_proj.weight",
     norm_eps="norm.variance_epsilon",
     projections=("in_proj_qkvz",),

@@ -1,7 +1,8 @@
 """DRRQR: the channels whose activations a strong rank-revealing QR keeps; QRCP is its start alone.
 
 M = [K; Q] (2N x d_k) of each head comes as M^T M from the calibration. One factorisation serves
-every width.
+every width. For values, M (N x d_v) is what enters the output projection from a head: the columns
+that are dropped are combinations of those that are kept, as nearly as a choice of so many allows.
 """
 
 from __future__ import annotations
@@ -53,10 +54,11 @@ F = Option("f", 1.5, "swaps end when none enlarges the volume more than this", a
 
 METHODS = (
     Method("drrqr", label="DRRQR", colour="#2c78fd", needs=("text",), takes=(ROWS, ACTIVATIONS, F),
+           values=True,
            about="Keeps the best conditioned activations: a strong rank-revealing QR.",
            choose=drrqr),
     Method("qrcp", label="DRRQR without swaps", colour="#2f93a8", dash=(4, 1, 1, 1),
-           needs=("text",), takes=(ROWS, ACTIVATIONS),
+           needs=("text",), takes=(ROWS, ACTIVATIONS), values=True,
            about="Column-pivoted QR of the activations: where DRRQR starts, without its swaps.",
            choose=qrcp),
 )  # fmt: skip

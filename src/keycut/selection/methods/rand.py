@@ -11,11 +11,11 @@ def score(model: ModelStatistics, target: Target, *, seed: int) -> Tensor:
     import torch
 
     shape = model.checkpoint.shape
-    size = (len(shape.layers), shape.heads, shape.width)
+    size = (len(shape.layers), *shape.size("value" if target == "v" else "key"))
     return torch.from_numpy(np.random.default_rng(seed).random(size))
 
 
 METHODS = (
     Method("rand", label="Rand", about="Keeps channels by chance.", colour="#939095", dash=(2, 1),
-           needs=("seed",), score=score),
+           needs=("seed",), values=True, score=score),
 )  # fmt: skip

@@ -16,5 +16,6 @@ def score(model: ModelStatistics, target: Target) -> Tensor:
 
 METHODS = (
     Method("s_wanda", label="S-Wanda", colour="#b23eb7", dash=(6, 1.5, 1, 1.5), needs=("text",),
-           about="Keeps the largest weights, times the size of their inputs.", score=score),
+           about="Keeps the largest weights, times the size of their inputs.",
+           values=True, score=score),
 )  # fmt: skip

@@ -1,0 +1,581 @@
+"""Value channels: what is cut, what is exact, and how they are chosen."""
+
+import json
+import math
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+from shards import shard
+from small_models import SMALL
+from torch import nn
+
+from keycut.calibration import Calibration, calibrate, calibrate_layerwise
+from keycut.errors import InputError
+from keycut.models import create, load, save
+from keycut.models.architectures import ARCHITECTURES
+from keycut.models.architectures.base import MixerShape
+from keycut.models.capture import mixers
+from keycut.models.checkpoint import Checkpoint
+from keycut.selection.methods import METHODS
+from keycut.selection.rrqr import strong_rrqr
+from keycut.selection.select import select, select_values
+from keycut.selection.selection import Selection
+from keycut.selection.statistics import ModelStatistics
+from keycut.slicing import (
+    Keep,
+    change_channels,
+    check_sliceable,
+    check_widths,
+    cut_back,
+    fold,
+    padded_eps,
+    slice_model,
+    sliced_bytes,
+    truncate,
+)
+from keycut.training.recovery import scale_eps
+
+SMALL = SMALL | {
+    "gated_sigmoid": {**SMALL["gated"], "output_gate_activation": "sigmoid"},
+    "gated_bias": {**SMALL["gated"], "conv_bias": True},
+    "gated_tied": {**SMALL["gated"], "tie_word_embeddings": True},
+}
+ALL = sorted(SMALL)
+HYBRIDS = [name for name in ALL if "layer_types" in SMALL[name]]
+EXPERTS = [name for name in ALL if "num_experts" in SMALL[name]]
+IDS = torch.randint(0, 97, (2, 70), generator=torch.Generator().manual_seed(1))
+
+
+def relative(a, b):
+    return ((a - b).norm() / b.norm()).item()
+
+
+def logits(model, ids=IDS):
+    with torch.no_grad():
+        return model(ids).logits
+
+
+def small_model(name, dtype=torch.float32):
+    """With norms and biases that are not all the same number."""
+    model = create(SMALL[name], seed=3, dtype=dtype)
+    kind, _, modules = mixers(model)
+    generator = torch.Generator().manual_seed(8)
+    with torch.no_grad():
+        for module in modules:
+            weight = module.get_parameter(kind.norm)
+            weight.copy_(torch.rand(weight.shape, generator=generator) + 0.5)
+            for parameter, bias in module.named_parameters():
+                if parameter.endswith("bias") and parameter != "dt_bias":
+                    bias.copy_(torch.randn(bias.shape, generator=generator) / 4)
+    return model
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    root = tmp_path_factory.mktemp("models")
+    for name in ALL:
+        save(small_model(name), root / name)
+    return root
+
+
+def some(shape, width, channels="value", seed=0):
+    """So many channels of each head, in any order."""
+    heads, full = shape.size(channels)
+    generator = torch.Generator().manual_seed(seed)
+    order = torch.rand(len(shape.layers), heads, full, generator=generator).argsort(-1)
+    return Keep(order[..., :width])
+
+
+# The adapters
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_adapters_name_every_tensor_whose_shape_follows_from_d_v(name):
+    model = create(SMALL[name], seed=0)
+    kind, shape, _ = mixers(model)
+    config = model.config.to_dict()
+    narrow = create(kind.resized(config, shape.width, 5), seed=0).state_dict()
+    wide = model.state_dict()
+    named = {n for n, (_, parts) in kind.channel_tensors(shape).items()
+             if any(part.channels == "value" for part in parts)}  # fmt: skip
+    below = (kind.norm, *(part for pair in kind.bottlenecks for part in pair))
+    named |= {kind.name(layer, part) for layer in shape.layers for part in below}
+    assert {n for n in wide if wide[n].shape != narrow[n].shape} == named & wide.keys()
+    sliced = change_channels(wide.items(), kind, shape, None, some(shape, 5))
+    assert {n: t.shape for n, t in sliced.items()} == {n: t.shape for n, t in narrow.items()}
+
+
+@pytest.mark.parametrize("name", ["gated_deltanet", "kda"])
+def test_fla_reads_every_pair_of_widths_from_the_config(name):
+    """It takes int(head_dim * expand_v), and wants the product near a whole number."""
+    kind = ARCHITECTURES[name]
+    config = {"model_type": name, "num_heads": 2, "head_dim": 256, "hidden_size": 8,
+              "num_hidden_layers": 1, "expand_v": 1.0}  # fmt: skip
+    for width in range(1, 257):
+        for value_width in range(1, 257):
+            resized = json.loads(json.dumps(kind.resized(config, width, value_width)))
+            product = resized["head_dim"] * resized["expand_v"]
+            assert int(product) == value_width
+            assert math.isclose(product, value_width)
+            shape = kind.shape(resized)
+            assert (shape.width, shape.value_width) == (width, value_width)
+
+
+@settings(deadline=None, max_examples=300)
+@given(
+    heads=st.integers(1, 32),
+    width=st.integers(1, 256),
+    value_width=st.integers(1, 512),
+    hidden=st.integers(8, 8192),
+)
+def test_delta_net_widths_are_both_read_back(heads, width, value_width, hidden):
+    """fla 0.6 rounds hidden_size * expand_v, older ones truncate it."""
+    kind = ARCHITECTURES["delta_net"]
+    config = {"model_type": "delta_net", "num_heads": heads, "hidden_size": hidden,
+              "num_hidden_layers": 1}  # fmt: skip
+    resized = json.loads(json.dumps(kind.resized(config, width, value_width)))
+    for key, size in (("expand_k", width), ("expand_v", value_width)):
+        product = hidden * resized[key]
+        assert math.isclose(product, round(product))
+        assert int(product) == round(product) == heads * size
+    shape = kind.shape(resized)
+    assert (shape.width, shape.value_width) == (width, value_width)
+
+
+def test_the_state_shrinks_with_both_widths():
+    shape = MixerShape((0, 2), heads=2, width=16, value_heads=4, value_width=8)
+    assert shape.state_bytes() == 2 * 4 * 16 * 8 * 4
+    assert shape.narrower_than(MixerShape((0, 2), 2, 16, 4, 12))
+    assert not shape.narrower_than(shape)
+    assert not shape.narrower_than(MixerShape((0, 2), 2, 12, 4, 12))
+
+
+# What is exact
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_with_all_channels_only_the_form_changes(folders, tmp_path, name):
+    """The norm's weight goes into the output projection, and channels into another order."""
+    checkpoint = Checkpoint(folders / name)
+    shape, kind = checkpoint.shape, checkpoint.architecture
+    values = some(shape, shape.value_width)
+    slice_model(checkpoint, None, tmp_path / "out", values=values, dtype=None)
+    out = load(tmp_path / "out")
+    assert relative(logits(out), logits(load(folders / name))) < 1e-6
+    for module in mixers(out)[2]:
+        assert (module.get_parameter(kind.norm) == 1).all()
+    assert Checkpoint(tmp_path / "out").shape == shape
+
+
+@pytest.mark.parametrize("name", [name for name in ALL if name not in EXPERTS])
+def test_the_change_of_form_is_exact_in_float64(tmp_path, name):
+    save(small_model(name, torch.float64), tmp_path / "model")
+    checkpoint = Checkpoint(tmp_path / "model")
+    shape = checkpoint.shape
+    values = cut_back(shape, shape.value_width, "value")
+    slice_model(checkpoint, None, tmp_path / "out", values=values, dtype=None)
+    before, after = (logits(load(tmp_path / n, dtype=torch.float64)) for n in ("model", "out"))
+    assert relative(after, before) < 1e-12
+
+
+def zero_dropped(model, change, channels):
+    """Zeros in everything that makes the channels that are not kept."""
+    kind, shape, modules = mixers(model)
+    makers = [kind.q_proj, kind.k_proj, *kind.filters] if channels == "key" else [
+        kind.v_proj, *kind.value_tensors]  # fmt: skip
+    for index, module in enumerate(modules):
+        parameters = dict(module.named_parameters())
+        for part in makers:
+            if part.name in parameters and part.name != "dt_bias":
+                for places in torch.from_numpy(part.places(shape)):
+                    dropped = torch.ones(shape.size(channels), dtype=torch.bool)
+                    dropped.scatter_(1, change.kept[index], False)
+                    parameters[part.name].data.movedim(part.axis, 0)[places[dropped]] = 0
+
+
+def with_low_rank(model, rank):
+    """The pairs of matrices that meet in d_v channels as one, of a lower rank."""
+    kind, _, modules = mixers(model)
+    for module in modules:
+        for first, second in kind.bottlenecks:
+            pair = module.get_submodule(first.split(".")[0])
+            U, S, V = torch.linalg.svd(pair[1].weight.data.double() @ pair[0].weight.data.double())
+            low = (U[:, :rank] * S[:rank]) @ V[:rank]
+            pair[0] = nn.Identity()
+            pair[1].weight = nn.Parameter(low.to(pair[1].weight.dtype))
+            assert second.startswith(f"{first.split('.')[0]}.1")
+
+
+@pytest.mark.parametrize("widths", [(None, 5), (3, 1), (7, 11)])
+@pytest.mark.parametrize("name", [name for name in ALL if name not in EXPERTS])
+def test_a_sliced_model_is_the_full_one_with_zeros(tmp_path, name, widths):
+    """Once the norm is put right: over d_v channels of which some are zero its mean is width / d_v
+    of that over the others, which is a factor behind it and another eps. The kernel's scale
+    d_k^-1/2 asks for another eps in the same way."""
+    width, value_width = widths
+    save(small_model(name, torch.float64), tmp_path / "model")
+    checkpoint = Checkpoint(tmp_path / "model")
+    shape, kind = checkpoint.shape, checkpoint.architecture
+    keys = some(shape, width, "key") if width else None
+    values = some(shape, value_width)
+    slice_model(checkpoint, keys, tmp_path / "out", values=values, dtype=None)
+    sliced = Checkpoint(tmp_path / "out").shape
+    assert (sliced.width, sliced.value_width) == (width or shape.width, value_width)
+
+    masked = load(tmp_path / "model", dtype=torch.float64)
+    zero_dropped(masked, values, "value")
+    if keys:
+        zero_dropped(masked, keys, "key")
+        scale_eps(masked, padded_eps(1.0, width, shape.width))
+    scale_eps(masked, padded_eps(1.0, value_width, shape.value_width))
+    with_low_rank(masked, value_width)
+    for module in mixers(masked)[2]:
+        module.get_parameter(kind.o_proj).data *= math.sqrt(value_width / shape.value_width)
+    found = logits(load(tmp_path / "out", dtype=torch.float64))
+    assert relative(found, logits(masked)) < 1e-6  # kernels' stand-ins compute in float32
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.integers(1, 9), st.integers(1, 7), st.integers(1, 8), st.integers(1, 10), st.integers(0))
+def test_truncation_is_the_nearest_matrix_of_that_rank(outputs, inner, inputs, rank, seed):
+    generator = torch.Generator().manual_seed(seed % 2**63)
+    first = torch.randn(inner, inputs, generator=generator, dtype=torch.float64)
+    second = torch.randn(outputs, inner, generator=generator, dtype=torch.float64)
+    U, S, V = torch.linalg.svd(second @ first, full_matrices=False)
+    a, b = truncate(first, second, rank)
+    assert (a.shape, b.shape) == ((rank, inputs), (outputs, rank))
+    torch.testing.assert_close(b @ a, (U[:, :rank] * S[:rank]) @ V[:rank])
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_every_other_tensor_is_the_same(folders, tmp_path, name):
+    checkpoint = Checkpoint(folders / name)
+    kind, shape = checkpoint.architecture, checkpoint.shape
+    slice_model(checkpoint, None, tmp_path / "out", values=some(shape, 5), dtype=None)
+    changed = {n for n, (_, parts) in kind.channel_tensors(shape).items()
+               if any(part.channels == "value" for part in parts)}  # fmt: skip
+    below = (kind.norm, *(part for pair in kind.bottlenecks for part in pair))
+    changed |= {kind.name(layer, part) for layer in shape.layers for part in below}
+    old, new = (dict(Checkpoint(f).tensors()) for f in (folders / name, tmp_path / "out"))
+    assert old.keys() == new.keys()
+    same = [n for n in old if n not in changed]
+    assert 0 < len(same) < len(old)
+    for n in same:
+        assert torch.equal(old[n].view(torch.uint8), new[n].view(torch.uint8)), n
+    kept_o = some(shape, 5).kept[0]
+    name_o = kind.name(shape.layers[0], kind.o_proj)
+    folded = fold(old[name_o], old[kind.name(shape.layers[0], kind.norm)])
+    columns = folded.unflatten(1, shape.size("value"))
+    expected = torch.stack([columns[:, h, kept_o[h]] for h in range(shape.value_heads)], 1)
+    assert torch.equal(new[name_o], expected.flatten(1))
+
+
+# Written, loaded and run
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_shards_are_sliced_as_one_file_is_and_stay_shards(folders, tmp_path, name):
+    one = Checkpoint(folders / name)
+    many = Checkpoint(shard(folders / name, tmp_path / "shards"))
+    keys, values = some(one.shape, 6, "key"), some(one.shape, 5)
+    for out, checkpoint in (("one", one), ("many", many)):
+        slice_model(checkpoint, keys, tmp_path / out, values=values, dtype=torch.bfloat16)
+    found = Checkpoint(tmp_path / "many")
+    assert found.files == many.files
+    tensors, size = dict(found.tensors()), 0
+    for key, tensor in Checkpoint(tmp_path / "one").tensors():
+        size += tensor.nbytes
+        assert torch.equal(tensors.pop(key), tensor), key
+    assert not tensors
+    assert sliced_bytes(one, 6, torch.bfloat16, 5) == size
+
+
+def read_plainly(folder):
+    """By transformers and fla alone; nothing may be missing, left over, or of another shape."""
+    import fla.models  # noqa: F401
+    from transformers import AutoModelForCausalLM
+
+    model, report = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+    assert not any(report.values()), report
+    return model.eval()
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_models_load_plainly_run_and_generate_from_their_cache(folders, tmp_path, name):
+    checkpoint = Checkpoint(folders / name)
+    shape = checkpoint.shape
+    for width, value_width in ((shape.width, shape.value_width - 1), (3, 5), (5, 5)):
+        out = tmp_path / f"{width}x{value_width}"
+        slice_model(
+            checkpoint, some(shape, width, "key"), out, values=some(shape, value_width), dtype=None
+        )
+        model = load(out)
+        assert {(m.head_k_dim, m.head_v_dim) for m in mixers(model)[2]} == {(width, value_width)}
+        assert torch.equal(logits(read_plainly(out)), logits(model))
+        ids, model.generation_config.eos_token_id = IDS[:, :9], None
+        found = model.generate(ids, max_new_tokens=4, do_sample=False, pad_token_id=0)
+        for _ in range(4):
+            ids = torch.cat([ids, logits(model, ids)[:, -1:].argmax(-1)], 1)
+        assert torch.equal(found, ids)
+
+
+@pytest.mark.parametrize("name", ["delta_net_gate", "gated", "kda_value_heads", "qwen3_next"])
+def test_every_width_is_written_and_read(folders, tmp_path, name):
+    checkpoint = Checkpoint(folders / name)
+    shape = checkpoint.shape
+    for value_width in range(1, shape.value_width + 1):
+        out = tmp_path / str(value_width)
+        width = 1 + value_width % shape.width
+        keys, values = (cut_back(shape, n, side) for n, side in
+                        ((width, "key"), (value_width, "value")))  # fmt: skip
+        slice_model(checkpoint, keys, out, values=values, dtype=None)
+        model = read_plainly(out)
+        assert {(m.head_k_dim, m.head_v_dim) for m in mixers(model)[2]} == {(width, value_width)}
+        assert load(out)(IDS[:, :5]).logits.isfinite().all()
+
+
+def test_stock_fla_loads_it_in_a_new_process(folders, tmp_path):
+    checkpoint = Checkpoint(folders / "gated")
+    keys, values = some(checkpoint.shape, 7, "key"), some(checkpoint.shape, 10)
+    slice_model(checkpoint, keys, tmp_path / "out", values=values)
+    code = (
+        "import sys, fla.models; from transformers import AutoModelForCausalLM as A;"
+        "m, i = A.from_pretrained(sys.argv[1], output_loading_info=True);"
+        "assert not any(i.values()), i; a = m.model.layers[0].attn;"
+        "print(a.head_k_dim, a.head_v_dim)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code, str(tmp_path / "out")],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout.split() == ["7", "10"]
+
+
+# Choosing them
+
+
+def projection_inputs(model, ids, backward=False):
+    """What enters the output projections, (layers, tokens, value heads, d_v), and its gradient."""
+    kind, shape, modules = mixers(model)
+    rows = []
+
+    def keep(module, args):
+        if backward:
+            args[0].retain_grad()
+        rows.append(args[0])
+
+    o_proj = kind.o_proj.removesuffix(".weight")
+    hooks = [m.get_submodule(o_proj).register_forward_pre_hook(keep) for m in modules]
+    loss = model(ids, labels=ids, use_cache=False).loss
+    if backward:
+        loss.backward()
+    for hook in hooks:
+        hook.remove()
+    gradients = [x.grad for x in rows] if backward else []
+    return [
+        torch.stack([x.detach().flatten(0, 1).unflatten(1, shape.size("value")) for x in part])
+        for part in (rows, gradients)
+        if part
+    ]
+
+
+@pytest.fixture(scope="module", params=["gated", "delta_net", "gated_value_heads", "qwen3_5_tied",
+                                        "kda_value_heads"])  # fmt: skip
+def calibrated(request, folders):
+    checkpoint = Checkpoint(folders / request.param)
+    calibration = calibrate(
+        load(checkpoint.folder), [IDS[:1], IDS[1:]], tokens=IDS.numel(), sample_rows=50,
+        values=True, provenance={"model_digest": checkpoint.digest()},
+    )  # fmt: skip
+    return ModelStatistics(checkpoint, calibration)
+
+
+def test_calibration_has_what_enters_the_projection(calibrated):
+    checkpoint, found = calibrated.checkpoint, calibrated.calibration.tensors
+    model = load(checkpoint.folder)
+    x, gradient = projection_inputs(model, IDS, backward=True)
+    gram = torch.einsum("lthi,lthj->lhij", x.double(), x.double())
+    torch.testing.assert_close(found["gram.v.raw"], gram, rtol=1e-4, atol=1e-6)
+    # The hand-made gradient is that of the mean over both sequences, which have as many tokens.
+    losses = IDS.shape[0] * (IDS.shape[1] - 1)
+    squares = (x.double() * gradient.double() * losses).square().mean(1)
+    torch.testing.assert_close(found["fisher.v"], squares, rtol=1e-3, atol=1e-9)
+    ours = found["sample.v.raw"].diagonal(dim1=-2, dim2=-1).sum((1, 2))
+    assert (ours < gram.diagonal(dim1=-2, dim2=-1).sum((1, 2))).all()
+
+
+def test_layer_by_layer_it_is_the_same(calibrated):
+    found = calibrate_layerwise(calibrated.checkpoint, IDS.split(1), sample_rows=50, values=True)
+    for name in ("gram.v.raw", "sample.v.raw"):
+        expected = calibrated.calibration.tensors[name]
+        torch.testing.assert_close(found.tensors[name], expected, rtol=1e-5, atol=1e-7)
+    assert "fisher.v" not in found.tensors
+
+
+def test_nothing_of_values_is_recorded_unless_asked_for(calibrated):
+    checkpoint = calibrated.checkpoint
+    found = calibrate(
+        load(checkpoint.folder), [IDS[:1], IDS[1:]], tokens=IDS.numel(), sample_rows=50,
+        provenance={"model_digest": checkpoint.digest()},
+    )  # fmt: skip
+    both = calibrated.calibration
+    assert both.tensors.keys() - found.tensors.keys() == {"gram.v.raw", "sample.v.raw", "fisher.v"}
+    assert all(torch.equal(tensor, both.tensors[name]) for name, tensor in found.tensors.items())
+    assert found.manifest == both.manifest
+    with pytest.raises(InputError, match="nothing of values: calibrate with `values=True`"):
+        select_values("drrqr", ModelStatistics(checkpoint, found), [3])
+
+
+def test_drrqr_keeps_the_columns_of_a_strong_rank_revealing_qr(calibrated):
+    (x,) = projection_inputs(load(calibrated.checkpoint.folder), IDS)
+    for selection, width in zip(
+        select_values("drrqr", calibrated, [3, 5], rows="all"), (3, 5), strict=True
+    ):
+        expected = strong_rrqr(x.transpose(1, 2).double(), width)
+        assert torch.equal(selection.tensors["values.kept"], expected.kept)
+        assert selection.value_width == width
+        assert selection.change() is None
+        assert (selection.tensors["values.effective_rank_after"] <= width).all()
+
+
+def test_l1_is_the_row_that_makes_times_the_column_that_reads(calibrated):
+    checkpoint = calibrated.checkpoint
+    kind, shape = checkpoint.architecture, checkpoint.shape
+    (selection,) = select_values("l1", calibrated, [4])
+    for index, module in enumerate(mixers(load(checkpoint.folder))[2]):
+        norm, o_proj = (module.get_parameter(name).detach() for name in (kind.norm, kind.o_proj))
+        rows = module.get_parameter(kind.v_proj.name).detach()[kind.v_proj.places(shape)[0]]
+        columns = o_proj.unflatten(1, shape.size("value")) * norm
+        scores = rows.abs().sum(-1).double() * columns.abs().sum(0)
+        torch.testing.assert_close(
+            selection.tensors["values.scores"][index], scores, rtol=1e-6, atol=0
+        )
+        best = scores.topk(4).indices.sort().values
+        assert torch.equal(selection.tensors["values.kept"][index], best)
+
+
+def test_the_others_choose_too(calibrated):
+    fisher, rand = (select_values(m, calibrated, [2, 6]) for m in ("fisher", "rand"))
+    assert torch.equal(fisher[0].tensors["values.scores"], calibrated.fisher("v"))
+    size = (len(calibrated.checkpoint.shape.layers), calibrated.checkpoint.shape.value_heads)
+    for narrow, wide in (fisher, rand):
+        few, more = (selection.tensors["values.kept"] for selection in (narrow, wide))
+        assert few.shape == (*size, 2)
+        assert torch.isin(few[0, 0], more[0, 0]).all()
+    other = select_values("rand", calibrated, [6], seed=1)[0]
+    assert not torch.equal(other.tensors["values.kept"], rand[1].tensors["values.kept"])
+    for method in METHODS.values():
+        if method.values:
+            (selection,) = select_values(method.name, calibrated, [3])
+            assert selection.value_change().width == 3
+
+
+def test_both_sides_are_chosen_saved_and_cut_in_one_pass(calibrated, tmp_path):
+    checkpoint = calibrated.checkpoint
+    (keys,) = select("drrqr", calibrated, [6])
+    (values,) = select_values("l1", calibrated, [4])
+    both = keys.with_values(values)
+    both.save(tmp_path / "s.safetensors")
+    keys.save(tmp_path / "old.safetensors")
+    again = Selection.load(tmp_path / "s.safetensors")
+    again.check_model(checkpoint)
+    assert (again.width, again.value_width) == (6, 4)
+    assert again.about == json.loads(json.dumps(both.about))
+    assert again.about["values"]["method"] == "l1"
+    old = Selection.load(tmp_path / "old.safetensors")
+    assert old.value_change() is None
+    assert torch.equal(old.change().kept, again.change().kept)
+
+    slice_model(
+        checkpoint, again.change(), tmp_path / "out", values=again.value_change(), dtype=None
+    )
+    shape = Checkpoint(tmp_path / "out").shape
+    assert (shape.width, shape.value_width) == (6, 4)
+    whole = checkpoint.shape
+    assert shape.state_bytes() * whole.width * whole.value_width == whole.state_bytes() * 24
+    calibrated.calibration.save(tmp_path / "calibration")
+    loaded = Calibration.load(tmp_path / "calibration").tensors
+    assert torch.equal(loaded["gram.v.raw"], calibrated.gram("v"))
+
+
+# Bad input
+
+
+def changed_copy(folder, out, change):
+    shutil.copytree(folder, out)
+    weights = out / "model.safetensors"
+    tensors = load_file(weights)
+    change(tensors)
+    save_file(tensors, weights, metadata={"format": "pt"})
+    return Checkpoint(out)
+
+
+NORM = "model.layers.1.attn.o_norm."
+
+
+@pytest.mark.parametrize(("change", "message"), [
+    (lambda t: t.update({f"{NORM}bias": torch.zeros(24)}),
+     r"the model has model\.layers\.1\.attn\.o_norm\.bias: values are cut only where the output "
+     "projection is linear in what its norm puts out"),
+    (lambda t: t.update({f"{NORM}weight": torch.zeros(48)}),
+     r"o_norm\.weight is \[48\], expected \[24\]: values are cut only where one norm serves"),
+    (lambda t: t.pop(f"{NORM}weight"), r"no model\.layers\.1\.attn\.o_norm\.weight, so its value"),
+    (lambda t: t.pop("model.layers.0.attn.v_proj.weight"), "no .*v_proj.weight, so its value"),
+    (lambda t: t.pop("model.layers.0.attn.o_proj.weight"), "no .*o_proj.weight, so its value"),
+])  # fmt: skip
+def test_a_model_whose_values_cannot_be_cut_is_refused_before_any_work(
+    folders, tmp_path, change, message
+):
+    checkpoint = changed_copy(folders / "gated", tmp_path / "model", change)
+    check_sliceable(checkpoint)  # by keys it can be
+    for refused in (
+        lambda: slice_model(checkpoint, None, tmp_path / "out", values=some(checkpoint.shape, 5)),
+        lambda: select_values("l1", ModelStatistics(checkpoint), [5]),
+    ):
+        with pytest.raises(InputError, match=message):
+            refused()
+    assert not (tmp_path / "out").exists()
+
+
+def test_widths_that_a_model_cannot_have_are_refused(folders, monkeypatch):
+    checkpoint = Checkpoint(folders / "gated")
+    with pytest.raises(InputError, match="a width of 0 leaves no value channel"):
+        check_widths(checkpoint, 4, 0)
+    for width in (0, 25):
+        with pytest.raises(
+            InputError, match=rf"a width of {width} for values of .*: must lie in 1"
+        ):
+            select_values("l1", ModelStatistics(checkpoint), [width])
+
+    def square(config, width, value_width=None):
+        return {**config, "head_dim": width, "expand_v": 1.0}
+
+    kind = replace(checkpoint.architecture, resized=square)
+    monkeypatch.setattr(checkpoint, "architecture", kind)
+    with pytest.raises(InputError, match="cannot express heads of 4 key and 6 value channels"):
+        check_widths(checkpoint, 4, 6)
+    assert check_widths(checkpoint, 4, 4)["head_dim"] == 4
+
+
+def test_methods_and_options_that_are_not_for_values_are_refused(calibrated):
+    for method in ("pca_proper", "grad"):
+        with pytest.raises(InputError, match=f"{method} chooses no value channels; drrqr, "):
+            select_values(method, calibrated, [3])
+    with pytest.raises(InputError, match="values have no L2 norm; take raw"):
+        select_values("drrqr", calibrated, [3], activations="normalised")
+    with pytest.raises(InputError, match="method drrqr needs a calibration"):
+        select_values("drrqr", ModelStatistics(calibrated.checkpoint), [3])
+
+
+def test_choices_for_different_models_are_not_put_together(folders):
+    (keys,) = select("l1", ModelStatistics(Checkpoint(folders / "gated")), [4])
+    (values,) = select_values("l1", ModelStatistics(Checkpoint(folders / "kda")), [4])
+    with pytest.raises(InputError, match="of different models"):
+        keys.with_values(values)
