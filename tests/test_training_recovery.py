@@ -247,6 +247,21 @@ def test_norms_and_biases_learn_where_they_are_to_and_padded_alike(data, tmp_pat
     assert f", {sum(others.values()):,} in norms and biases\n" in caplog.text
 
 
+@pytest.mark.parametrize("padded_to", [None, 11])
+def test_a_student_with_fewer_values_is_recovered(root, data, tmp_path, padded_to):
+    teacher = Checkpoint(root / "gated")
+    keys, values = cut_back(teacher.shape, 8), cut_back(teacher.shape, 10, "value")
+    slice_model(teacher, keys, tmp_path / "student", values=values, dtype=None)
+    recover(
+        tmp_path / "student", root / "gated", data, recovery(steps=20),
+        Output(tmp_path / "out", tmp_path / "run"), padded_to=padded_to,
+    )  # fmt: skip
+    assert Checkpoint(tmp_path / "out").shape == Checkpoint(tmp_path / "student").shape
+    ids, whole = torch.from_numpy(data[:]), load(root / "gated")
+    before, after = (loss_of(load(tmp_path / n), whole, ids).total for n in ("student", "out"))
+    assert after < before
+
+
 def test_a_student_keeps_its_type(root, data, tmp_path):
     teacher = Checkpoint(root / "delta_net")
     slice_model(teacher, cut_back(teacher.shape, 8), tmp_path / "student", dtype=torch.bfloat16)
@@ -274,7 +289,7 @@ def test_adapters_start_alike_whatever_the_width(root):
         ("delta_net_half", "other_vocabulary", "vocab_size 97, its teacher .* has 101"),
         ("delta_net_half", "gated", "has model_type delta_net, .* gated_deltanet"),
         ("shared_head_half", "shared_all", "has conv_sharing head, .* has all"),
-        ("delta_net_half", "other_values", "values of width 16, its teacher .* of 32"),
+        ("delta_net_half", "other_values", "values of width 16, its teacher .* of 8"),
     ],
 )
 def test_a_teacher_that_the_student_was_not_cut_from_is_refused(
@@ -282,7 +297,7 @@ def test_a_teacher_that_the_student_was_not_cut_from_is_refused(
 ):
     other = copy.deepcopy(SMALL["delta_net"])
     save(create({**other, "vocab_size": 101}, seed=1), root / "other_vocabulary", force=True)
-    save(create({**other, "expand_v": 2.0}, seed=1), root / "other_values", force=True)
+    save(create({**other, "expand_v": 0.5}, seed=1), root / "other_values", force=True)
     with pytest.raises(InputError, match=message):
         recover(
             root / student, root / teacher, data, recovery(),

@@ -8,6 +8,7 @@ import sys
 from dataclasses import replace
 
 import pytest
+import readme
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from shards import shard
 from small_models import SMALL
 from torch import nn
+from training_runs import packed
 
 from keycut.calibration import Calibration, calibrate, calibrate_layerwise
 from keycut.errors import InputError
@@ -36,6 +38,7 @@ from keycut.slicing import (
     cut_back,
     fold,
     padded_eps,
+    possible_value_widths,
     slice_model,
     sliced_bytes,
     truncate,
@@ -505,6 +508,16 @@ def test_both_sides_are_chosen_saved_and_cut_in_one_pass(calibrated, tmp_path):
     assert torch.equal(loaded["gram.v.raw"], calibrated.gram("v"))
 
 
+def test_it_is_done_as_documented(folders, tmp_path, monkeypatch):
+    shutil.copytree(folders / "gated", tmp_path / "model")
+    packed(tmp_path / "text")
+    monkeypatch.chdir(tmp_path)
+    (block,) = readme.python_blocks("docs/values.md")
+    exec(block, {})
+    shape = Checkpoint("smaller").shape
+    assert (shape.width, shape.value_width) == (8, 12)
+
+
 # Bad input
 
 
@@ -562,6 +575,14 @@ def test_widths_that_a_model_cannot_have_are_refused(folders, monkeypatch):
     with pytest.raises(InputError, match="cannot express heads of 4 key and 6 value channels"):
         check_widths(checkpoint, 4, 6)
     assert check_widths(checkpoint, 4, 4)["head_dim"] == 4
+    assert possible_value_widths(checkpoint, 4) == [4]
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_every_width_up_to_its_own_is_possible_today(folders, name):
+    checkpoint = Checkpoint(folders / name)
+    expected = list(range(1, checkpoint.shape.value_width + 1))
+    assert possible_value_widths(checkpoint, 3) == expected
 
 
 def test_methods_and_options_that_are_not_for_values_are_refused(calibrated):

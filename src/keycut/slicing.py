@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from keycut.artefact import atomic_write
@@ -139,22 +140,22 @@ class Slicer:
         return self.kind.channel_tensors(self.shape)
 
     @cached_property
-    def _layers(self) -> dict[str, int]:
-        """By how the names in a layer's mixer begin."""
-        return {self.kind.name(layer, ""): layer for layer in self.shape.layers}
+    def _mixers(self) -> tuple[str, ...]:
+        """How the names in them begin."""
+        return tuple(self.kind.name(layer, "") for layer in self.shape.layers)
 
     def __call__(self, name: str, tensor: Tensor) -> Tensor:
-        mixer = next((mixer for mixer in self._layers if name.startswith(mixer)), None)
-        if mixer is None:
+        if not name.startswith(self._mixers):
             return tensor
-        below = name.removeprefix(mixer)
         if self.values:
+            mixer = next(mixer for mixer in self._mixers if name.startswith(mixer))
+            below = name.removeprefix(mixer)
             if below == self.kind.norm:
                 return tensor.new_ones(self.values.width)
             if below == self.kind.o_proj:
                 tensor = fold(tensor, self.stored(mixer + self.kind.norm))
             for pair in self.kind.bottlenecks:
-                if below in pair and self.narrow.value_width < self.shape.value_width:
+                if below in pair and self.values.width < self.shape.value_width:
                     return self._narrower(mixer, pair)[pair.index(below)]
         return self._changed(name, tensor)
 
@@ -192,15 +193,14 @@ def fold(o_proj: Tensor, weight: Tensor) -> Tensor:
 def truncate(first: Tensor, second: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     """Factors (rank, inputs) and (outputs, rank) of the nearest matrix of that rank to the product
     `second` @ `first`, in their types."""
-    Q, R = torch.linalg.qr(second.double())  # the product is Q R P^T, with a small R in the middle
+    Q, R = torch.linalg.qr(second.double())  # the product is Q (R S^T) P^T
     P, S = torch.linalg.qr(first.double().mT)
-    U, sigma, Vh = torch.linalg.svd(R @ S.mT)
-    root = torch.zeros(rank, dtype=torch.float64, device=sigma.device)
-    rank = min(rank, len(sigma))  # the rest is zeros
-    root[:rank] = sigma[:rank].sqrt()
-    outer, inner = (m.new_zeros(len(m), len(root)) for m in (Q, P))
-    outer[:, :rank], inner[:, :rank] = Q @ U[:, :rank], P @ Vh[:rank].mT
-    return (inner * root).mT.contiguous().to(first.dtype), (outer * root).to(second.dtype)
+    U, sigma, Vh = torch.linalg.svd(R @ S.mT, full_matrices=False)
+    root = sigma[:rank].sqrt()
+    factors = Q @ U[:, :rank] * root, P @ Vh[:rank].mT * root
+    # Zeros where the product has a lower rank than that.
+    outer, inner = (F.pad(factor, (0, rank - len(root))) for factor in factors)
+    return inner.mT.contiguous().to(first.dtype), outer.to(second.dtype)
 
 
 def check_channels(
@@ -264,14 +264,26 @@ def check_widths(checkpoint: Checkpoint, width: int, value_width: int | None) ->
         if size is not None and not size >= 1:
             raise InputError(f"a width of {size} leaves no {name} channel")
     kind = checkpoint.architecture
-    config = kind.resized(checkpoint.config, width, value_width)
-    values = value_width or checkpoint.shape.value_width
-    if kind.shape(config) != replace(checkpoint.shape, width=width, value_width=values):
+    values = checkpoint.shape.value_width if value_width is None else value_width
+    if not can_express(checkpoint, width, values):
         raise InputError(
             f"{checkpoint.folder}: the config of a {kind.model_type} cannot express heads of "
             f"{width} key and {values} value channels"
         )
-    return config
+    return kind.resized(checkpoint.config, width, value_width)
+
+
+def can_express(checkpoint: Checkpoint, width: int, value_width: int) -> bool:
+    """Whether a config with these widths says what it was to say."""
+    kind = checkpoint.architecture
+    config = kind.resized(checkpoint.config, width, value_width)
+    return kind.shape(config) == replace(checkpoint.shape, width=width, value_width=value_width)
+
+
+def possible_value_widths(checkpoint: Checkpoint, width: int) -> list[int]:
+    """How many value channels a head can keep beside so many key channels."""
+    values = range(1, checkpoint.shape.value_width + 1)
+    return [value_width for value_width in values if can_express(checkpoint, width, value_width)]
 
 
 def change_channels(

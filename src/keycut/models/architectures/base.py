@@ -191,7 +191,7 @@ class Architecture:
     shape: Callable[[Config], MixerShape]
     resized: Callable[..., Config]
     """(config, width, value_width=None): the config with another d_k, and another d_v if that is
-    given. An error for widths that it cannot express."""
+    given. Slicing is refused where `shape` does not read both back."""
     stand_ins: Callable[[], list[StandIn]]
     softmax: Callable[[Config, MixerShape], tuple[SoftmaxLayers, ...]] = fla_softmax
     taps: Callable[[Config], int] = fla_taps  # of a convolution filter
