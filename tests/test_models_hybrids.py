@@ -140,6 +140,21 @@ def test_a_multimodal_model_in_several_files_stays_in_them(folders, tmp_path, na
 
 
 @pytest.mark.parametrize("name", [name for name in ALL if name.endswith("_visual")])
+def test_values_of_a_multimodal_model_are_cut_and_the_rest_is_copied(folders, tmp_path, name):
+    checkpoint = Checkpoint(folders / name)
+    values = cut_back(checkpoint.shape, 7, "value")
+    slice_model(checkpoint, some(checkpoint), tmp_path / "cut", values=values, dtype=torch.bfloat16)
+    cut = Checkpoint(tmp_path / "cut")
+    text = {"linear_key_head_dim": 5, "linear_value_head_dim": 7, "dtype": "bfloat16"}
+    assert cut.config["text_config"] == {**checkpoint.config["text_config"], **text}
+    for key in checkpoint.beyond:
+        old, new = (c.tensor(key).view(torch.uint8) for c in (checkpoint, cut))
+        assert torch.equal(old, new)
+    write_refitted(cut, refit(cut, checkpoint, IDS), tmp_path / "out")
+    read_plainly(tmp_path / "out", "AutoModelForImageTextToText")
+
+
+@pytest.mark.parametrize("name", [name for name in ALL if name.endswith("_visual")])
 def test_a_multimodal_model_is_calibrated_layer_by_layer(folders, name):
     expected = calibrate(load(folders / name), [IDS], tokens=IDS.numel(), gradients=False).tensors
     found = calibrate_layerwise(Checkpoint(folders / name), [IDS]).tensors
