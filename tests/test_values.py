@@ -99,6 +99,16 @@ def some(shape, width, channels="value", seed=0):
 # The adapters
 
 
+def value_tensors(kind, shape):
+    """The names of all tensors that cutting values changes."""
+    below = (kind.norm, *(part for pair in kind.bottlenecks for part in pair))
+    return {kind.name(layer, part) for layer in shape.layers for part in below} | {
+        name
+        for name, (_, parts) in kind.channel_tensors(shape).items()
+        if any(part.channels == "value" for part in parts)
+    }
+
+
 @pytest.mark.parametrize("name", ALL)
 def test_adapters_name_every_tensor_whose_shape_follows_from_d_v(name):
     model = create(SMALL[name], seed=0)
@@ -106,10 +116,7 @@ def test_adapters_name_every_tensor_whose_shape_follows_from_d_v(name):
     config = model.config.to_dict()
     narrow = create(kind.resized(config, shape.width, 5), seed=0).state_dict()
     wide = model.state_dict()
-    named = {n for n, (_, parts) in kind.channel_tensors(shape).items()
-             if any(part.channels == "value" for part in parts)}  # fmt: skip
-    below = (kind.norm, *(part for pair in kind.bottlenecks for part in pair))
-    named |= {kind.name(layer, part) for layer in shape.layers for part in below}
+    named = value_tensors(kind, shape)
     assert {n for n in wide if wide[n].shape != narrow[n].shape} == named & wide.keys()
     sliced = change_channels(wide.items(), kind, shape, None, some(shape, 5))
     assert {n: t.shape for n, t in sliced.items()} == {n: t.shape for n, t in narrow.items()}
@@ -262,10 +269,7 @@ def test_every_other_tensor_is_the_same(folders, tmp_path, name):
     checkpoint = Checkpoint(folders / name)
     kind, shape = checkpoint.architecture, checkpoint.shape
     slice_model(checkpoint, None, tmp_path / "out", values=some(shape, 5), dtype=None)
-    changed = {n for n, (_, parts) in kind.channel_tensors(shape).items()
-               if any(part.channels == "value" for part in parts)}  # fmt: skip
-    below = (kind.norm, *(part for pair in kind.bottlenecks for part in pair))
-    changed |= {kind.name(layer, part) for layer in shape.layers for part in below}
+    changed = value_tensors(kind, shape)
     old, new = (dict(Checkpoint(f).tensors()) for f in (folders / name, tmp_path / "out"))
     assert old.keys() == new.keys()
     same = [n for n in old if n not in changed]
@@ -434,6 +438,8 @@ def test_nothing_of_values_is_recorded_unless_asked_for(calibrated):
     assert found.manifest == both.manifest
     with pytest.raises(InputError, match="nothing of values: calibrate with `values=True`"):
         select_values("drrqr", ModelStatistics(checkpoint, found), [3])
+    (selection,) = select_values("l1", ModelStatistics(checkpoint, found), [3])  # needs no text
+    assert selection.tensors.keys() == {"values.kept", "values.scores"}
 
 
 def test_drrqr_keeps_the_columns_of_a_strong_rank_revealing_qr(calibrated):

@@ -61,7 +61,7 @@ def select_values(
     results = _choose(method, model, "v", widths, options)
     return [
         Selection(
-            {f"values.{name}": tensor for name, tensor in tensors.items()},
+            {f"values.{fact}": tensor for fact, tensor in tensors.items()},
             {**common_facts(model), "values": {**about, "width": width}},
         )
         for tensors, width in zip(results, widths, strict=True)
@@ -120,7 +120,8 @@ def check_inputs(
         return
     if "gradients" in method.needs and "saliency.k" not in model.calibration.tensors:
         raise InputError(f"method {method.name} needs gradients, and this calibration has none")
-    if channels == "value" and "gram.v.raw" not in model.calibration.tensors:
+    measured = channels == "key" or "gram.v.raw" in model.calibration.tensors
+    if "text" in method.needs and not measured:
         raise InputError(
             "this calibration has nothing of values: calibrate with `values=True` to choose them"
         )
@@ -143,7 +144,7 @@ def conditioning(
 ) -> dict[str, Tensor]:
     """How well the keys span before and after, or what enters the output projection, where there is
     a calibration to tell."""
-    if calibration is None:
+    if calibration is None or f"gram.{side}.raw" not in calibration.tensors:
         return {}
     before = calibration.gram(side, "all", "raw")
     if "rotation" in tensors:

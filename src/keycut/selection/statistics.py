@@ -77,11 +77,8 @@ class ModelStatistics:
                 magnitudes = rows.new_empty(len(shape.layers), *rows.shape, dtype=torch.float64)
             magnitudes[index] = rows.abs()
             if side == "v":
-                o_proj, norm = (
-                    self._tensor(layer, adapter.o_proj),
-                    self._tensor(layer, adapter.norm),
-                )
-                readers = fold(o_proj, norm).double().abs().sum(0)
+                norm = self._tensor(layer, adapter.norm)
+                readers = fold(self._tensor(layer, adapter.o_proj), norm).double().abs().sum(0)
                 magnitudes[index] *= readers.view(*shape.size("value"), 1)
         assert magnitudes is not None, "a model without delta rules has no adapter"
         return magnitudes
