@@ -88,13 +88,25 @@ def test_every_square_has_the_logits_of_transformers(kind, width, tmp_path):
     assert_same_logits(tiny_model(kind, width, width, tmp_path / "model"))
 
 
+def keep_some(heads, full, width):
+    generator = torch.Generator().manual_seed(heads)
+    return Keep(torch.rand(2, heads, full, generator=generator).argsort(-1)[..., :width])
+
+
 @pytest.mark.parametrize("width", [16, 20])
 @pytest.mark.parametrize("kind", TEXT_CONFIGS)
 def test_keys_cut_to_the_width_of_the_values_have_the_logits_of_transformers(kind, width, tmp_path):
     whole = Checkpoint(tiny_model(kind, 32, width, tmp_path / "whole"))
-    generator = torch.Generator().manual_seed(5)
-    kept = torch.rand(2, 2, 32, generator=generator).argsort(-1)[..., :width]
-    slice_model(whole, Keep(kept), tmp_path / "pruned", dtype=None)
+    slice_model(whole, keep_some(2, 32, width), tmp_path / "pruned", dtype=None)
+    assert_same_logits(tmp_path / "pruned")
+
+
+@pytest.mark.parametrize("width", [16, 20])
+@pytest.mark.parametrize("kind", TEXT_CONFIGS)
+def test_both_cut_to_a_square_have_the_logits_of_transformers(kind, width, tmp_path):
+    whole = Checkpoint(tiny_model(kind, 32, 32, tmp_path / "whole"))
+    keys, values = keep_some(2, 32, width), keep_some(4, 32, width)
+    slice_model(whole, keys, tmp_path / "pruned", values=values, dtype=None)
     assert_same_logits(tmp_path / "pruned")
 
 
