@@ -175,7 +175,7 @@ def test_engines_are_named_with_the_widths_they_take(models, capsys):
     assert (
         "vllm          takes d_k up to 256; start it with `--gdn-prefill-backend triton`" in shown
     )
-    assert "llama.cpp     takes only d_k = d_v of 16, 32, 64, 128; read in its source" in shown
+    assert "llama.cpp     takes only d_k = d_v of 16, 32, 64, 128; its CPU path is run" in shown
     assert "Nothing is known" not in shown
 
 
