@@ -1,6 +1,8 @@
-"""A large model in several files: seconds and peak memory of pruning by L1, and of calibration.
+"""A large model in several files: seconds and peak memory of pruning by L1, of inspection and of
+calibration.
 
-    python benchmarks/large.py --folder FOLDER                `keycut prune --method l1`
+    python benchmarks/large.py --folder FOLDER                `keycut inspect`, and `keycut prune`
+                                                              by L1
     python benchmarks/large.py --folder FOLDER --calibrate cuda --layers 48
                                                               layer by layer, on 128 x 2,048 tokens
 
@@ -82,15 +84,15 @@ def write_shards(folder: Path, layers: int, shard_bytes: int) -> dict[str, objec
     }  # fmt: skip
 
 
-def time_prune(model: Path, out: Path) -> dict[str, object]:
-    command = [sys.executable, "-m", "keycut.cli", "prune", str(model), str(out),
-               "--method", "l1", "--ratio", "0.5", "--no-refit"]  # fmt: skip
+def time_command(*arguments: object) -> dict[str, object]:
+    """Of keycut."""
+    command = [sys.executable, "-m", "keycut.cli", *map(str, arguments)]
     started = time.monotonic()
     process = subprocess.Popen(command, stdout=sys.stderr)
     _, status, usage = os.wait4(process.pid, 0)
     seconds = time.monotonic() - started
     if status:
-        sys.exit(f"keycut prune failed with status {status}")
+        sys.exit(f"keycut {arguments[0]} failed with status {status}")
     return {"seconds": round(seconds, 1), "peak_GiB": round(usage.ru_maxrss / 2**20, 2)}
 
 
@@ -141,9 +143,11 @@ def main() -> None:
                 "--time-calibration", model, options.calibrate, options.sequences, options.length,
                 options.batch,
             )  # fmt: skip
-        else:
-            row = time_prune(model, options.folder / "pruned")
-        print(json.dumps(sizes | row))
+            print(json.dumps(sizes | {"command": "calibration"} | row))
+            return
+        prune = ("prune", model, options.folder / "pruned", "--method", "l1")
+        for command in (("inspect", model), (*prune, "--ratio", "0.5", "--no-refit")):
+            print(json.dumps(sizes | {"command": command[0]} | time_command(*command)))
     finally:
         shutil.rmtree(options.folder, ignore_errors=True)
 
