@@ -510,7 +510,8 @@ def measure(options: argparse.Namespace, job: Job) -> None:
         write(options.out, {**job.row(), "error": in_one_line(error)})
         sys.exit(FAILED)
     end = {"whole": True, "errors": errors, "process_seconds": round(time.monotonic() - start, 1)}
-    write(options.out, {**job.row(), **end, "shapes": bench.shapes, "machine": machine(device)})
+    about = {"settings": settings(options), "shapes": bench.shapes, "machine": machine(device)}
+    write(options.out, {**job.row(), **end, **about})
 
 
 def write(out: Path, row: Row) -> None:
@@ -541,40 +542,63 @@ def run(options: argparse.Namespace, jobs: list[Job], arguments: list[str]) -> N
                 write(options.out, {**job.row(), "error": f"the process ended with code {code}"})
 
 
+def settings(options: argparse.Namespace) -> Row:
+    """What rows in one file have in common."""
+    return {"tiny": options.tiny} | {
+        name: getattr(options, name) for name in DEFAULTS if name != "widths"
+    }
+
+
 def jobs_to_do(options: argparse.Namespace) -> list[Job]:
     jobs = []
     for part in options.parts:
         jobs += [Job(part, width) for width in options.widths] if part == "decode" else [Job(part)]
     rows = map(json.loads, options.out.read_text().splitlines()) if options.out.exists() else ()
-    done = {(row["part"], row.get("d_k")) for row in rows if row.get("whole") and not row["errors"]}
+    done = set()
+    for row in rows:
+        if row.get("whole") and not row["errors"]:
+            if row["settings"] != settings(options):
+                raise SystemExit(f"{options.out}: has rows of other settings; give a new file")
+            done.add((row["part"], row.get("d_k")))
     return [job for job in jobs if (job.part, job.width) not in done]
 
 
 def table(rows: list[Row]) -> list[str]:
-    """Markdown: decoding by width, ratios against the first one."""
-    decoding = [row for row in rows if row["part"] == "decode" and "error" not in row]
+    """Markdown: decoding by width, ratios against the first one; of cells run twice the last."""
+    decoding = [row for row in rows if row["part"] == "decode"]
     widths = list(dict.fromkeys(row["d_k"] for row in decoding))
-    columns: dict[str, list[float]] = {}
+    figures: dict[str, dict[int, float]] = {}
     for row in decoding:
-        if "weight_bytes" in row:
-            columns.setdefault("state of a sequence, MB", []).append(
-                row["computed_bytes"]["recurrent"] / 1e6
-            )
-        elif row.get("way") == "graph":
-            columns.setdefault(f"tokens/s, {row['batch']} sequences", []).append(
-                row["tokens_per_s"]
-            )
-        elif "context" in row:
-            at = f"of {row['context']:,} tokens"
-            columns.setdefault(f"sequences that fit, {at}", []).append(row["sequences"])
-            columns.setdefault(f"tokens/s with all but 1 in 64 of them, {at}", []).append(
-                row["tokens_per_s"]
-            )
+        for name, value in figures_of(row).items():
+            figures.setdefault(name, {})[row["d_k"]] = value
     lines = ["| d_k | " + " | ".join(map(str, widths)) + " |", "|---" * (1 + len(widths)) + "|"]
-    for name, values in columns.items():
-        cells = [f"{value:,.0f} ({value / values[0]:.2f})" for value in values]
+    for name, values in figures.items():
+        whole = values.get(widths[0])
+        cells = [
+            f"{values[width]:,.0f}" + (f" ({values[width] / whole:.2f})" if whole else "")
+            if width in values
+            else "not measured"
+            for width in widths
+        ]
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return lines
+
+
+def figures_of(row: Row) -> dict[str, float]:
+    """What a row of decoding says, by what it is."""
+    if "weight_bytes" in row:
+        return {"state of a sequence, MB": row["computed_bytes"]["recurrent"] / 1e6}
+    if "error" in row:
+        return {}
+    if row.get("way") == "graph":
+        return {f"tokens/s, {row['batch']} sequences": row["tokens_per_s"]}
+    if "context" in row:
+        at = f"of {row['context']:,} tokens"
+        return {
+            f"sequences that fit, {at}": row["sequences"],
+            f"tokens/s with all but 1 in 64 of them, {at}": row["tokens_per_s"],
+        }
+    return {}
 
 
 def parser() -> argparse.ArgumentParser:

@@ -104,3 +104,24 @@ def test_the_document_has_the_rows_of_the_benchmark():
     document = (root / "docs" / "hybrids.md").read_text()
     assert len(lines) == 8
     assert all(line in document for line in lines)
+
+
+def test_a_cell_that_is_missing_moves_no_other():
+    rows = [
+        {"part": "decode", "d_k": 128, "context": 4096, "error": "ended"},
+        {"part": "decode", "d_k": 96, "context": 4096, "sequences": 1, "tokens_per_s": 1.0},
+        {"part": "decode", "d_k": 96, "context": 4096, "sequences": 7, "tokens_per_s": 9.0},
+    ]
+    lines = hybrid.table(rows)
+    assert lines[0] == "| d_k | 128 | 96 |"
+    assert lines[2] == "| sequences that fit, of 4,096 tokens | not measured | 7 |"
+
+
+def test_rows_of_other_settings_are_not_mixed(options):
+    whole = {"part": "decode", "d_k": 32, "whole": True, "errors": 0}
+    options.parts, options.widths = ["decode"], [32, 16]
+    options.out.write_text(json.dumps(whole | {"settings": hybrid.settings(options)}))
+    assert hybrid.jobs_to_do(options) == [Job("decode", 16)]
+    options.batches = [2]
+    with pytest.raises(SystemExit, match="other settings"):
+        hybrid.jobs_to_do(options)

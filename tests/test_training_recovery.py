@@ -289,7 +289,7 @@ def test_adapters_start_alike_whatever_the_width(root):
         ("delta_net_half", "other_vocabulary", "vocab_size 97, its teacher .* has 101"),
         ("delta_net_half", "gated", "has model_type delta_net, .* gated_deltanet"),
         ("shared_head_half", "shared_all", "has conv_sharing head, .* has all"),
-        ("delta_net_half", "other_values", "values of width 16, its teacher .* of 8"),
+        ("delta_net_half", "other_values", "widths 8 and 16, its teacher .* of 16 and 8"),
     ],
 )
 def test_a_teacher_that_the_student_was_not_cut_from_is_refused(

@@ -281,7 +281,25 @@ def test_every_other_tensor_is_the_same(folders, tmp_path, name):
     folded = fold(old[name_o], old[kind.name(shape.layers[0], kind.norm)])
     columns = folded.unflatten(1, shape.size("value"))
     expected = torch.stack([columns[:, h, kept_o[h]] for h in range(shape.value_heads)], 1)
-    assert torch.equal(new[name_o], expected.flatten(1))
+    assert torch.equal(new[name_o], expected.flatten(1).to(old[name_o].dtype))
+
+
+@pytest.mark.parametrize("name", ["gated", "kda"])
+def test_what_is_computed_is_rounded_once(folders, tmp_path, name):
+    """A model in bf16 that is written as float32 loses nothing by it."""
+    slice_model(Checkpoint(folders / name), None, tmp_path / "bf16", dtype=torch.bfloat16)
+    whole = Checkpoint(tmp_path / "bf16")
+    for width in (whole.shape.value_width, 5):
+        expected = change_channels(
+            ((n, t.double()) for n, t in whole.tensors()), whole.architecture, whole.shape, None,
+            some(whole.shape, width),
+        )  # fmt: skip
+        slice_model(
+            whole, None, tmp_path / "wide", values=some(whole.shape, width), dtype=torch.float32,
+            force=True,
+        )  # fmt: skip
+        for tensor_name, tensor in Checkpoint(tmp_path / "wide").tensors():
+            assert torch.equal(tensor, expected[tensor_name].float()), tensor_name
 
 
 # Written, loaded and run

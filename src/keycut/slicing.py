@@ -16,7 +16,7 @@ model. It is what the whole model puts out if the dropped values are zeros, time
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
@@ -120,7 +120,8 @@ def padded_eps(eps: float, width: int, padded: int) -> float:
 
 @dataclass(frozen=True)
 class Slicer:
-    """What becomes of each tensor of a model. Without a change of values nothing is folded."""
+    """What becomes of each tensor of a model, in its own type or, where it is computed, in float64.
+    Without a change of values nothing is folded."""
 
     kind: Architecture
     shape: MixerShape
@@ -128,6 +129,8 @@ class Slicer:
     values: Keep | None
     stored: Callable[[str], Tensor]
     """The tensor of the whole model of this name: some are changed by what is in others."""
+    _pairs: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    """Matrices that meet in fewer channels: both are of one decomposition."""
 
     @property
     def narrow(self) -> MixerShape:
@@ -179,20 +182,23 @@ class Slicer:
 
     def _narrower(self, mixer: str, pair: tuple[str, str]) -> tuple[Tensor, Tensor]:
         """Two matrices that meet in fewer channels: the best ones, by their product."""
-        first, second = (self._changed(mixer + part, self.stored(mixer + part)) for part in pair)
-        return truncate(first, second, self.narrow.value_width)
+        if mixer + pair[0] not in self._pairs:
+            names = [mixer + part for part in pair]
+            first, second = (self._changed(name, self.stored(name)) for name in names)
+            self._pairs[names[0]] = truncate(first, second, self.narrow.value_width)
+        return self._pairs[mixer + pair[0]]
 
 
 def fold(o_proj: Tensor, weight: Tensor) -> Tensor:
     """The output projection (hidden, value heads x d_v) times the weight (d_v) of the norm in front
-    of it, in its own type."""
+    of it."""
     columns = o_proj.double().unflatten(1, (-1, len(weight))) * weight.double()
-    return columns.flatten(1).to(o_proj.dtype)
+    return columns.flatten(1)
 
 
 def truncate(first: Tensor, second: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     """Factors (rank, inputs) and (outputs, rank) of the nearest matrix of that rank to the product
-    `second` @ `first`, in their types."""
+    `second` @ `first`."""
     Q, R = torch.linalg.qr(second.double())  # the product is Q (R S^T) P^T
     P, S = torch.linalg.qr(first.double().mT)
     U, sigma, Vh = torch.linalg.svd(R @ S.mT, full_matrices=False)
@@ -200,7 +206,7 @@ def truncate(first: Tensor, second: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     factors = Q @ U[:, :rank] * root, P @ Vh[:rank].mT * root
     # Zeros where the product has a lower rank than that.
     outer, inner = (F.pad(factor, (0, rank - len(root))) for factor in factors)
-    return inner.mT.contiguous().to(first.dtype), outer.to(second.dtype)
+    return inner.mT.contiguous(), outer
 
 
 def check_channels(
@@ -297,7 +303,7 @@ def change_channels(
     whole = dict(tensors)
     check_channels(whole, kind, shape, values=values is not None)
     slicer = Slicer(kind, shape, keys, values, whole.__getitem__)
-    return {name: slicer(name, tensor) for name, tensor in whole.items()}
+    return {name: slicer(name, tensor).to(tensor.dtype) for name, tensor in whole.items()}
 
 
 def sliced_bytes(

@@ -54,6 +54,10 @@ class Selection:
         """This choice of key channels and another one's of value channels."""
         if self.about["model_digest"] != values.about["model_digest"]:
             raise InputError("the choices of key and of value channels are of different models")
+        if "values" not in values.about:
+            raise InputError(
+                "the second selection is of key channels; `select_values` is of values"
+            )
         chosen = {name: t for name, t in values.tensors.items() if name.startswith("values.")}
         return Selection(self.tensors | chosen, {**self.about, "values": values.about["values"]})
 

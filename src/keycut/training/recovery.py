@@ -112,10 +112,11 @@ def check_teacher(student: Checkpoint, teacher: Checkpoint) -> None:
                 f"{student.folder} has {key} {ours}, its teacher {teacher.folder} has {theirs}: "
                 "a model is recovered with the one that it was pruned from"
             )
-    if student.shape.value_width > teacher.shape.value_width:
+    if not (student.shape == teacher.shape or student.shape.narrower_than(teacher.shape)):
+        ours, theirs = ((s.width, s.value_width) for s in (student.shape, teacher.shape))
         raise InputError(
-            f"{student.folder} has values of width {student.shape.value_width}, its teacher "
-            f"{teacher.folder} of {teacher.shape.value_width}: pruning makes them no wider"
+            f"{student.folder} has keys and values of widths {ours[0]} and {ours[1]}, its teacher "
+            f"{teacher.folder} of {theirs[0]} and {theirs[1]}: pruning makes none wider"
         )
 
 

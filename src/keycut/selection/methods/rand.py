@@ -12,7 +12,9 @@ def score(model: ModelStatistics, target: Target, *, seed: int) -> Tensor:
 
     shape = model.checkpoint.shape
     size = (len(shape.layers), *shape.size("value" if target == "v" else "key"))
-    return torch.from_numpy(np.random.default_rng(seed).random(size))
+    # Values are drawn apart from keys, also where there are as many.
+    generator = np.random.default_rng([seed, 1] if target == "v" else seed)
+    return torch.from_numpy(generator.random(size))
 
 
 METHODS = (
