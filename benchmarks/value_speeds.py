@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import gc
 import os
-import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, replace
@@ -37,14 +36,15 @@ PARTS = ("layer", "forward", "training", "decoding")  # the last one needs all m
 CONTEXT = 512  # tokens before the one that a hybrid decodes: its softmax layers keep them
 Split = tuple[int, int]
 Row = dict[str, Any]
-# Columns of the table, and that of decoding, whose name has the batch.
-SHOWN = {"tokens_per_s", "largest_batch", "tokens_per_s_largest"}
-SPEED_AT = re.compile(r"tokens_per_s_\d+")
 
-# Workers find this module by its name.
-os.environ["PYTHONPATH"] = os.pathsep.join(
-    [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
-)
+
+def start_worker() -> Worker:
+    """A process that finds this module by its name."""
+    folder = str(Path(__file__).parent)
+    paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    if folder not in paths:
+        os.environ["PYTHONPATH"] = os.pathsep.join([folder, *paths])
+    return Worker()
 
 
 def with_value_width(spec: Model, value_width: int) -> Model:
@@ -157,9 +157,10 @@ def measure_row(name: str, split: Split, config: Config, device: str, seconds: f
         "model": name, "d_k": width, "d_v": value_width, "state_bytes": shape.state_bytes(),
         "parameters": sum(weight.numel() for weight in model.parameters()),
         "speeds": {}, "seconds": {},
+        "settings": {b.kind: b.model_dump(mode="json") for b in benchmarks(config)},
     }  # fmt: skip
     own_process = device == "cuda"
-    workers: list[Worker | None] = [Worker() if own_process else None for _ in PARTS]
+    workers: list[Worker | None] = [start_worker() if own_process else None for _ in PARTS]
     try:
         for worker in filter(None, workers):
             worker.wait()
@@ -204,11 +205,13 @@ def tune(cells: list[tuple[str, Split]], config: Config, jobs: int) -> Iterator[
         spec = spec.model_copy(update={"num_hidden_layers": layers})
         cell = Measurement(does, "", spec.kernel, 0.0, width, does)
         if does == "decoding":
-            outcome = Worker().run(decoding.tune, decodes, spec, cell, limit_s=TUNING_LIMIT_S)
+            outcome = start_worker().run(decoding.tune, decodes, spec, cell, limit_s=TUNING_LIMIT_S)
         else:  # transformers' models keep the logits of a batch: not of this many at once
             batch = max(1, passes.batch // 8) if is_hybrid(spec) else passes.batch
             few = passes.model_copy(update={"batch": batch})
-            outcome = Worker().run(readings, few, spec, cell, "cuda", 0.0, limit_s=TUNING_LIMIT_S)
+            outcome = start_worker().run(
+                readings, few, spec, cell, "cuda", 0.0, limit_s=TUNING_LIMIT_S
+            )
         reason = outcome.reason and f", {outcome.reason}"
         return f"tuned {name} {width}x{split[1]} {does}: {outcome.seconds:.0f} s{reason}"
 
@@ -222,15 +225,22 @@ def tune(cells: list[tuple[str, Split]], config: Config, jobs: int) -> Iterator[
 
 
 def figures(row: Row) -> Iterator[tuple[str, Row, float | None]]:
-    """What the table shows of a row, each by a title, and its ratio; a graph's where it has one."""
+    """What the table shows of a row: a title, the reading and its ratio, as a graph if it was."""
     for part in PARTS:
         metrics = row["speeds"][part]
-        names = {name.removeprefix("graph_") for name in metrics}
-        for name in sorted(names & SHOWN | {name for name in names if SPEED_AT.fullmatch(name)}):
-            graph = f"graph_{name}"
-            metric = graph if metrics.get(graph, {}).get("value") else name
-            title = f"{part} {name.removeprefix('tokens_per_s').strip('_')}".strip()
-            yield title.replace("_", " "), metrics[metric], row["ratios"][part].get(metric)
+        for name in metrics:
+            if name.startswith("tokens_per_s") or name == "largest_batch":
+                graph = f"graph_{name}"
+                metric = graph if metrics.get(graph, {}).get("value") else name
+                yield title(part, name), metrics[metric], row["ratios"][part].get(metric)
+
+
+def title(part: str, metric: str) -> str:
+    if metric == "largest_batch":
+        return "largest batch"
+    batch = metric.removeprefix("tokens_per_s").strip("_")
+    at = {"": "", "largest": ", largest batch"}.get(batch, f", batch {batch}")
+    return part + at
 
 
 def table(rows: list[Row]) -> list[str]:
