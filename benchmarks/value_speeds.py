@@ -195,7 +195,7 @@ def with_ratios(row: Row, whole: Row) -> Row:
 
 def tune(cells: list[tuple[str, Split]], config: Config, jobs: int) -> Iterator[str]:
     """Run each shape once with few layers, many processes side by side: that is compiling on the
-    CPU. Training covers the forward pass and the layer. Hybrids have few kernels for decoding."""
+    CPU. Training covers the forward pass and the layer; a hybrid's decoding compiles little."""
     passes, decodes = benchmarks(config)
     passes = passes.model_copy(update={"warmup": 1, "repeats": 1})
 
@@ -225,7 +225,8 @@ def tune(cells: list[tuple[str, Split]], config: Config, jobs: int) -> Iterator[
 
 
 def figures(row: Row) -> Iterator[tuple[str, Row, float | None]]:
-    """What the table shows of a row: a title, the reading and its ratio, as a graph if it was."""
+    """What the table shows of a row: a title, the reading, that of a CUDA graph where it has one,
+    and its ratio, which is one of like with like."""
     for part in PARTS:
         metrics = row["speeds"][part]
         for name in metrics:
@@ -244,7 +245,7 @@ def title(part: str, metric: str) -> str:
 
 
 def table(rows: list[Row]) -> list[str]:
-    """Markdown: a line for each shape, tokens/s and sequences, and over those of the first."""
+    """Markdown: a line for each shape, tokens/s and sequences (and over those unpruned)."""
     titles = list(dict.fromkeys(title for row in rows for title, _, _ in figures(row)))
     head = ["model", "d_k x d_v", "state", "parameters", *titles]
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]

@@ -350,6 +350,8 @@ def main() -> None:
         time_shapes(options)
         return
     check_options(parser, options)
+    if not options.models:
+        parser.error("give --models or --speed")
     if bool(options.recover) != bool(options.recover_splits):
         parser.error("give both of --recover and --recover-splits, or none")
     plan(options)
