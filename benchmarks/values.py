@@ -324,7 +324,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=2.0, help="of timed runs for one figure")
     options = parser.parse_args()
     if options.table:
-        rows = read_rows(options.table)
+        rows = [row for row in read_rows(options.table) if "d_v" in row]
+        if not rows:
+            parser.error(f"--table {options.table}: it has no row of this benchmark")
         if speeds := [row for row in rows if "speeds" in row]:
             import value_speeds
 
