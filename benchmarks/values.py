@@ -265,7 +265,7 @@ def best(rows: list[Row], texts: list[str]) -> list[str]:
         ways[way] = min(ways.get(way, (math.inf, "")), (mean(values), cell))
     head = ["model", "text", "unpruned", "state at most", *WAYS]
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
-    for (model, text, share), ways in lowest.items():
+    for (model, text, share), ways in sorted(lowest.items()):
         winner = min(ways.values())
         marks = {way: "**" if value == winner else "" for way, value in ways.items()}
         columns = [
