@@ -27,7 +27,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
@@ -234,25 +234,23 @@ def compared(draws: list[dict[str, dict[str, float]]], text: str, recovery: str)
     return f"{before:,.1f} → {mean(values):,.1f}{spread} ({gone})"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def shared_parser(description: str) -> argparse.ArgumentParser:
+    """With the options of this benchmark that values.py has, too."""
+    parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--models", type=existing, nargs="+", default=[], metavar="FOLDER")
-    parser.add_argument("--shapes", nargs="+", default=[], metavar="NAME")
     parser.add_argument("--text", type=existing, metavar="FOLDER")
     parser.add_argument("--config", type=load_config, help="evaluate its suite ppl, too")
     parser.add_argument("--recover", type=int, nargs="+", default=[], metavar="STEPS")
-    parser.add_argument("--methods", nargs="+", default=["drrqr", "fisher", "grad", "l1"])
-    parser.add_argument("--ratios", type=float, nargs="+", default=[0.75, 0.5, 0.875])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--sequences", type=int, default=128, help="for selection and refit")
     parser.add_argument("--batch", type=int, default=8, help="sequences at a time in refit")
     parser.add_argument("--gpu", action="store_true")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--table", type=existing, metavar="ROWS", help="print a file of rows")
-    options = parser.parse_args()
-    if options.table:
-        print("\n".join(table([json.loads(row) for row in options.table.open()])))
-        return
+    return parser
+
+
+def check_options(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
     if not (options.text and options.out):
         parser.error("give --text and --out")
     if options.gpu and not torch.cuda.is_available():
@@ -261,21 +259,48 @@ def main() -> None:
         parser.error("--recover: give the --config whose `recovery` it is")
     for method in options.methods:
         method_named(method)
-    if unknown := set(options.shapes) - set(load_config(PAPER).models):
-        parser.error(f"--shapes {' '.join(sorted(unknown))}: no such model in {PAPER.name}")
-    done = set()
-    if options.out.exists():
-        rows = map(json.loads, options.out.read_text().splitlines())
-        done = {tuple(row[key] for key in KEY) for row in rows}
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(row) for row in path.read_text().splitlines()] if path.exists() else []
+
+
+def write_rows(
+    options: argparse.Namespace,
+    rows: Callable[[Bench], Iterator[dict[str, Any]]],
+    line: Callable[[dict[str, Any]], str],
+) -> None:
+    """Append each row to the file as soon as it is known, and print a line of it."""
     start = time.monotonic()
     with tempfile.TemporaryDirectory() as work, options.out.open("a") as out:
         bench = Bench(
             options.text, "cuda" if options.gpu else "cpu", options.sequences, options.batch,
             options.config, options.recover, Path(work),
         )  # fmt: skip
-        for row in itertools.chain(cells(bench, options, done), shapes(bench, options, done)):
+        for row in rows(bench):
             print(json.dumps(row), file=out, flush=True)
             print(f"{time.monotonic() - start:.0f} s  {line(row)}", flush=True)
+
+
+def main() -> None:
+    parser = shared_parser(__doc__.splitlines()[0])
+    parser.add_argument("--shapes", nargs="+", default=[], metavar="NAME")
+    parser.add_argument("--methods", nargs="+", default=["drrqr", "fisher", "grad", "l1"])
+    parser.add_argument("--ratios", type=float, nargs="+", default=[0.75, 0.5, 0.875])
+    options = parser.parse_args()
+    if options.table:
+        print("\n".join(table(read_rows(options.table))))
+        return
+    check_options(parser, options)
+    if unknown := set(options.shapes) - set(load_config(PAPER).models):
+        parser.error(f"--shapes {' '.join(sorted(unknown))}: no such model in {PAPER.name}")
+    done = {tuple(row[key] for key in KEY) for row in read_rows(options.out)}
+
+    def rows(bench: Bench) -> Iterator[dict[str, Any]]:
+        yield from cells(bench, options, done)
+        yield from shapes(bench, options, done)
+
+    write_rows(options, rows, line)
 
 
 if __name__ == "__main__":
