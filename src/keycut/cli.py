@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import argparse
 import logging
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
@@ -58,8 +61,9 @@ def _prune(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     command = commands.add_parser(
         "prune",
         help="make a smaller model of one you have",
-        description="Calibrate a model, choose which key and query channels stay, and write the\n"
-        "smaller model, which AutoModelForCausalLM.from_pretrained loads.",
+        description="Calibrate a model, choose which key and query channels stay, or which value\n"
+        "channels, and write the smaller model, which AutoModelForCausalLM.from_pretrained\n"
+        "loads. Give one of --ratio, --state, or --keys and --values.",
         epilog="methods (* needs text):\n"
         + "".join(
             f"  {m.name + '*' * ('text' in m.needs):17} {m.about}\n" for m in METHODS.values()
@@ -70,21 +74,30 @@ def _prune(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     command.add_argument("out", metavar="OUT", type=Path, help="folder to write")
     command.add_argument("--method", default="drrqr", help="see below; %(default)s")
     command.add_argument(
-        "--ratio", type=float, required=True, help="share of channels to remove, in (0, 1)"
+        "--ratio", type=float, help="share of key channels to remove, in (0, 1); values stay"
     )
+    command.add_argument("--state", type=float, metavar="SHARE",
+                         help="share of the recurrent state that may stay, in (0, 1): a few splits "
+                         "of it between keys and values are cut, refitted and compared on text "
+                         "held out, and the best is written")  # fmt: skip
+    command.add_argument("--keys", type=int, metavar="N", help="key channels a head to keep")
+    command.add_argument("--values", type=int, metavar="N", help="value channels a head to keep")
     command.add_argument("--target", choices=["kq", "k", "q"],
-                         help="judge by keys and queries, or by one of them; the method's own "
-                         "choice if not given, mostly kq")  # fmt: skip
+                         help="judge key channels by keys and queries, or by one of them; the "
+                         "method's own choice if not given, mostly kq")  # fmt: skip
     command.add_argument("--text", type=Path, help="calibration text: .jsonl, .txt (.xz .gz .zst), "
                          "a data set's folder; if not given, the prose of the installed "
                          "Python packages")  # fmt: skip
     command.add_argument("--seed", type=int, default=0, help="of the order of the text, the "
                          "sample of rows and what rand draws; %(default)s")  # fmt: skip
     command.add_argument("--round-to", type=int, default=1, metavar="N",
-                         help="keep a multiple of N channels, rounding up; 16 is fast")  # fmt: skip
+                         help="with --ratio, keep a multiple of N channels, rounding up; 16 is "
+                         "fast. With --state, compare multiples of N alone (of 16, or of less "
+                         "where those are too few)")  # fmt: skip
     command.add_argument("--for", dest="engine", metavar="ENGINE",
-                         help="keep a number of channels that this engine computes right, rounding "
-                         f"up, and say how to start it: {', '.join(ENGINES)}")  # fmt: skip
+                         help="keep numbers of channels that this engine computes right, with "
+                         "--ratio rounding up, and say how to start it: "
+                         f"{', '.join(ENGINES)}")  # fmt: skip
     command.add_argument(
         "--sequences", type=int, default=128, help="calibration sequences; %(default)s"
     )
@@ -95,9 +108,9 @@ def _prune(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         "--rows", type=int, default=5000, help="tokens in the sample of drrqr, qrcp; %(default)s"
     )
     command.add_argument("--batch", type=int, default=8, help="sequences in a batch; %(default)s")
-    command.add_argument("--refit", action=argparse.BooleanOptionalAction, default=REFIT,
+    command.add_argument("--refit", action=argparse.BooleanOptionalAction,
                          help="fit what is linear behind each delta rule again, in closed form, on "
-                         "the same text; every method then needs text; "
+                         "the same text; every method then needs text; --state needs it, else "
                          f"{'--refit' if REFIT else '--no-refit'} by default")  # fmt: skip
     command.add_argument("--dtype", choices=["bfloat16", "float32", "float16"],
                          help="of the weights that are written; the model's own if not given, but "
@@ -116,31 +129,43 @@ def _prune(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
 
         from keycut.prune import Request, prune
 
-        lines = prune(
-            Request(
-                model=model_folder(options.model),
-                out=options.out,
-                method=options.method,
-                ratio=options.ratio,
-                target=options.target,
-                text=options.text,
-                seed=options.seed,
-                options={key[7:]: v for key, v in vars(options).items() if key[:7] == "option."},
-                sequences=options.sequences,
-                length=options.length,
-                sample_rows=options.rows,
-                batch=options.batch,
-                round_to=options.round_to,
-                engine=options.engine,
-                refit=options.refit,
-                dtype=options.dtype and getattr(torch, options.dtype),
-                device=_device(options.device),
-                force=options.force,
-            )
+        request = Request(
+            model=model_folder(options.model),
+            out=options.out,
+            method=options.method,
+            ratio=options.ratio,
+            state=options.state,
+            keys=options.keys,
+            values=options.values,
+            target=options.target,
+            text=options.text,
+            seed=options.seed,
+            options={key[7:]: v for key, v in vars(options).items() if key[:7] == "option."},
+            sequences=options.sequences,
+            length=options.length,
+            sample_rows=options.rows,
+            batch=options.batch,
+            round_to=options.round_to,
+            engine=options.engine,
+            refit=options.refit,
+            dtype=options.dtype and getattr(torch, options.dtype),
+            device=_device(options.device),
+            force=options.force,
         )
-        print(*lines, sep="\n")
+        with _sigterm_interrupts():
+            print(*prune(request), sep="\n")
 
     command.set_defaults(run=run)
+
+
+@contextmanager
+def _sigterm_interrupts() -> Iterator[None]:
+    """SIGTERM ends the block as Ctrl-C does, which removes temporary folders."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _inspect(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -1,4 +1,4 @@
-"""Which widths of keys serving engines compute right: `keycut prune --for ENGINE`, `inspect`.
+"""Which widths of keys and values serving engines compute right: `keycut prune --for`, `inspect`.
 
 What was read was read for d_v = 128, of llama.cpp for d_k = d_v. `python -m keycut.engines` prints
 the table of docs/engines.md.
@@ -7,7 +7,7 @@ the table of docs/engines.md.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from keycut.errors import InputError, nearest
@@ -208,15 +208,20 @@ def ratio_keeping(width: int, full: int) -> str:
     return f"--ratio {(full - width) * 1000 // full / 1000:g} keeps {width}"
 
 
-def computed_wrong(model_type: str, width: int, shape: MixerShape) -> Iterator[str]:
+def computed_wrong(
+    model_type: str, cut: MixerShape, shape: MixerShape, *, by_ratio: bool = True
+) -> Iterator[str]:
     """A line for each engine that takes a model of that shape, and computes it wrong without an
-    error once it is cut to that width."""
+    error once it is cut like this; with the way out, which depends on how the widths came about."""
     for engine in ENGINES.values():
-        right = engine.takes(width, shape.value_width)
+        right = engine.takes(cut.width, cut.value_width)
         if engine.wrong and engine.has(model_type) and not right:
+            way_out = engine.way_out(cut.width, replace(cut, width=shape.width))
+            if not by_ratio:
+                way_out = f"give --for {engine.name}"
             yield (
-                f"CAUTION: {engine.label} computes d_k {width} wrong {engine.wrong}, without an "
-                f"error: it takes {engine.widths()}, {engine.way_out(width, shape)}"
+                f"CAUTION: {engine.label} computes d_k {cut.width} wrong {engine.wrong}, without "
+                f"an error: it takes {engine.widths()}, {way_out}"
             )
 
 

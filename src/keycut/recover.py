@@ -131,7 +131,8 @@ def recover_folder(
     ]
     if "engine" not in facts:
         kind = student.architecture.model_type
-        lines += computed_wrong(kind, student.shape.width, unpruned.shape)
+        by_ratio = student.shape.value_width == unpruned.shape.value_width
+        lines += computed_wrong(kind, student.shape, unpruned.shape, by_ratio=by_ratio)
     return lines
 
 

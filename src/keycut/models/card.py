@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +26,10 @@ MAKER = "made by"
 
 def card(
     name: str, sentence: str, facts: Mapping[str, object], *, command: str, config: dict[str, Any],
-    base: str | None = None,
+    base: str | None = None, table: Sequence[str] = (),
 ) -> str:  # fmt: skip
-    """The text. `config` is the model's own config.json, `base` the model it was made from."""
+    """The text. `config` is the model's own config.json, `base` the model it was made from, and
+    `table` the lines of what it was compared with."""
     rows = "".join(f"| {key} | {value} |\n" for key, value in facts.items())
     library = architecture(config).library
     stock = library == "fla.models"
@@ -38,13 +39,16 @@ def card(
     auto_class = (
         "AutoModelForImageTextToText" if "vision_config" in config else "AutoModelForCausalLM"
     )
+    # As code: it is a fact of this model, and of none that is made from it.
+    compared = "".join(f"    {line}\n" for line in table)
+    compared = f"Compared by the perplexity of text held out:\n\n{compared}\n" if table else ""
     header = f"base_model: {base}\n" if base else ""
     return (
         f"---\n{header}library_name: transformers\n"
         f"tags:\n{TAG}- linear-attention\n---\n\n"
         f"# {name}\n\n{sentence}\n\n"
         f"| | |\n|---|---|\n{rows}| {MAKER} | keycut {__version__} |\n\n"
-        f"    {command}\n\n{needs}"
+        f"{compared}    {command}\n\n{needs}"
         f"{imports}"
         f"    from transformers import {auto_class}\n"
         f'    model = {auto_class}.from_pretrained("{name}")\n'
@@ -75,15 +79,18 @@ def _on_a_cpu(name: str, config: dict[str, Any]) -> str:
     )
 
 
-def pruned_facts(selection: Selection, ratio: float) -> dict[str, object]:
-    about = selection.about
-    facts: dict[str, object] = {
-        "method": about["method"],
-        "target": about["target"],
-        "ratio": ratio_in_words(ratio, about["width"], about["full_width"]),
-        "key channels a head": f"{about['width']} of {about['full_width']}",
-        "base model digest": about["model_digest"],
-    }
+def pruned_facts(selection: Selection, ratio: float | None) -> dict[str, object]:
+    """Without a ratio the widths say what was cut."""
+    about, values = selection.about, selection.about.get("values")
+    facts: dict[str, object] = {"method": (values or about)["method"]}
+    if selection.change():
+        facts["target"] = about["target"]
+        if ratio is not None:
+            facts["ratio"] = ratio_in_words(ratio, about["width"], about["full_width"])
+        facts["key channels a head"] = f"{about['width']} of {about['full_width']}"
+    if values:
+        facts["value channels a head"] = f"{values['width']} of {values['full_width']}"
+    facts["base model digest"] = about["model_digest"]
     if "calibration" in about:
         text = about["calibration"]["text"]
         facts["calibration"] = (

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from torch import Tensor
@@ -35,7 +35,7 @@ def select(
     target = target or method.targets[0]
     method.check_target(target)
     options = method.options(options) | ({"seed": seed} if "seed" in method.needs else {})
-    check_inputs(method, model, widths, "key")
+    check_inputs(method, model, widths, "key", options)
     about = {
         "method": method.name,
         "target": target,
@@ -56,7 +56,7 @@ def select_values(
     choice beside one of key channels."""
     method = method_named(name)
     options = method.options(options) | ({"seed": seed} if "seed" in method.needs else {})
-    check_inputs(method, model, widths, "value")
+    check_inputs(method, model, widths, "value", options)
     about = {"method": method.name, "full_width": model.checkpoint.shape.value_width, **options}
     results = _choose(method, model, "v", widths, options)
     return [
@@ -98,8 +98,21 @@ def common_facts(model: ModelStatistics) -> dict[str, Any]:
     }
 
 
+def check_chooses_values(method: Method, options: Mapping[str, Any]) -> None:
+    """An error if a method, with these options, cannot choose value channels."""
+    if not method.values:
+        others = ", ".join(other.name for other in METHODS.values() if other.values)
+        raise InputError(f"method {method.name} chooses no value channels; {others} do")
+    if options.get("activations") == "normalised":
+        raise InputError("activations normalised: values have no L2 norm; take raw")
+
+
 def check_inputs(
-    method: Method, model: ModelStatistics, widths: Sequence[int], channels: Channels
+    method: Method,
+    model: ModelStatistics,
+    widths: Sequence[int],
+    channels: Channels,
+    options: Mapping[str, Any],
 ) -> None:
     """Everything that can be known to be wrong before the work starts."""
     _, full = model.checkpoint.shape.size(channels)
@@ -110,9 +123,7 @@ def check_inputs(
                 f"a width of {width} for {of}{model.checkpoint.folder}: must lie in 1..{full}"
             )
     if channels == "value":
-        if not method.values:
-            others = ", ".join(other.name for other in METHODS.values() if other.values)
-            raise InputError(f"method {method.name} chooses no value channels; {others} do")
+        check_chooses_values(method, options)
         check_sliceable(model.checkpoint, values=True)
     if model.calibration is None:
         if "text" in method.needs:
