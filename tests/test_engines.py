@@ -86,17 +86,20 @@ def test_a_cut_that_an_engine_cannot_take_is_an_error_with_a_way_out():
 
 def test_settings_are_named_where_they_are_needed():
     vllm = ENGINES["vllm"]
-    assert vllm.needs(128) == ""
+    assert vllm.needs(128, 128) == ""
     assert vllm.advice(shape(64)) == (
         "vLLM: start it with `--gdn-prefill-backend triton`; read in its source, not run "
         "(August 2026)"
     )
-    assert vllm.advice(shape(128, value_width=512)) == (
-        "vLLM: read in its source, not run, for d_v 128 (August 2026)"
+    assert vllm.advice(shape(128)) == "vLLM: read in its source, not run (August 2026)"
+    # With other values nothing is known of the kernel that takes 128 alone.
+    assert vllm.advice(shape(128, value_width=64)) == (
+        "vLLM: start it with `--gdn-prefill-backend triton`; read in its source, not run, for d_v "
+        "128 (August 2026)"
     )
     assert ", for d_v" not in ENGINES["llama.cpp"].advice(shape(64, value_width=64))
-    assert ENGINES["tensorrt-llm"].needs(96) == "TLLM_USE_FLASHINFER_GDN_PREFILL=0"
-    assert ENGINES["sglang"].needs(96) == ""
+    assert ENGINES["tensorrt-llm"].needs(96, 128) == "TLLM_USE_FLASHINFER_GDN_PREFILL=0"
+    assert ENGINES["sglang"].needs(96, 128) == ""
 
 
 def test_every_entry_says_where_it_is_from():
@@ -113,20 +116,22 @@ def test_the_page_has_the_table_as_it_is():
 
 
 def test_widths_computed_wrong_are_named_for_models_that_the_engine_takes():
-    (line,) = computed_wrong("qwen3_next", 40, shape(128))
+    (line,) = computed_wrong("qwen3_next", shape(40), shape(128))
     assert line == (
         "CAUTION: mlx-lm computes d_k 40 wrong on a Mac's GPU, without an error: it takes "
         "multiples of 32, `keycut prune --for mlx` rounds up to 64"
     )
-    assert not [*computed_wrong("qwen3_next", 64, shape(128))]
-    assert not [*computed_wrong("delta_net", 40, shape(128))]
+    assert not [*computed_wrong("qwen3_next", shape(64), shape(128))]
+    assert not [*computed_wrong("delta_net", shape(40), shape(128))]
+    (line,) = computed_wrong("qwen3_next", shape(40, 64), shape(128), by_ratio=False)
+    assert line.endswith("it takes multiples of 32, give --for mlx")
 
 
 @pytest.mark.parametrize(
     ("full", "way_out"), [(48, "--ratio 0.333 keeps 32"), (32, "no cut of this model")]
 )
 def test_a_caution_names_no_rounding_that_is_refused(full, way_out):
-    (line,) = computed_wrong("qwen3_next", full - 1, shape(full))
+    (line,) = computed_wrong("qwen3_next", shape(full - 1), shape(full))
     assert line.endswith(f"it takes multiples of 32, {way_out}")
 
 

@@ -34,7 +34,7 @@ class Engine:
     square: bool = False  # it takes d_k = d_v alone
     wrong: str = ""  # where it computes any other width wrong, without an error
     setting: str = ""  # that it needs,
-    setting_unless: int | None = None  # except at this d_k
+    setting_unless: int | None = None  # except at this d_k, with the d_v that it was read for
     note: str = ""
 
     def has(self, model_type: str) -> bool:
@@ -58,13 +58,15 @@ class Engine:
         ]
         return " ".join(filter(None, limits)) or "any d_k"
 
-    def needs(self, width: int) -> str:
-        """The setting to start it with for that d_k, if it needs one."""
-        return "" if width == self.setting_unless else self.setting
+    def needs(self, width: int, value_width: int) -> str:
+        """The setting to start it with for that d_k and d_v, if it needs one."""
+        without = width == self.setting_unless and value_width == VALUE_WIDTH
+        return "" if without else self.setting
 
     def start(self) -> str:
-        """How to start it, for all d_k."""
-        unless = f" unless d_k is {self.setting_unless}" if self.setting_unless else ""
+        """How to start it, for all widths."""
+        widths = f"d_k is {self.setting_unless} and d_v {VALUE_WIDTH}"
+        unless = f" unless {widths}" if self.setting_unless else ""
         return f"start it with `{self.setting}`{unless}"
 
     def known(self, value_width: int) -> str:
@@ -75,7 +77,7 @@ class Engine:
 
     def advice(self, shape: MixerShape) -> str:
         """What to know before a model of that d_k and d_v is served."""
-        setting = self.needs(shape.width)
+        setting = self.needs(shape.width, shape.value_width)
         start = f"start it with `{setting}`; " if setting else ""
         return f"{self.label}: {start}{self.known(shape.value_width)}"
 

@@ -11,9 +11,11 @@ from keycut.config import width as width_of
 from keycut.engines import ENGINES, Engine
 from keycut.errors import InputError
 from keycut.models.checkpoint import Checkpoint, current_name
+from keycut.splits import Split, splits_within
 
 TOKENS = (4_096, 32_768, 131_072)
 RATIOS = (0, 0.25, 0.5, 0.75, 0.875)  # the model as it is comes first
+SHARES = (0.5, 0.25, 0.125)
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,22 @@ class Cut:
 
 
 @dataclass(frozen=True)
+class Budget:
+    """Cuts of keys and values that leave at most that share of the recurrent state."""
+
+    share: float
+    splits: tuple[Split, ...]
+    by_engine: dict[str, tuple[Split, ...]]  # where one takes others
+
+    def line(self) -> str:
+        def words(splits: tuple[Split, ...]) -> str:
+            return ", ".join(map(str, splits)) or "none"
+
+        engines = [f"for {name}: {words(splits)}" for name, splits in self.by_engine.items()]
+        return f"{self.share:7g}  {'; '.join([words(self.splits), *engines])}"
+
+
+@dataclass(frozen=True)
 class Inspection:
     model_type: str
     parameters: int
@@ -51,6 +69,7 @@ class Inspection:
     filter_bytes: int
     contexts: tuple[Context, ...]  # none if the state is all there is
     cuts: tuple[Cut, ...]
+    budgets: tuple[Budget, ...]
 
     @property
     def state_bytes(self) -> int:
@@ -72,6 +91,9 @@ class Inspection:
             *self._context_lines(),
             "",
             *self._cut_lines(),
+            "",
+            "--state  d_k x d_v to compare",
+            *(budget.line() for budget in self.budgets),
             "",
             *self._engine_lines(),
         ]
@@ -168,7 +190,18 @@ def inspect(folder: Path | str) -> Inspection:
             for n in tokens
         ),
         cuts=tuple(cuts),
+        budgets=tuple(budget(checkpoint, share) for share in SHARES),
     )
+
+
+def budget(checkpoint: Checkpoint, share: float) -> Budget:
+    def splits(engine: Engine | None) -> tuple[Split, ...]:
+        return tuple(splits_within(checkpoint, share, engine)[1])
+
+    engines = [e for e in ENGINES.values() if e.has(checkpoint.architecture.model_type)]
+    by_engine = {engine.name: splits(engine) for engine in engines}
+    anyone = splits(None)
+    return Budget(share, anyone, {n: s for n, s in by_engine.items() if s != anyone})
 
 
 def check_channels(checkpoint: Checkpoint, headers: dict[str, torch.Tensor]) -> None:

@@ -42,7 +42,7 @@ from keycut.selection.select import check_chooses_values, select, select_values
 from keycut.selection.selection import Selection
 from keycut.selection.statistics import ModelStatistics
 from keycut.slicing import check_sliceable, slice_model, sliced_bytes
-from keycut.splits import STEPS, Split, check_split, splits_within, whole
+from keycut.splits import STEPS, Split, check_split, no_split, splits_within, whole
 
 logger = logging.getLogger(__name__)
 
@@ -162,7 +162,7 @@ class Candidate:
         _, cut, refitted = self.refitting.held_out.perplexities.values()
         return (
             f"{self.split.width:3}  {self.split.value_width:3}  {self.state_bytes:13,}  "
-            f"{self.parameters:14,}  {cut:9.2f}  {refitted:9.2f}  {self.refitting.seconds:5.0f} s"
+            f"{self.parameters:14,}  {cut:15.2f}  {refitted:9.2f}  {self.refitting.seconds:5.0f} s"
         )
 
 
@@ -179,9 +179,9 @@ class Comparison:
 
     def lines(self) -> list[str]:
         """A table."""
-        head = f"d_k  d_v  {'state, bytes':>13}  {'parameters':>14}  {'cut':>9}  {'refitted':>9}"
         return [
-            f"{head}  {'refit':>7}",
+            f"d_k  d_v  {'state, bytes':>13}  {'parameters':>14}  {'perplexity: cut':>15}  "
+            f"{'refitted':>9}  {'refit':>7}",
             *(c.line() + ("  written" if c is self.best else "") for c in self.candidates),
         ]
 
@@ -369,6 +369,8 @@ def wanted_splits(request: Request, checkpoint: Checkpoint) -> list[Split]:
         return [split]
     steps = STEPS if request.round_to == 1 else (request.round_to,)
     step, splits = splits_within(checkpoint, request.state, engine, steps)
+    if not splits:
+        raise no_split(checkpoint, request.state, engine, steps)
     logger.info(
         "--state %g: comparing d_k x d_v of %s (multiples of %d%s)",
         request.state, ", ".join(map(str, splits)), step,
@@ -513,7 +515,10 @@ def slice_and_refit(
         unpruned = measure({"unpruned": checkpoint}, packed, device=device, batch=batch)
         for number, (split, selection) in enumerate(selections.items(), 1):
             if request.state is not None:
-                logger.info("split %d of %d: %s", number, len(selections), split)
+                logger.info(
+                    "split %d of %d: d_k %d, d_v %d",
+                    number, len(selections), split.width, split.value_width,
+                )  # fmt: skip
             slice_model(
                 checkpoint,
                 selection.change(),

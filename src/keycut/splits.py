@@ -50,7 +50,7 @@ def splits_within(
     checkpoint: Checkpoint, share: float, engine: Engine | None, steps: Sequence[int] = STEPS
 ) -> tuple[int, list[Split]]:
     """A few splits that leave at most `share` of the state, from few keys to few values, and the
-    multiple that their widths are; a width that is not cut stays as it is.
+    multiple that their widths are; a width that is not cut stays as it is. None if there are none.
 
     Of splits within one another the largest is taken. Multiples are those of the first step that
     has two splits close to the budget, so that there is something to compare; or else one.
@@ -62,7 +62,7 @@ def splits_within(
             splits = [split for split in splits if split.size >= least]
             if len(splits) >= enough:
                 return step, _spread(splits)
-    raise InputError(_none(checkpoint, share, engine, steps[-1]))
+    return steps[-1], []
 
 
 def check_split(checkpoint: Checkpoint, split: Split, engine: Engine | None) -> None:
@@ -132,8 +132,11 @@ def _spread(splits: list[Split]) -> list[Split]:
     return list(dict.fromkeys(chosen))
 
 
-def _none(checkpoint: Checkpoint, share: float, engine: Engine | None, step: int) -> str:
-    """The message if there is no split."""
+def no_split(
+    checkpoint: Checkpoint, share: float, engine: Engine | None, steps: Sequence[int]
+) -> InputError:
+    """The error if there is none, with the smallest that there is."""
+    step = steps[-1]
     full = whole(checkpoint.shape)
     limits = [
         f"that {engine.label} takes ({engine.widths()})" if engine else "",
@@ -145,7 +148,7 @@ def _none(checkpoint: Checkpoint, share: float, engine: Engine | None, step: int
     ]))  # fmt: skip
     smaller = [s for s in _usable(checkpoint, engine, step) if s != full]
     if not smaller:
-        return f"{message}, nor is there any other cut"
+        return InputError(f"{message}, nor is there any other cut")
     least = min(smaller, key=lambda split: split.size)
     share = math.ceil(least.size / full.size * 10_000) / 10_000
-    return f"{message}; the smallest is {least}: give --state {share:g} or more"
+    return InputError(f"{message}; the smallest is {least}: give --state {share:g} or more")
