@@ -136,6 +136,8 @@ def test_one_wrong_way_to_call_a_rule_decides(monkeypatch, wrong: int) -> None:
         Shape("delta_net", 2, 7, 2, 32),
         Shape("gated_deltanet", 2, 7, 2, 32),
         Shape("gated_deltanet", 1, 7, 3, 16),
+        Shape("delta_net", 2, 16, 2, 8),  # fewer values than keys, as pruning may leave
+        Shape("gated_deltanet", 1, 16, 3, 5),
     ],
     ids=lambda shape: shape.name,
 )
@@ -219,6 +221,9 @@ def test_the_command_exits_1_if_a_width_has_no_way(monkeypatch, tmp_path, capsys
     )
     assert "delta_net        16x32  16x128  infers only      64" in capsys.readouterr().out
     assert json.loads((tmp_path / "delta_net-16x32-16x128.json").read_text())["padded_to"] == 64
+    narrow = ["--kernel", "delta_net", "--widths", "64", "--heads", "4", "--value-width", "16"]
+    assert main(["preflight", *narrow, "--json", str(tmp_path)]) == 0
+    assert (tmp_path / "delta_net-4x64-4x16.json").is_file()
     with pytest.raises(SystemExit) as end:
         main(["preflight", "--kernel", "gated_deltanet", "--widths", "64"])
     assert end.value.code == 1
