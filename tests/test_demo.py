@@ -16,7 +16,15 @@ from pathlib import Path
 import pandas as pd
 import psutil
 import pytest
+import torch
 import yaml
+
+from keycut.cli import main
+from keycut.data.packing import PackedTokens
+from keycut.models import load
+from keycut.models.checkpoint import Checkpoint
+from keycut.prune import pack_text
+from keycut.refit import perplexity
 
 ROOT = Path(__file__).parents[1]
 DEMO = ROOT / "results" / "demo"
@@ -98,6 +106,30 @@ def test_refitted_models_are_better_than_sliced_ones_on_text_that_they_have_not_
     stages = numbers.set_index(["model", "method", "metric", "rft"])["value"].unstack()
     assert len(stages) == 2 * 2 * 2  # models x methods x perplexities
     assert (stages["refit"] < stages["pre"]).all()
+
+
+@pytest.mark.parametrize("name", ["delta_net", "gated_deltanet"])
+def test_a_quarter_of_the_state_is_left_by_the_best_of_three_splits(name, tmp_path, capsys):
+    model, text, out = DEMO / "models" / name, DEMO / "text/documentation.jsonl", tmp_path / "out"
+    options = ["--state", "0.25", "--text", text, "--sequences", "32", "--length", "256"]
+    assert main([*map(str, ["prune", model, out, *options])]) == 0
+    row = r"^ *(\d+) +(\d+) +4,096 +[\d,]+ +[\d.]+ +([\d.]+) +\d+ s(  written)?$"
+    table = re.findall(row, capsys.readouterr().out, re.M)
+    assert [(int(width), int(value_width)) for width, value_width, *_ in table] == [
+        (8, 32), (16, 16), (32, 8),
+    ]  # fmt: skip
+    (written,) = [cells for cells in table if cells[3]]
+    shape = Checkpoint(out).shape
+    assert (shape.width, shape.value_width) == (int(written[0]), int(written[1]))
+    assert load(out)(torch.arange(9)[None]).logits.isfinite().all()
+
+    slices = {"calibration": 32, "held_out": 4}
+    pack_text(text, Checkpoint(model), tmp_path / "packed", slices=slices, length=256, seed=0)
+    held_out = torch.from_numpy(PackedTokens(tmp_path / "packed", slice_name="held_out")[:])
+    value = perplexity(Checkpoint(out), held_out)
+    refitted = [float(cells[2]) for cells in table]
+    assert value == pytest.approx(min(refitted), abs=0.0051)
+    assert value < max(refitted)
 
 
 def test_the_pdf_is_there_where_latex_is():

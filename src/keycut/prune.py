@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -586,22 +586,23 @@ def summary(
         f"recurrent state      {states[0]:,} -> {states[1]:,} bytes",
     ]
     if widths[0] > widths[1]:
-        lines += choice_lines(request, selection, "keys", "")
+        lines += choice_lines(request, selection.tensors, "keys")
     if value_widths[0] > value_widths[1]:
-        lines += choice_lines(request, selection, "values", "values.")
+        prefix = "values."
+        tensors = {
+            name.removeprefix(prefix): tensor
+            for name, tensor in selection.tensors.items()
+            if name.startswith(prefix)
+        }
+        lines += choice_lines(request, tensors, "values")
     return lines
 
 
-def choice_lines(request: Request, selection: Selection, name: str, prefix: str) -> list[str]:
-    """What is known of the keys or the values that were chosen, whose tensors begin like this."""
-    tensors = {
-        key.removeprefix(prefix): tensor
-        for key, tensor in selection.tensors.items()
-        if key.startswith(prefix)
-    }
-    condition, swaps_made = f"{f'condition of {name}':20}", "swaps made"
-    if name == "values":
-        swaps_made = "swaps of values"
+def choice_lines(
+    request: Request, tensors: Mapping[str, torch.Tensor], channels: Literal["keys", "values"]
+) -> list[str]:
+    """What is known of the channels that were chosen."""
+    condition = f"{f'condition of {channels}':20}"
     lines = []
     if "condition_before" in tensors:
         conditions = [tensors[f"condition_{w}"].median() for w in ("before", "after")]
@@ -615,7 +616,8 @@ def choice_lines(request: Request, selection: Selection, name: str, prefix: str)
         lines.append(f"{condition} not known: {request.method} needs no text, {why}")
     if "swaps" in tensors:
         swaps = tensors["swaps"]
-        lines.append(f"{swaps_made:20} {int(swaps.sum())} in {swaps.numel()} heads")
+        name = "swaps made" if channels == "keys" else "swaps of values"
+        lines.append(f"{name:20} {int(swaps.sum())} in {swaps.numel()} heads")
         if short := int(tensors["log_volume"].isneginf().sum()):
             lines.append(
                 f"CAUTION: in {short} of {swaps.numel()} heads the sampled rows have fewer "
