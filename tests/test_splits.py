@@ -229,7 +229,11 @@ def test_text_held_out_decides_and_nothing_else(workplace, capsys, monkeypatch):
     assert [row[2:] for row in rows(capsys.readouterr().out)] == [
         (3.0, 9.0, False), (8.0, 5.0, True), (4.0, 7.0, False),
     ]  # fmt: skip
-    assert len(texts) == 1 + 2 * 3  # the unpruned model's once
+    values[8, 12] = (4.5, 5.0)
+    assert prune(workplace, "--state", "0.25", "--force", out="decided") == 0
+    caution = "give more --sequences or --text, or --keys 8 --values 12 --no-refit\n"
+    assert caution in capsys.readouterr().out
+    assert len(texts) == 2 * (1 + 2 * 3)  # the unpruned model's once
     assert all(torch.equal(ids, texts[0]) for ids in texts)
     held_out = {tuple(row) for row in texts[0].tolist()}
     assert not held_out & {tuple(row) for ids in refitted_on for row in ids.tolist()}

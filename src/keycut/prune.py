@@ -113,6 +113,7 @@ class Refitting:
     seconds: float
     text: Source
     held_out: HeldOut
+    without: str = "--no-refit"  # how to have the same cut as it is
 
     def lines(self) -> list[str]:
         lines = [
@@ -132,7 +133,7 @@ class Refitting:
             )
         return (
             "CAUTION: the refit did not lower the perplexity of the text held out: give more "
-            "--sequences or --text, or --no-refit"
+            f"--sequences or --text, or {self.without}"
         )
 
     def facts(self, teacher: Checkpoint) -> dict[str, object]:
@@ -167,7 +168,7 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class SplitComparison:
     """All splits that were tried. The best is the one with the lowest perplexity on text held out,
     the first of equals."""
 
@@ -500,13 +501,13 @@ def slice_and_refit(
     selections: Mapping[Split, Selection],
     dtype: torch.dtype | None,
     packed: Path,
-) -> Comparison:
+) -> SplitComparison:
     """Write the model, refitted on the text that it was calibrated on; of several the one that is
     best on the text held out, which nothing else has seen."""
     data = PackedTokens(packed, slice_name="calibration")
     ids = torch.from_numpy(data[:])
     out, device, batch = request.out, request.device, request.batch
-    comparison = Comparison(())
+    comparison = SplitComparison(())
     with (
         TemporaryDirectory(prefix=f".{out.name}.", dir=existing_parent(out)) as folder,
         atomic_write(out, force=request.force, folder=True) as aside,
@@ -534,16 +535,22 @@ def slice_and_refit(
             models = {"cut": sliced, "refitted": Checkpoint(refitted_folder)}
             held_out = measure(models, packed, device=device, batch=batch)
             held_out = replace(held_out, perplexities=unpruned.perplexities | held_out.perplexities)
-            # Weights of all candidates would fill the memory.
-            without_weights = replace(result, weights={})
+            refitting = Refitting(
+                replace(result, weights={}),  # those of all candidates would fill the memory
+                seconds,
+                data.manifest.source,
+                held_out,
+            )
+            if request.state is not None:
+                refitting = replace(refitting, without=f"{split.options()} --no-refit")
             candidate = Candidate(
                 split,
                 selection,
                 state_bytes=sliced.shape.state_bytes(),
                 parameters=sum(tensor.numel() for _, tensor in sliced.headers()),
-                refitting=Refitting(without_weights, seconds, data.manifest.source, held_out),
+                refitting=refitting,
             )
-            comparison = Comparison((*comparison.candidates, candidate))
+            comparison = SplitComparison((*comparison.candidates, candidate))
             if comparison.best is candidate:
                 shutil.rmtree(aside)
                 refitted_folder.rename(aside)
@@ -631,7 +638,7 @@ def pruned_card(
     request: Request,
     checkpoint: Checkpoint,
     selection: Selection,
-    comparison: Comparison | None = None,
+    comparison: SplitComparison | None = None,
 ) -> str:
     """README.md of the model: what it is and how it was made."""
     method = METHODS[request.method]

@@ -32,6 +32,10 @@ class Split:
     def __str__(self) -> str:
         return f"{self.width} x {self.value_width}"
 
+    def options(self) -> str:
+        """Of the command line."""
+        return f"--keys {self.width} --values {self.value_width}"
+
     @property
     def size(self) -> int:
         return self.width * self.value_width
@@ -79,8 +83,8 @@ def check_split(checkpoint: Checkpoint, split: Split, engine: Engine | None) -> 
             )
     if split == full:
         raise InputError(
-            f"--keys {split.width} --values {split.value_width} are all channels that a head of "
-            f"{checkpoint.folder} has: give fewer of one or both"
+            f"{split.options()} are all channels that a head of {checkpoint.folder} has: give "
+            "fewer of one or both"
         )
     if split.width > WIDEST:
         raise InputError(
