@@ -139,6 +139,7 @@ def test_a_model_without_softmax_layers(models, capsys):
         "other cache          none",
         "      0    8     5.1 KiB     0 bytes  transformers\n",
         "    0.5    4     2.9 KiB     2.2 KiB  transformers\n",
+        "--state  d_k x d_v to compare\n    0.5  4 x 16, 8 x 8\n   0.25  4 x 8, 8 x 4\n",
         "transformers  takes any d_k; run in Keycut's tests",
         "Nothing is known of gated_deltanet models in vllm, sglang",
     ):
@@ -177,6 +178,9 @@ def test_engines_are_named_with_the_widths_they_take(models, capsys):
     )
     assert "llama.cpp     takes only d_k = d_v of 16, 32, 64, 128; its CPU path is run" in shown
     assert "Nothing is known" not in shown
+    # d_k 64, d_v 12: mlx-lm takes multiples of 32, llama.cpp squares of 16 and more.
+    line = "    0.5  32 x 12, 48 x 8; for mlx: 32 x 12, 64 x 6; for llama.cpp: none\n"
+    assert line in shown
 
 
 def test_the_numbers_of_the_weights_are_not_read(models, monkeypatch):
