@@ -113,6 +113,12 @@ def test_the_card_keeps_what_the_pruned_models_said(workplace, capsys):
     assert stored_facts(workplace / "recovered")["method"] == "l1"
     (workplace / "recovered" / "README.md").write_text("| method | mine |\n")
     assert stored_facts(workplace / "recovered") == {}
+    # Of one that it did, the table of facts alone counts.
+    scores = "\n| | |\n|---|---|\n| task | score |\n| engine | x | y |\n"
+    (workplace / "recovered" / "README.md").write_text(after + scores)
+    assert stored_facts(workplace / "recovered").keys() == {
+        row.split(" | ")[0].removeprefix("| ") for row in after.splitlines() if row.startswith("| ")
+    } - {"made by", "|"}
 
 
 def test_a_run_that_was_stopped_goes_on_and_ends_with_the_same_bits(workplace, capsys, monkeypatch):

@@ -19,6 +19,8 @@ QWEN = ("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_tex
 READ = "read in its source, not run"
 VALUE_WIDTH = 128  # what sources were read for
 
+NO_KEYS_ALONE = "no cut of keys alone (--state, --keys and --values cut values, too)"
+
 
 @dataclass(frozen=True)
 class Engine:
@@ -97,7 +99,7 @@ class Engine:
         """How to cut a model of that shape if not to that width."""
         cuts = self.cuts(shape)
         if not cuts:
-            return "no cut of this model"
+            return NO_KEYS_ALONE
         if cuts[-1] < width:
             return ratio_keeping(cuts[-1], shape.width)
         return f"`keycut prune --for {self.name}` rounds up to {self.round_up(width, shape)}"
@@ -117,8 +119,8 @@ class Engine:
         )
         if cut:
             raise InputError(f"{message}: {ratio_keeping(cut[-1], full)}")
-        way_out = ": give a smaller --round-to" if multiples else ", so no cut of this model"
-        raise InputError(message + way_out)
+        way_out = "give a smaller --round-to" if multiples else NO_KEYS_ALONE
+        raise InputError(f"{message}: {way_out}")
 
 
 ENGINES = {

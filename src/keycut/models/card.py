@@ -20,7 +20,8 @@ from keycut.selection.selection import Selection
 # Pruned models of both kinds were loaded with its releases from this one to 0.6.0. Without
 # `.models`, those from 0.3.2 to 0.5.0 tell transformers nothing of their models.
 OLDEST_FLA = "0.2.2"
-TAG = "- keycut\n"
+TAGS = "tags:\n- keycut\n- linear-attention\n---\n"
+TABLE = "| | |\n|---|---|\n"
 MAKER = "made by"
 
 
@@ -45,9 +46,9 @@ def card(
     header = f"base_model: {base}\n" if base else ""
     return (
         f"---\n{header}library_name: transformers\n"
-        f"tags:\n{TAG}- linear-attention\n---\n\n"
+        f"{TAGS}\n"
         f"# {name}\n\n{sentence}\n\n"
-        f"| | |\n|---|---|\n{rows}| {MAKER} | keycut {__version__} |\n\n"
+        f"{TABLE}{rows}| {MAKER} | keycut {__version__} |\n\n"
         f"{compared}    {command}\n\n{needs}"
         f"{imports}"
         f"    from transformers import {auto_class}\n"
@@ -60,8 +61,12 @@ def stored_facts(folder: Path) -> dict[str, object]:
     """What the card in a folder says of how its model was made, if Keycut wrote it."""
     file = folder / "README.md"
     text = file.read_text(errors="replace") if file.is_file() else ""
-    rows = re.findall(r"^\| (.+?) \| (.+) \|$", text, re.MULTILINE) if TAG in text else []
-    return {key: value for key, value in rows if key != MAKER}
+    header, _, body = text.partition(TAGS)
+    _, _, rows = body.partition(TABLE)
+    rows, maker, _ = rows.partition(f"| {MAKER} |")
+    if not (header.startswith("---\n") and maker):
+        return {}
+    return dict(re.findall(r"^\| ([^|]+) \| ([^|]+) \|$", rows, re.MULTILINE))
 
 
 def _on_a_cpu(name: str, config: dict[str, Any]) -> str:
@@ -127,6 +132,17 @@ def pretrained_facts(recipe: Recipe, length: int) -> dict[str, object]:
     }
 
 
+def _channels(student: Checkpoint, teacher: Checkpoint) -> dict[str, object]:
+    """Those that were cut, as `pruned_facts` says them."""
+    cut, whole = student.shape, teacher.shape
+    sides = {"key": (cut.width, whole.width), "value": (cut.value_width, whole.value_width)}
+    return {
+        f"{side} channels a head": f"{width} of {full}"
+        for side, (width, full) in sides.items()
+        if width < full
+    }
+
+
 def recovered_facts(
     settings: Recovery, length: int, student: Checkpoint, teacher: Checkpoint
 ) -> dict[str, object]:
@@ -134,6 +150,7 @@ def recovered_facts(
     modules = ", ".join(lora.modules or student.architecture.projections)
     return {
         **stored_facts(student.folder),
+        **_channels(student, teacher),
         "student digest": student.digest(),
         "teacher digest": teacher.digest(),
         "recovery": f"{settings.steps} steps of {settings.batch} x {length} tokens "
