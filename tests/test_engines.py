@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from small_models import SMALL
 
 from keycut.cli import main
-from keycut.engines import ENGINES, QWEN, READ, computed_wrong, table
+from keycut.engines import ENGINES, NO_KEYS_ALONE, QWEN, READ, computed_wrong, table
 from keycut.errors import InputError
 from keycut.models import create, save
 from keycut.models.architectures import ARCHITECTURES
@@ -73,7 +73,7 @@ def test_a_cut_that_an_engine_cannot_take_is_an_error_with_a_way_out():
         ENGINES["llama.cpp"].round_up(64, shape(128))
     assert str(error.value) == (
         "--for llama.cpp: llama.cpp takes no d_k from 64 to 127 (the model has d_k 128, d_v 128); "
-        "it takes only d_k = d_v of 16, 32, 64, 128: no cut of keys alone (--state, --keys and --values cut values, too)"
+        "it takes only d_k = d_v of 16, 32, 64, 128: " + NO_KEYS_ALONE
     )
     assert ENGINES["llama.cpp"].round_up(64, shape(256, 128)) == 128  # down to a square
     with pytest.raises(InputError, match=r"from 33 to 47 .* multiples of 32: --ratio 0.333 keeps"):
@@ -127,9 +127,7 @@ def test_widths_computed_wrong_are_named_for_models_that_the_engine_takes():
     assert line.endswith("it takes multiples of 32, give --for mlx")
 
 
-@pytest.mark.parametrize(
-    ("full", "way_out"), [(48, "--ratio 0.333 keeps 32"), (32, "no cut of keys alone")]
-)
+@pytest.mark.parametrize(("full", "way_out"), [(48, "--ratio 0.333 keeps 32"), (32, NO_KEYS_ALONE)])
 def test_a_caution_names_no_rounding_that_is_refused(full, way_out):
     (line,) = computed_wrong("qwen3_next", shape(full - 1), shape(full))
     assert line.endswith(f"it takes multiples of 32, {way_out}")
