@@ -1,0 +1,422 @@
+"""What does a smaller state forget? Associative recall against the number of key channels kept.
+
+    python benchmarks/recall.py --gpu --folder WORK --out rows.jsonl
+    python benchmarks/recall.py --tiny --folder WORK --out rows.jsonl                  on a CPU
+    python benchmarks/recall.py --table rows.jsonl                                     as Markdown
+
+A sequence lists pairs of a key and a value, then asks for keys in random order, each followed by
+its value (multi-query associative recall): k1 v1 k2 v2 k3 v3 k2 v2 k1 v1 ... Small models learn to
+give the answers, and are cut by each method to each width; in percent of answers that are right:
+
+    sliced      as it is cut
+    refitted    by keycut.refit
+    recovered   sliced, and trained for --recover steps by keycut.training.recovery
+    unpruned    and with its whole state held in fewer bits (benchmarks/state_precision.py)
+
+The loss is of the answers alone, everywhere: what else follows is random. In training, in the
+gradients of calibration and in recovery; recovery's divergence from the unpruned model is of all
+tokens, as ever.
+
+--folder keeps the text, the trained models and the checkpoints of a training that was interrupted.
+A row of JSON per model, seed, method and width is written as soon as it is known; those that are in
+the file already are not computed again. One process per model (--models) may run beside another,
+with a file of rows of its own: most of the time goes into starting small kernels. Plain PyTorch
+takes the places of fla's kernels on a GPU too: those are tuned anew for every width, which would
+take longer than all the rest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import mean
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import torch
+from arguments import existing
+from state_precision import TYPES, states_held_in
+from torch import Tensor
+
+from keycut import __version__, logs
+from keycut.artefact import atomic_write, read_json, sha256, write_json
+from keycut.calibration import Calibration, calibrate, calibration_dtype, drawn_sequences
+from keycut.config.training import Recipe, Recovery
+from keycut.data.packing import Manifest, PackedTokens
+from keycut.data.sources import Source
+from keycut.errors import InputError
+from keycut.models import create, kernels, load
+from keycut.models.checkpoint import Checkpoint
+from keycut.patches.fla import plain_kernels_in_place
+from keycut.refit import refit, write_refitted
+from keycut.selection.methods import method_named
+from keycut.selection.select import select
+from keycut.selection.statistics import ModelStatistics
+from keycut.slicing import slice_model
+from keycut.training import recovery
+from keycut.training.distillation import IGNORED, next_tokens
+from keycut.training.output import Output
+from keycut.training.pretrain import pretrain
+
+MODELS = ("delta_net", "gated_deltanet")
+METHODS = ("drrqr", "fisher", "grad", "s_wanda", "l1", "rand")
+KEY = ("model", "seed", "method", "width", "recover")
+# What defines the trained models: on a GPU, with --tiny, and for --help.
+SETTINGS: dict[str, tuple[Any, Any, str]] = {
+    "layers": (2, 2, "of a model"),
+    "hidden": (128, 64, "its hidden size"),
+    "heads": (2, 2, "of a layer"),
+    "head": (64, 16, "key channels of a head before cutting"),
+    "keys": (256, 16, "different keys, and as many values"),
+    "length": (256, 48, "tokens of a sequence"),
+    "pairs": ((8, 16, 32, 64), (2, 4, 8), "pairs in a sequence, as many sequences of each"),
+    "steps": (3000, 300, "of training"),
+    "batch": (256, 24, "sequences of a step"),
+    "epochs": (6, 2, "how often training sees a sequence"),
+    "rate": (2e-3, 1e-2, "learning rate"),
+    "sequences": (256, 96, "for calibration and refit"),
+    "held_out": (128, 64, "sequences for each number of pairs"),
+}
+WIDTHS = ((32, 16, 8, 4, 2), (8, 4, 2, 1))
+RECOVER = (100, 40)
+
+
+# The task
+
+
+def draw(pairs: int, sequences: int, length: int, keys: int, random: np.random.Generator) -> Any:
+    """(sequences, length) tokens: keys are 0 .. keys - 1, values keys .. 2 keys - 1.
+
+    The keys of a sequence differ. They are asked for in rounds, all of them in each round.
+    """
+    if not pairs <= keys or length % 2 or not 2 * pairs < length:
+        raise InputError(
+            f"{pairs} pairs of {keys} keys in {length} tokens: there must be as many keys, and an "
+            "even number of tokens with room for an answer"
+        )
+
+    def permutations(n: int) -> np.ndarray:
+        return random.permuted(np.tile(np.arange(n), (sequences, 1)), axis=1)
+
+    rounds = -(-(length // 2 - pairs) // pairs)
+    listed = np.tile(np.arange(pairs), (sequences, 1))
+    order = np.concatenate([listed, *(permutations(pairs) for _ in range(rounds))], 1)
+    order = order[:, : length // 2]
+    ids = np.empty((sequences, length), "<u2")
+    ids[:, 0::2] = np.take_along_axis(permutations(keys)[:, :pairs], order, 1)
+    values = random.integers(keys, 2 * keys, (sequences, pairs))
+    ids[:, 1::2] = np.take_along_axis(values, order, 1)
+    return ids
+
+
+def answers(ids: Tensor) -> Tensor:
+    """The tokens of (batch, length) that answer a question, and IGNORED for all others."""
+    keys = ids[:, 0::2].sort(1).values
+    pairs = 1 + (keys.diff(dim=1) != 0).sum(1, keepdim=True)  # each key is listed once
+    places = torch.arange(ids.shape[1], device=ids.device)
+    return ids.where((places % 2 == 1) & (places > 2 * pairs), IGNORED)
+
+
+def write_text(folder: Path, settings: dict[str, Any]) -> None:
+    """Packed tokens with the slices pretraining, recovery, calibration and, for each number of
+    pairs, held_out_N."""
+    random = np.random.default_rng(0)
+    length, keys, pairs = settings["length"], settings["keys"], settings["pairs"]
+
+    def mixed(sequences: int) -> np.ndarray:
+        each = -(-sequences // len(pairs))
+        return np.concatenate([draw(n, each, length, keys, random) for n in pairs])
+
+    parts = {
+        "pretraining": mixed(-(-settings["steps"] * settings["batch"] // settings["epochs"])),
+        "recovery": mixed(64 * settings["batch"]),
+        "calibration": mixed(4 * settings["sequences"]),
+        **{f"held_out_{n}": draw(n, settings["held_out"], length, keys, random) for n in pairs},
+    }
+    stops = np.cumsum([len(rows) for rows in parts.values()]).tolist()
+    with atomic_write(folder, folder=True) as aside:
+        file = aside / "tokens.bin"
+        file.write_bytes(np.concatenate(list(parts.values())).tobytes())
+        manifest = Manifest(
+            sha256=sha256(file), dtype="uint16", tokens=stops[-1] * length, sequence_length=length,
+            sequences=stops[-1],
+            slices=dict(zip(parts, zip([0, *stops], stops, strict=False), strict=True)),
+            vocabulary_size=2 * keys, tokenizer="none", tokenizer_digest="none", boundary="eos",
+            source=Source("associative recall", "1"), seed=0, keycut=__version__,
+        )  # fmt: skip
+        write_json(aside / "manifest.json", asdict(manifest))
+
+
+def answers_only(model: Any) -> Any:
+    """The model, whose loss is now of the answers alone."""
+
+    def hook(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if kwargs.get("labels") is not None:
+            kwargs["labels"] = answers(kwargs["labels"])
+        return args, kwargs
+
+    model.register_forward_pre_hook(hook, with_kwargs=True)
+    return model
+
+
+# The models
+
+
+@dataclass(frozen=True)
+class Bench:
+    folder: Path  # what is kept
+    settings: dict[str, Any]
+    device: str
+    work: Path  # what is not
+
+    def text(self, name: str) -> PackedTokens:
+        return PackedTokens(self.folder / "text", slice_name=name)
+
+    def config(self, model: str) -> dict[str, Any]:
+        hidden, heads, width = (self.settings[name] for name in ("hidden", "heads", "head"))
+        own = {
+            "delta_net": {"expand_k": heads * width / hidden, "expand_v": 1.0},
+            "gated_deltanet": {"head_dim": width, "expand_v": hidden / heads / width},
+        }
+        return {
+            "model_type": model, "hidden_size": hidden, "num_heads": heads,
+            "num_hidden_layers": self.settings["layers"], "intermediate_size": 2 * hidden,
+            "vocab_size": 2 * self.settings["keys"], **own[model],
+        }  # fmt: skip
+
+    def training(self, part: str, steps: int, rate: float, seed: int) -> dict[str, Any]:
+        return {
+            "data": f"recall/{part}", "steps": steps, "batch": self.settings["batch"],
+            "learning_rate": rate, "warmup": steps // 20, "floor": 0.1, "eps": 1e-8, "clip": 1.0,
+            "seed": seed, "epochs": steps,
+        }  # fmt: skip
+
+    def trained(self, name: str, seed: int) -> Path:
+        """The folder of an unpruned model, trained unless it is there."""
+        folder = self.folder / f"{name}-{seed}"
+        if not folder.exists():
+            model = answers_only(create(self.config(name), seed=seed)).to(self.device)
+            steps, rate = self.settings["steps"], self.settings["rate"]
+            values = {"trainer": "builtin", **self.training("pretraining", steps, rate, seed)}
+            output = Output(folder, checkpoints=self.folder / "checkpoints")
+            pretrain(model, self.text("pretraining"), Recipe.model_validate(values), output)
+        return folder
+
+    def calibrate(self, folder: Path, seed: int) -> Calibration:
+        model = load(folder, device=self.device, dtype=calibration_dtype(self.device))
+        ids = drawn_sequences(self.text("calibration"), self.settings["sequences"], seed)
+        return calibrate(
+            answers_only(model), ids.split(32), tokens=ids.numel(), seed=seed,
+            provenance={"model_digest": Checkpoint(folder).digest()},
+        )  # fmt: skip
+
+    def refit(self, sliced: Path, folder: Path, seed: int) -> Path:
+        ids = drawn_sequences(self.text("calibration"), self.settings["sequences"], seed)
+        student, out = Checkpoint(sliced), self.work / "refitted"
+        result = refit(student, Checkpoint(folder), ids, device=self.device, batch=32)
+        write_refitted(student, result, out, force=True)
+        return out
+
+    def recover(self, student: Path, teacher: Path, steps: int, seed: int) -> Path:
+        values = {
+            **self.training("recovery", steps, self.settings["rate"], seed),
+            "lora": {"rank": 16, "alpha": 32},
+            "distillation": {"temperature": 2.0, "weight": 1.0},
+        }
+        output = Output(self.work / "recovered", checkpoints=self.work / "running", force=True)
+        with patch.object(recovery, "next_tokens", lambda ids: next_tokens(answers(ids))):
+            recovery.recover(
+                student, teacher, self.text("recovery"), Recovery.model_validate(values), output,
+                device=self.device,
+            )  # fmt: skip
+        return self.work / "recovered"
+
+    @torch.no_grad()
+    def accuracy(self, folder: Path, state: torch.dtype | None = None) -> dict[int, float]:
+        """The share of answers that are right, by the number of pairs. All is computed in float32;
+        the state may be held in another type between tokens."""
+        model = load(folder, device=self.device, dtype=torch.float32)
+        shares = {}
+        for pairs in self.settings["pairs"]:
+            ids = torch.from_numpy(self.text(f"held_out_{pairs}")[:])
+            ids = ids.to(self.device)
+            with states_held_in(state) if state else nullcontext():
+                logits = model(ids, use_cache=False).logits
+            right = logits[:, 2 * pairs : -1 : 2].argmax(-1) == ids[:, 2 * pairs + 1 :: 2]
+            shares[pairs] = right.double().mean().item()
+        return shares
+
+
+def rows(bench: Bench, options: argparse.Namespace, done: set[tuple[Any, ...]]) -> Iterator[dict]:
+    """One for each unpruned model, then one for each cell; those that are not done."""
+    full = bench.settings["head"]
+    for seed in options.seeds:
+        for name in options.models:
+            folder = bench.trained(name, seed)
+            if (name, seed, None, full, None) not in done:
+                start = time.monotonic()
+                values = {"unpruned": bench.accuracy(folder)} | {
+                    f"unpruned, {state}": bench.accuracy(folder, dtype)
+                    for state, dtype in TYPES.items()
+                }
+                yield row((name, seed, None, full, None), values, start)
+            pending = [
+                (width, method)
+                for width in options.widths
+                for method in options.methods
+                if (name, seed, method, width, options.recover) not in done
+            ]
+            calibration = bench.calibrate(folder, seed) if pending else None
+            for width, method in pending:
+                start = time.monotonic()
+                teacher, sliced = Checkpoint(folder), bench.work / "sliced"
+                statistics = ModelStatistics(teacher, calibration)
+                (selection,) = select(method, statistics, [width], target="kq", seed=seed)
+                slice_model(teacher, selection.change(), sliced, dtype=None, force=True)
+                stages = {"sliced": sliced, "refitted": bench.refit(sliced, folder, seed)}
+                if options.recover:
+                    stages["recovered"] = bench.recover(sliced, folder, options.recover, seed)
+                values = {stage: bench.accuracy(path) for stage, path in stages.items()}
+                yield row((name, seed, method, width, options.recover), values, start)
+
+
+def row(key: tuple[Any, ...], values: dict[str, Any], start: float) -> dict[str, Any]:
+    seconds = round(time.monotonic() - start, 1)
+    return {**dict(zip(KEY, key, strict=True)), "accuracy": values, "seconds": seconds}
+
+
+def line(row: dict[str, Any]) -> str:
+    """For people."""
+    stages = (f"{stage} {percent([shares])}" for stage, shares in row["accuracy"].items())
+    names = " ".join(str(row[key]) for key in KEY[:4] if row[key] is not None)
+    return f"{names}: {', '.join(stages)} ({row['seconds']} s)"
+
+
+def percent(draws: list[dict[Any, float]]) -> str:
+    """Of answers that are right, for each number of pairs; the mean of draws."""
+    return " · ".join(f"{100 * mean(draw[n] for draw in draws):.0f}" for n in draws[0])
+
+
+def table(rows: list[dict[str, Any]]) -> list[str]:
+    """Markdown: a line per model, stage and method, a column per width; means over seeds."""
+    cells: dict[tuple[str, str, str], dict[int, list[dict]]] = defaultdict(
+        lambda: defaultdict(list)
+    )
+    for row in rows:
+        for stage, shares in row["accuracy"].items():
+            cells[row["model"], stage, row["method"] or ""][row["width"]].append(shares)
+    widths = sorted({row["width"] for row in rows}, reverse=True)
+    pairs = ", ".join(next(iter(rows[0]["accuracy"].values())))
+    lines = [
+        f"Percent of answers that are right with {pairs} pairs, by key channels kept:",
+        "",
+        f"| model | stage | method | {' | '.join(map(str, widths))} |",
+        "|---" * (3 + len(widths)) + "|",
+    ]
+    for names, by_width in cells.items():
+        columns = [percent(by_width[width]) if width in by_width else "" for width in widths]
+        lines.append(f"| {' | '.join(names)} | {' | '.join(columns)} |")
+    return lines
+
+
+def parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--gpu", action="store_true")
+    parser.add_argument("--tiny", action="store_true", help="small enough for a CPU")
+    parser.add_argument("--folder", type=Path, help="keeps text and trained models")
+    parser.add_argument("--out", type=Path, metavar="ROWS")
+    parser.add_argument("--table", type=existing, metavar="ROWS", help="print a file of rows")
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--methods", nargs="+", default=list(METHODS))
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--widths", type=int, nargs="+", help=f"kept {defaults(WIDTHS)}")
+    parser.add_argument("--recover", type=int, metavar="STEPS", help=f"0: not {defaults(RECOVER)}")
+    for name, (full, tiny, about) in SETTINGS.items():
+        several = isinstance(full, tuple)
+        parser.add_argument(
+            f"--{name.replace('_', '-')}", type=type(full[0] if several else full),
+            nargs="+" if several else None, help=f"{about} {defaults((full, tiny))}",
+        )  # fmt: skip
+    return parser
+
+
+def defaults(values: tuple[Any, Any]) -> str:
+    full, tiny = (" ".join(map(str, v)) if isinstance(v, tuple) else v for v in values)
+    return f"({full}; --tiny: {tiny})"
+
+
+def settings_of(options: argparse.Namespace) -> dict[str, Any]:
+    """What defines the trained models; what is not given is filled in."""
+    for name, values in {"widths": WIDTHS, "recover": RECOVER, **SETTINGS}.items():
+        if getattr(options, name) is None:
+            value = values[1 if options.tiny else 0]
+            setattr(options, name, list(value) if isinstance(value, tuple) else value)
+    return {name: getattr(options, name) for name in SETTINGS}
+
+
+def check_folder(folder: Path, settings: dict[str, Any]) -> None:
+    """An error if the folder was begun with other settings; they and the text are written if it
+    is new."""
+    file = folder / "settings.json"
+    if file.is_file() and read_json(file) != settings:
+        raise InputError(
+            f"{folder}: made with other settings ({file.name}); give those, or another --folder"
+        )
+    if not (folder / "text").exists():
+        write_text(folder / "text", settings)
+        write_json(file, settings)
+
+
+def main() -> None:
+    options = parser().parse_args()
+    if options.table:
+        print("\n".join(table([json.loads(row) for row in options.table.open()])))
+        return
+    if not (options.folder and options.out):
+        parser().error("give --folder and --out")
+    if options.gpu and not torch.cuda.is_available():
+        parser().error(f"--gpu: torch {torch.__version__} finds no GPU here")
+    settings = settings_of(options)
+    for width in options.widths:
+        if not 1 <= width < settings["head"]:
+            parser().error(f"--widths {width}: must lie in 1..{settings['head'] - 1}")
+    for method in options.methods:
+        method_named(method)
+    logs.start()
+    for name in ("refit", "training.recovery"):  # several lines for each cell
+        logging.getLogger(f"keycut.{name}").setLevel(logging.WARNING)
+    kernels.prepare()
+    check_folder(options.folder, settings)
+    done = set()
+    if options.out.exists():
+        lines = map(json.loads, options.out.read_text().splitlines())
+        done = {tuple(values[key] for key in KEY) for values in lines}
+    start = time.monotonic()
+    with (
+        tempfile.TemporaryDirectory() as work,
+        options.out.open("a") as out,
+        plain_kernels_in_place(),
+    ):
+        bench = Bench(options.folder, settings, "cuda" if options.gpu else "cpu", Path(work))
+        for values in rows(bench, options, done):
+            print(json.dumps(values), file=out, flush=True)
+            print(f"{time.monotonic() - start:.0f} s  {line(values)}", flush=True)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except InputError as error:
+        sys.exit(str(error))

@@ -1,0 +1,255 @@
+"""Fewer key channels, or the whole state in fewer bits? Perplexity at equal bytes of state.
+
+    python benchmarks/state_precision.py --gpu --models M1 M2 --text T --out rows.jsonl
+    python benchmarks/state_precision.py --models M --text T --held-out 16 --out rows.jsonl  on a CPU
+    python benchmarks/state_precision.py --table rows.jsonl                          as Markdown
+
+Models are folders of unpruned ones of flash-linear-attention. Text is a folder of packed tokens
+(`keycut pack`) with slices `calibration`, for selection and refit, and `held_out`, whose perplexity
+is computed. Engines hold the state in float32; half or a quarter of its bytes is also the whole
+state in 16 or 8 bits. That is emulated as an engine decodes: the recurrence, token by token, is
+computed in float32 and gives its output, and what it leaves for the next token is rounded to the
+nearest number of the type. In 8 bits each head has a scale, the smallest power of two with which
+its largest number fits: to scale is exact, so that no number is rounded twice. (The scale's byte
+a head is not counted.)
+
+Whole models are evaluated in each type, and by their own kernels, which the emulation in float32
+must agree with; cut models sliced in float32, and refitted in each type. All others go through the
+same recurrence, so they can be compared. A row of JSON per cell is written as soon as it is known;
+those that are in the file already are not computed again.
+
+Time on a GPU: each token is some fifteen small kernels a layer whatever the number of sequences,
+so all go at once; 2,048 tokens x 7 layers x 15 kernels x 10 us is 2 s a cell.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from arguments import existing
+from torch import Tensor
+
+from keycut.calibration import calibrate_folder, calibration_dtype, drawn_sequences
+from keycut.config import width as width_of
+from keycut.data.packing import PackedTokens
+from keycut.errors import InputError
+from keycut.models import plain_kernels
+from keycut.models.checkpoint import Checkpoint
+from keycut.patches.fla import plain_kernels_in_place
+from keycut.refit import perplexity, refit, write_refitted
+from keycut.selection.methods import METHODS, method_named
+from keycut.selection.select import select
+from keycut.selection.statistics import ModelStatistics
+from keycut.slicing import slice_model
+
+TYPES = {
+    "float32": torch.float32,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "float8_e4m3": torch.float8_e4m3fn,
+    "float8_e5m2": torch.float8_e5m2,
+}
+OWN_KERNELS = "own kernels"
+KEY = ("model", "method", "ratio", "stage", "state")
+
+Cell = tuple[str, str | None, float, str, str]
+
+
+# The emulation
+
+
+def rounded(state: Tensor, dtype: torch.dtype) -> Tensor:
+    """A state (..., d_k, d_v) in float32 as it is when it was held in a type."""
+    if dtype.itemsize > 1:
+        return state.to(dtype).to(state.dtype)
+    share = state.abs().amax((-2, -1), keepdim=True) / torch.finfo(dtype).max
+    scale = torch.ldexp(torch.ones_like(share), torch.frexp(share).exponent)
+    return (state / scale).to(dtype).to(state.dtype) * scale
+
+
+def delta_rule_held_in(dtype: torch.dtype) -> Callable[..., tuple[Tensor, Tensor]]:
+    """`keycut.models.delta_rule.recurrent_delta_rule` with the state rounded between tokens."""
+
+    def rule(
+        q: Tensor, k: Tensor, v: Tensor, beta: Tensor, g: Tensor, scale: float, state: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        B, T, H, _ = v.shape
+        if g.ndim == 3:
+            g = g[..., None]
+        # (T, B H, 1, ...): what a token brings is one block of memory.
+        q, k, v, beta, g = (
+            x.movedim(1, 0).reshape(T, B * H, 1, -1) for x in (scale * q, k, v, beta, g)
+        )
+        decay = g.exp().mT  # (T, B H, 1 or d_k, 1)
+        state = state.flatten(0, 1)
+        outputs = torch.empty_like(v)
+        for t in range(T):
+            state = state * decay[t]
+            u = beta[t] * (v[t] - k[t] @ state)
+            state = torch.baddbmm(state, k[t].mT, u)
+            outputs[t] = q[t] @ state
+            state = rounded(state, dtype)
+        return outputs.view(T, B, H, -1).movedim(0, 1), state.unflatten(0, (B, H))
+
+    return rule
+
+
+@contextmanager
+def states_held_in(dtype: torch.dtype) -> Iterator[None]:
+    """While open, the delta rules of fla's layers are the emulation."""
+    rule = delta_rule_held_in(dtype)
+    with (
+        plain_kernels_in_place(),
+        patch.object(plain_kernels, "chunked_delta_rule", rule),
+        patch.object(plain_kernels, "recurrent_delta_rule", rule),
+    ):
+        yield
+
+
+def measure(folder: Path, state: str, ids: Tensor, device: str) -> dict[str, Any]:
+    """The perplexity of a model whose states are held in a type, and their bytes a sequence."""
+    checkpoint = Checkpoint(folder)
+    start = time.perf_counter()
+    if state == OWN_KERNELS:
+        value = perplexity(checkpoint, ids, device=device)
+    else:
+        with states_held_in(TYPES[state]):
+            value = perplexity(checkpoint, ids, device=device, batch=len(ids))
+    itemsize = 4 if state == OWN_KERNELS else TYPES[state].itemsize
+    return {
+        "perplexity": value,
+        "bytes": checkpoint.shape.state_bytes(itemsize),
+        "seconds": round(time.perf_counter() - start, 1),
+    }
+
+
+# The cells
+
+
+def cells(name: str, options: argparse.Namespace) -> Iterator[Cell]:
+    """All of a model: whole, then cut by each method and ratio."""
+    for state in (OWN_KERNELS, *options.states):
+        yield name, None, 0.0, "whole", state
+    for ratio, method in itertools.product(options.ratios, options.methods):
+        if "float32" in options.states:
+            yield name, method, ratio, "sliced", "float32"
+        for state in options.states:
+            yield name, method, ratio, "refitted", state
+
+
+def rows(options: argparse.Namespace, done: set[Cell], work: Path) -> Iterator[dict[str, Any]]:
+    device = "cuda" if options.gpu else "cpu"
+    text = PackedTokens(options.text, slice_name="calibration")
+    held_out = torch.from_numpy(PackedTokens(options.text, slice_name="held_out")[:])
+    for folder in options.models:
+        pending = [cell for cell in cells(folder.name, options) if cell not in done]
+        calibration = None
+        for (method, ratio), group in itertools.groupby(pending, lambda cell: cell[1:3]):
+            folders = {"whole": folder, "sliced": work / "sliced", "refitted": work / "refitted"}
+            if method is not None:
+                if calibration is None:
+                    gradients = any("gradients" in METHODS[name].needs for name in options.methods)
+                    calibration = calibrate_folder(
+                        folder, text, name="calibration", sequences=options.sequences, rows=5000,
+                        seed=options.seed, device=device, gradients=gradients,
+                    )  # fmt: skip
+                teacher = Checkpoint(folder)
+                statistics = ModelStatistics(teacher, calibration)
+                width = width_of(teacher.shape.width, ratio)
+                (selection,) = select(method, statistics, [width], target="kq", seed=options.seed)
+                slice_model(
+                    teacher, selection.change(), folders["sliced"], force=True,
+                    dtype=calibration_dtype(device),
+                )  # fmt: skip
+                student = Checkpoint(folders["sliced"])
+                ids = drawn_sequences(text, options.sequences, options.seed)
+                result = refit(student, teacher, ids, device=device)
+                write_refitted(student, result, folders["refitted"], force=True)
+            for cell in group:
+                *_, stage, state = cell
+                values = measure(folders[stage], state, held_out[: options.held_out], device)
+                yield {**dict(zip(KEY, cell, strict=True)), **values}
+
+
+def table(rows: list[dict[str, Any]]) -> list[str]:
+    """Markdown: a line per model and key channels, a column per type; perplexity (bytes, as a share
+    of those of the whole state in float32)."""
+    whole = {row["model"]: row["bytes"] for row in rows if row["state"] == OWN_KERNELS}
+    cells: dict[tuple[str, str], dict[str, str]] = {}
+    for row in rows:
+        channels = "all"
+        if row["method"]:
+            channels = f"{1 - row['ratio']:.1%}, {row['method']}, {row['stage']}"
+        share = row["bytes"] / whole[row["model"]]
+        line = cells.setdefault((row["model"], channels), {})
+        line[row["state"]] = f"{row['perplexity']:,.2f} ({share:.1%})"
+    states = [state for state in (OWN_KERNELS, *TYPES) if any(state in c for c in cells.values())]
+    return [
+        f"| model | key channels | {' | '.join(states)} |",
+        "|---" * (2 + len(states)) + "|",
+        *(
+            f"| {' | '.join(names)} | {' | '.join(line.get(state, '') for state in states)} |"
+            for names, line in cells.items()
+        ),
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--models", type=existing, nargs="+", metavar="FOLDER")
+    parser.add_argument("--text", type=existing, metavar="FOLDER")
+    parser.add_argument("--states", nargs="+", choices=TYPES, default=list(TYPES))
+    parser.add_argument("--methods", nargs="+", default=["drrqr", "fisher"])
+    parser.add_argument("--ratios", type=float, nargs="+", default=[0.5, 0.75])
+    parser.add_argument("--seed", type=int, default=0, help="of calibration text")
+    parser.add_argument("--sequences", type=int, default=128, help="for selection and refit (128)")
+    parser.add_argument("--held-out", type=int, default=64, help="sequences evaluated (64)")
+    parser.add_argument("--gpu", action="store_true")
+    parser.add_argument("--out", type=Path, metavar="ROWS")
+    parser.add_argument("--table", type=existing, metavar="ROWS", help="print a file of rows")
+    options = parser.parse_args()
+    if options.table:
+        print("\n".join(table([json.loads(row) for row in options.table.open()])))
+        return
+    if not (options.models and options.text and options.out):
+        parser.error("give --models, --text and --out")
+    if options.gpu and not torch.cuda.is_available():
+        parser.error(f"--gpu: torch {torch.__version__} finds no GPU here")
+    for method in options.methods:
+        method_named(method)
+    for folder in options.models:
+        if Checkpoint(folder).architecture.library != "fla.models":
+            parser.error(f"--models {folder}: only models of flash-linear-attention are emulated")
+    done: set[Any] = set()
+    if options.out.exists():
+        lines = map(json.loads, options.out.read_text().splitlines())
+        done = {tuple(row[key] for key in KEY) for row in lines}
+    start = time.monotonic()
+    with tempfile.TemporaryDirectory() as work, options.out.open("a") as out:
+        for row in rows(options, done, Path(work)):
+            print(json.dumps(row), file=out, flush=True)
+            cell = " ".join(str(row[key]) for key in KEY if row[key])
+            print(
+                f"{time.monotonic() - start:.0f} s  {cell}: {row['bytes']:,} bytes, perplexity "
+                f"{row['perplexity']:.4f} ({row['seconds']} s)", flush=True,
+            )  # fmt: skip
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except InputError as error:
+        sys.exit(str(error))
