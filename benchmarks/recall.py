@@ -13,16 +13,15 @@ give the answers, and are cut by each method to each width; in percent of answer
     recovered   sliced, and trained for --recover steps by keycut.training.recovery
     unpruned    and with its whole state held in fewer bits (benchmarks/state_precision.py)
 
-The loss is of the answers alone, everywhere: what else follows is random. In training, in the
-gradients of calibration and in recovery; recovery's divergence from the unpruned model is of all
-tokens, as ever.
+The loss is of the answers alone, since all other tokens are random: in training, in the gradients
+of calibration, and in recovery its divergence from the unpruned model too. Refit is as ever.
 
 --folder keeps the text, the trained models and the checkpoints of a training that was interrupted.
 A row of JSON per model, seed, method and width is written as soon as it is known; those that are in
-the file already are not computed again. One process per model (--models) may run beside another,
-with a file of rows of its own: most of the time goes into starting small kernels. Plain PyTorch
-takes the places of fla's kernels on a GPU too: those are tuned anew for every width, which would
-take longer than all the rest.
+the file already are not computed again. Two processes on one GPU, one for each of --models, take
+little longer than one: most of the time goes into starting small kernels. They may share a folder,
+not a file of rows. Plain PyTorch takes the places of fla's kernels on a GPU too: those are tuned
+anew for every width, which would take longer than all the rest.
 """
 
 from __future__ import annotations
@@ -59,12 +58,13 @@ from keycut.models import create, kernels, load
 from keycut.models.checkpoint import Checkpoint
 from keycut.patches.fla import plain_kernels_in_place
 from keycut.refit import refit, write_refitted
+from keycut.running.locks import exclusive_lock
 from keycut.selection.methods import method_named
 from keycut.selection.select import select
 from keycut.selection.statistics import ModelStatistics
 from keycut.slicing import slice_model
 from keycut.training import recovery
-from keycut.training.distillation import IGNORED, next_tokens
+from keycut.training.distillation import IGNORED, distillation_losses, next_tokens
 from keycut.training.output import Output
 from keycut.training.pretrain import pretrain
 
@@ -77,13 +77,13 @@ SETTINGS: dict[str, tuple[Any, Any, str]] = {
     "hidden": (128, 64, "its hidden size"),
     "heads": (2, 2, "of a layer"),
     "head": (64, 16, "key channels of a head before cutting"),
-    "keys": (256, 16, "different keys, and as many values"),
+    "keys": (128, 16, "different keys, and as many values"),
     "length": (256, 48, "tokens of a sequence"),
-    "pairs": ((8, 16, 32, 64), (2, 4, 8), "pairs in a sequence, as many sequences of each"),
+    "pairs": ((4, 8, 16, 32, 64), (2, 4, 8), "pairs in a sequence, as many sequences of each"),
     "steps": (3000, 300, "of training"),
     "batch": (256, 24, "sequences of a step"),
     "epochs": (6, 2, "how often training sees a sequence"),
-    "rate": (2e-3, 1e-2, "learning rate"),
+    "rate": (3e-3, 5e-3, "learning rate"),
     "sequences": (256, 96, "for calibration and refit"),
     "held_out": (128, 64, "sequences for each number of pairs"),
 }
@@ -169,6 +169,16 @@ def answers_only(model: Any) -> Any:
     return model
 
 
+def losses_of_answers(
+    hidden: Tensor, head: Tensor, teacher_hidden: Tensor, teacher_head: Tensor, targets: Tensor,
+    temperature: float,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """`distillation_losses` of the tokens that have a target."""
+    kept = targets != IGNORED
+    student, teacher, known = (x[kept][None] for x in (hidden, teacher_hidden, targets))
+    return distillation_losses(student, head, teacher, teacher_head, known, temperature)
+
+
 # The models
 
 
@@ -197,7 +207,7 @@ class Bench:
     def training(self, part: str, steps: int, rate: float, seed: int) -> dict[str, Any]:
         return {
             "data": f"recall/{part}", "steps": steps, "batch": self.settings["batch"],
-            "learning_rate": rate, "warmup": steps // 20, "floor": 0.1, "eps": 1e-8, "clip": 1.0,
+            "learning_rate": rate, "warmup": steps // 6, "floor": 0.1, "eps": 1e-8, "clip": 1.0,
             "seed": seed, "epochs": steps,
         }  # fmt: skip
 
@@ -234,7 +244,11 @@ class Bench:
             "distillation": {"temperature": 2.0, "weight": 1.0},
         }
         output = Output(self.work / "recovered", checkpoints=self.work / "running", force=True)
-        with patch.object(recovery, "next_tokens", lambda ids: next_tokens(answers(ids))):
+        with patch.multiple(
+            recovery,
+            next_tokens=lambda ids: next_tokens(answers(ids)),
+            distillation_losses=losses_of_answers,
+        ):
             recovery.recover(
                 student, teacher, self.text("recovery"), Recovery.model_validate(values), output,
                 device=self.device,
@@ -366,17 +380,17 @@ def settings_of(options: argparse.Namespace) -> dict[str, Any]:
     return {name: getattr(options, name) for name in SETTINGS}
 
 
-def check_folder(folder: Path, settings: dict[str, Any]) -> None:
-    """An error if the folder was begun with other settings; they and the text are written if it
-    is new."""
-    file = folder / "settings.json"
-    if file.is_file() and read_json(file) != settings:
-        raise InputError(
-            f"{folder}: made with other settings ({file.name}); give those, or another --folder"
-        )
-    if not (folder / "text").exists():
-        write_text(folder / "text", settings)
+def prepare_folder(folder: Path, settings: dict[str, Any]) -> None:
+    """The settings and the text of a new folder; an error if it was begun with other settings."""
+    file, text = folder / "settings.json", folder / "text"
+    with exclusive_lock([text]):  # processes for other models may start at the same time
+        if file.is_file() and read_json(file) != settings:
+            raise InputError(
+                f"{folder}: made with other settings ({file.name}); give those, or another --folder"
+            )
         write_json(file, settings)
+        if not text.exists():
+            write_text(text, settings)
 
 
 def main() -> None:
@@ -394,11 +408,8 @@ def main() -> None:
             parser().error(f"--widths {width}: must lie in 1..{settings['head'] - 1}")
     for method in options.methods:
         method_named(method)
-    logs.start()
-    for name in ("refit", "training.recovery"):  # several lines for each cell
-        logging.getLogger(f"keycut.{name}").setLevel(logging.WARNING)
     kernels.prepare()
-    check_folder(options.folder, settings)
+    prepare_folder(options.folder, settings)
     done = set()
     if options.out.exists():
         lines = map(json.loads, options.out.read_text().splitlines())
@@ -416,6 +427,9 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    logs.start()
+    for name in ("refit", "training.recovery"):  # several lines for each cell
+        logging.getLogger(f"keycut.{name}").setLevel(logging.WARNING)
     try:
         main()
     except InputError as error:

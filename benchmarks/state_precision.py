@@ -1,7 +1,7 @@
 """Fewer key channels, or the whole state in fewer bits? Perplexity at equal bytes of state.
 
     python benchmarks/state_precision.py --gpu --models M1 M2 --text T --out rows.jsonl
-    python benchmarks/state_precision.py --models M --text T --held-out 16 --out rows.jsonl  on a CPU
+    python benchmarks/state_precision.py --models M --text T --out rows.jsonl           on a CPU
     python benchmarks/state_precision.py --table rows.jsonl                          as Markdown
 
 Models are folders of unpruned ones of flash-linear-attention. Text is a folder of packed tokens
@@ -10,16 +10,16 @@ is computed. Engines hold the state in float32; half or a quarter of its bytes i
 state in 16 or 8 bits. That is emulated as an engine decodes: the recurrence, token by token, is
 computed in float32 and gives its output, and what it leaves for the next token is rounded to the
 nearest number of the type. In 8 bits each head has a scale, the smallest power of two with which
-its largest number fits: to scale is exact, so that no number is rounded twice. (The scale's byte
-a head is not counted.)
+its largest number fits; that is exact, so a number that does not change is not rounded again. The
+scale's byte a head is not counted.
 
-Whole models are evaluated in each type, and by their own kernels, which the emulation in float32
-must agree with; cut models sliced in float32, and refitted in each type. All others go through the
-same recurrence, so they can be compared. A row of JSON per cell is written as soon as it is known;
-those that are in the file already are not computed again.
+Whole models are evaluated in each type, and by their own kernels, with which the emulation in
+float32 must agree; cut models sliced in float32, and refitted in each type. Apart from the own
+kernels all go through the same recurrence. A row of JSON per cell is written as soon as it is
+known; those that are in the file already are not computed again.
 
-Time on a GPU: each token is some fifteen small kernels a layer whatever the number of sequences,
-so all go at once; 2,048 tokens x 7 layers x 15 kernels x 10 us is 2 s a cell.
+A token takes some fifteen small kernels a layer, whatever the number of sequences, so all of them
+go at once: 2,048 tokens of 7 layers at 10 us a kernel are 2 s a cell.
 """
 
 from __future__ import annotations
