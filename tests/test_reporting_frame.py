@@ -254,4 +254,3 @@ def test_seeds_give_mean_spread_and_what_is_missing() -> None:
     assert (cell.value, cell.seeds, cell.reason) == (32.0, 2, "seed 2: out of memory")
     assert cell.spread == pytest.approx(math.sqrt(8))
     assert cell.stderr == pytest.approx(0.2)
-    assert cell.noise == pytest.approx(math.sqrt(8 + 0.04))
