@@ -3,14 +3,14 @@
 Inside means |ours - paper's| <= tolerance. What can make two right numbers differ is in the
 tolerance, and nothing else:
 
-    t s sqrt(1 + 1/n)  s is the standard deviation over our n seeds. Ours is the mean of n draws, the
-                       paper's is one more draw, so their difference has the standard deviation
-                       s sqrt(1 + 1/n). t is Student's for n - 1 degrees of freedom: three seeds say
-                       little about s, and t makes up for that. Of right numbers one in a hundred is
+    t s sqrt(1 + 1/n)  s is the standard deviation over our n seeds. Ours is the mean of n draws,
+                       the paper's is one more draw, so their difference has the standard deviation
+                       s sqrt(1 + 1/n). Three seeds say little about s: t, Student's for n - 1
+                       degrees of freedom, makes up for that. One right number in a hundred is
                        outside by chance
-    documents          only where ours are not the paper's (`note`): their standard error, of two
-                       samples. Both runs scored the same documents otherwise, and which ones those
-                       are cannot make a difference. A timing has the error of its repeats
+    documents          only where ours are not the paper's (`note`): twice the standard error of the
+                       difference of two samples. Otherwise both runs scored the same documents, and
+                       which ones those are makes no difference. Timings have that of their repeats
     half a digit       the paper's rounding
     NUMERICAL          kernels in bf16 and versions of libraries
 
@@ -19,8 +19,8 @@ in the selection of channels (random, or by calibration text), in recovery, in p
 timings. The first line that applies gives the word:
 
 1. not attempted            we have no number; the reason is given
-2. undecided                ours was measured under another protocol than the paper's, or the paper's
-                            number contradicts its other numbers (an erratum of kind `value`)
+2. undecided                ours was measured under another protocol than the paper's, or the
+                            paper's other numbers contradict it (an erratum of kind `value`)
 3. agrees, one draw         there is chance, with fewer than three draws: inside or outside, but the
    disagrees, one draw      tolerance lacks how much other draws would vary
 4. reproduced               inside; it says so where the paper's number of the unpruned model is
