@@ -116,7 +116,8 @@ def test_paper_needs_the_evaluations_of_the_inventory(paper: Config) -> None:
     suites = Counter(suite for _, suite in paper.evaluations())
     # The inventory counts 41 of each of four models; the two models with shared filters have a
     # baseline in a table of their own, and the four controls are ours.
-    assert suites["zero_shot"] == 164 + 2 + 4
+    # Four methods draw, three times before recovery, at four ratios.
+    assert suites["zero_shot"] == 164 + 2 + 4 + 2 * 4 * 4 * 4
     assert suites["retrieval"] == 84 + 4
     assert suites["ppl"] == len(paper.variants())
 
@@ -165,7 +166,7 @@ def test_paper_timings_have_the_cells_that_were_published(paper: Config) -> None
 
 def test_one_table_needs_only_its_own(paper: Config) -> None:
     variants = paper.variants("adv_vs_non_adv")
-    assert len(variants) == 14
+    assert len(variants) == 2 + 3 * 12  # unpruned; three seeds
     assert {suite for _, suite in paper.evaluations("adv_vs_non_adv")} == {"ppl"}
     assert {v.target for v in variants if v.method == "pca_proper"} == {"k"}
     assert paper.variants("mixer_scaling") == ()

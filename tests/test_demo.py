@@ -191,6 +191,7 @@ def test_another_seed_reruns_what_is_drawn(copy):
     jobs = planned(copy)
     assert not any(job.startswith(("training", "packing", "measuring")) for job in jobs)
     assert not any("l1" in job for job in jobs if job.startswith(("choosing", "slicing")))
+    assert any("l1" in job for job in jobs if job.startswith("recovering"))  # which draws too
     assert jobs["calibrating delta_net, seed 1"] == 2  # with gradients, and without
     assert jobs["choosing channels of delta_net: rand, kq, 0.5, seed 1"] == 1
 

@@ -45,14 +45,17 @@ def test_the_papers_jobs_are_those_that_the_paper_implies(checkout):
     found = counts(said)
     assert found["pretrain"] == 4  # 370M: separate filters, shared in a head, shared by all, gated
     assert found["adopt"] == 2  # the 1.3B models; of the 2.7B only its shape is timed
-    assert found["calibrate"] == 10  # of five models that are pruned by text, also with gradients
-    recovered, controls = 4 * 5 * 4, 4  # models x methods x ratios
+    seeds = 3
+    assert found["calibrate"] == 10 * seeds  # of five models, with gradients and without
+    recovered, controls = 4 * 5 * 4, 4  # models x methods x ratios, of one seed
     assert found["recover"] == recovered + controls
     targets = 4 * 4 * 2  # models x methods x keys or queries alone
     rotations = 2 * 2 * 2 + 2  # filters x rotations x ratios, and Grad with shared filters
-    assert found["slice"] == found["score"] == recovered + targets + rotations
+    pruned = recovered + targets + rotations
+    by_l1 = 4 * 4 + 4 * 2  # models x ratios, and x keys or queries: nothing is drawn there
+    assert found["slice"] == found["score"] == seeds * (pruned - by_l1) + by_l1
     assert "refit" not in found  # no table of the paper's asks for it
-    assert sum(found.values()) == 1007
+    assert sum(found.values()) == 1751
     assert found["table"] == found["frame"] == 21  # sixteen, and five of ours
     assert found["figure"] == 9  # six, and three of ours
     assert "demo" not in said
@@ -76,8 +79,8 @@ def test_one_table_of_the_paper_needs_only_its_own(checkout):
     assert code == 0, said
     found = counts(said)
     assert found["pretrain"] == 2
-    assert found["slice"] == 2 * 3 * 2  # models x methods x ratios
-    assert found["evaluate"] == 12 + 2  # and the two unpruned
+    assert found["slice"] == 2 * 3 * 2 * 3  # models x methods x ratios x seeds
+    assert found["evaluate"] == 36 + 2  # and the two unpruned
     assert not {"recover", "measure", "analyze", "adopt"} & {*found}
 
 
@@ -320,8 +323,39 @@ def test_the_part_of_a_run_that_a_job_uses_is_enough_for_it(name):
         found = JobConfig.model_validate(inputs.method_settings(method)).methods[method]
         shown = {"label", "target"}
         assert found.model_dump(exclude=shown) == spec.model_dump(exclude=shown)
-    recovery = JobConfig.model_validate(inputs.recovery_settings()).recovery
-    assert recovery.defining() == config.recovery.defining()
+    for variant in inputs.recoveries.values():
+        cut = Path(inputs.paths.subject(variant)).name
+        part = JobConfig.model_validate(inputs.recovery_settings(variant.model, cut))
+        assert part.recovery == config.recovery_of(variant).model_copy(
+            update={"parts": 1, "control": True, "seeds": None}
+        )
+
+
+def test_every_seed_of_a_run_recovers_with_a_draw_of_its_own():
+    whole = load_config(ROOT / "config" / "paper.yaml")
+    config = whole.model_copy(
+        update={"recovery": whole.recovery.model_copy(update={"seeds": None})}
+    )
+    inputs = Inputs(config)
+
+    def recovery(cut):
+        settings = inputs.recovery_settings("delta_net_1.3B", cut)["recovery"]
+        return settings["seed"], inputs.student("delta_net_1.3B", cut).rpartition("/")[2]
+
+    assert [recovery(f"drrqr-kq-0.5-{seed}") for seed in (42, 43, 44)] == [
+        (42, "drrqr-kq-0.5-42"), (43, "drrqr-kq-0.5-43"), (44, "drrqr-kq-0.5-44"),
+    ]  # fmt: skip
+    # L1 draws nothing: one student, three recoveries. The control is recovered once.
+    assert [recovery(f"l1-kq-0.5-{seed}") for seed in (42, 43, 44)] == [
+        (42, "l1-kq-0.5-0"), (43, "l1-kq-0.5-0"), (44, "l1-kq-0.5-0"),
+    ]  # fmt: skip
+    assert recovery("baseline") == (42, "delta_net_1.3B")
+    # The first seed's recovery is that of a run which has no other.
+    first = Inputs(whole).recovery_settings("delta_net_1.3B", "grad-kq-0.5-42")
+    assert first == inputs.recovery_settings("delta_net_1.3B", "grad-kq-0.5-42")
+    (variant,) = (v for v in inputs.recoveries.values() if v.seed == 44 and v.method == "l1"
+                  and (v.model, v.ratio) == ("delta_net_1.3B", 0.75))  # fmt: skip
+    assert "selections/delta_net_1.3B/l1-kq-0.75-0.safetensors" in inputs.paths.steps(variant)[2]
 
 
 def test_another_commit_of_what_was_downloaded_is_another_input(tmp_path, monkeypatch):

@@ -27,7 +27,7 @@ rule recover:
         parts=lambda w: run_config.recovery.parts,
     params:
         code=code("recover"),
-        settings=lambda w: inputs.recovery_settings(),
+        settings=lambda w: inputs.recovery_settings(w.model, w.cut),
         checkpoints=paths.checkpoints,
     message:
         "recovering {wildcards.model}, {wildcards.cut}"

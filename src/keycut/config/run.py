@@ -38,7 +38,8 @@ class Variant:
     """One model to be evaluated: a model, what was cut from it, and what was done then.
 
     The baseline has method `baseline`, target "", ratio 0 and stage none, or post for the
-    recovered control. `seed` is 0 where nothing is drawn.
+    recovered control. `seed` is 0 where nothing is drawn. Recovery draws too, so recovered variants
+    have the run's seeds whatever the method; the control has one.
     """
 
     model: str
@@ -59,13 +60,6 @@ class Variant:
     @property
     def recovered(self) -> bool:
         return self.rft in RECOVERED
-
-    @property
-    def student(self) -> Variant:
-        """What its recovery starts from."""
-        if self.refitted:
-            return replace(self, rft="refit")
-        return replace(self, rft="pre" if self.pruned else "none")
 
 
 @dataclass(frozen=True, order=True)
@@ -262,8 +256,21 @@ class Config(Section):
                     seeds = recovered if stage in RECOVERED else self.seeds
                     for target in targets or (method.target,):
                         for ratio in ratios:
-                            for seed in seeds if method.drawn else (0,):
+                            for seed in seeds if method.drawn or stage in RECOVERED else (0,):
                                 yield Variant(model, name, target, ratio, seed, stage)
+
+    def student(self, variant: Variant) -> Variant:
+        """What a variant's recovery starts from."""
+        if not variant.pruned:
+            return replace(variant, rft="none")
+        seed = variant.seed if self.methods[variant.method].drawn else 0
+        return replace(variant, seed=seed, rft="refit" if variant.refitted else "pre")
+
+    def recovery_of(self, variant: Variant) -> Recovery:
+        """The settings of a variant's recovery: each of the run's seeds has a draw of its own."""
+        assert self.recovery
+        draw = self.seeds.index(variant.seed) if variant.pruned else 0
+        return self.recovery.model_copy(update={"seed": self.recovery.seed + draw})
 
     def _measurements(self, name: str, benchmark: Any) -> Iterator[Measurement]:
         if isinstance(benchmark, MixerBenchmark):

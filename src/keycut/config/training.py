@@ -118,7 +118,9 @@ class Recovery(Training):
         True, description="recover the unpruned model too, wherever a table shows recovered ones"
     )
     seeds: Some[Seed] | None = Field(
-        None, description="which of the run's seeds are recovered; all of them if not given"
+        None,
+        description="which of the run's seeds are recovered; all of them if not given. The run's "
+        "first seed recovers with `seed`, the second with `seed` + 1, and so on",
     )
 
     @model_validator(mode="after")

@@ -4,9 +4,15 @@ A claim is a comparison, made wherever a run has the cells for it, so that a sma
 too. A comparison is true or false if the difference is larger than 2 sqrt(spread² + spread² +
 error²), and open otherwise, or if a number is missing. `spread` is over seeds; `error` is that of
 the difference over draws of documents. Numbers of the same documents are correlated, so it is far
-smaller than their own errors. A claim holds if its `share` of comparisons is true, fails if more
-than the rest are false, and is not decided otherwise. Few seeds give no spread or a poor estimate:
-the answer says how many comparisons rest on that.
+smaller than their own errors. What was measured gives the answer:
+
+    holds         its `share` of comparisons is true
+    holds so far  of those that were measured; others were not
+    fails         more than the rest of those that were measured are false
+    not decided   too many of them are too close to tell
+    not measured  none was measured
+
+Few seeds give no spread or a poor estimate: the answer says how many comparisons rest on that.
 
 The paper's models decide its claims. Those that name no model are also asked of every other model
 of a run, each for itself.
@@ -25,11 +31,11 @@ import yaml
 from pydantic import Field, PositiveFloat, TypeAdapter, ValidationError
 
 from keycut.config import BASELINE, Config
-from keycut.config.section import WHICH, Fractional, Many, Name, Section, Some, Target
+from keycut.config.section import RECOVERED, WHICH, Fractional, Many, Name, Section, Some, Target
 from keycut.errors import InputError
 from keycut.reporting.frame import SEEDS, Cell, Key, lower_is_better, published_name
 
-Answer = Literal["holds", "fails", "not decided"]
+Answer = Literal["holds", "holds so far", "fails", "not decided", "not measured"]
 NO_CELL = "no cell of it in this run"
 PAPER = ("delta_net", "delta_net_shared_conv", "gated_deltanet")  # the model types that it has
 
@@ -186,20 +192,21 @@ class Answered:
 
     @property
     def numbers(self) -> str:
-        """How many comparisons are true, how many open and why, and the numbers of the false."""
-        outcomes = [comparison.outcome for comparison in self.comparisons]
-        if not outcomes:
+        """How many comparisons are true of those that were measured, how many are open and why,
+        and the numbers of the false."""
+        if not self.comparisons:
             return NO_CELL
-        decided = [comparison for comparison in self.comparisons if comparison.outcome is not None]
-        missing = sum(comparison.missing for comparison in self.comparisons)
+        measured = [comparison for comparison in self.comparisons if not comparison.missing]
+        decided = [comparison for comparison in measured if comparison.outcome is not None]
         counts = {
-            "not measured": missing,
-            "too close to tell": outcomes.count(None) - missing,
+            "not measured": len(self.comparisons) - len(measured),
+            "too close to tell": len(measured) - len(decided),
             f"decided by fewer than {SEEDS} draws": sum(
                 comparison.few_seeds for comparison in decided
             ),
         }
-        summary = [f"{outcomes.count(True)} of {len(outcomes)} true"]
+        true = sum(comparison.outcome is True for comparison in decided)
+        summary = [f"{true} of {len(measured)} comparisons true"] if measured else []
         summary += [f"{count} {what}" for what, count in counts.items() if count]
         false = [comparison.numbers for comparison in decided if not comparison.outcome]
         return "; ".join([", ".join(summary), *false])
@@ -246,15 +253,16 @@ def answer(config: Config, claim: Claim, cells: Mapping[Key, Cell]) -> Answered:
         if claim.of.match(key)
         for comparison in _compare(config, claim, key, measured)
     )
-    false = sum(comparison.outcome is False for comparison in comparisons)
-    true = sum(comparison.outcome is True for comparison in comparisons)
+    outcomes = [comparison.outcome for comparison in comparisons if not comparison.missing]
     # In whole comparisons: 0.9 of 10 is 9, whatever floating point makes of it.
-    allowed = math.floor(len(comparisons) * (1 - claim.share) + 1e-9)
+    allowed = math.floor(len(outcomes) * (1 - claim.share) + 1e-9)
     word: Answer = "not decided"
-    if false > allowed:
+    if not outcomes:
+        word = "not measured"
+    elif outcomes.count(False) > allowed:
         word = "fails"
-    elif comparisons and true >= len(comparisons) - allowed:
-        word = "holds"
+    elif outcomes.count(True) >= len(outcomes) - allowed:
+        word = "holds" if len(outcomes) == len(comparisons) else "holds so far"
     return Answered(claim, word, comparisons)
 
 
@@ -290,7 +298,7 @@ def _compare(
             terms = zip(factors, (cells[k] for k in keys), strict=True)
             outcome = _decide(surplus, uncertainty(*terms), strict=claim.strict)
         numbers = " against ".join(_describe(k, cells[k]) for k in pair)
-        few_seeds = any(_has_few_seeds(config, k, cells[k]) for k in pair)
+        few_seeds = any(has_few_seeds(config, k, cells[k].seeds) for k in pair)
         yield Comparison(key, pair[1] if pair[1:] else None, numbers, outcome, missing, few_seeds)
 
 
@@ -300,9 +308,10 @@ def _difference(cell: Cell, other: Cell | None) -> float | None:
     return cell.value - other.value
 
 
-def _has_few_seeds(config: Config, key: Key, cell: Cell) -> bool:
+def has_few_seeds(config: Config, key: Key, seeds: int) -> bool:
+    """Whether a number depends on the run's seeds, and has fewer than SEEDS."""
     method = config.methods.get(key.method)
-    return cell.seeds < SEEDS and method is not None and (method.drawn or key.rft == "post")
+    return seeds < SEEDS and method is not None and (method.drawn or key.rft in RECOVERED)
 
 
 def uncertainty(*terms: tuple[float, Cell]) -> float:

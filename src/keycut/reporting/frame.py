@@ -431,11 +431,6 @@ class Cell:
     draws: Draws | None = None  # mean over seeds
     note: str = ""
 
-    @property
-    def noise(self) -> float:
-        """Its known uncertainty; unknown parts count as zero."""
-        return math.hypot(self.spread or 0.0, self.stderr or 0.0)
-
 
 def cells(frame: pd.DataFrame) -> dict[Key, Cell]:
     by_key: dict[Key, list[Result]] = {}

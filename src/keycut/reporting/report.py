@@ -39,7 +39,13 @@ from keycut.running.paths import PROVENANCE
 
 Files = Mapping[Variant, Sequence[Path | str]]
 
-SYMBOLS = {"holds": "✓", "fails": "✗", "not decided": "?"}
+SYMBOLS = {
+    "holds": "✓",
+    "holds so far": "✓",
+    "fails": "✗",
+    "not decided": "?",
+    "not measured": "–",
+}
 CURVES = {
     "pretraining": "Cross-entropy while the models were pretrained.",
     "recovery": "Cross-entropy during recovery, by model and ratio; mean over seeds.",

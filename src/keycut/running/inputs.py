@@ -103,11 +103,9 @@ class Inputs:
             recipes={spec.source.recipe: recipe.defining(exclude_defaults=True)},  # type: ignore[union-attr]
         )
 
-    def recovery_settings(self) -> Section:
-        assert self.config.recovery
-        return self.settings(
-            "device", recovery=self.config.recovery.defining(exclude_defaults=True)
-        )
+    def recovery_settings(self, model: str, cut: str) -> Section:
+        recovery = self.config.recovery_of(self.recoveries[f"recovered/{model}/{cut}"])
+        return self.settings("device", recovery=recovery.defining(exclude_defaults=True))
 
     def section_settings(self, section: str) -> Section:
         return self.settings("device", **{section: _changed(getattr(self.config, section))})
@@ -267,7 +265,8 @@ class Inputs:
         return shape_of(self.config.models[model], float(ratio)).width
 
     def student(self, model: str, cut: str) -> str:
-        return self.paths.model(self.recoveries[f"recovered/{model}/{cut}"].student)
+        variant = self.recoveries[f"recovered/{model}/{cut}"]
+        return self.paths.model(self.config.student(variant))
 
     def student_preflight(self, model: str, cut: str) -> str:
         return self.preflight(model, self.recoveries[f"recovered/{model}/{cut}"].ratio)

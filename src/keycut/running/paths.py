@@ -95,10 +95,11 @@ class Paths:
         was recovered from if that was refitted, and itself."""
         steps = [f"{self.base_model(variant.model)}{PROVENANCE}"]
         if variant.pruned:
-            calibration = self.calibration(variant.model, variant.method, variant.seed)
-            steps += [f"{calibration}{PROVENANCE}", self.selection(variant)]
+            sliced = self.config.student(variant) if variant.recovered else variant
+            calibration = self.calibration(sliced.model, sliced.method, sliced.seed)
+            steps += [f"{calibration}{PROVENANCE}", self.selection(sliced)]
         if variant.refitted and variant.recovered:
-            steps.append(f"{self.model(variant.student)}{PROVENANCE}")
+            steps.append(f"{self.model(self.config.student(variant))}{PROVENANCE}")
         return [*steps, f"{self.model(variant)}{PROVENANCE}"]
 
     def check_owner(self, file: str) -> None:
