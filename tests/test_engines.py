@@ -95,7 +95,7 @@ def test_settings_are_named_where_they_are_needed():
     # With other values nothing is known of the kernel that takes 128 alone.
     assert vllm.advice(shape(128, value_width=64)) == (
         "vLLM: start it with `--gdn-prefill-backend triton`; read in its source, not run, for d_v "
-        "128 (August 2026)"
+        "128; nothing is known of d_v 64 (August 2026)"
     )
     assert ", for d_v" not in ENGINES["llama.cpp"].advice(shape(64, value_width=64))
     assert ENGINES["tensorrt-llm"].needs(96, 128) == "TLLM_USE_FLASHINFER_GDN_PREFILL=0"
@@ -171,7 +171,7 @@ def test_prune_for_an_engine_rounds_up_and_says_what_to_do(model, capsys):
     assert "instead of" not in shown.err
     assert f"engine               {advice}" in shown.out
     card = (model.parent / "served" / "README.md").read_text()
-    assert f"| engine | {advice}, for d_v 128 (August 2026) |" in card
+    assert f"| engine | {advice}, for d_v 128; nothing is known of d_v" in card
     assert " --for vllm" in card
     assert Checkpoint(model.parent / "served").shape.width == 32
 

@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import signal
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -22,7 +23,7 @@ from keycut.models.architectures import gated_deltanet
 from keycut.models.architectures.base import MixerShape
 from keycut.models.card import stored_facts
 from keycut.models.checkpoint import Checkpoint
-from keycut.prune import pack_text
+from keycut.prune import SplitComparison, pack_text
 from keycut.refit import perplexity, refit
 from keycut.selection.select import select, select_values
 from keycut.selection.statistics import ModelStatistics
@@ -195,7 +196,7 @@ def test_the_best_split_of_a_budget_is_written(workplace, capsys, monkeypatch, n
     assert f"value channels       {full.value_width} -> {best[1]}\n" in shown.out
     card = (out / "README.md").read_text()
     assert rows(card.replace("\n    ", "\n")) == table
-    assert "| state | 0.25 asked, 0.25 kept of the unpruned model's |" in card
+    assert "| state | 0.25 asked, 0.25 kept |" in card
     assert " --state 0.25 --target kq " in card
     assert "--refit" in card
     assert ("The norm in front" in card) == (best[1] < full.value_width)
@@ -315,10 +316,10 @@ def test_an_engine_that_takes_squares_alone_is_given_one(workplace, capsys):
     assert prune(workplace, *options, model="qwen3_next", out="square") == 0
     shown = capsys.readouterr()
     assert widths(workplace / "square") == (16, 16)
-    assert "comparing d_k x d_v of 16 x 16 (multiples of 16)" in shown.err
+    assert "no choice but d_k x d_v of 16 x 16 (multiples of 16)" in shown.err
     assert "engine               llama.cpp: its CPU path is run" in shown.out
     card = (workplace / "square" / "README.md").read_text()
-    assert "| state | 0.5 asked, 0.25 kept of the unpruned model's |" in card
+    assert "| state | 0.5 asked, 0.25 kept |" in card
     assert "| engine | llama.cpp: " in card
     assert "--for llama.cpp" in card
 
@@ -371,7 +372,7 @@ BAD = {
     "more keys than there are": (["--keys", "17"], "--keys 17: a head of {model} has 16 key chan"),
     "more values than there are": (["--values", "25"], "has 24 value channels; give 1 to 24"),
     "no values": (["--values", "0"], "--values 0: must be 1 or more"),
-    "all channels": (["--keys", "16", "--values", "24"], "--keys 16 --values 24 are all channels"),
+    "all channels": (["--keys", "16", "--values", "24"], "d_k 16 and d_v 24 are all that a head"),
     "widths that are rounded": (["--keys", "5", "--round-to", "4"], "--keys 5 is not rounded"),
     "an engine without this model": (
         ["--state", "0.5", "--for", "vllm"],
@@ -474,3 +475,24 @@ def test_a_killed_comparison_leaves_what_was_there_and_nothing_else(
     assert (workplace / "before" / "model.safetensors").read_bytes() == before
     assert not list(workplace.glob(".*"))
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+def test_splits_that_are_nearly_as_good_are_named():
+    def comparison(**perplexities):
+        candidates = [
+            SimpleNamespace(split=Split(*map(int, name[1:].split("x"))), perplexity=value)
+            for name, value in perplexities.items()
+        ]
+        return SplitComparison(tuple(candidates)).caution()
+
+    (line,) = comparison(s8x32=50.0, s16x16=50.9, s32x8=51.1)
+    assert line.startswith("CAUTION: within 2% of the best: 16 x 16. Other text")
+    assert comparison(s8x32=50.0, s16x16=51.1) == []
+
+
+def test_a_finer_grid_can_be_asked_for(workplace, capsys):
+    assert prune(workplace, "--state", "0.25", "--round-to", "1", out="ones") == 0
+    shown = capsys.readouterr()
+    assert "(multiples of 1)" in shown.err
+    assert "0.25 asked, 0.25 kept" in shown.out
+    assert " --round-to 1" in (workplace / "ones" / "README.md").read_text()

@@ -47,7 +47,7 @@ def main(arguments: list[str] | None = None) -> int:
 def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(
         prog="keycut",
-        description="Prune the key and query channels of linear-attention language models.",
+        description="Prune key, query and value channels of linear-attention language models.",
     )
     top.set_defaults(workflow=False)  # whether the command needs the packages of the workflow
     top.add_argument("--version", action="version", version=f"keycut {__version__}")
@@ -90,7 +90,7 @@ def _prune(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
                          "Python packages")  # fmt: skip
     command.add_argument("--seed", type=int, default=0, help="of the order of the text, the "
                          "sample of rows and what rand draws; %(default)s")  # fmt: skip
-    command.add_argument("--round-to", type=int, default=1, metavar="N",
+    command.add_argument("--round-to", type=int, metavar="N",
                          help="with --ratio, keep a multiple of N channels, rounding up; 16 is "
                          "fast. With --state, compare multiples of N alone (of 16, or of less "
                          "where those are too few)")  # fmt: skip

@@ -74,7 +74,10 @@ class Engine:
     def known(self, value_width: int) -> str:
         """How its widths are known, and that it is of another d_v if it is."""
         read_for_one = self.models and not self.square
-        other = f", for d_v {VALUE_WIDTH}" if read_for_one and value_width != VALUE_WIDTH else ""
+        if read_for_one and value_width != VALUE_WIDTH:
+            other = f", for d_v {VALUE_WIDTH}; nothing is known of d_v {value_width}"
+        else:
+            other = ""
         return f"{self.evidence}{other} ({self.date})"
 
     def advice(self, shape: MixerShape) -> str:

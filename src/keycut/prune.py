@@ -46,6 +46,8 @@ from keycut.splits import STEPS, Split, check_split, no_split, splits_within, wh
 
 logger = logging.getLogger(__name__)
 
+NEAR = 1.02  # times the best perplexity
+
 
 @dataclass(frozen=True)
 class Request:
@@ -67,7 +69,7 @@ class Request:
     length: int = 2048
     sample_rows: int = 5000
     batch: int = 8
-    round_to: int = 1
+    round_to: int | None = None  # multiples of it are kept
     engine: str | None = None  # that is to compute these widths right
     refit: bool | None = None  # if not said, what a comparison needs, or the default
     dtype: torch.dtype | None = None  # the model's own
@@ -186,6 +188,20 @@ class SplitComparison:
             *(c.line() + ("  written" if c is self.best else "") for c in self.candidates),
         ]
 
+    def caution(self) -> list[str]:
+        """Those that other text might prefer."""
+        near = [
+            str(candidate.split)
+            for candidate in self.candidates
+            if candidate is not self.best and candidate.perplexity < NEAR * self.best.perplexity
+        ]
+        if not near:
+            return []
+        return [
+            f"CAUTION: within {NEAR - 1:.0%} of the best: {', '.join(near)}. Other text may choose "
+            "otherwise: give more --sequences or --text"
+        ]
+
 
 def prune(request: Request) -> list[str]:
     """Write the pruned model to `request.out`. What changed, in lines."""
@@ -222,7 +238,8 @@ def prune(request: Request) -> list[str]:
             data = PackedTokens(packed, slice_name="calibration")
             calibration = calibrate_on(data, request, values=cuts_values)
         selections = choose(request, ModelStatistics(checkpoint, calibration), splits)
-        logger.info("slicing: writing %s", request.out)
+        if request.state is None:
+            logger.info("slicing: writing %s", request.out)
         if beyond := checkpoint.beyond:
             logger.info(
                 "copied as they are: %d tensors beyond the text model (%s)",
@@ -253,7 +270,7 @@ def prune(request: Request) -> list[str]:
     if comparison:
         lines += comparison.best.refitting.lines()
         if request.state is not None:
-            lines = [*comparison.lines(), "", *lines]
+            lines = [*comparison.lines(), "", *lines, *comparison.caution()]
     if request.engine:
         lines.append(f"engine               {engine_named(request.engine).advice(pruned.shape)}")
     else:
@@ -279,8 +296,10 @@ def check_options(request: Request) -> None:
         ("--batch", request.batch),
         ("--round-to", request.round_to),
     ):
-        if value < 1:
+        if value is not None and value < 1:
             raise InputError(f"{name} {value}: must be 1 or more")
+    if request.text is not None and not request.text.exists():
+        raise InputError(f"{request.text}: no such file or folder")
     check_seed(request.seed)
     if request.engine is not None:
         engine_named(request.engine)
@@ -316,7 +335,7 @@ def check_wanted(request: Request) -> None:
     for name, value in (("--keys", request.keys), ("--values", request.values)):
         if value is not None and value < 1:
             raise InputError(f"{name} {value}: must be 1 or more")
-        if value is not None and request.round_to > 1:
+        if value is not None and request.round_to is not None:
             raise InputError(
                 f"--round-to {request.round_to}: {name} {value} is not rounded; leave one out"
             )
@@ -368,14 +387,15 @@ def wanted_splits(request: Request, checkpoint: Checkpoint) -> list[Split]:
         split = Split(request.keys or shape.width, request.values or shape.value_width)
         check_split(checkpoint, split, engine)
         return [split]
-    steps = STEPS if request.round_to == 1 else (request.round_to,)
+    steps = STEPS if request.round_to is None else (request.round_to,)
     step, splits = splits_within(checkpoint, request.state, engine, steps)
     if not splits:
         raise no_split(checkpoint, request.state, engine, steps)
+    few = f": those of {steps[0]} are too few" if step < steps[0] else ""
     logger.info(
-        "--state %g: comparing d_k x d_v of %s (multiples of %d%s)",
-        request.state, ", ".join(map(str, splits)), step,
-        f": those of {steps[0]} are too few" if step < steps[0] else "",
+        "--state %g: %s d_k x d_v of %s (multiples of %d%s)",
+        request.state, "comparing" if len(splits) > 1 else "no choice but",
+        ", ".join(map(str, splits)), step, few,
     )  # fmt: skip
     return splits
 
@@ -383,7 +403,7 @@ def wanted_splits(request: Request, checkpoint: Checkpoint) -> list[Split]:
 def kept_width(request: Request, checkpoint: Checkpoint, ratio: float) -> int:
     """floor(d_k (1 - ratio)), then up to a multiple of --round-to, and to what the engine takes;
     never above d_k."""
-    full, round_to = checkpoint.shape.width, request.round_to
+    full, round_to = checkpoint.shape.width, request.round_to or 1
     width = width_of(full, ratio)
     rounded = min(full, -(-width // round_to) * round_to)
     if request.engine is None:
@@ -592,6 +612,8 @@ def summary(
         f"parameters           {counts[0]:,} -> {counts[1]:,}",
         f"recurrent state      {states[0]:,} -> {states[1]:,} bytes",
     ]
+    if request.state is not None:
+        lines[-1] += f" ({state_in_words(request.state, before.shape, after.shape)})"
     if widths[0] > widths[1]:
         lines += choice_lines(request, selection.tensors, "keys")
     if value_widths[0] > value_widths[1]:
@@ -603,6 +625,11 @@ def summary(
         }
         lines += choice_lines(request, tensors, "values")
     return lines
+
+
+def state_in_words(asked: float, before: MixerShape, after: MixerShape) -> str:
+    kept = after.state_bytes() / before.state_bytes()
+    return f"{asked:g} asked, {kept:.3g} kept"
 
 
 def choice_lines(
@@ -646,10 +673,11 @@ def pruned_card(
     options = (
         f"--method {request.method} {request.wanted} --target "
         f"{request.target or method.targets[0]} "
-        f"--seed {request.seed} --round-to {request.round_to} --sequences {request.sequences} "
+        f"--seed {request.seed} --sequences {request.sequences} "
         f"--length {request.length} --rows {request.sample_rows} "
         f"--{'' if request.refits else 'no-'}refit"
         + "".join(f" {option.flag} {values[option.name]}" for option in method.takes)
+        + (f" --round-to {request.round_to}" if request.round_to else "")
         + (f" --for {request.engine}" if request.engine else "")
         + (f" --dtype {str(request.dtype).removeprefix('torch.')}" if request.dtype else "")
         + (f" --text {request.text.name}" if request.text else "")
@@ -658,8 +686,7 @@ def pruned_card(
     shape = cut_shape(checkpoint, selection)
     table: list[str] = []
     if request.state is not None and comparison:
-        kept = shape.state_bytes() / checkpoint.shape.state_bytes()
-        facts["state"] = f"{request.state} asked, {kept:.3g} kept of the unpruned model's"
+        facts["state"] = state_in_words(request.state, checkpoint.shape, shape)
         table = comparison.lines()
     if request.engine:
         facts["engine"] = engine_named(request.engine).advice(shape)

@@ -83,8 +83,8 @@ def check_split(checkpoint: Checkpoint, split: Split, engine: Engine | None) -> 
             )
     if split == full:
         raise InputError(
-            f"{split.options()} are all channels that a head of {checkpoint.folder} has: give "
-            "fewer of one or both"
+            f"d_k {full.width} and d_v {full.value_width} are all that a head of "
+            f"{checkpoint.folder} has: give fewer --keys or --values"
         )
     if split.width > WIDEST:
         raise InputError(
@@ -94,7 +94,7 @@ def check_split(checkpoint: Checkpoint, split: Split, engine: Engine | None) -> 
     if engine and not engine.takes(split.width, split.value_width):
         raise InputError(
             f"--for {engine.name}: {engine.label} does not take d_k {split.width} with d_v "
-            f"{split.value_width}; it takes {engine.widths()}"
+            f"{split.value_width}; it takes {engine.widths()}: give --keys and --values that fit"
         )
     check_widths(checkpoint, split.width, split.value_width)
 
