@@ -23,7 +23,7 @@ from keycut.data.sources import Source
 from keycut.data.tokenizer import train_tokenizer
 from keycut.errors import InputError
 from keycut.models import create, load, save
-from keycut.prune import HeldOut, Refitting
+from keycut.outcome import HeldOut, Refitting
 from keycut.refit import Refit
 from keycut.selection.methods import METHODS
 

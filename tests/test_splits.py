@@ -23,7 +23,8 @@ from keycut.models.architectures import gated_deltanet
 from keycut.models.architectures.base import MixerShape
 from keycut.models.card import stored_facts
 from keycut.models.checkpoint import Checkpoint
-from keycut.prune import SplitComparison, pack_text
+from keycut.outcome import SplitComparison
+from keycut.prune import pack_text
 from keycut.refit import perplexity, refit
 from keycut.selection.select import select, select_values
 from keycut.selection.statistics import ModelStatistics
