@@ -29,7 +29,6 @@ that are in the file already, whole and without an error, are not run again.
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import os
 import resource
@@ -50,7 +49,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
 from keycut import logs
-from keycut.benchmarking.decoding import largest, many_first
+from keycut.benchmarking.decoding import free, largest, many_first, peak_bytes, why_not
 from keycut.benchmarking.machine import machine, timed_dtype
 from keycut.benchmarking.process import FIXED, NotMeasured, in_one_line
 from keycut.benchmarking.random_models import SEED, random_tokens, relative_error
@@ -162,13 +161,6 @@ class Bench:
             "seconds": round(seconds, 2), "tokens_per_s": round(tokens / seconds),
             "peak_gib": round(peak / GIB, 2),
         }  # fmt: skip
-
-
-def free() -> None:
-    """What failed attempts and dropped graphs still hold."""
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
 
 
 def cell(row: Row, measure: Callable[[], Row]) -> Row:
@@ -443,18 +435,10 @@ def most(bench: Bench, model: Any, context: int) -> Row:
     prompt = Prompt(model, context)
 
     def peak(batch: int) -> int:
-        free()
-        torch.cuda.reset_peak_memory_stats()
-        Step(model, prompt, batch).run()
-        torch.cuda.synchronize()
-        return torch.cuda.max_memory_allocated()
+        return peak_bytes(lambda: Step(model, prompt, batch).run())
 
     def misfit(batch: int) -> str:
-        try:
-            peak(batch)
-        except RuntimeError as error:
-            return "memory" if out_of_memory(error) else in_one_line(error)
-        return ""
+        return why_not(partial(peak, batch))
 
     peak(FEW)  # compiles, and allocates what stays
     room = torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved()

@@ -16,6 +16,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from small_models import SMALL
+from training_runs import sentences
 
 from keycut.calibration import calibrate_layerwise
 from keycut.cli import main
@@ -26,12 +27,6 @@ from keycut.models import create, load, save
 from keycut.outcome import HeldOut, Refitting
 from keycut.refit import Refit
 from keycut.selection.methods import METHODS
-
-WORDS = ("the", "quick", "brown", "fox", "jumps", "over", "lazy", "dogs", "while", "others", "go")
-
-
-def sentences(n):
-    return [" ".join(WORDS[(i * j) % len(WORDS)] for j in range(1, 30)) for i in range(1, n)]
 
 
 @pytest.fixture(scope="module")

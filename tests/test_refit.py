@@ -411,10 +411,7 @@ def test_an_activation_that_is_no_number_names_layer_and_model(which, tensor, me
 def test_the_benchmark_writes_a_row_for_each_cell(tmp_path, monkeypatch, capsys):
     folder = Path(__file__).parents[1] / "benchmarks"
     save(create(SMALL["gated"], seed=1), tmp_path / "model")
-    packed(tmp_path / "text", sequences=64)
-    manifest = json.loads((tmp_path / "text" / "manifest.json").read_text())
-    manifest["slices"] = {"held_out": [0, 4], "calibration": [4, 64]}
-    (tmp_path / "text" / "manifest.json").write_text(json.dumps(manifest))
+    packed(tmp_path / "text", 64, slices={"held_out": (0, 4), "calibration": (4, 64)})
     monkeypatch.syspath_prepend(folder)
     arguments = ["refit.py", "--models", "model", "--text", "text", "--methods", "fisher", "l1",
                  "--ratios", "0.75", "--sequences", "12", "--out", "rows.jsonl"]  # fmt: skip

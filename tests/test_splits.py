@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from small_models import SMALL
+from training_runs import sentences
 
 from keycut.cli import main
 from keycut.data.packing import PackedTokens
@@ -120,12 +121,6 @@ def test_splits_that_leave_much_less_than_the_budget_are_not_among_others():
 
 
 # The command
-
-WORDS = ("the", "quick", "brown", "fox", "jumps", "over", "lazy", "dogs", "while", "others", "go")
-
-
-def sentences(n):
-    return [" ".join(WORDS[(i * j) % len(WORDS)] for j in range(1, 30)) for i in range(1, n)]
 
 
 @pytest.fixture(scope="module")

@@ -26,10 +26,7 @@ DEMO = ROOT / "config" / "demo.yaml"
 def run(tmp_path, monkeypatch):
     """The script in a folder with a model of 16 x 24 and text."""
     save(create(SMALL["gated"], seed=1), tmp_path / "model")
-    packed(tmp_path / "text", sequences=64)
-    manifest = json.loads((tmp_path / "text" / "manifest.json").read_text())
-    manifest["slices"] = {"held_out": [0, 4], "calibration": [4, 64]}
-    (tmp_path / "text" / "manifest.json").write_text(json.dumps(manifest))
+    packed(tmp_path / "text", 64, slices={"held_out": (0, 4), "calibration": (4, 64)})
     monkeypatch.chdir(tmp_path)
 
     def run(*arguments):

@@ -1,6 +1,7 @@
 """Small runs of training, as whole processes can make them too."""
 
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -39,7 +40,31 @@ def recovery(**changes):
     return Recovery.model_validate(values)
 
 
-def packed(folder: Path, sequences: int = 48, vocabulary: int = 97) -> PackedTokens:
+def loaded_by_stock_fla(folder: Path) -> list[str]:
+    """d_k, d_v and type of a model that a new process loads after `import fla.models` alone."""
+    code = (
+        "import sys, fla.models; from transformers import AutoModelForCausalLM as A;"
+        "m, i = A.from_pretrained(sys.argv[1], output_loading_info=True);"
+        "assert not any(i.values()), i; a = m.model.layers[0].attn;"
+        "print(a.head_k_dim, a.head_v_dim, m.dtype)"
+    )
+    command = [sys.executable, "-W", "ignore", "-c", code, str(folder)]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+
+
+WORDS = ("the", "quick", "brown", "fox", "jumps", "over", "lazy", "dogs", "while", "others", "go")
+
+
+def sentences(n: int) -> list[str]:
+    return [" ".join(WORDS[(i * j) % len(WORDS)] for j in range(1, 30)) for i in range(1, n)]
+
+
+def packed(
+    folder: Path,
+    sequences: int = 48,
+    vocabulary: int = 97,
+    slices: dict[str, tuple[int, int]] | None = None,
+) -> PackedTokens:
     """Text that can be learned: each token is followed by one of two others."""
     random = np.random.default_rng(0)
     rows = np.zeros((sequences, LENGTH), "<u2")
@@ -52,7 +77,7 @@ def packed(folder: Path, sequences: int = 48, vocabulary: int = 97) -> PackedTok
         write_json(folder / "manifest.json", {
             "sha256": sha256(folder / "tokens.bin"), "dtype": "uint16", "tokens": rows.size,
             "sequence_length": LENGTH, "sequences": sequences,
-            "slices": {"training": [0, sequences]},
+            "slices": slices or {"training": [0, sequences]},
             "vocabulary_size": vocabulary, "tokenizer": "none", "tokenizer_digest": "0",
             "boundary": "eos", "source": source, "seed": 0, "keycut": "0",
         })  # fmt: skip

@@ -28,7 +28,7 @@ from keycut.config import width as width_of
 from keycut.config.section import check_seed
 from keycut.data.documentation import documentation, documentation_source
 from keycut.data.packing import PackedTokens, pack
-from keycut.data.sources import describe, read
+from keycut.data.sources import describe, read, text_files
 from keycut.data.tokenizer import check_vocabulary, load_tokenizer
 from keycut.engines import computed_wrong, engine_named
 from keycut.errors import InputError
@@ -181,8 +181,8 @@ def check_options(request: Request) -> None:
     ):
         if value is not None and value < 1:
             raise InputError(f"{name} {value}: must be 1 or more")
-    if request.text is not None and not request.text.exists():
-        raise InputError(f"{request.text}: no such file or folder")
+    if request.text is not None:
+        text_files(request.text)
     check_seed(request.seed)
     if request.engine is not None:
         engine_named(request.engine)

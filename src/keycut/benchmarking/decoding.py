@@ -134,22 +134,13 @@ def _largest_batch(model: Any, start: int, device: str) -> Reading:
 
     def peak(batch: int) -> int:
         """Bytes that real steps take, from a prompt of one token."""
-        _free()
-        torch.cuda.reset_peak_memory_stats()
-        Generation(model, batch, 1).run(FEW_TOKENS)
-        torch.cuda.synchronize()
-        return torch.cuda.max_memory_allocated()
+        return peak_bytes(lambda: Generation(model, batch, 1).run(FEW_TOKENS))
 
     def misfit(batch: int) -> str:
-        """Why a batch does not fit, or nothing."""
-        try:
-            peak(batch)
-        except RuntimeError as error:
-            return "memory" if out_of_memory(error) else in_one_line(error)
-        return ""
+        return why_not(partial(peak, batch))
 
     until = time.monotonic() + SEARCH_S
-    _free()
+    free()
     room = torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved()
     batch, limit = largest(misfit, first_guess(peak, start, room), until=until)
     if not batch:
@@ -171,15 +162,33 @@ def _speed_at(model: Any, most: Reading, device: str) -> Reading:
 
 
 def _largest_speed(model: Any, batch: int, device: str) -> Reading:
-    _free()
+    free()
     run = partial(Generation(model, batch, 1).run, FEW_TOKENS)
     return time_runs(run, device, warmup=0, repeats=3).rate(batch * FEW_TOKENS)
 
 
-def _free() -> None:
+def free() -> None:
     """Free what failed attempts and dropped graphs still hold."""
     gc.collect()
     torch.cuda.empty_cache()
+
+
+def peak_bytes(run: Callable[[], object]) -> int:
+    """Of a GPU's memory, while something runs on it."""
+    free()
+    torch.cuda.reset_peak_memory_stats()
+    run()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated()
+
+
+def why_not(run: Callable[[], object]) -> str:
+    """Why something cannot run, or nothing."""
+    try:
+        run()
+    except RuntimeError as error:
+        return "memory" if out_of_memory(error) else in_one_line(error)
+    return ""
 
 
 def first_guess(peak: Callable[[int], int], batch: int, room: int) -> int:

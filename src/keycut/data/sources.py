@@ -78,7 +78,7 @@ def describe(*paths: Path | str) -> Source:
     digests = [
         [file.relative_to(path).as_posix(), sha256(file)]
         for path in map(Path, paths)
-        for file in _files(path)
+        for file in text_files(path)
     ]
     revision = digests[0][1] if len(digests) == 1 else digest(digests)
     return Source(", ".join(Path(path).name for path in paths), f"sha256:{revision}")
@@ -108,7 +108,7 @@ def read(*paths: Path | str, field: str = "text", seed: int = 0) -> Documents:
     Row groups come first, in an order drawn from `seed`, then files without them, one by one. What
     needs no reading is checked by the call itself, before the first document is taken.
     """
-    files = [file for path in paths for file in _files(Path(path))]
+    files = [file for path in paths for file in text_files(Path(path))]
     for file in files:
         if file.stat().st_size == 0:
             raise InputError(f"{file}: the file is empty")
@@ -146,7 +146,7 @@ def survey(*paths: Path | str, field: str = "text") -> tuple[int, int | None]:
 
     Each is opened, and its first document read.
     """
-    files = [file for path in paths for file in _files(Path(path))]
+    files = [file for path in paths for file in text_files(Path(path))]
     rows: list[int | None] = []
     for file in files:
         if next(_reader(file, field), None) is None:
@@ -210,7 +210,8 @@ def _side_by_side(streams: Iterator[Iterator[str]], open_at_once: int) -> Iterat
             reading.extend(islice(streams, 1))
 
 
-def _files(path: Path) -> list[Path]:
+def text_files(path: Path) -> list[Path]:
+    """Those that hold a text, which is a file or a folder of them."""
     if path.is_file():
         if _kind(path) not in (".jsonl", ".txt", ".parquet"):
             raise InputError(

@@ -43,8 +43,6 @@ class ModelStatistics:
     def gram(self, side: Side, rows: Rows = "all", activations: Activations = "raw") -> Tensor:
         """K^T K or Q^T Q: (layers, heads, d_k, d_k), float64. Of values X^T X, X what enters the
         output projection: (layers, value heads, d_v, d_v)."""
-        if side == "v" and activations != "raw":
-            raise InputError(f"activations {activations}: values have no L2 norm; take raw")
         return self.measured.gram(side, rows, activations)
 
     def saliency(self, side: Side) -> Tensor:
@@ -78,7 +76,7 @@ class ModelStatistics:
             magnitudes[index] = rows.abs()
             if side == "v":
                 norm = self._tensor(layer, adapter.norm)
-                readers = fold(self._tensor(layer, adapter.o_proj), norm).double().abs().sum(0)
+                readers = fold(self._tensor(layer, adapter.o_proj), norm).abs().sum(0)
                 magnitudes[index] *= readers.view(*shape.size("value"), 1)
         assert magnitudes is not None, "a model without delta rules has no adapter"
         return magnitudes
