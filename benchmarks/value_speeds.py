@@ -2,7 +2,8 @@
 
 What is timed, and in which batches, is said by the configuration's benchmarks `model` and
 `decoding`, of whose batches the largest one is taken. Each part of a row is measured in a process
-of its own with nothing else running; only imports of the next ones come before.
+of its own with nothing else running; only imports of the next ones come before, of as many as there
+are cores.
 """
 
 from __future__ import annotations
@@ -147,8 +148,37 @@ def hybrid_decoding(
     yield "tokens_per_s_largest", replace(speed, note=f"batch {row['batch']:,}, {note}")
 
 
-def measure_row(name: str, split: Split, config: Config, device: str, seconds: float) -> Row:
-    """All parts, one after the other."""
+def measure_rows(
+    cells: list[tuple[str, Split]], config: Config, device: str, seconds: float
+) -> Iterator[Row]:
+    """A row for each model and split, one after the other."""
+    own_process = device == "cuda"
+    ahead = max(1, (os.cpu_count() or 1) // len(PARTS)) if own_process else 1
+    for start in range(0, len(cells), ahead):
+        rows = cells[start : start + ahead]
+        workers: list[Worker | None] = [
+            start_worker() if own_process else None for _ in rows for _ in PARTS
+        ]
+        try:
+            for worker in filter(None, workers):
+                worker.wait()
+            for number, (name, split) in enumerate(rows):
+                own = workers[number * len(PARTS) : (number + 1) * len(PARTS)]
+                yield measure_row(name, split, config, device, seconds, own)
+        finally:
+            for worker in filter(None, workers):
+                worker.close()
+
+
+def measure_row(
+    name: str,
+    split: Split,
+    config: Config,
+    device: str,
+    seconds: float,
+    workers: list[Worker | None],
+) -> Row:
+    """All parts, each in its worker, one after the other."""
     spec, (width, value_width) = config.models[name], split
     narrow = with_value_width(spec, value_width)
     shape = replace(spec.mixer_shape, width=width, value_width=value_width)
@@ -159,25 +189,17 @@ def measure_row(name: str, split: Split, config: Config, device: str, seconds: f
         "speeds": {}, "seconds": {},
         "settings": {b.kind: b.model_dump(mode="json") for b in benchmarks(config)},
     }  # fmt: skip
-    own_process = device == "cuda"
-    workers: list[Worker | None] = [start_worker() if own_process else None for _ in PARTS]
-    try:
-        for worker in filter(None, workers):
-            worker.wait()
-        for part, worker in zip(PARTS, workers, strict=True):
-            function, arguments = work(part, narrow, width, config, device, seconds)
-            outcome = run_work(
-                function, *arguments, limit_s=LIMIT_S, own_process=own_process, worker=worker
-            )
-            values = dict(outcome.values)
-            row["machine"] = values.pop("machine", None) or row.get("machine")
-            if outcome.reason:
-                values["ended"] = Reading.missing(outcome.reason)
-            row["speeds"][part] = {metric: asdict(value) for metric, value in values.items()}
-            row["seconds"][part] = round(outcome.seconds, 1)
-    finally:
-        for worker in filter(None, workers):
-            worker.close()
+    for part, worker in zip(PARTS, workers, strict=True):
+        function, arguments = work(part, narrow, width, config, device, seconds)
+        outcome = run_work(
+            function, *arguments, limit_s=LIMIT_S, own_process=worker is not None, worker=worker
+        )
+        values = dict(outcome.values)
+        row["machine"] = values.pop("machine", None) or row.get("machine")
+        if outcome.reason:
+            values["ended"] = Reading.missing(outcome.reason)
+        row["speeds"][part] = {metric: asdict(value) for metric, value in values.items()}
+        row["seconds"][part] = round(outcome.seconds, 1)
     return row
 
 

@@ -299,10 +299,10 @@ def time_shapes(options: argparse.Namespace) -> None:
             print(message, flush=True)
     device = "cuda" if options.gpu else "cpu"
     with options.out.open("a") as out:
-        for model, split in pending:
-            row = value_speeds.measure_row(model, split, config, device, options.seconds)
+        for row in value_speeds.measure_rows(pending, config, device, options.seconds):
+            model = row["model"]
             row = value_speeds.with_ratios(row, rows.get((model, *whole[model]), row))
-            rows[(model, *split)] = row
+            rows[(model, row["d_k"], row["d_v"])] = row
             print(json.dumps(row), file=out, flush=True)
             print(value_speeds.table([row])[-1], flush=True)
 

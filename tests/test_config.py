@@ -246,11 +246,30 @@ def test_lab_draws_three_times_where_there_is_chance(configs: dict[str, Config])
         name: {v.seed for v in variants if v.method == name} for name in ("rand", "grad", "l1")
     }
     assert seeds == {"rand": {0, 1, 2}, "grad": {0, 1, 2}, "l1": {0}}
-    assert {v.seed for v in variants if v.rft == "post"} == {0}
+    drawn_again = {(v.method, v.ratio) for v in variants if v.recovered and v.seed}
+    assert drawn_again == {("grad", 0.5), ("drrqr", 0.5)}  # table `draws`
+
+
+def test_a_suite_is_evaluated_with_its_seeds(configs: dict[str, Config]) -> None:
+    def draws(config: Config, suite: str) -> dict[str, set[int]]:
+        variants = [v for v, name in config.evaluations("zs-dn") if name == suite]
+        return {m: {v.seed for v in variants if v.method == m} for m in ("rand", "l1", "baseline")}
+
+    lab = configs["lab"]
+    assert draws(lab, "ppl") == {"rand": {0, 1, 2}, "l1": {0}, "baseline": {0}}
+    assert draws(lab, "zero_shot") == {"rand": {0}, "l1": {0}, "baseline": {0}}
+    raw = lab.model_dump(mode="json")
+    raw["evaluation"]["suites"]["zero_shot"]["seeds"] = [2]
+    # What is not drawn has seed 0, and is evaluated all the same.
+    assert draws(Config(**raw), "zero_shot") == {"rand": {2}, "l1": {0}, "baseline": {0}}
 
 
 def test_columns_left_out_cost_nothing_and_stay_in_the_table(configs: dict[str, Config]) -> None:
-    lab = configs["lab"]
+    raw = configs["lab"].model_dump(mode="json")
+    tasks = raw["evaluation"]["suites"]["zero_shot"]["tasks"]
+    for column in tasks.keys() - {"lambada_acc"}:
+        tasks[column]["not_attempted"] = "data"
+    lab = Config(**raw)
     suite = lab.evaluation.suites["zero_shot"]
     assert suite.left_out("piqa_acc_norm") == suite.left_out("zero_shot_avg") == "data"
     assert suite.left_out("lambada_acc") is None
@@ -478,6 +497,8 @@ WRONG = [
     ("recipes/demo/data", "documentation/pretrain", "did you mean 'documentation/pretraining'?"),
     ("recipes/demo/activation_checkpoint", "full", "'full' is for `trainer: flame`"),
     ("recovery/seeds", [4], "recovery.seeds: 4 is none of `seeds` [0]"),
+    ("evaluation/suites/zero_shot/seeds", [4], "evaluation.suites.zero_shot.seeds: 4 is none of"),
+    ("tables/by_ratio/recovery_seeds", [4], "tables.by_ratio.recovery_seeds: 4 is none of `seeds`"),
     ("recovery/lora", {"rank": 4}, "recovery.lora.alpha: missing: scale alpha"),
     ("calibration/sequences", 65, "calibration.sequences: 65: documentation/calibration has 64"),
     ("calibration/rows", 10**6, "calibration.rows: 1000000: its sequences have 2048 tokens"),

@@ -80,6 +80,7 @@ def _inconsistent(config: Config) -> Iterator[str]:
     yield from _bad_ratios(config)
     yield from _bad_timings(config)
     yield from _bad_data(config)
+    yield from _bad_seeds(config)
     yield from _bad_columns(config)
     yield from _bad_curves(config)
     yield from _bad_needs(config)
@@ -177,9 +178,6 @@ def _bad_data(config: Config) -> Iterator[str]:
                 f"{path}: {training.steps} steps need {training.sequences} sequences, but "
                 f"{training.data} has {available} in {training.epochs} epochs"
             )
-    if config.recovery:
-        for seed in sorted(set(config.recovery.seeds or ()) - set(config.seeds)):
-            yield f"recovery.seeds: {seed} is none of `seeds` {list(config.seeds)}"
     if calibration := config.calibration:
         available = len(config.slice(calibration.data))
         if calibration.sequences > available:
@@ -200,6 +198,19 @@ def _bad_data(config: Config) -> Iterator[str]:
                 f"models.{name}.vocab_size: {model.vocab_size}, but its tokenizer "
                 f"{model.tokenizer} has {tokenizer.vocab_size} tokens"
             )
+
+
+def _bad_seeds(config: Config) -> Iterator[str]:
+    """Parts of the run's seeds that are none."""
+    parts = {"recovery.seeds": config.recovery.seeds if config.recovery else None}
+    for name, suite in config.evaluation.suites.items():
+        parts[f"evaluation.suites.{name}.seeds"] = suite.seeds
+    for name, table in config.tables.items():
+        if isinstance(table, QualityTable):
+            parts[f"tables.{name}.recovery_seeds"] = table.recovery_seeds
+    for path, seeds in parts.items():
+        for seed in sorted(set(seeds or ()) - set(config.seeds)):
+            yield f"{path}: {seed} is none of `seeds` {list(config.seeds)}"
 
 
 def _bad_columns(config: Config) -> Iterator[str]:

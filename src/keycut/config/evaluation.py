@@ -6,7 +6,7 @@ from typing import Literal, Self
 
 from pydantic import Field, PositiveInt, model_validator
 
-from keycut.config.section import Name, Section, Sha256, SliceName
+from keycut.config.section import Name, Section, Seed, Sha256, SliceName, Some
 from keycut.errors import nearest
 
 # The tasks that can be asked for, and what each reports. lm-eval would need eleven seconds to say
@@ -110,6 +110,9 @@ class Suite(Section):
         description="its numbers, by their name in the results", min_length=1
     )
     mean: Name | None = Field(None, description="name of the mean over its tasks, if it has one")
+    seeds: Some[Seed] | None = Field(
+        None, description="which of the run's seeds it is evaluated with; all of them if not given"
+    )
 
     @property
     def columns(self) -> tuple[str, ...]:

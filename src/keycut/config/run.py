@@ -151,9 +151,15 @@ class Config(Section):
         return tuple(
             (variant, column)
             for variant in self._variants(
-                spec.models, spec.methods, spec.ratios, spec.targets, tuple(spec.columns)
+                spec.models,
+                spec.methods,
+                spec.ratios,
+                spec.targets,
+                tuple(spec.columns),
+                spec.recovery_seeds,
             )
             for column in self.columns(table, variant.rft)
+            if self._evaluates(self.suite_of(column), variant)
         )
 
     def evaluations(self, *tables: str) -> tuple[tuple[Variant, str], ...]:
@@ -243,8 +249,9 @@ class Config(Section):
         ratios: Iterable[float],
         targets: Iterable[Target] | None,
         stages: Iterable[Stage],
+        recovery_seeds: Iterable[Seed] | None = None,
     ) -> Iterator[Variant]:
-        recovered = self.recovery.seeds or self.seeds if self.recovery else ()
+        recovered = recovery_seeds or (self.recovery and self.recovery.seeds) or self.seeds
         for model in models:
             baseline = Variant(model, BASELINE, "", 0.0, 0, "none")
             yield baseline
@@ -258,6 +265,12 @@ class Config(Section):
                         for ratio in ratios:
                             for seed in seeds if method.drawn or stage in RECOVERED else (0,):
                                 yield Variant(model, name, target, ratio, seed, stage)
+
+    def _evaluates(self, suite: str, variant: Variant) -> bool:
+        """Whether a suite is evaluated with the seed of a variant, if that draws anything."""
+        seeds = self.evaluation.suites[suite].seeds
+        draws = variant.pruned and (variant.recovered or self.methods[variant.method].drawn)
+        return seeds is None or variant.seed in seeds or not draws
 
     def student(self, variant: Variant) -> Variant:
         """What a variant's recovery starts from."""

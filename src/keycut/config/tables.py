@@ -17,6 +17,7 @@ from keycut.config.section import (
     PrunedStage,
     Ratio,
     Section,
+    Seed,
     Some,
     Stage,
     Target,
@@ -56,6 +57,11 @@ class QualityTable(TableBase):
         "(post) recovery, and of refitted models before (refit) and after it (refit_post); under "
         "none for a table of baselines alone",
         min_length=1,
+    )
+    recovery_seeds: Some[Seed] | None = Field(
+        None,
+        description="which of the run's seeds are recovered for it; those of `recovery` if not "
+        "given",
     )
 
     @model_validator(mode="after")

@@ -116,7 +116,9 @@ class Inputs:
 
     def suite_settings(self, suite: str) -> Section:
         spec = self.config.evaluation
-        some = {"protocol": spec.protocol, "suites": {suite: spec.suites[suite]}}
+        # Which variants are evaluated is no setting of an evaluation.
+        settings = spec.suites[suite].model_dump(mode="json", exclude={"seeds"})
+        some = {"protocol": spec.protocol, "suites": {suite: settings}}
         return without_labels(self.settings("device", evaluation=some))
 
     def cell_settings(self, benchmark: str, measured: str) -> Section:
