@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from keycut.data import documentation as own
-from keycut.data.documentation import documentation, documentation_source, prose
+from keycut.data.documentation import documentation, documentation_source, prose, word_runs
 from keycut.data.tokenizer import train_tokenizer
 from keycut.errors import InputError
 
@@ -59,6 +59,36 @@ def test_there_is_enough_of_it_for_a_small_model(
     some = documents[::5]
     tokenizer = train_tokenizer(some, tmp_path / "bpe", vocabulary_size=2048)
     assert 5 * sum(len(tokenizer.encode(text)) + 1 for text in some) > 500_000
+
+
+def test_the_unseen_part_shares_no_sentence_with_the_training_part(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(own, "PACKAGES", ("numpy", "scipy"))
+    training = {run for text in documentation("training") for run in word_runs(text)}
+    unseen = [text for text in documentation("unseen") for text in text.split("\n\n")]
+    assert len(unseen) > 500
+    assert not [text for text in unseen if word_runs(text) & training]
+    assert {*unseen} < {text for text in documentation() for text in text.split("\n\n")}
+
+
+def test_a_paragraph_like_one_of_the_training_part_is_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whatever else the versions of a package change, a file stays in its part."""
+    assert own.part_of("numpy/linalg/_linalg.py") == "training"
+    assert own.part_of("scipy/stats/_stats_py.py") == "unseen"
+    same = "the sum of all elements along one axis of it."
+    texts = [
+        (
+            "scipy/stats/_stats_py.py",
+            f"Return {same}\n\nA sentence of eight or more words, unlike any.",
+        ),
+        ("numpy/linalg/_linalg.py", f"Compute at once {same}"),
+    ]
+    monkeypatch.setattr(own, "_texts", lambda: texts)
+    assert [*documentation("training")] == [texts[1][1]]
+    assert [*documentation("unseen")] == ["A sentence of eight or more words, unlike any."]
 
 
 def test_its_revision_is_what_is_installed() -> None:

@@ -18,6 +18,7 @@ INTRODUCTION = """\
 |---|---|
 | `demo.yaml` | the whole workflow at toy size: two CPU cores, minutes, no network |
 | `lab.yaml` | the paper's head widths in small models, and a hybrid: one GPU, local text |
+| `small.yaml` | the demo's two models that are not trained on the spot: one GPU, local text |
 | `qwen3_5.yaml` | a public hybrid, pruned and refitted: one GPU, a download |
 | `paper.yaml` | everything the paper reports |
 

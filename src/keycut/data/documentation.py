@@ -2,22 +2,31 @@
 
 It is read from Python's documentation topics and from the docstrings of four packages, which are
 parsed and not imported. Only sentences are kept: no code, tables or signatures.
+
+The small models of config/small.yaml learn from one part of it and are evaluated on the other:
+
+    python -m keycut.data.documentation data/documentation.jsonl
 """
 
 from __future__ import annotations
 
+import argparse
 import ast
 import inspect
 import platform
 import re
 from collections.abc import Iterator
+from hashlib import sha256
 from importlib import metadata, util
 from itertools import groupby
 from pathlib import Path
+from typing import Literal
 
 from keycut.data.progress import Progress
-from keycut.data.sources import Source
+from keycut.data.sources import Source, write
 from keycut.errors import InputError
+
+Part = Literal["training", "unseen"]
 
 PACKAGES = ("numpy", "pandas", "scipy", "torch")
 
@@ -25,22 +34,58 @@ PACKAGES = ("numpy", "pandas", "scipy", "torch")
 _TESTS = {"tests", "test", "testing"}
 
 _SHORTEST = 8  # words in a paragraph: fewer are labels and signatures
+_UNSEEN = 8  # one file in so many
+_RUN = 8  # words in a row that no two parts share
 
 
-def documentation() -> Iterator[str]:
-    """The documents, in an order that depends only on the installed versions.
+def documentation(part: Part | None = None) -> Iterator[str]:
+    """The documents, in an order that depends only on the installed versions: all, or one part.
 
-    A paragraph is kept where it occurs first: copied and inherited docstrings would otherwise
-    bring the same sentences into training and held-out text.
+    A file is in one part as a whole, chosen by its name and so the same in every version. Of the
+    unseen part, paragraphs that share eight words in a row with the training part are left out.
     """
+    if part is None:
+        for _, paragraphs in _paragraphs():
+            yield "\n\n".join(paragraphs)
+        return
+    files = list(_paragraphs())
+    known = {
+        run
+        for file, paragraphs in files
+        if part == "unseen" and part_of(file) == "training"
+        for paragraph in paragraphs
+        for run in word_runs(paragraph)
+    }
+    for file, paragraphs in files:
+        if part_of(file) == part:
+            new = [paragraph for paragraph in paragraphs if known.isdisjoint(word_runs(paragraph))]
+            if new:
+                yield "\n\n".join(new)
+
+
+def part_of(file: str) -> Part:
+    """The part that a file, as `package/path`, belongs to."""
+    return "training" if sha256(file.encode()).digest()[0] % _UNSEEN else "unseen"
+
+
+def word_runs(paragraph: str) -> set[str]:
+    """Every eight words in a row."""
+    words = paragraph.split()
+    return {" ".join(words[start : start + _RUN]) for start in range(len(words) - _RUN + 1)}
+
+
+def _paragraphs() -> Iterator[tuple[str, list[str]]]:
+    """The file and the paragraphs of each document. A paragraph is kept where it occurs first:
+    copied and inherited docstrings would otherwise bring the same sentences into training and
+    held-out text."""
     progress = Progress("reading docstrings")
     seen: set[str] = set()
-    for text in _texts():
+    for file, text in _texts():
         progress.add(documents=1)
         new = [paragraph for paragraph in dict.fromkeys(prose(text)) if paragraph not in seen]
         seen.update(new)
         if new:
-            yield "\n\n".join(new)
+            yield file, new
 
 
 def documentation_source() -> Source:
@@ -95,17 +140,20 @@ def _unmark(paragraph: str) -> str:
     return paragraph
 
 
-def _texts() -> Iterator[str]:
+def _texts() -> Iterator[tuple[str, str]]:
+    """Each text and the file that it is from."""
     from pydoc_data.topics import topics
 
     for name in sorted(topics):
-        yield topics[name]
+        yield f"topics/{name}", topics[name]
     for package in PACKAGES:
         root = _folder(package)
         files = [file.relative_to(root) for file in root.rglob("*.py")]
         for file in sorted(files, key=Path.as_posix):
             if not any(part in _TESTS or part.startswith("_") for part in file.parts[:-1]):
-                yield from _docstrings(ast.parse((root / file).read_bytes(), filename=str(file)))
+                module = ast.parse((root / file).read_bytes(), filename=str(file))
+                for text in _docstrings(module):
+                    yield f"{package}/{file.as_posix()}", text
 
 
 def _folder(package: str) -> Path:
@@ -123,3 +171,18 @@ def _docstrings(node: ast.Module | ast.ClassDef | ast.FunctionDef) -> Iterator[s
         for child in node.body:
             if isinstance(child, ast.ClassDef | ast.FunctionDef):
                 yield from _docstrings(child)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Write one part of the documentation's text.")
+    parser.add_argument("out", type=Path, help="a .jsonl file")
+    parser.add_argument("--part", choices=("training", "unseen"), default="training")
+    options = parser.parse_args()
+    write(documentation(options.part), options.out, force=True)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except InputError as error:
+        raise SystemExit(str(error)) from None
