@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,8 +23,15 @@ from keycut.artefact import write_json
 from keycut.config import Config, Variant, load_config
 from keycut.errors import InputError
 from keycut.reporting.curves import draw_curves, read_curve
-from keycut.reporting.frame import Cell, Key, from_frame, read_frame
-from keycut.reporting.heat import against_paper, format_change, reference, shade_of
+from keycut.reporting.frame import Cell, Draws, Key, from_frame, read_frame
+from keycut.reporting.grid import Box
+from keycut.reporting.heat import (
+    against_baseline,
+    against_paper,
+    format_change,
+    reference,
+    shade_of,
+)
 from keycut.reporting.jobs import summarize_jobs
 from keycut.reporting.origins import Origins
 from keycut.reporting.report import inline, write_report
@@ -191,6 +199,22 @@ def test_inside_the_tolerance_there_is_no_colour(demo: Config) -> None:
     assert (look.shade, look.change, look.outside, look.errata) == ("", "+3", False, "N1: 30 -> 31")
     beyond = against_paper(demo, 4, line._replace(tolerance=2.0, word="differs"), "30.0")
     assert (beyond.shade, beyond.outside) == ("worse-3", True)
+
+
+def test_noise_has_no_colour(demo: Config) -> None:
+    base = KEY._replace(method="baseline", target="", compression=0.0, rft="none")
+
+    def shade(value: float, **noise: Any) -> str:
+        cells = {base: replace(CELL, **noise), KEY: replace(CELL, value=value, **noise)}
+        return against_baseline(demo, 0, KEY, cells, dict.fromkeys(cells, Box("30.0"))).shade
+
+    assert shade(33.0) == "worse-3"
+    assert shade(33.0, spread=1.0) == "worse-3"  # 2 sqrt(1 + 1) is 2.8
+    assert shade(33.0, spread=1.1) == ""
+    assert shade(33.0, stderr=1.1) == ""
+    # Numbers of the same documents go up and down together.
+    draws = Draws("d", (28.0, 30.0, 32.0))
+    assert shade(33.0, stderr=1.1, draws=draws) == "worse-3"
 
 
 def test_a_number_is_held_to_its_own_unpruned_model() -> None:

@@ -239,11 +239,15 @@ def test_marks_go_by_value_and_ties_share_them(values: dict[int, float], lower: 
     marked = marks(values, lower=lower)
     for name, own in values.items():
         better = {other for other in values.values() if (other < own if lower else other > own)}
-        assert marked.get(name, "") == {0: "best", 1: "second"}.get(len(better), "")
+        mark = {0: "best", 1: "second"}.get(len(better), "")
+        unmarked = own == 0 or len({*values.values()}) == 1
+        assert marked.get(name, "") == ("" if unmarked else mark)
 
 
-def test_one_value_alone_is_not_marked() -> None:
+def test_one_value_alone_equal_values_and_zeros_are_not_marked() -> None:
     assert marks({"grad": 1.0}, lower=True) == {}
+    assert marks({"grad": 1.0, "l1": 1.0}, lower=True) == {}
+    assert marks({"grad": 1.0, "l1": 0.0, "rand": 0.0}, lower=False) == {"grad": "best"}
 
 
 def test_marks_come_from_unrounded_numbers(paper: Config, published: list[Printed]) -> None:
@@ -267,10 +271,12 @@ def test_marks_come_from_unrounded_numbers(paper: Config, published: list[Printe
 
 def test_seeds_are_printed_as_mean_and_spread(demo: Config) -> None:
     results = [
-        result._replace(value=30.0 + result.seed) for result in invented(demo, "by_model", (0, 2))
+        result._replace(value=30.0 + result.seed + (result.key.method == "rand"))
+        for result in invented(demo, "by_model", (0, 2))
     ]
     grid = lay_out(demo, "by_model", to_frame(results))
-    assert {box.text for _, _, box in numbers(grid)} == {"31.0 ± 1.4"}
+    assert {box.text for _, _, box in numbers(grid)} == {"31.0 ± 1.4", "32.0 ± 1.4"}
+    assert ("", "± one standard deviation over seeds") in grid.notes
     # So the paper's number, which has no spread, in its place.
     assert {box.form(31.04) for _, _, box in numbers(grid)} == {"31.0"}
     assert r"\textbf{31.0 $\pm$ 1.4}" in to_tex(grid, TEMPLATES)

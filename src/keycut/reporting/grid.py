@@ -1,13 +1,14 @@
 """What all kinds of tables share: rows of boxes, numbers as text, marks and notes.
 
 - Equal values have equal marks. Second is the next value that is worse, also after a tied best:
-  three rows may be marked best and two second.
+  three rows may be marked best and two second. Zero is not marked, nor what is all the same.
 - Marks compare pruning methods at one model, ratio and stage, without the baseline. Missing values
   are left out, and a single value is not marked.
 - Tables of kind by_ratio, by_model and summary mark every column, breakdowns perplexities and means
   only, others none: as the paper does.
-- Several seeds give mean ± standard deviation. A missing cell is a dash, with the reason below the
-  table. Notes name a protocol other than `paper`, and tasks whose data is from elsewhere.
+- Several seeds give mean ± standard deviation, and a note says so. A missing cell is a dash, with
+  the reason below the table. Notes name a protocol other than `paper`, and tasks whose data is from
+  elsewhere.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ Separator = Literal["", "space", "rule"]
 
 DASH = "–"
 MARKED_KINDS = {"by_ratio", "by_model", "summary", "breakdown"}
+SPREAD_NOTE = "± one standard deviation over seeds"
 MEASURES = {"word_perplexity": "ppl", "perplexity": "ppl", "acc_norm": "acc_n", "contains": "cont."}
 
 
@@ -86,12 +88,15 @@ class Grid:
 
 
 def marks(values: Mapping[T, float], *, lower: bool) -> dict[T, Mark]:
-    """Best and second by value. Ties share a mark, and second is the next value after the best."""
+    """Best and second by value. Ties share a mark, and second is the next value after the best.
+
+    Zero is no achievement, and of equal values none is better: they have no mark.
+    """
     ranked = sorted(set(values.values()), reverse=not lower)
-    if len(values) < 2:
+    if len(ranked) < 2:
         return {}
     names: dict[float, Mark] = dict(zip(ranked, ("best", "second"), strict=False))
-    return {name: names[value] for name, value in values.items() if value in names}
+    return {name: names[value] for name, value in values.items() if value and value in names}
 
 
 def fixed(decimals: int, scale: float = 1.0, unit: str = "") -> Form:
@@ -125,6 +130,12 @@ def throughput(value: float) -> str:
 
 def percent(ratio: float) -> str:
     return f"{100 * ratio:g}%"
+
+
+def protocol_note(protocols: Iterable[str]) -> str:
+    """Names those other than the paper's; empty if there is none."""
+    others = ", ".join(sorted({*protocols} - {"paper"}))
+    return f"protocol {others}, not the paper's" if others else ""
 
 
 # --- building ---
@@ -167,6 +178,8 @@ class TableBuilder:
         else:
             general = []
             rows = [self._add_note(*pair) for pair in zip(rows, protocols, strict=True)]
+        if any(cell.spread is not None for cell in self.cells.values()):
+            general.append(("", SPREAD_NOTE))
         notes = (*general, *((letter, text) for text, letter in self.letters.items()))
         kind, caption = self.table.kind, self.table.caption
         return Grid(self.name, kind, caption, tuple(groups), tuple(heads), tuple(rows), notes)
@@ -175,10 +188,7 @@ class TableBuilder:
         """Names protocols other than the paper's. None if nothing in the row was measured."""
         row_cells = [self.cells[box.key] for box in row.boxes if box.key]
         protocols = {name for cell in row_cells for name in cell.protocols}
-        others = protocols - {"paper"}
-        if others:
-            return f"protocol {', '.join(sorted(others))}, not the paper's"
-        return "" if protocols else None
+        return protocol_note(protocols) if protocols else None
 
     def _add_note(self, row: Row, note: str | None) -> Row:
         """The row with a note on its first label that is not empty."""

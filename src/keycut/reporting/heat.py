@@ -1,7 +1,8 @@
 """Tables as heat maps: how much better or worse a number is than the one it is compared with.
 
 A run that compares with the paper cell by cell is compared with the paper's numbers, without a
-colour inside their tolerance. Any other run is compared with its own unpruned model.
+colour inside their tolerance. Any other run is compared with its own unpruned model, without a
+colour where the difference is within the noise (`keycut.reporting.claims.uncertainty`).
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from keycut.config import BASELINE, Config
+from keycut.reporting.claims import uncertainty
 from keycut.reporting.frame import Cell, Key, lower_is_better
 from keycut.reporting.grid import Box
 from keycut.reporting.verdict import OUTSIDE, Judgement, is_inside
@@ -51,7 +53,8 @@ def against_baseline(
     ours, theirs, text = cells[key].value, cells[baseline].value, boxes[baseline].text
     if ours is None or not theirs:
         return Look(place, theirs=text)
-    shade = shade_of(config, key.metric, ours, theirs)
+    noise = uncertainty((1, cells[key]), (-1, cells[baseline]))
+    shade = shade_of(config, key.metric, ours, theirs) if abs(ours - theirs) > noise else ""
     return Look(place, shade, text, format_change(ours / theirs))
 
 
