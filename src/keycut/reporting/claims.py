@@ -69,6 +69,7 @@ class Cells(Section):
 
 class ClaimBase(Section):
     id: Name
+    about: str = Field(description="the group that it is shown in")
     says: str = Field(description="the claim, in our words, with the bounds that are ours")
     place: str = Field(description="where the paper makes it: lines of its LaTeX source")
     measures: Some[Name] = Field(description="columns, or what tasks measure: word_perplexity")

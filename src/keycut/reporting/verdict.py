@@ -318,6 +318,7 @@ def write_verdict(verdict: PaperVerdict, folder: Path | str) -> None:
         {
             "model": answered.model,
             "id": answered.claim.id,
+            "about": answered.claim.about,
             "says": answered.claim.says,
             "place": answered.claim.place,
             "answer": answered.answer,
