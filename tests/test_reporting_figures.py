@@ -22,6 +22,7 @@ from keycut.reporting.figures.rank import draw_spectrum, draw_utilization, missi
 from keycut.reporting.figures.state import draw_state
 from keycut.reporting.figures.sweep import draw_sweep
 from keycut.reporting.frame import read_frame, write_frame
+from keycut.reporting.headline import CURVES
 from keycut.reporting.style import INK, KERNELS, drawing, spread
 from keycut.selection.methods import METHODS
 
@@ -218,7 +219,8 @@ def contrast(a: str, b: str) -> float:
 
 @pytest.mark.parametrize("page", ["#ffffff", "#15181c"])
 def test_colours_show_on_a_light_and_on_a_dark_page(page: str) -> None:
-    for colour in {method.colour for method in METHODS.values()} | {*KERNELS.values()}:
+    stages = {colour for _, colour in CURVES.values()}
+    for colour in {method.colour for method in METHODS.values()} | {*KERNELS.values()} | stages:
         assert contrast(colour, page) >= 3, colour
 
 

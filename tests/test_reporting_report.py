@@ -25,6 +25,7 @@ from keycut.errors import InputError
 from keycut.reporting.curves import draw_curves, read_curve
 from keycut.reporting.frame import Cell, Draws, Key, from_frame, read_frame
 from keycut.reporting.grid import Box
+from keycut.reporting.headline import Headline
 from keycut.reporting.heat import (
     against_baseline,
     against_paper,
@@ -34,7 +35,7 @@ from keycut.reporting.heat import (
 )
 from keycut.reporting.jobs import summarize_jobs
 from keycut.reporting.origins import Origins
-from keycut.reporting.report import inline, write_report
+from keycut.reporting.report import group_claims, inline, write_report
 from keycut.reporting.verdict import Judgement
 
 
@@ -142,10 +143,11 @@ def test_a_pruned_models_number_tells_of_its_selection(inputs: dict[str, Any], p
 def test_the_page_says_what_colours_are_held_to(
     demo: Config, inputs: dict[str, Any], page: str, tmp_path: Path
 ) -> None:
-    assert "run demo has protocol demo: it compares claims only, not cells" in page
-    assert "not than the paper’s" in page
-    assert "<h3>The same, asked of hybrid</h3>" in page
-    assert re.search(r"of 24 claims hold", page)
+    assert "Nothing here compares with the paper’s numbers, only with what it claims." in page
+    assert "protocol demo" not in page
+    assert "not than the paper’s; a difference within the noise has none" in page
+    assert "<h3>The same, asked of Hybrid</h3>" in page
+    assert re.search(r"of 24 claims measured", page)
     assert len(page) < 500_000
     evaluation = demo.evaluation.model_copy(update={"protocol": "paper"})
     config = demo.model_copy(update={"evaluation": evaluation})
@@ -154,6 +156,30 @@ def test_the_page_says_what_colours_are_held_to(
         "The paper has no such table: held to its own unpruned model."
         in (tmp_path / "r.html").read_text()
     )
+
+
+def test_the_first_screen_says_what_the_run_is_and_what_it_found(demo: Config, page: str) -> None:
+    header = page[page.index("<header>") : page.index("<nav")]
+    assert str(escape(demo.about)) in header
+    assert header.count('<svg role="img"') == 2  # DeltaNet, Gated DeltaNet
+    assert header.count("<li>") == 3
+    plain = demo.model_copy(update={"figures": {}})
+    assert Headline.of(plain, {}) is None
+
+
+def test_claims_stand_by_what_they_are_about_and_measured_ones_first(page: str) -> None:
+    claims = [
+        {"id": id, "about": about, "answer": answer}
+        for id, about, answer in [
+            ("a", "speed", "not measured"), ("b", "cost", "not measured"),
+            ("c", "cost", "fails"), ("d", "choice", "holds"),
+        ]
+    ]  # fmt: skip
+    groups = {about: [c["id"] for c in group] for about, group in group_claims(claims).items()}
+    assert list(groups.items()) == [("cost", ["c", "b"]), ("choice", ["d"]), ("speed", ["a"])]
+    headings = re.findall("<h3>(.*)</h3>", page[: page.index('<section id="__tables">')])
+    assert headings[:2] == ["Which methods are best", "What pruning costs"]
+    assert re.search(r'<p class="measured">\d+ of \d+ comparisons true', page)
 
 
 def test_missing_inputs_are_refused(demo: Config, inputs: dict[str, Any], tmp_path: Path) -> None:

@@ -235,9 +235,8 @@ rule page:
         runtime=10,
     params:
         code=code("page"),
-        settings=lambda w: inputs.table_settings(
-            *run_config.tables, figures=inputs.figures()
-        ),
+        settings=lambda w: inputs.settings("about")
+        | inputs.table_settings(*run_config.tables, figures=inputs.figures()),
         results=lambda w, output: str(Path(output.html).parent),
         curves=lambda w: [paths.curve(v) for v in inputs.shown().variants()],
         steps=lambda w: [paths.steps(v) for v in inputs.shown().variants()],

@@ -60,7 +60,7 @@
   const versions = (of) => of && Object.entries(of).map(([name, version]) => `${name} ${version}`);
 
   // The files behind one seed of a number: what was measured first, how its model was made after.
-  const result = ([seed, value, stderr, reason, files, making]) => {
+  const result = ([seed, value, stderr, reason, files, making], timed) => {
     const measured = files.map(told);
     const places = [...files, ...(making === null ? [] : data.made[making])];
     const made = making === null ? [] : data.made[making].map(told);
@@ -69,7 +69,7 @@
     const ran = measured[1] ?? {};
     const machine = record.machine ?? record;
     const section = make("section", "",
-      make("h3", `Seed ${seed}: ${value === null ? reason : short(value)}${stderr === null ? "" : ` ± ${short(stderr)}`}`),
+      make("h3", `Seed ${seed}: ${value === null ? reason : short(value)}${stderr === null ? "" : ` ± ${short(stderr)} (standard error over ${timed ? "repeats" : "documents"})`}`),
       facts([
         ["File", files.length ? data.origins.paths[files[0]] : null],
         ["Checkpoint", record.model],
@@ -92,7 +92,8 @@
 
   const show = (place, table) => {
     document.getElementById("__origin-title").textContent = describe(data.keys[place]);
-    body.replaceChildren(facts(verdict(place, table)), ...data.numbers[place].map(result));
+    const timed = data.keys[place][5] !== null;  // only timings name a width
+    body.replaceChildren(facts(verdict(place, table)), ...data.numbers[place].map((one) => result(one, timed)));
     dialog.showModal();
     dialog.scrollTop = 0;
   };
@@ -106,6 +107,15 @@
   document.addEventListener("change", (event) => {
     if (event.target.name === "show") document.body.dataset.show = event.target.value;
   });
+
+  // A hint where a table or a figure is wider than the page.
+  const hint = () => {
+    for (const part of document.querySelectorAll(".wide")) {
+      part.classList.toggle("scrolls", part.scrollWidth > part.clientWidth);
+    }
+  };
+  addEventListener("resize", hint);
+  hint();
 
   // One stop of the Tab key a table; arrows go from number to number.
   const steps = {ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0]};

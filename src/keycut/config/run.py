@@ -82,6 +82,9 @@ class Config(Section):
     """One run."""
 
     run: Name = Field(description="name of the run; its results are under results/RUN/")
+    about: str = Field(
+        "", description="what the run is and what it cannot say: stands first in its report"
+    )
     partial: str | None = Field(
         None,
         description="why some results are missing: then nothing is computed, tables are made of "

@@ -6,7 +6,7 @@ import csv
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -15,8 +15,8 @@ from markupsafe import Markup
 
 from keycut import __version__
 from keycut.artefact import atomic_write, canonical_json
-from keycut.config import Config, Variant
-from keycut.reporting.claims import NO_CELL, Answer
+from keycut.config import Config, Figure, Variant
+from keycut.reporting.claims import Answer
 from keycut.reporting.curves import draw_curves
 from keycut.reporting.frame import (
     PAPER,
@@ -28,6 +28,8 @@ from keycut.reporting.frame import (
     read_frame,
     variant_key,
 )
+from keycut.reporting.grid import protocol_note
+from keycut.reporting.headline import Headline
 from keycut.reporting.heat import STEPS, Look, against_baseline, against_paper
 from keycut.reporting.jobs import summarize_jobs
 from keycut.reporting.origins import Origins
@@ -50,6 +52,12 @@ CURVES = {
     "pretraining": "Cross-entropy while the models were pretrained.",
     "recovery": "Cross-entropy during recovery, by model and ratio; mean over seeds.",
 }
+OVER_SEEDS = "Bars are one standard deviation over seeds."
+BARS = {  # by kind of figure
+    "quality": OVER_SEEDS,
+    "state": OVER_SEEDS,
+    "sweep": "Bars are two standard errors over repeats.",
+}
 
 
 @dataclass(frozen=True)
@@ -65,6 +73,7 @@ class HeatMap:
 class Picture:
     """A figure of the page."""
 
+    section: str
     name: str
     caption: str
     svg: Markup
@@ -112,15 +121,24 @@ def write_report(
     with open(Path(verdict) / "claims.csv", newline="") as file:
         answers = list(csv.DictReader(file))
     claims = [claim for claim in answers if not claim["model"]]
+    measured = {key: cell for table in tables.values() for key, cell in cells(table).items()}
+    headline = Headline.of(config, measured)
     numbers = Numbers(config, tables.values(), steps, current_code)
     page = html_environment(Path(templates)).get_template("report.html.j2")
     text = page.render(
         config=config,
         scope=claims_only(config),
+        headline=headline,
+        panels=[
+            _picture("headline", model, f"{headline.label(model)}: {headline.caption}", svg)
+            for model, svg in headline.pictures().items()
+        ]
+        if headline
+        else [],
         claims=claims,
+        claim_groups=group_claims(claims),
         answers=_count((claim["answer"] for claim in claims), get_args(Answer)),
         other_claims=[claim for claim in answers if claim["model"]],
-        nothing=NO_CELL,
         symbols=SYMBOLS,
         words=_count((judgement.word for judgement in judgements), get_args(Word)),
         steps=STEPS,
@@ -129,7 +147,7 @@ def write_report(
             for name, frame in tables.items()
         ],
         figures=[
-            _picture("figure", name, figure.caption, Path(file).read_text())
+            _picture("figure", name, _with_bars(config, figure), Path(file).read_text())
             for (name, figure), file in zip(config.figures.items(), figures, strict=True)
         ],
         training=[
@@ -200,6 +218,14 @@ class Numbers:
         return [result.seed, result.value, result.stderr, result.reason, files, variant]
 
 
+def group_claims(claims: Iterable[dict[str, str]]) -> dict[str, list[dict[str, str]]]:
+    """By what they are about; groups and claims that were measured stand first."""
+    groups: dict[str, list[dict[str, str]]] = {}
+    for claim in sorted(claims, key=lambda claim: claim["answer"] == "not measured"):
+        groups.setdefault(claim["about"], []).append(claim)
+    return groups
+
+
 def _heat_map(
     config: Config,
     name: str,
@@ -210,6 +236,9 @@ def _heat_map(
 ) -> HeatMap:
     """Compared with the paper's numbers where it has them, elsewhere with the unpruned model."""
     grid, ours = lay_out(config, name, frame), cells(frame)
+    # The page says once that a run's settings are its own.
+    own = protocol_note([config.evaluation.protocol])
+    grid = replace(grid, notes=tuple(note for note in grid.notes if note != ("", own)))
     boxes = {box.key: box for row in grid.rows for box in row.boxes if box.key}
     judged = {judgement.key: judgement for judgement in judgements if judgement.table == name}
     looks = {}
@@ -230,8 +259,14 @@ def _count(values: Iterable[str], names: Sequence[str]) -> dict[str, int]:
     return {name: counts[name] for name in names}
 
 
+def _with_bars(config: Config, figure: Figure) -> str:
+    if len(config.seeds) == 1 and figure.kind != "sweep":
+        return figure.caption
+    return " ".join(filter(None, [figure.caption, BARS.get(figure.kind)]))
+
+
 def _picture(section: str, name: str, caption: str, svg: str) -> Picture:
-    return Picture(name, caption, inline(svg, f"__{section}-{name}", caption))
+    return Picture(section, name, caption, inline(svg, f"__{section}-{name}", caption))
 
 
 def inline(svg: str, prefix: str, caption: str) -> Markup:

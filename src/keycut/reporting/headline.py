@@ -1,0 +1,334 @@
+"""What a reader of a report sees first: a picture and up to three sentences, from a run's numbers.
+
+They are about the models, the perplexity and the first method of the run's first figure of kind
+`state`, or else `quality`. The numbers are those of all its tables. What was not measured is left
+out, and so is a sentence that has no numbers; a difference within the noise says so.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from markupsafe import Markup
+from matplotlib.ticker import FixedFormatter, FixedLocator, FuncFormatter
+
+from keycut.config import (
+    BASELINE,
+    Config,
+    QualityFigure,
+    QualityTable,
+    Stage,
+    Variant,
+    state_bytes,
+)
+from keycut.reporting.claims import uncertainty
+from keycut.reporting.figures.quality import HIGHEST
+from keycut.reporting.frame import Cell, Key, published_name, variant_key
+from keycut.reporting.heat import format_change
+from keycut.reporting.style import COLUMN, INK, SOLID, dash, drawing, name_ends, new_figure, to_svg
+
+MODELS = 4  # that fit in a first screen
+CURVES: dict[Stage, tuple[str, str]] = {  # their names, and colours
+    "pre": ("sliced", "#7d7a80"),
+    "refit": ("refitted", "#2c78fd"),
+    "post": ("recovered", "#d37e17"),
+    "refit_post": ("both", "#8a5cc9"),
+}
+EXPLAINED: dict[Stage, str] = {
+    "pre": "Sliced: channels are removed, and nothing else.",
+    "refit": "Refitted, Keycut’s way: the matrices behind them are fitted to what is left, without "
+    "training.",
+    "post": "Recovered, the paper’s way: trained again for a while.",
+    "refit_post": "Both: refitted, then recovered.",
+}
+IN_WORDS: dict[Stage, str] = {
+    "pre": "as sliced",
+    "refit": "refitted",
+    "post": "recovered",
+    "refit_post": "refitted and recovered",
+}
+
+
+@dataclass(frozen=True)
+class Headline:
+    """The parts of a run that its first picture and sentences are about."""
+
+    config: Config
+    cells: Mapping[Key, Cell]
+    models: tuple[str, ...]
+    method: str
+    column: str
+
+    @classmethod
+    def of(cls, config: Config, cells: Mapping[Key, Cell]) -> Headline | None:
+        """None if no figure of the run shows a perplexity."""
+        for kind in ("state", "quality"):
+            for figure in config.figures.values():
+                if isinstance(figure, QualityFigure) and figure.kind == kind:
+                    suite = config.evaluation.suites[config.suite_of(figure.column)]
+                    if suite.tasks[figure.column].metric.endswith("perplexity"):
+                        return cls._of_figure(config, cells, figure)
+        return None
+
+    @classmethod
+    def _of_figure(
+        cls, config: Config, cells: Mapping[Key, Cell], figure: QualityFigure
+    ) -> Headline:
+        tables = [config.tables[name] for name in figure.tables]
+        shown = [table for table in tables if isinstance(table, QualityTable)]
+        models = dict.fromkeys(model for table in shown for model in table.models)
+        return cls(config, cells, tuple(models)[:MODELS], shown[0].methods[0], figure.column)
+
+    @property
+    def task(self) -> str:
+        suite = self.config.evaluation.suites[self.config.suite_of(self.column)]
+        return suite.tasks[self.column].label
+
+    def label(self, name: str) -> str:
+        config = self.config
+        return config.models[name].label if name in config.models else config.methods[name].label
+
+    # --- numbers ---
+
+    def cell(self, model: str, method: str, ratio: float, stage: Stage) -> Cell | None:
+        """The perplexity of a variant, if it was measured."""
+        target = "" if method == BASELINE else self.config.methods[method].target
+        variant = Variant(model, method, target, ratio, 0, stage)
+        cell = self.cells.get(variant_key(self.config, variant, self.column))
+        return cell if cell and cell.value is not None else None
+
+    def whole(self, model: str) -> Cell | None:
+        return self.cell(model, BASELINE, 0.0, "none")
+
+    @cached_property
+    def ratios(self) -> list[float]:
+        """Those that any of the models was cut by."""
+        names = {published_name(self.config, model) for model in self.models}
+        return sorted(
+            {
+                key.compression
+                for key in self.cells
+                if key.compression and (key.model, key.conv_sharing) in names
+                if key.metric == self.column
+            }
+        )
+
+    def points(self, model: str, stage: Stage) -> list[tuple[float, float, float]]:
+        """Perplexities of the method by ratio, with their spread, from the whole model on; empty
+        if no cut one was measured."""
+        cut = [(ratio, self.cell(model, self.method, ratio, stage)) for ratio in self.ratios]
+        if not any(cell for _, cell in cut):
+            return []
+        return [
+            (ratio, cell.value, cell.spread or 0.0)
+            for ratio, cell in [(0.0, self.whole(model)), *cut]
+            if cell and cell.value is not None
+        ]
+
+    def timing(self, model: str, ratio: float, metric: str) -> Cell | None:
+        """Of the whole model, or of the cut one."""
+        for key, cell in self.cells.items():
+            if (
+                (key.model, key.conv_sharing) == published_name(self.config, model)
+                and (key.compression, key.metric) == (ratio, metric)
+                and key.head_k_dim is not None
+                and cell.value is not None
+            ):
+                return cell
+        return None
+
+    # --- sentences ---
+
+    def sentences(self) -> list[Markup]:
+        return [text for text in (self.cost(), self.best_method(), self.gain()) if text]
+
+    def cost(self) -> Markup | None:
+        """What half of the state costs, or the largest part that was cut."""
+        if not self.ratios:
+            return None
+        ratio, clauses = 0.5 if 0.5 in self.ratios else self.ratios[-1], []
+        for model in self.models:
+            whole, changes = self.whole(model), []
+            for stage, name in IN_WORDS.items():
+                cell = self.cell(model, self.method, ratio, stage)
+                if whole and cell:
+                    changes.append(Markup("{} {}").format(describe_change(cell, whole), name))
+            if changes:
+                clauses.append(Markup("{} by {}").format(self.label(model), _listed(changes)))
+        if not clauses:
+            return None
+        opening = Markup("Cutting {} of the state by {} changes perplexity on {} of {}.")
+        names = _part(ratio), self.label(self.method), self.task
+        return opening.format(*names, Markup("; of ").join(clauses))
+
+    def best_method(self) -> Markup | None:
+        """Which method costs least, as sliced, at the largest ratio where three or more were."""
+        for ratio in reversed(self.ratios):
+            clauses = [self._best_for(model, ratio) for model in self.models]
+            if known := [clause for clause in clauses if clause]:
+                opening = Markup("With {} cut and nothing repaired, {}.")
+                return opening.format(_part(ratio), Markup("; ").join(known))
+        return None
+
+    def _best_for(self, model: str, ratio: float) -> Markup | None:
+        whole = self.whole(model)
+        methods = self.config.methods
+        target = methods[self.method].target  # others are compared in tables of their own
+        sliced = {
+            name: self.cell(model, name, ratio, "pre")
+            for name, method in methods.items()
+            if method.target == target
+        }
+        ranked = sorted(
+            ((name, cell) for name, cell in sliced.items() if cell),
+            key=lambda pair: pair[1].value or 0.0,
+        )
+        if whole is None or len(ranked) < 3:
+            return None
+        (best, first), (worst, last) = ranked[0], ranked[-1]
+        close = [self.label(name) for name, cell in ranked[1:] if not differs(first, cell)]
+        remark = ""
+        if close:
+            verb = "is" if len(close) == 1 else "are"
+            remark = Markup("; {} {} too close to tell apart").format(_listed(close), verb)
+        text = Markup("<strong>{}</strong> is the best of {} methods for {} ({}{})").format(
+            self.label(best), len(ranked), self.label(model), describe_change(first, whole), remark
+        )
+        if self.label(worst) not in close:
+            text += Markup(" and {} the worst ({})").format(
+                self.label(worst), describe_change(last, whole)
+            )
+        return text
+
+    def gain(self) -> Markup | None:
+        """What the smaller state gives, of the first model with timings, or the first."""
+        if not self.ratios:
+            return None
+        ratio = 0.5 if 0.5 in self.ratios else self.ratios[-1]
+        timed = {model: self._speeds(model, ratio) for model in self.models}
+        model = next((model for model, speeds in timed.items() if speeds), self.models[0])
+        sizes = (state_bytes(self.config.models[model], part) for part in (ratio, 0.0))
+        opening = "With {} cut, {}’s state is <strong>{}</strong> a sequence instead of {}{}."
+        speeds = Markup("; the model {}").format(_listed(timed[model])) if timed[model] else ""
+        texts = map(format_bytes, sizes)
+        return Markup(opening).format(_part(ratio), self.label(model), *texts, speeds)
+
+    def _speeds(self, model: str, ratio: float) -> list[Markup]:
+        """How many times as fast, and as many sequences, in the order of what users ask first."""
+        decoding = {
+            (bool(match[1]), int(match[2])): key.metric
+            for key in self.cells
+            if (match := re.fullmatch(r"decoding_(graph_)?tokens_per_s_(\d+)", key.metric))
+            and self.timing(model, ratio, key.metric)
+        }
+        sentences = {"tokens_per_s": "runs {} times as fast"}
+        if decoding:
+            (_, batch), metric = max(decoding.items())
+            sentences[metric] = f"generates text {{}} times as fast at a batch of {batch}"
+        sentences["decoding_largest_batch"] = "fits {} times as many sequences"
+        texts = []
+        for metric, sentence in sentences.items():
+            own, whole = self.timing(model, ratio, metric), self.timing(model, 0.0, metric)
+            if own and whole and own.value and whole.value:
+                times = Markup("<strong>{:.2f}</strong>").format(own.value / whole.value)
+                noise = "" if differs(own, whole) else " (within the noise)"
+                texts.append(Markup(sentence).format(times) + noise)
+        return texts
+
+    # --- the picture ---
+
+    @property
+    def caption(self) -> str:
+        """With the stages that are drawn."""
+        stages = [s for s in CURVES if any(self.points(model, s) for model in self.models)]
+        about = (
+            f"Perplexity on {self.task} against the state that a sequence needs, cut by "
+            f"{self.label(self.method)}."
+        )
+        bars = "Bars are one standard deviation over seeds." if len(self.config.seeds) > 1 else ""
+        return " ".join(filter(None, [about, *(EXPLAINED[stage] for stage in stages), bars]))
+
+    def pictures(self) -> dict[str, str]:
+        """An SVG for every model: perplexity against its state, which shrinks to the right."""
+        models = [m for m in self.models if any(self.points(m, stage) for stage in CURVES)]
+        width = COLUMN if len(models) <= 2 else 0.8 * COLUMN
+        with drawing():
+            return {model: self._draw(model, width) for model in models}
+
+    def _draw(self, model: str, width: float) -> str:
+        figure, whole = new_figure(width, 1.9), self.whole(model)
+        axes = figure.subplots()
+        curves = {stage: points for stage in CURVES if (points := self.points(model, stage))}
+        ratios = sorted({ratio for points in curves.values() for ratio, *_ in points})
+        sizes = {ratio: state_bytes(self.config.models[model], ratio) for ratio in ratios}
+        ends = []
+        for stage, points in curves.items():
+            name, colour = CURVES[stage]
+            cut, y, bars = zip(*points, strict=True)
+            x = [sizes[ratio] for ratio in cut]
+            axes.errorbar(
+                x, y, yerr=bars, color=colour, marker="o", markersize=3.5, elinewidth=0.8,
+                linewidth=2.2 if stage == "refit" else 1.3,
+                linestyle=SOLID if len(points) > 2 else "none",  # or it would pass a size by
+            )  # fmt: skip
+            if cut[-1] == ratios[-1]:
+                ends.append((y[-1], name, colour))
+            else:
+                axes.annotate(
+                    name, (x[-1], y[-1]), (6, -1), textcoords="offset points", va="center",
+                    color=colour,
+                )  # fmt: skip
+        if whole and whole.value is not None:
+            axes.axhline(whole.value, color=INK, linestyle=dash(self.config, BASELINE), linewidth=1)
+            axes.plot(sizes[0.0], whole.value, "o", color=INK, markersize=3.5, zorder=3)
+            axes.set_ylim(top=min(axes.get_ylim()[1], HIGHEST * whole.value))
+            ends.append((whole.value, "whole", INK))
+        axes.set_title(self.label(model))
+        axes.set_ylabel(f"perplexity, {self.task}")
+        axes.set_xscale("log")
+        axes.invert_xaxis()
+        axes.minorticks_off()
+        axes.xaxis.set_major_locator(FixedLocator(list(sizes.values())))
+        texts = [
+            f"{format_bytes(size)}\n{f'{100 * ratio:g} % cut' if ratio else 'whole'}"
+            for ratio, size in sizes.items()
+        ]
+        axes.xaxis.set_major_formatter(FixedFormatter(texts))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
+        top = axes.get_ylim()[1]
+        name_ends(axes, [(min(height, top), name, colour) for height, name, colour in ends])
+        return to_svg(figure)
+
+
+def differs(cell: Cell, other: Cell) -> bool:
+    """Whether two numbers are further apart than the noise."""
+    assert cell.value is not None
+    assert other.value is not None
+    return abs(cell.value - other.value) > uncertainty((1, cell), (-1, other))
+
+
+def describe_change(cell: Cell, whole: Cell) -> Markup:
+    assert cell.value is not None
+    assert whole.value
+    noise = "" if differs(cell, whole) else " (within the noise)"
+    return Markup("<strong>{}</strong>{}").format(format_change(cell.value / whole.value), noise)
+
+
+def format_bytes(size: float) -> str:
+    for unit, scale in (("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if size >= scale:
+            return f"{size / scale:.3g} {unit}"
+    return f"{size:.0f} bytes"
+
+
+def _part(ratio: float) -> str:
+    return {0.5: "half", 0.75: "three quarters"}.get(ratio, f"{100 * ratio:g} %")
+
+
+def _listed(texts: Sequence[str]) -> Markup:
+    """a, b and c."""
+    *first, last = texts
+    return Markup(" and ").join([Markup(", ").join(first), last] if first else [last])
