@@ -81,7 +81,7 @@ def test_the_best_method_is_named_with_those_that_may_be_as_good(demo: Config) -
     assert headline(demo, cells).best_method() == (
         "With three quarters cut and nothing repaired, <strong>DRRQR</strong> is the best of 3 "
         "methods for DeltaNet (<strong>+10.0 %</strong>) and Rand the worst "
-        "(<strong>×15</strong>)."
+        "(<strong>×15.0</strong>)."
     )
     noisy = {key: replace(cell, spread=5.0) for key, cell in cells.items()}
     assert "; L1 is too close to tell apart)" in str(headline(demo, noisy).best_method())

@@ -255,11 +255,12 @@ def test_a_number_is_held_to_its_own_unpruned_model() -> None:
 
 
 def test_changes_are_percents_or_multiples() -> None:
-    assert [format_change(r) for r in (1.0, 1.052, 0.5, 123.4)] == [
+    assert [format_change(r) for r in (1.0, 1.052, 0.5, 12.34, 4510.0)] == [
         "+0.0 %",
         "+5.2 %",
         "-50.0 %",
-        "×123",
+        "×12.3",
+        "×4,510",
     ]
 
 

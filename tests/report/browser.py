@@ -2,6 +2,10 @@
 
 Chromium speaks JSON over file descriptors 3 (to it) and 4 (from it), each message ended by a zero
 byte; so nothing needs to be installed beside the browser itself.
+
+    python tests/report/browser.py results/demo/report.html docs/demo-report.png
+
+is a picture of the first screen of a page.
 """
 
 from __future__ import annotations
@@ -156,3 +160,18 @@ class Browser:
             self._rest += more
         message, _, self._rest = self._rest.partition(b"\0")
         return json.loads(message)
+
+
+def main(page: str, picture: str) -> None:
+    chromium = find_chromium()
+    if chromium is None:
+        sys.exit("Chromium is not installed; on Debian: apt-get install chromium")
+    with Browser(chromium) as browser:
+        browser.resize(1040, 665)
+        browser.medium()
+        browser.open(Path(page))
+        browser.screenshot(Path(picture))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -104,6 +104,8 @@ def test_the_page_fits_and_can_be_read(
     browser.medium(scheme=scheme)
     assert browser.run("document.documentElement.scrollWidth") <= width
     picture(browser, page, f"{scheme}-{width}")
+    assert browser.run(HINTED)
+    assert browser.run(FILLED)
     lowest = browser.run(CONTRAST)
     assert lowest[0] >= 4.5, lowest
     browser.run("document.querySelector('td.heat button').click()")
@@ -112,6 +114,18 @@ def test_the_page_fits_and_can_be_read(
     picture(browser, page, f"{scheme}-{width}-origin", whole=False)
     browser.press("Escape")
 
+
+# Whether what is wider than the page, and nothing else, has a hint above it.
+HINTED = """
+[...document.querySelectorAll(".wide")].every((part) =>
+  (part.scrollWidth > part.clientWidth)
+    === getComputedStyle(part, "::before").content.includes("scroll"))
+"""
+# Whether figures of several panels fill the width of the page, at least.
+FILLED = """
+[...document.querySelectorAll(".broad svg")].every((svg) =>
+  svg.getBoundingClientRect().width >= document.querySelector("section").clientWidth - 1)
+"""
 
 # The lowest contrast (WCAG 2) of all text that is seen, with the text: its colour on those of all
 # elements behind it, one over the other.

@@ -1,8 +1,9 @@
 """What a reader of a report sees first: a picture and up to three sentences, from a run's numbers.
 
-They are about the models, the perplexity and the first method of the run's first figure of kind
-`state`, or else `quality`. The numbers are those of all its tables. What was not measured is left
-out, and so is a sentence that has no numbers; a difference within the noise says so.
+They are about the models and the perplexity of the run's first figure of kind `state`, or else
+`quality`, and about DRRQR, the paper's method, or else the first one of that figure. The numbers
+are those of all tables. What was not measured is left out, and so is a sentence that has no
+numbers; a difference within the noise says so.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ IN_WORDS: dict[Stage, str] = {
     "pre": "as sliced",
     "refit": "refitted",
     "post": "recovered",
-    "refit_post": "refitted and recovered",
+    "refit_post": "with both",
 }
 
 
@@ -80,7 +81,9 @@ class Headline:
         tables = [config.tables[name] for name in figure.tables]
         shown = [table for table in tables if isinstance(table, QualityTable)]
         models = dict.fromkeys(model for table in shown for model in table.models)
-        return cls(config, cells, tuple(models)[:MODELS], shown[0].methods[0], figure.column)
+        methods = [method for table in shown for method in table.methods]
+        method = min(methods, key=lambda name: config.methods[name].algorithm != "drrqr")
+        return cls(config, cells, tuple(models)[:MODELS], method, figure.column)
 
     @property
     def task(self) -> str:
@@ -284,16 +287,20 @@ class Headline:
         if whole and whole.value is not None:
             axes.axhline(whole.value, color=INK, linestyle=dash(self.config, BASELINE), linewidth=1)
             axes.plot(sizes[0.0], whole.value, "o", color=INK, markersize=3.5, zorder=3)
-            axes.set_ylim(top=min(axes.get_ylim()[1], HIGHEST * whole.value))
             ends.append((whole.value, "whole", INK))
+            values = [value for points in curves.values() for _, value, _ in points]
+            low, high = min(values), min(max(values), HIGHEST * whole.value)
+            axes.set_ylim(low - 0.05 * (high - low), high + 0.05 * (high - low))
         axes.set_title(self.label(model))
         axes.set_ylabel(f"perplexity, {self.task}")
         axes.set_xscale("log")
         axes.invert_xaxis()
         axes.minorticks_off()
         axes.xaxis.set_major_locator(FixedLocator(list(sizes.values())))
-        texts = [
+        texts = [  # of all sizes they would not fit
             f"{format_bytes(size)}\n{f'{100 * ratio:g} % cut' if ratio else 'whole'}"
+            if ratio in (0.0, 0.5, ratios[-1])
+            else ""
             for ratio, size in sizes.items()
         ]
         axes.xaxis.set_major_formatter(FixedFormatter(texts))

@@ -82,6 +82,8 @@ def shade_of(config: Config, metric: str, ours: float, theirs: float) -> str:
 
 
 def format_change(ratio: float) -> str:
+    if ratio >= 100:
+        return f"×{ratio:,.0f}"
     if ratio >= 10:
-        return f"×{ratio:.3g}"
+        return f"×{ratio:.1f}"
     return f"{100 * (ratio - 1):+.1f} %"
