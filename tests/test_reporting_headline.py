@@ -8,6 +8,7 @@ import pytest
 from reporting_runs import ROOT
 
 from keycut.config import BASELINE, Config, Stage, Variant, load_config
+from keycut.reporting.figures.headline import describe_headline, draw_headline
 from keycut.reporting.frame import Cell, Draws, Key, variant_key
 from keycut.reporting.headline import Headline, format_bytes
 
@@ -103,9 +104,9 @@ def test_what_the_smaller_state_gives_is_bytes_and_what_was_timed(demo: Config) 
 
 def test_without_numbers_there_are_no_sentences_and_no_picture(demo: Config) -> None:
     empty = headline(demo, {})
-    assert (empty.sentences(), empty.pictures()) == ([], {})
+    assert (empty.sentences(), draw_headline(empty)) == ([], {})
     whole = headline(demo, perplexities(demo, "delta_net", {("drrqr", 0.5, "pre"): None}))
-    assert (whole.cost(), whole.best_method(), whole.pictures()) == (None, None, {})
+    assert (whole.cost(), whole.best_method(), draw_headline(whole)) == (None, None, {})
 
 
 def test_the_picture_names_the_stages_and_sizes_that_it_shows(demo: Config) -> None:
@@ -115,14 +116,14 @@ def test_the_picture_names_the_stages_and_sizes_that_it_shows(demo: Config) -> N
         ("drrqr", 0.5, "post"): 102.0,
     }
     first = headline(demo, perplexities(demo, "delta_net", numbers))
-    assert list(first.pictures()) == ["delta_net"]
-    svg = first.pictures()["delta_net"]
+    assert list(draw_headline(first)) == ["delta_net"]
+    svg = draw_headline(first)["delta_net"]
     for text in ("sliced", "recovered", "whole", "16 KiB", "8 KiB", "4 KiB", "75 % cut"):
         assert f">{text}</text>" in svg or f">{text}<" in svg, text
     assert ">refitted<" not in svg
-    assert "Recovered, the paper’s way" in first.caption
-    assert "Keycut’s way" not in first.caption
-    assert first.pictures()["delta_net"] == svg
+    assert "Recovered, the paper’s way" in describe_headline(first)
+    assert "Keycut’s way" not in describe_headline(first)
+    assert draw_headline(first)["delta_net"] == svg
 
 
 def test_sizes_have_units() -> None:

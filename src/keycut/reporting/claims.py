@@ -321,6 +321,12 @@ def uncertainty(*terms: tuple[float, Cell]) -> float:
     return 2 * math.hypot(*spreads, _sampling_error(terms))
 
 
+def differ(cell: Cell, other: Cell) -> bool:
+    """Whether two numbers are further apart than what is uncertain."""
+    difference = _difference(cell, other)
+    return difference is not None and abs(difference) > uncertainty((1, cell), (-1, other))
+
+
 def _sampling_error(terms: Sequence[tuple[float, Cell]]) -> float:
     """The error of the sum that comes from the choice of documents."""
     draws = [(factor, cell.draws) for factor, cell in terms if cell.draws]

@@ -1,4 +1,5 @@
-"""What a reader of a report sees first: a picture and up to three sentences, from a run's numbers.
+"""What a reader of a report sees first: up to three sentences from a run's numbers, and the points
+of a picture (`keycut.reporting.figures.headline`).
 
 They are about the models and the perplexity of the run's first figure of kind `state`, or else
 `quality`, and about DRRQR, the paper's method, or else the first one of that figure. The numbers
@@ -14,7 +15,6 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from markupsafe import Markup
-from matplotlib.ticker import FixedFormatter, FixedLocator, FuncFormatter
 
 from keycut.config import (
     BASELINE,
@@ -25,26 +25,11 @@ from keycut.config import (
     Variant,
     state_bytes,
 )
-from keycut.reporting.claims import uncertainty
-from keycut.reporting.figures.quality import HIGHEST
+from keycut.reporting.claims import differ
 from keycut.reporting.frame import Cell, Key, published_name, variant_key
 from keycut.reporting.heat import format_change
-from keycut.reporting.style import COLUMN, INK, SOLID, dash, drawing, name_ends, new_figure, to_svg
 
 MODELS = 4  # that fit in a first screen
-CURVES: dict[Stage, tuple[str, str]] = {  # their names, and colours
-    "pre": ("sliced", "#7d7a80"),
-    "refit": ("refitted", "#2c78fd"),
-    "post": ("recovered", "#d37e17"),
-    "refit_post": ("both", "#8a5cc9"),
-}
-EXPLAINED: dict[Stage, str] = {
-    "pre": "Sliced: channels are removed, and nothing else.",
-    "refit": "Refitted, Keycut’s way: the matrices behind them are fitted to what is left, without "
-    "training.",
-    "post": "Recovered, the paper’s way: trained again for a while.",
-    "refit_post": "Both: refitted, then recovered.",
-}
 IN_WORDS: dict[Stage, str] = {
     "pre": "as sliced",
     "refit": "refitted",
@@ -119,6 +104,11 @@ class Headline:
             }
         )
 
+    @property
+    def part(self) -> float:
+        """That sentences are about: half of the state, or the largest part that was cut."""
+        return 0.5 if 0.5 in self.ratios else self.ratios[-1]
+
     def points(self, model: str, stage: Stage) -> list[tuple[float, float, float]]:
         """Perplexities of the method by ratio, with their spread, from the whole model on; empty
         if no cut one was measured."""
@@ -146,17 +136,17 @@ class Headline:
     # --- sentences ---
 
     def sentences(self) -> list[Markup]:
+        if not self.ratios:
+            return []
         return [text for text in (self.cost(), self.best_method(), self.gain()) if text]
 
     def cost(self) -> Markup | None:
-        """What half of the state costs, or the largest part that was cut."""
-        if not self.ratios:
-            return None
-        ratio, clauses = 0.5 if 0.5 in self.ratios else self.ratios[-1], []
+        """What that part of the state costs."""
+        clauses = []
         for model in self.models:
             whole, changes = self.whole(model), []
             for stage, name in IN_WORDS.items():
-                cell = self.cell(model, self.method, ratio, stage)
+                cell = self.cell(model, self.method, self.part, stage)
                 if whole and cell:
                     changes.append(Markup("{} {}").format(describe_change(cell, whole), name))
             if changes:
@@ -164,7 +154,7 @@ class Headline:
         if not clauses:
             return None
         opening = Markup("Cutting {} of the state by {} changes perplexity on {} of {}.")
-        names = _part(ratio), self.label(self.method), self.task
+        names = _in_words(self.part), self.label(self.method), self.task
         return opening.format(*names, Markup("; of ").join(clauses))
 
     def best_method(self) -> Markup | None:
@@ -173,7 +163,7 @@ class Headline:
             clauses = [self._best_for(model, ratio) for model in self.models]
             if known := [clause for clause in clauses if clause]:
                 opening = Markup("With {} cut and nothing repaired, {}.")
-                return opening.format(_part(ratio), Markup("; ").join(known))
+                return opening.format(_in_words(ratio), Markup("; ").join(known))
         return None
 
     def _best_for(self, model: str, ratio: float) -> Markup | None:
@@ -192,7 +182,7 @@ class Headline:
         if whole is None or len(ranked) < 3:
             return None
         (best, first), (worst, last) = ranked[0], ranked[-1]
-        close = [self.label(name) for name, cell in ranked[1:] if not differs(first, cell)]
+        close = [self.label(name) for name, cell in ranked[1:] if not differ(first, cell)]
         remark = ""
         if close:
             verb = "is" if len(close) == 1 else "are"
@@ -206,122 +196,48 @@ class Headline:
             )
         return text
 
-    def gain(self) -> Markup | None:
+    def gain(self) -> Markup:
         """What the smaller state gives, of the first model with timings, or the first."""
-        if not self.ratios:
-            return None
-        ratio = 0.5 if 0.5 in self.ratios else self.ratios[-1]
-        timed = {model: self._speeds(model, ratio) for model in self.models}
+        timed = {model: self._speeds(model) for model in self.models}
         model = next((model for model, speeds in timed.items() if speeds), self.models[0])
-        sizes = (state_bytes(self.config.models[model], part) for part in (ratio, 0.0))
+        sizes = (state_bytes(self.config.models[model], part) for part in (self.part, 0.0))
         opening = "With {} cut, {}’s state is <strong>{}</strong> a sequence instead of {}{}."
         speeds = Markup("; the model {}").format(_listed(timed[model])) if timed[model] else ""
         texts = map(format_bytes, sizes)
-        return Markup(opening).format(_part(ratio), self.label(model), *texts, speeds)
+        return Markup(opening).format(_in_words(self.part), self.label(model), *texts, speeds)
 
-    def _speeds(self, model: str, ratio: float) -> list[Markup]:
-        """How many times as fast, and as many sequences, in the order of what users ask first."""
+    def _speeds(self, model: str) -> list[Markup]:
+        """How many times as fast, with how many times as many sequences; generation at the largest
+        batch, as a CUDA graph where that was timed."""
         decoding = {
-            (bool(match[1]), int(match[2])): key.metric
+            (bool(match[1]), int(match[2])): match[0]
             for key in self.cells
             if (match := re.fullmatch(r"decoding_(graph_)?tokens_per_s_(\d+)", key.metric))
-            and self.timing(model, ratio, key.metric)
+            if self.timing(model, 0.0, match[0]) and self.timing(model, self.part, match[0])
         }
         sentences = {"tokens_per_s": "runs {} times as fast"}
         if decoding:
             (_, batch), metric = max(decoding.items())
             sentences[metric] = f"generates text {{}} times as fast at a batch of {batch}"
-        sentences["decoding_largest_batch"] = "fits {} times as many sequences"
+        sentences["decoding_largest_batch"] = "fits {} times as many sequences on a GPU"
         texts = []
         for metric, sentence in sentences.items():
-            own, whole = self.timing(model, ratio, metric), self.timing(model, 0.0, metric)
+            own, whole = (self.timing(model, part, metric) for part in (self.part, 0.0))
             if own and whole and own.value and whole.value:
                 times = Markup("<strong>{:.2f}</strong>").format(own.value / whole.value)
-                noise = "" if differs(own, whole) else " (within the noise)"
-                texts.append(Markup(sentence).format(times) + noise)
+                texts.append(Markup(sentence).format(times) + _noise(own, whole))
         return texts
-
-    # --- the picture ---
-
-    @property
-    def caption(self) -> str:
-        """With the stages that are drawn."""
-        stages = [s for s in CURVES if any(self.points(model, s) for model in self.models)]
-        about = (
-            f"Perplexity on {self.task} against the state that a sequence needs, cut by "
-            f"{self.label(self.method)}."
-        )
-        bars = "Bars are one standard deviation over seeds." if len(self.config.seeds) > 1 else ""
-        return " ".join(filter(None, [about, *(EXPLAINED[stage] for stage in stages), bars]))
-
-    def pictures(self) -> dict[str, str]:
-        """An SVG for every model: perplexity against its state, which shrinks to the right."""
-        models = [m for m in self.models if any(self.points(m, stage) for stage in CURVES)]
-        width = COLUMN if len(models) <= 2 else 0.8 * COLUMN
-        with drawing():
-            return {model: self._draw(model, width) for model in models}
-
-    def _draw(self, model: str, width: float) -> str:
-        figure, whole = new_figure(width, 1.9), self.whole(model)
-        axes = figure.subplots()
-        curves = {stage: points for stage in CURVES if (points := self.points(model, stage))}
-        ratios = sorted({ratio for points in curves.values() for ratio, *_ in points})
-        sizes = {ratio: state_bytes(self.config.models[model], ratio) for ratio in ratios}
-        ends = []
-        for stage, points in curves.items():
-            name, colour = CURVES[stage]
-            cut, y, bars = zip(*points, strict=True)
-            x = [sizes[ratio] for ratio in cut]
-            axes.errorbar(
-                x, y, yerr=bars, color=colour, marker="o", markersize=3.5, elinewidth=0.8,
-                linewidth=2.2 if stage == "refit" else 1.3,
-                linestyle=SOLID if len(points) > 2 else "none",  # or it would pass a size by
-            )  # fmt: skip
-            if cut[-1] == ratios[-1]:
-                ends.append((y[-1], name, colour))
-            else:
-                axes.annotate(
-                    name, (x[-1], y[-1]), (6, -1), textcoords="offset points", va="center",
-                    color=colour,
-                )  # fmt: skip
-        if whole and whole.value is not None:
-            axes.axhline(whole.value, color=INK, linestyle=dash(self.config, BASELINE), linewidth=1)
-            axes.plot(sizes[0.0], whole.value, "o", color=INK, markersize=3.5, zorder=3)
-            ends.append((whole.value, "whole", INK))
-            values = [value for points in curves.values() for _, value, _ in points]
-            low, high = min(values), min(max(values), HIGHEST * whole.value)
-            axes.set_ylim(low - 0.05 * (high - low), high + 0.05 * (high - low))
-        axes.set_title(self.label(model))
-        axes.set_ylabel(f"perplexity, {self.task}")
-        axes.set_xscale("log")
-        axes.invert_xaxis()
-        axes.minorticks_off()
-        axes.xaxis.set_major_locator(FixedLocator(list(sizes.values())))
-        texts = [  # of all sizes they would not fit
-            f"{format_bytes(size)}\n{f'{100 * ratio:g} % cut' if ratio else 'whole'}"
-            if ratio in (0.0, 0.5, ratios[-1])
-            else ""
-            for ratio, size in sizes.items()
-        ]
-        axes.xaxis.set_major_formatter(FixedFormatter(texts))
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
-        top = axes.get_ylim()[1]
-        name_ends(axes, [(min(height, top), name, colour) for height, name, colour in ends])
-        return to_svg(figure)
-
-
-def differs(cell: Cell, other: Cell) -> bool:
-    """Whether two numbers are further apart than the noise."""
-    assert cell.value is not None
-    assert other.value is not None
-    return abs(cell.value - other.value) > uncertainty((1, cell), (-1, other))
 
 
 def describe_change(cell: Cell, whole: Cell) -> Markup:
     assert cell.value is not None
     assert whole.value
-    noise = "" if differs(cell, whole) else " (within the noise)"
-    return Markup("<strong>{}</strong>{}").format(format_change(cell.value / whole.value), noise)
+    change = format_change(cell.value / whole.value)
+    return Markup("<strong>{}</strong>{}").format(change, _noise(cell, whole))
+
+
+def _noise(cell: Cell, other: Cell) -> str:
+    return "" if differ(cell, other) else " (within the noise)"
 
 
 def format_bytes(size: float) -> str:
@@ -331,7 +247,7 @@ def format_bytes(size: float) -> str:
     return f"{size:.0f} bytes"
 
 
-def _part(ratio: float) -> str:
+def _in_words(ratio: float) -> str:
     return {0.5: "half", 0.75: "three quarters"}.get(ratio, f"{100 * ratio:g} %")
 
 

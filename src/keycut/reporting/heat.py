@@ -2,7 +2,7 @@
 
 A run that compares with the paper cell by cell is compared with the paper's numbers, without a
 colour inside their tolerance. Any other run is compared with its own unpruned model, without a
-colour where the difference is within the noise (`keycut.reporting.claims.uncertainty`).
+colour where the difference is within the noise (`keycut.reporting.claims.differ`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from keycut.config import BASELINE, Config
-from keycut.reporting.claims import uncertainty
+from keycut.reporting.claims import differ
 from keycut.reporting.frame import Cell, Key, lower_is_better
 from keycut.reporting.grid import Box
 from keycut.reporting.verdict import OUTSIDE, Judgement, is_inside
@@ -53,8 +53,8 @@ def against_baseline(
     ours, theirs, text = cells[key].value, cells[baseline].value, boxes[baseline].text
     if ours is None or not theirs:
         return Look(place, theirs=text)
-    noise = uncertainty((1, cells[key]), (-1, cells[baseline]))
-    shade = shade_of(config, key.metric, ours, theirs) if abs(ours - theirs) > noise else ""
+    clear = differ(cells[key], cells[baseline])
+    shade = shade_of(config, key.metric, ours, theirs) if clear else ""
     return Look(place, shade, text, format_change(ours / theirs))
 
 

@@ -18,6 +18,7 @@ from keycut.artefact import atomic_write, canonical_json
 from keycut.config import Config, Figure, Variant
 from keycut.reporting.claims import Answer
 from keycut.reporting.curves import draw_curves
+from keycut.reporting.figures.headline import OVER_SEEDS, describe_headline, draw_headline
 from keycut.reporting.frame import (
     PAPER,
     Key,
@@ -52,7 +53,6 @@ CURVES = {
     "pretraining": "Cross-entropy while the models were pretrained.",
     "recovery": "Cross-entropy during recovery, by model and ratio; mean over seeds.",
 }
-OVER_SEEDS = "Bars are one standard deviation over seeds."
 BARS = {  # by kind of figure
     "quality": OVER_SEEDS,
     "state": OVER_SEEDS,
@@ -121,20 +121,19 @@ def write_report(
     with open(Path(verdict) / "claims.csv", newline="") as file:
         answers = list(csv.DictReader(file))
     claims = [claim for claim in answers if not claim["model"]]
-    measured = {key: cell for table in tables.values() for key, cell in cells(table).items()}
-    headline = Headline.of(config, measured)
+    union = pd.concat(tables.values()).drop_duplicates()
+    headline = Headline.of(config, cells(union))
+    about = describe_headline(headline) if headline else ""
     numbers = Numbers(config, tables.values(), steps, current_code)
     page = html_environment(Path(templates)).get_template("report.html.j2")
     text = page.render(
         config=config,
         scope=claims_only(config),
-        headline=headline,
+        sentences=headline.sentences() if headline else [],
         panels=[
-            _picture("headline", model, f"{headline.label(model)}: {headline.caption}", svg)
-            for model, svg in headline.pictures().items()
-        ]
-        if headline
-        else [],
+            _picture("headline", model, about, svg)
+            for model, svg in (draw_headline(headline) if headline else {}).items()
+        ],
         claims=claims,
         claim_groups=group_claims(claims),
         answers=_count((claim["answer"] for claim in claims), get_args(Answer)),
