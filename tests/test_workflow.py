@@ -12,6 +12,7 @@ import yaml
 
 from keycut.artefact import write_json
 from keycut.config import JobConfig, load_config
+from keycut.evaluation.task_files import SETS
 from keycut.running.inputs import Inputs
 
 ROOT = Path(__file__).parents[1]
@@ -126,6 +127,7 @@ LAB_FILES = {
     "data/tokenizer/mistral-32k.model": "data/tokenizer/mistral-32k.model",
     "data/eval/wikitext2_test.raw": "data/eval/wikitext2_test.raw",
     "data/eval/lambada_openai_test.jsonl": "data/eval/lambada_openai_test.jsonl",
+    **{f"data/eval/{task}.jsonl": f"data/eval/{task}.jsonl" for task in SETS},
 }
 
 
