@@ -11,14 +11,12 @@ import torch
 import triton
 import triton.language as tl
 from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia import compiler
 from triton.compiler import CompiledKernel
 from triton.compiler.errors import CompileTimeAssertionFailure
 from triton.runtime.autotuner import Autotuner
 from triton.runtime.driver import driver
 
-from keycut.benchmarking.examination import candidates
-from keycut.benchmarking.tuning import tuners
-from keycut.patches import fla as fla_patches
 from keycut.patches import triton as triton_patches
 
 SIZES = [16, 32, 64, 128]
@@ -104,41 +102,25 @@ def test_a_choice_that_is_known_compiles_nothing(hopper, monkeypatch) -> None:
     assert len(seen) == len(SIZES)
 
 
-@pytest.fixture
-def backward(monkeypatch) -> Any:
-    """The tuner of the backward pass, as fla has it; on a Hopper it offers two warps and four."""
-    import fla.ops.common.chunk_o  # noqa: F401
+def test_a_hopper_has_the_newer_assembler(hopper, monkeypatch) -> None:
+    monkeypatch.setattr(compiler, "get_ptxas", compiler.get_ptxas)
+    monkeypatch.delenv("TRITON_PTXAS_PATH", raising=False)
+    old = compiler.get_ptxas(80)
+    assert compiler.get_ptxas(90) == old  # or the patch can go
 
-    (tuner,) = [
-        tuner for tuner in tuners() if tuner.base_fn.__name__ == fla_patches.MISCOMPILED_KERNEL
-    ]
-    configs = [triton.Config({}, num_warps=w, num_stages=s) for w in (2, 4) for s in (2, 3, 4)]
-    monkeypatch.setattr(tuner, "configs", configs)
-    monkeypatch.setattr(tuner, "early_config_prune", tuner.early_config_prune)
-    monkeypatch.setattr(tuner, "nargs", {}, raising=False)
-    monkeypatch.setattr(tuner, "cache", {})
-    return tuner
+    triton_patches.assemble_with_ptxas_13()
+    newer = compiler.get_ptxas(90)
+    assert newer == compiler.get_ptxas(100)
+    assert tuple(map(int, newer.version.split("."))) >= (13, 1)
+    assert compiler.get_ptxas(80) == old
 
-
-def warps(configs: list[Any]) -> set[int]:
-    return {config.num_warps for config in configs}
+    monkeypatch.setenv("TRITON_PTXAS_PATH", old.path)
+    assert compiler.get_ptxas(90) == old
 
 
-@pytest.mark.parametrize(("block", "offered"), [(16, {2}), (32, {2}), (64, {2, 4}), (128, {2, 4})])
-def test_tiles_that_the_assembler_gets_wrong_are_left_out(backward, hopper, block, offered) -> None:
-    fla_patches.leave_out_miscompiled_tiles()
-    assert warps(backward.prune_configs({"BK": block})) == offered
-    key = tuple(block if name == "BK" else 1 for name in backward.keys)
-    backward.cache[key] = backward.configs[0]
-    assert warps(candidates(backward)) == offered  # what the preflight looks at
-
-
-def test_a_newer_assembler_and_another_gpu_keep_all_tiles(backward, hopper, monkeypatch) -> None:
-    fla_patches.leave_out_miscompiled_tiles()
-    newer = SimpleNamespace(version="13.1")
-    monkeypatch.setattr("triton.backends.nvidia.compiler.get_ptxas", lambda arch: newer)
-    assert warps(backward.prune_configs({"BK": 32})) == {2, 4}
-    monkeypatch.setattr(newer, "version", "12.8")
-    assert warps(backward.prune_configs({"BK": 32})) == {2}
-    driver.set_active(SimpleNamespace(get_current_target=lambda: GPUTarget("cuda", 80, 32)))
-    assert warps(backward.prune_configs({"BK": 32})) == {2, 4}
+def test_what_is_compiled_for_a_hopper_is_assembled_by_it(hopper, monkeypatch) -> None:
+    monkeypatch.setattr(compiler, "get_ptxas", compiler.get_ptxas)
+    triton_patches.assemble_with_ptxas_13()
+    triton_patches.compile_on_all_cores()
+    _, seen = tune({16: 1.0, 32: 2.0, 128: 3.0})
+    assert ".version 9." in seen[0][0].asm["ptx"]  # CUDA 13's; that of 12.8 is 8.7

@@ -160,7 +160,7 @@ def over_all_tiles(worst: Callable[[], float]) -> Iterator[tuple[str, float]]:
         if not tuner.cache:
             continue
         chosen, largest = dict(tuner.cache), 0.0
-        for config in candidates(tuner):
+        for config in tuner.configs:
             tuner.cache.update(dict.fromkeys(chosen, config))
             try:
                 error = worst()
@@ -169,15 +169,6 @@ def over_all_tiles(worst: Callable[[], float]) -> Iterator[tuple[str, float]]:
             largest = error if error != error else max(largest, error)
         tuner.cache.update(chosen)
         yield tuner.base_fn.__name__, largest
-
-
-def candidates(tuner: Any) -> list[Any]:
-    """The tiles that a kernel may choose from, in the calls that it has seen."""
-    configs: list[Any] = tuner.configs
-    if tuner.base_fn.__name__ == fla.MISCOMPILED_KERNEL:
-        for key in tuner.cache:
-            configs = fla.compiled_right(configs, key[tuner.keys.index("BK")])
-    return configs
 
 
 def _examine_layer(shape: Shape, length: int, device: str) -> Iterator[tuple[str, Errors]]:

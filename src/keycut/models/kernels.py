@@ -15,7 +15,7 @@ def prepare() -> None:
         warnings.filterwarnings("ignore", message="Triton is not supported on current platform")
         import fla  # noqa: F401 (registers its models with transformers)
     if triton_device():
-        fla_patches.leave_out_miscompiled_tiles()
+        triton_patches.assemble_with_ptxas_13()
         triton_patches.keep_chosen_tiles()
         triton_patches.compile_on_all_cores()
     else:

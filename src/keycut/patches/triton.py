@@ -1,4 +1,4 @@
-"""Triton 3.7.1: how its autotuner comes to its choices."""
+"""Triton 3.7.1: which assembler it takes, and how its autotuner comes to its choices."""
 
 from __future__ import annotations
 
@@ -9,6 +9,27 @@ from functools import wraps
 from typing import Any
 
 from keycut.models import tiles
+
+HOPPER = 90
+
+
+def assemble_with_ptxas_13() -> None:
+    """For a Hopper, take the ptxas 13.1 that Triton's wheel has for a Blackwell. Safe to repeat.
+
+    Its ptxas 12.8 miscompiles some delta rules with 32 channels and fewer: the backward pass reads
+    outside of its memory at d_k 16 and 32 (docs/hopper-backward.py), the forward pass of DeltaNet
+    at d_k 32 and d_v 64 is wrong without a word. A TRITON_PTXAS_PATH of the user's is respected.
+    Upstream: triton issue 11366, flash-linear-attention issue 1262.
+    Goes when Triton takes ptxas 13.1 or newer for Hopper.
+    """
+    from triton import knobs
+    from triton.backends.nvidia import compiler
+
+    def newer(arch: int) -> Any:
+        takes_newer = arch >= HOPPER and "TRITON_PTXAS_PATH" not in os.environ
+        return knobs.nvidia.ptxas_blackwell if takes_newer else knobs.nvidia.ptxas
+
+    compiler.get_ptxas = newer
 
 
 def keep_chosen_tiles() -> None:
