@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import runpy
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ from training_runs import packed
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 import value_speeds
-from values import splits
+from values import best, splits
 
 from keycut.benchmarking.process import run_work
 from keycut.config import load_config
@@ -143,3 +144,14 @@ def test_what_cannot_be_cut_is_said_before_any_work(run, capsys, arguments, mess
         run(*arguments)
     assert message in f"{ended.value.code}\n{capsys.readouterr().err}"
     assert not Path("rows.jsonl").exists()
+
+
+def test_the_document_has_the_best_of_the_rows():
+    rows = (ROOT / "benchmarks" / "h200" / "values.jsonl").read_text().splitlines()
+    lines = best([json.loads(row) for row in rows], ["wikitext_word_ppl"])[2:]
+    assert len(lines) == 9
+    document = (ROOT / "docs" / "values.md").read_text()
+    for line in lines:
+        cells = re.findall(r"(\*\*)?([\d.,]+)\1? \((\d+)x(\d+) \w+\)", line)
+        shown = [f"{mark}{value}{mark} ({k} x {v})" for mark, value, k, v in cells]
+        assert " | ".join(shown) in document
