@@ -49,7 +49,7 @@ from torch import Tensor
 
 from keycut import __version__, logs
 from keycut.artefact import atomic_write, read_json, sha256, write_json
-from keycut.calibration import Calibration, calibrate, calibration_dtype, drawn_sequences
+from keycut.calibration import Calibration, calibrate, drawn_sequences
 from keycut.config.training import Recipe, Recovery
 from keycut.data.packing import Manifest, PackedTokens
 from keycut.data.sources import Source
@@ -223,7 +223,9 @@ class Bench:
         return folder
 
     def calibrate(self, folder: Path, seed: int) -> Calibration:
-        model = load(folder, device=self.device, dtype=calibration_dtype(self.device))
+        model = load(
+            folder, device=self.device, dtype=Checkpoint(folder).compute_dtype(self.device)
+        )
         ids = drawn_sequences(self.text("calibration"), self.settings["sequences"], seed)
         return calibrate(
             answers_only(model), ids.split(32), tokens=ids.numel(), seed=seed,

@@ -37,7 +37,7 @@ import torch
 from arguments import existing
 
 from keycut.benchmarking.random_models import random_model
-from keycut.calibration import calibrate_folder, calibration_dtype, drawn_sequences
+from keycut.calibration import calibrate_folder, drawn_sequences
 from keycut.config import Config, load_config
 from keycut.config import width as width_of
 from keycut.data.packing import PackedTokens
@@ -130,7 +130,6 @@ class Bench:
 
 def cells(bench: Bench, options: argparse.Namespace, done: set[tuple[Any, ...]]) -> Iterator[dict]:
     """A row for each cell that is not done; seeds are outermost."""
-    dtype = calibration_dtype(bench.device)
     gradients = any("gradients" in METHODS[method].needs for method in options.methods)
     for seed, folder in itertools.product(options.seeds, options.models):
         teacher = Checkpoint(folder)
@@ -152,7 +151,13 @@ def cells(bench: Bench, options: argparse.Namespace, done: set[tuple[Any, ...]])
             width = width_of(teacher.shape.width, ratio)
             (selection,) = select(method, statistics, [width], target="kq", seed=seed)
             sliced, refitted = bench.work / "sliced", bench.work / "refitted"
-            slice_model(teacher, selection.change(), sliced, dtype=dtype, force=True)
+            slice_model(
+                teacher,
+                selection.change(),
+                sliced,
+                dtype=teacher.compute_dtype(bench.device),
+                force=True,
+            )
             cost = bench.refit(Checkpoint(sliced), teacher, seed)
             values = {
                 "unpruned": unpruned,

@@ -40,7 +40,7 @@ import torch
 from arguments import existing
 from torch import Tensor
 
-from keycut.calibration import calibrate_folder, calibration_dtype, drawn_sequences
+from keycut.calibration import calibrate_folder, drawn_sequences
 from keycut.config import width as width_of
 from keycut.data.packing import PackedTokens
 from keycut.errors import InputError
@@ -170,7 +170,7 @@ def rows(options: argparse.Namespace, done: set[Cell], work: Path) -> Iterator[d
                 (selection,) = select(method, statistics, [width], target="kq", seed=options.seed)
                 slice_model(
                     teacher, selection.change(), folders["sliced"], force=True,
-                    dtype=calibration_dtype(device),
+                    dtype=teacher.compute_dtype(device),
                 )  # fmt: skip
                 student = Checkpoint(folders["sliced"])
                 ids = drawn_sequences(text, options.sequences, options.seed)

@@ -35,7 +35,7 @@ from typing import Any
 import torch
 from refit import Bench, check_options, compared, read_rows, shared_parser, write_rows
 
-from keycut.calibration import calibrate_folder, calibration_dtype
+from keycut.calibration import calibrate_folder
 from keycut.data.packing import PackedTokens
 from keycut.errors import InputError
 from keycut.models.checkpoint import Checkpoint
@@ -133,7 +133,6 @@ def plan(options: argparse.Namespace) -> dict[Path, list[Split]]:
 
 def cells(bench: Bench, options: argparse.Namespace, done: set[tuple[Any, ...]]) -> Iterator[Row]:
     """A row for each cell that is not done; seeds are outermost."""
-    dtype = calibration_dtype(bench.device)
     gradients = any("gradients" in METHODS[method].needs for method in options.methods)
     unpruned: dict[Path, dict[str, float]] = {}
     for seed, (folder, widths) in itertools.product(options.seeds, plan(options).items()):
@@ -159,7 +158,14 @@ def cells(bench: Bench, options: argparse.Namespace, done: set[tuple[Any, ...]])
         for key in pending:
             sliced, refitted = bench.work / "sliced", bench.work / "refitted"
             keys, values = choose(key, statistics)
-            slice_model(teacher, keys, sliced, values=values, dtype=dtype, force=True)
+            slice_model(
+                teacher,
+                keys,
+                sliced,
+                values=values,
+                dtype=teacher.compute_dtype(bench.device),
+                force=True,
+            )
             student = Checkpoint(sliced)
             cost = bench.refit(student, teacher, seed)
             perplexities = {

@@ -7,13 +7,12 @@ with job(snakemake) as run:
     from keycut.data.packing import PackedTokens
     from keycut.models.checkpoint import Checkpoint, load
 
-    # DeltaNet's kernel takes nothing wider.
-    dtype = torch.bfloat16 if run.device == "cuda" else None
+    model = Checkpoint(snakemake.input.model)
     text = PackedTokens(snakemake.input.tokens, slice_name=run.analysis.data.split("/")[1])
     analysis = analyse_rank(
-        load(snakemake.input.model, device=run.device, dtype=dtype),
+        load(model.folder, device=run.device, dtype=model.compute_dtype(run.device)),
         torch.from_numpy(text[0][: snakemake.params.length]),
-        model_digest=Checkpoint(snakemake.input.model).digest(),
+        model_digest=model.digest(),
         heads=[tuple(head) for head in snakemake.params.heads],
         skip=run.analysis.skip,
     )

@@ -267,3 +267,14 @@ def test_softmax_layers_of_a_hybrid_are_left_alone():
     assert ARCHITECTURES["delta_net"].shape(config).layers == (0,)
     config["attn"] = [{"layers": [0], "num_heads": 2}, {"layers": [1], "num_heads": 4}]
     assert ARCHITECTURES["delta_net"].shape(config).layers == ()
+
+
+@pytest.mark.parametrize(
+    ("stored", "on_a_cpu"),
+    [(torch.bfloat16, torch.float32), (torch.float32, torch.float32), (torch.float64,) * 2],
+)
+def test_a_cpu_computes_no_16_bits_and_a_gpu_no_32(tmp_path, stored, on_a_cpu):
+    save(create(SMALL["delta_net"], seed=0, dtype=stored), tmp_path / "model")
+    model = Checkpoint(tmp_path / "model")
+    assert model.compute_dtype("cpu") == on_a_cpu
+    assert model.compute_dtype("cuda:1") == torch.bfloat16

@@ -341,12 +341,6 @@ def drawn_sequences(data: PackedTokens, sequences: int, seed: int) -> Tensor:
     return torch.from_numpy(np.stack([data[i] for i in positions]))
 
 
-def calibration_dtype(device: str) -> torch.dtype | None:
-    """What a model is loaded in to be calibrated, None for its own: on a GPU, DeltaNet's kernel
-    takes nothing wider than bf16."""
-    return torch.bfloat16 if torch.device(device).type == "cuda" else None
-
-
 def calibrate_folder(
     folder: Path | str,
     data: PackedTokens,
@@ -367,7 +361,8 @@ def calibrate_folder(
     """
     if sequences > len(data):
         raise InputError(f"{name}: {sequences} sequences are asked for, there are {len(data)}")
-    checkpoint, dtype = Checkpoint(folder), calibration_dtype(device)
+    checkpoint = Checkpoint(folder)
+    dtype = checkpoint.compute_dtype(device)
     source = data.manifest.source
     ids = drawn_sequences(data, sequences, seed)
     common: dict[str, Any] = {

@@ -92,7 +92,7 @@ def _refit(
     """Without the checks."""
     chooses = torch.arange(len(ids)) % HELD_OUT == 0  # the ridge
     most, held_out = ids[~chooses].split(batch), ids[chooses].split(batch)
-    dtype = _compute_dtype(student, device)
+    dtype = student.compute_dtype(device)
     weights: dict[str, Tensor] = {}
     fits: list[Fit] = []
     with torch.no_grad(), _float32_products():
@@ -143,7 +143,7 @@ def perplexity(
     checkpoint: Checkpoint, ids: Tensor, *, device: str = "cpu", batch: int = 8
 ) -> float:
     """Of text (sequences, length), with one layer of the model in memory at a time."""
-    dtype = _compute_dtype(checkpoint, device)
+    dtype = checkpoint.compute_dtype(device)
     with torch.no_grad():
         stream = LayerwiseModel(checkpoint, ids.split(batch), device, dtype)
         for index in range(len(stream.layers)):
@@ -324,13 +324,6 @@ def _share(part: float, of: Tensor) -> float:
 
 
 # The models
-
-
-def _compute_dtype(checkpoint: Checkpoint, device: str) -> torch.dtype:
-    """A CPU computes in float32 what is stored in 16 bits."""
-    if torch.device(device).type == "cuda":
-        return torch.bfloat16
-    return torch.float64 if checkpoint.dtype == "float64" else torch.float32
 
 
 @contextmanager

@@ -102,7 +102,7 @@ def evaluate(
     Errors in configuration and data are found before the model is loaded. `cache` is a folder that
     keeps finished tasks, for an evaluation that was killed and for other suites with the same task,
     and requests of tasks, for other models. It does not know the code: other code needs another
-    folder. `dtype` is by default bfloat16 on a GPU, as in the paper, and the model's own on a CPU.
+    folder. `dtype` is by default the model's `compute_dtype`: bfloat16 on a GPU, as in the paper.
     """
     out = check_writable(out)
     if suite not in config.evaluation.suites:
@@ -116,9 +116,10 @@ def evaluate(
     for column, task in attempted.items():
         check_task_file(column, task, task_file(task.task))
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    dtype = dtype or (None if device == "cpu" else torch.bfloat16)
+    checkpoint = Checkpoint(model)
+    dtype = dtype or checkpoint.compute_dtype(device)
     tokenizer = load_tokenizer(model)
-    conditions = _conditions(Checkpoint(model), tokenizer, spec, device, dtype)
+    conditions = _conditions(checkpoint, tokenizer, spec, device, dtype)
     with TemporaryDirectory() as scratch:
         kept = Path(cache or scratch)
         paths, pending = {}, {}
@@ -160,7 +161,7 @@ def _conditions(
     tokenizer: Tokenizer,
     spec: Suite,
     device: str,
-    dtype: torch.dtype | None,
+    dtype: torch.dtype,
 ) -> Conditions:
     check_vocabulary(tokenizer, checkpoint.text_config["vocab_size"])
     return Conditions(
@@ -169,7 +170,7 @@ def _conditions(
         model=checkpoint.digest(),
         tokenizer=tokenizer.digest,
         device="cpu" if device == "cpu" else torch.cuda.get_device_name(device),
-        dtype=str(dtype or checkpoint.dtype).removeprefix("torch."),
+        dtype=str(dtype).removeprefix("torch."),
         bootstrap={"resamples": RESAMPLES, "seed": SEED},
         versions=versions(),
     )
