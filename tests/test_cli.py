@@ -329,7 +329,8 @@ def test_a_model_that_is_not_there_is_refused(workplace, capsys):
 def test_a_hub_name_that_was_not_downloaded_is_refused(workplace, capsys, monkeypatch):
     monkeypatch.chdir(workplace)
     assert main(["prune", "owner/name", "bad", "--ratio", "0.5"]) == 2
-    assert "model owner/name is not in config/revisions.lock: run `keycut down" in stderr(capsys)
+    message = stderr(capsys)
+    assert "owner/name: no such folder; as a name on the hub: model owner/name is not in" in message
 
 
 def test_a_folder_that_cannot_be_written_is_refused(workplace, capsys):

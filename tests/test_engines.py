@@ -180,6 +180,8 @@ def test_a_width_that_some_engine_computes_wrong_is_one_line(model, capsys):
     assert prune(model) == 0
     shown = capsys.readouterr().out
     assert shown.count("CAUTION: mlx-lm computes d_k 24 wrong on a Mac's GPU") == 1
+    card = (model.parent / "out" / "README.md").read_text()
+    assert "| caution | mlx-lm computes d_k 24 wrong on a Mac's GPU" in card
     assert prune(model, "--for", "sglang", out="served") == 0
     assert "CAUTION" not in capsys.readouterr().out
 

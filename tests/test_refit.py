@@ -165,7 +165,7 @@ def test_the_batch_size_makes_no_difference(tmp_path):
 def test_layers_that_run_in_bf16_give_nearly_the_same(name, tmp_path, monkeypatch):
     student, teacher = models(name, tmp_path, width=12, dtype=torch.float32)
     exact = fit(student, teacher, 1e-2)
-    monkeypatch.setattr(fitting, "_compute_dtype", lambda *_: torch.bfloat16)  # as on a GPU
+    monkeypatch.setattr(Checkpoint, "compute_dtype", lambda *_: torch.bfloat16)  # as on a GPU
     rough = fit(student, teacher, 1e-2)
     for key, weight in exact.weights.items():
         change, rough_change = (w - student.tensor(key) for w in (weight, rough.weights[key]))

@@ -344,13 +344,26 @@ def test_tensors_that_are_not_the_models_own_are_copied_as_they_are(folders, tmp
 @pytest.mark.parametrize(("values", "message"), [
     ({"head_dim": 8, "expand_v": 3.0}, "has 32 key channels, but the config says 2 heads of 8"),
     ({"expand_v": 1.0}, "v_proj.weight has 48 value channels, but the config says 2 heads of 16"),
-    ({"num_hidden_layers": 3}, r"has no model\.layers\.2\.attn\.q_proj\.weight"),
+    ({"num_hidden_layers": 3}, "its config says 3 layers, and its files hold 2"),
+    ({"num_hidden_layers": 1}, "its config says 1 layers, and its files hold 2"),
+    ({"vocab_size": 5}, r"embeddings.weight is .* config says \[5, .*\] \(vocab_size, hidden_size"),
+    ({"head_dim": "16"}, "head_dim is '16', where a number is needed"),
 ])  # fmt: skip
 def test_a_config_that_contradicts_the_tensors_is_refused(folders, tmp_path, values, message):
     shutil.copytree(folders / "gated", tmp_path / "model")
     config = json.loads((tmp_path / "model" / "config.json").read_text())
     (tmp_path / "model" / "config.json").write_text(json.dumps({**config, **values}))
     with pytest.raises(InputError, match=message):
+        check_sliceable(Checkpoint(tmp_path / "model"))
+
+
+def test_quantised_weights_are_refused_whatever_the_config_says(folders, tmp_path):
+    shutil.copytree(folders / "gated", tmp_path / "model")
+    weights = load_file(tmp_path / "model" / "model.safetensors")
+    name = "model.layers.1.attn.k_proj.weight"
+    save_file(weights | {name: weights[name].to(torch.float8_e4m3fn)},
+              tmp_path / "model" / "model.safetensors")  # fmt: skip
+    with pytest.raises(InputError, match=f"{name} is float8_e4m3fn: quantised weights cannot be"):
         check_sliceable(Checkpoint(tmp_path / "model"))
 
 

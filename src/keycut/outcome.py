@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from keycut.data.sources import Source
-from keycut.engines import engine_named
+from keycut.engines import computed_wrong, engine_named
 from keycut.models.architectures.base import MixerShape
 from keycut.models.card import card, pruned_facts, ratio_in_words, refitted_facts
 from keycut.models.checkpoint import Checkpoint
@@ -234,6 +234,13 @@ def pruned_card(
         table = comparison.lines()
     if request.engine:
         facts["engine"] = engine_named(request.engine).advice(shape)
+    elif wrong := list(cautions(request, checkpoint, shape)):
+        facts["caution"] = "; ".join(line.removeprefix("CAUTION: ") for line in wrong)
+    if beyond := checkpoint.beyond:
+        facts["beyond the text model"] = (
+            f"{len(beyond)} tensors ({', '.join(checkpoint.architecture.beyond)}), as they were in "
+            "the unpruned model"
+        )
     if comparison:
         facts |= comparison.best.refitting.facts(checkpoint)
     return card(
@@ -245,6 +252,12 @@ def pruned_card(
         config=checkpoint.config,
         base=request.model.name,
     )
+
+
+def cautions(request: Request, checkpoint: Checkpoint, cut: MixerShape) -> Iterator[str]:
+    """Engines that compute the cut model wrong without an error."""
+    model_type, by_ratio = checkpoint.architecture.model_type, request.ratio is not None
+    return computed_wrong(model_type, cut, checkpoint.shape, by_ratio=by_ratio)
 
 
 def cut_shape(checkpoint: Checkpoint, selection: Selection) -> MixerShape:

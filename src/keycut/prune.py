@@ -30,10 +30,18 @@ from keycut.data.documentation import documentation, documentation_source
 from keycut.data.packing import PackedTokens, pack
 from keycut.data.sources import describe, read, text_files
 from keycut.data.tokenizer import check_vocabulary, load_tokenizer
-from keycut.engines import computed_wrong, engine_named
+from keycut.engines import engine_named
 from keycut.errors import InputError
 from keycut.models.checkpoint import Checkpoint, check_parameters
-from keycut.outcome import Candidate, HeldOut, Refitting, SplitComparison, pruned_card, summary
+from keycut.outcome import (
+    Candidate,
+    HeldOut,
+    Refitting,
+    SplitComparison,
+    cautions,
+    pruned_card,
+    summary,
+)
 from keycut.refit import HELD_OUT, check_refit, perplexity, refit, write_refitted
 from keycut.selection.method import Target
 from keycut.selection.methods import METHODS, method_named
@@ -157,10 +165,7 @@ def prune(request: Request) -> list[str]:
     if request.engine:
         lines.append(f"engine               {engine_named(request.engine).advice(pruned.shape)}")
     else:
-        model_type = checkpoint.architecture.model_type
-        lines += computed_wrong(
-            model_type, pruned.shape, checkpoint.shape, by_ratio=request.ratio is not None
-        )
+        lines += cautions(request, checkpoint, pruned.shape)
     return lines
 
 

@@ -37,6 +37,8 @@ from keycut.models.architectures.base import (
 )
 from keycut.models.checkpoint import Checkpoint, rewrite, with_current_names
 
+EMBEDDINGS = ("embeddings.weight", "embed_tokens.weight")
+DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 MIXED_WIDTHS = "a model whose layers differ in width cannot be sliced"
 
 
@@ -261,7 +263,38 @@ def check_sliceable(checkpoint: Checkpoint, *, values: bool = False) -> None:
     cannot be; none of them is read."""
     kind = checkpoint.architecture
     headers = with_current_names(checkpoint.headers(), kind)
+    check_sizes(checkpoint, headers)
     check_channels(headers, kind, checkpoint.shape, values=values)
+
+
+def check_sizes(checkpoint: Checkpoint, headers: Mapping[str, Tensor]) -> None:
+    """An error if there are other layers or embeddings than the config says, or quantised weights
+    that it does not speak of. Loaders would drop or refuse them, after the work."""
+    kind, config = checkpoint.architecture, checkpoint.text_config
+    prefix, _ = kind.mixer.split("{layer}.")
+    layers = {
+        name.removeprefix(prefix).split(".")[0] for name in headers if name.startswith(prefix)
+    }
+    if len(layers) != config["num_hidden_layers"]:
+        raise InputError(
+            f"{checkpoint.folder}: its config says {config['num_hidden_layers']} layers, and its "
+            f"files hold {len(layers)}"
+        )
+    expected = [config["vocab_size"], config["hidden_size"]]
+    for name in headers:
+        embeds = name.endswith(EMBEDDINGS) and not name.startswith(kind.beyond)
+        if embeds and list(headers[name].shape) != expected:
+            raise InputError(
+                f"{checkpoint.folder}: {name} is {list(headers[name].shape)}, and its config says "
+                f"{expected} (vocab_size, hidden_size)"
+            )
+    for name in kind.channel_tensors(checkpoint.shape):
+        if name in headers and headers[name].dtype not in DTYPES:
+            dtype = str(headers[name].dtype).removeprefix("torch.")
+            raise InputError(
+                f"{checkpoint.folder}: {name} is {dtype}: quantised weights cannot be sliced; cut "
+                "the model before quantisation"
+            )
 
 
 def check_widths(checkpoint: Checkpoint, width: int, value_width: int | None) -> dict[str, Any]:

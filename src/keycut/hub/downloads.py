@@ -240,7 +240,10 @@ def model_folder(source: Path | str) -> Path:
     parts = str(source).split("/")
     if len(parts) == 2 and all(parts) and not parts[0].startswith("."):
         # Of a model that a run only times, only the config may have been downloaded.
-        return DOWNLOADS.resolve("model", str(source), patterns=DEFAULT_PATTERNS["model"])
+        try:
+            return DOWNLOADS.resolve("model", str(source), patterns=DEFAULT_PATTERNS["model"])
+        except InputError as error:
+            raise InputError(f"{source}: no such folder; as a name on the hub: {error}") from None
     raise InputError(f"{source}: no such folder, and no hub name (owner/name) either")
 
 

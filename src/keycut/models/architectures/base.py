@@ -292,6 +292,8 @@ def mixer_layers(config: Config) -> tuple[int, ...]:
 
 
 def whole(value: float, what: str) -> int:
+    if isinstance(value, str):
+        raise InputError(f"config.json: {what} is {value!r}, where a number is needed")
     if not math.isclose(value, round(value), rel_tol=1e-5) or round(value) < 1:
         raise InputError(
             f"{what} = {value:g}: the width of a head must be a whole number, 1 or more"
