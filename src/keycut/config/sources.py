@@ -92,7 +92,8 @@ class DocumentationCorpus(CorpusBase):
 
     kind: Literal["documentation"] = WHICH
     part: Part | None = Field(
-        None, description="part of it, which shares no sentence with the others; all of it if absent"
+        None,
+        description="one of its parts, which share no sentence; all of it if absent",
     )
 
 

@@ -40,7 +40,8 @@ def documents(
 
 
 def write_text(files: Mapping[Path | str, Part | None]) -> None:
-    """Write the documentation's text, or parts of it, to files: faster to read than the packages."""
+    """Write the documentation's text or parts of it to files, which are faster to read than the
+    packages."""
     parts = documentation_parts() if any(files.values()) else {}
     for file, part in files.items():
         write(documentation() if part is None else parts[part], file, force=True)

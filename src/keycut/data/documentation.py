@@ -51,8 +51,8 @@ def documentation(part: Part | None = None) -> Iterator[str]:
 def documentation_parts() -> dict[Part, list[str]]:
     """The documents of each part.
 
-    A file is in one part as a whole, chosen by its name and so the same in every version. Paragraphs
-    that share eight words in a row with a part before theirs are left out.
+    A file is in one part as a whole, chosen by its name and so the same in every version.
+    Paragraphs that share eight words in a row with a part before theirs are left out.
     """
     files = list(_paragraphs())
     parts: dict[Part, list[str]] = {}
