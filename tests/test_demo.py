@@ -139,7 +139,7 @@ def test_no_text_serves_two_uses():
 @pytest.mark.parametrize("name", ["delta_net_3M", "gated_deltanet_3M"])
 def test_a_quarter_of_the_state_is_left_by_the_best_of_three_splits(name, tmp_path, capsys):
     model, text, out = ROOT / "models" / name, DEMO / "text/calibration.jsonl", tmp_path / "out"
-    options = ["--state", "0.25", "--text", text, "--sequences", "32", "--length", "128"]
+    options = ["--state", "0.25", "--text", text, "--sequences", "16", "--length", "128"]
     assert main([*map(str, ["prune", model, out, *options])]) == 0
     row = r"^ *(\d+) +(\d+) +49,152 +[\d,]+ +[\d.]+ +([\d.]+) +\d+ s(  written)?$"
     table = re.findall(row, capsys.readouterr().out, re.M)
@@ -151,7 +151,7 @@ def test_a_quarter_of_the_state_is_left_by_the_best_of_three_splits(name, tmp_pa
     assert (shape.width, shape.value_width) == (int(written[0]), int(written[1]))
     assert load(out)(torch.arange(9)[None]).logits.isfinite().all()
 
-    slices = {"calibration": 32, "held_out": 4}
+    slices = {"calibration": 16, "held_out": 2}
     pack_text(text, Checkpoint(model), tmp_path / "packed", slices=slices, length=128, seed=0)
     held_out = torch.from_numpy(PackedTokens(tmp_path / "packed", slice_name="held_out")[:])
     value = perplexity(Checkpoint(out), held_out)
