@@ -60,12 +60,13 @@ def configuration() -> dict[str, Any]:
     config: dict[str, Any] = yaml.safe_load(text)
     config["run"] = RUN
     slices = {
-        "held_out": 32, "calibration": 16, "recovery": 8 * RECOVERY_STEPS, "pretraining": 8 * STEPS
-    }  # fmt: skip
-    config["corpora"]["documentation"] |= {
-        "kind": "local",
-        "files": ["text.jsonl"],
-        "slices": slices,
+        "documentation": {"recovery": 8 * RECOVERY_STEPS, "pretraining": 8 * STEPS},
+        "calibration": {"sequences": 16},
+        "held_out": {"tasks": 32},
+    }
+    config["corpora"] = {
+        name: {"kind": "local", "files": ["text.jsonl"], "length": 128, "seed": 0, "slices": sizes}
+        for name, sizes in slices.items()
     }
     config["recipes"]["demo"] |= {"steps": STEPS, "warmup": 1}
     config["recovery"] |= {"steps": RECOVERY_STEPS, "warmup": 1, "control": False}

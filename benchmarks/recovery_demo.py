@@ -34,18 +34,24 @@ from keycut.training.recovery import recover
 from keycut.training.trainers import pretrain_model
 
 CONFIG = Path(__file__).parents[1] / "config" / "demo.yaml"
-CORPUS, TOKENIZER = "documentation", "demo"
+TOKENIZER = "demo"
 RATIOS = (0.5, 0.75)
 
 
-def text(config: Config, folder: Path) -> Path:
-    """The tokenizer and the packed text."""
-    if not (folder / "tokenizer").exists():
-        make_tokenizer(config, TOKENIZER, folder / "tokenizer")
-    if not (folder / "tokens").exists():
-        tokenizer = load_tokenizer(folder / "tokenizer")
-        pack_corpus(config, CORPUS, tokenizer, folder / "tokens")
-    return folder / "tokens"
+def packed(config: Config, folder: Path, data: str) -> tuple[Path, str]:
+    """The packed text of a `corpus/slice`, and the name of the slice; the tokenizer beside it."""
+    corpus, slice_name = data.split("/")
+    tokenizer, out = folder / "tokenizer", folder / "tokens" / corpus
+    if not tokenizer.exists():
+        make_tokenizer(config, TOKENIZER, tokenizer)
+    if not out.exists():
+        pack_corpus(config, corpus, load_tokenizer(tokenizer), out)
+    return out, slice_name
+
+
+def sequences(config: Config, folder: Path, data: str) -> PackedTokens:
+    tokens, slice_name = packed(config, folder, data)
+    return PackedTokens(tokens, slice_name=slice_name)
 
 
 def perplexity(folder: Path, data: PackedTokens) -> float:
@@ -59,26 +65,28 @@ def perplexity(folder: Path, data: PackedTokens) -> float:
 
 
 def before_and_after(
-    config: Config, folder: Path, student: Path, teacher: Path, tokens: Path
+    config: Config, folder: Path, student: Path, teacher: Path
 ) -> tuple[float, float]:
     assert config.recovery is not None
     out = student.with_name(f"{student.name}-recovered")
     if not out.exists():
-        data = PackedTokens(tokens, slice_name="recovery")
+        data = sequences(config, folder, config.recovery.data)
         recover(student, teacher, data, config.recovery, Output(out, folder / ".checkpoints"))
-    held_out = PackedTokens(tokens, slice_name="held_out")
+    assert config.evaluation.made_from is not None
+    held_out = sequences(config, folder, config.evaluation.made_from)
     return perplexity(student, held_out), perplexity(out, held_out)
 
 
 def compare(config: Config, name: str, folder: Path, say: Any) -> None:
-    tokens, home = text(config, folder), folder / name
+    home, recipe = folder / name, config.recipes["demo"]
+    tokens, _ = packed(config, folder, recipe.data)
     teacher = home / "full"
     if not teacher.exists():
         output = Output(teacher, folder / ".checkpoints", tokenizer=folder / "tokenizer")
         pretrain_model(config, name, tokens, output, gpus=0)
     model = Checkpoint(teacher)
-    say(name, "unpruned", 0.0, *before_and_after(config, folder, teacher, teacher, tokens))
-    data = PackedTokens(tokens, slice_name="calibration")
+    say(name, "unpruned", 0.0, *before_and_after(config, folder, teacher, teacher))
+    data = sequences(config, folder, config.calibration.data)
     calibration = calibrate_folder(
         teacher,
         data,
@@ -100,7 +108,7 @@ def compare(config: Config, name: str, folder: Path, say: Any) -> None:
             student = home / f"{method}-{ratio:g}"
             if not student.exists():
                 slice_model(model, selection.change(), student, dtype=None)
-            say(name, method, ratio, *before_and_after(config, folder, student, teacher, tokens))
+            say(name, method, ratio, *before_and_after(config, folder, student, teacher))
 
 
 def main() -> None:

@@ -3,4 +3,5 @@ from keycut.running.job import job
 with job(snakemake):
     from keycut.data.corpora import write_text
 
-    write_text(snakemake.output.text)
+    parts = snakemake.params.parts
+    write_text(dict(zip(snakemake.output[: len(parts)], parts, strict=True)))

@@ -203,7 +203,11 @@ def test_only_the_demo_runs_on_a_cpu(configs: dict[str, Config]) -> None:
 
 
 def test_demo_models_are_small(configs: dict[str, Config]) -> None:
-    assert all(model.parameters <= 150_000 for model in configs["demo"].models.values())
+    models = configs["demo"].models.values()
+    trained = [model.parameters for model in models if model.source.kind == "pretrain"]
+    assert len(trained) == 5
+    assert max(trained) <= 150_000
+    assert max(model.parameters for model in models) <= 4_000_000
 
 
 def test_lab_models_have_the_widths_of_the_paper(configs: dict[str, Config]) -> None:
@@ -299,8 +303,6 @@ def test_slices_never_overlap(configs: dict[str, Config], run: str) -> None:
     for name, corpus in config.corpora.items():
         slices = [config.slice(f"{name}/{part}") for part in corpus.slices]
         assert all(a.stop == b.start for a, b in pairwise(slices))
-        trained = {"held_out", "recovery", "pretraining"} if config.recipes else set()
-        assert {"calibration", *trained} <= corpus.slices.keys()
 
 
 @pytest.mark.parametrize("run", RUNS)
@@ -492,7 +494,7 @@ WRONG = [
     ("tables/by_ratio/ratios", [0.72, 0.75, 0.73], "by_ratio.ratios: 0.72 and 0.73 both leave 8 "),
     ("tables/by_ratio/ratios", [0.5, 0.50000001], "0.5 and 0.50000001 both are printed as 50%"),
     ("recipes/demo/learning_rate", float("nan"), "demo.learning_rate: nan: should be a finite"),
-    ("recipes/demo/warmup", 400, "recipes.demo: warmup 400 must be less than steps 400"),
+    ("recipes/demo/warmup", 300, "recipes.demo: warmup 300 must be less than steps 300"),
     ("recipes/demo/steps", 500, "recipes.demo: 500 steps need 4000 sequences"),
     ("recipes/demo/data", "documentation/pretrain", "did you mean 'documentation/pretraining'?"),
     ("recipes/demo/activation_checkpoint", "full", "'full' is for `trainer: flame`"),
@@ -500,7 +502,7 @@ WRONG = [
     ("evaluation/suites/zero_shot/seeds", [4], "evaluation.suites.zero_shot.seeds: 4 is none of"),
     ("tables/by_ratio/recovery_seeds", [4], "tables.by_ratio.recovery_seeds: 4 is none of `seeds`"),
     ("recovery/lora", {"rank": 4}, "recovery.lora.alpha: missing: scale alpha"),
-    ("calibration/sequences", 65, "calibration.sequences: 65: documentation/calibration has 64"),
+    ("calibration/sequences", 65, "calibration.sequences: 65: calibration/sequences has 64"),
     ("calibration/rows", 10**6, "calibration.rows: 1000000: its sequences have 2048 tokens"),
     ("calibration", None, "methods.drrqr: drrqr needs a `calibration`"),
     ("calibration", None, "tables.refit: shows refitted models, so it needs a `calibration`"),
@@ -560,7 +562,7 @@ def test_every_pattern_has_words() -> None:
 def test_seeds_that_would_calibrate_on_the_same_text_are_refused(demo_data: dict[str, Any]) -> None:
     all_of_it = edit(demo_data, "calibration/sequences", 64)
     parse_config(all_of_it, "mine.yaml")
-    with pytest.raises(InputError, match="all 64 of documentation/calibration, so that every seed"):
+    with pytest.raises(InputError, match="all 64 of calibration/sequences, so that every seed"):
         parse_config(edit(all_of_it, "seeds", [0, 1]), "mine.yaml")
 
 

@@ -24,7 +24,7 @@ def configured(corpus, tokenizer=None):
     """The demo with another corpus (and tokenizer)."""
     data = load_config(CONFIG / "demo.yaml").model_dump(mode="json")
     sizes = {"length": 16, "seed": 3, "slices": dict.fromkeys(SLICES, 20)}
-    data["corpora"] = {"documentation": {**corpus, **sizes}}
+    data["corpora"] = {name: {**corpus, **sizes} for name in data["corpora"]}
     for recipe in data["recipes"].values():
         recipe |= {"steps": 1, "batch": 4, "warmup": 0}
     data["calibration"] |= {"sequences": 5, "rows": 50}
@@ -34,13 +34,13 @@ def configured(corpus, tokenizer=None):
         if "tokens" in figure:
             figure["tokens"] = 10
     if tokenizer is not None:
-        data["tokenizers"] = {"demo": tokenizer}
+        data["tokenizers"]["demo"] = tokenizer
     else:
         data["tokenizers"]["demo"]["vocab_size"] = 300
     return parse_config(data, "test")
 
 
-SLICES = ("held_out", "calibration", "recovery", "pretraining")
+SLICES = ("tasks", "sequences", "recovery", "pretraining")
 
 
 def packed(config, root, **downloads):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import subprocess
@@ -61,34 +62,40 @@ def test_there_is_enough_of_it_for_a_small_model(
     assert 5 * sum(len(tokenizer.encode(text)) + 1 for text in some) > 500_000
 
 
-def test_the_unseen_part_shares_no_sentence_with_the_training_part(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_no_two_parts_share_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(own, "PACKAGES", ("numpy", "scipy"))
-    training = {run for text in documentation("training") for run in word_runs(text)}
-    unseen = [text for text in documentation("unseen") for text in text.split("\n\n")]
-    assert len(unseen) > 500
-    assert not [text for text in unseen if word_runs(text) & training]
-    assert {*unseen} < {text for text in documentation() for text in text.split("\n\n")}
+    parts = own.documentation_parts()
+    paragraphs = {
+        part: {paragraph for text in texts for paragraph in text.split("\n\n")}
+        for part, texts in parts.items()
+    }
+    assert all(len(texts) > 100 for texts in paragraphs.values())
+    runs = [{run for text in texts for run in word_runs(text)} for texts in paragraphs.values()]
+    assert not any(one & other for one, other in itertools.combinations(runs, 2))
+    whole = {paragraph for text in documentation() for paragraph in text.split("\n\n")}
+    assert set().union(*paragraphs.values()) < whole
 
 
-def test_a_paragraph_like_one_of_the_training_part_is_left_out(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_paragraph_like_one_of_a_part_before_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever else the versions of a package change, a file stays in its part."""
-    assert own.part_of("numpy/linalg/_linalg.py") == "training"
-    assert own.part_of("scipy/stats/_stats_py.py") == "unseen"
-    same = "the sum of all elements along one axis of it."
+    files = {
+        "training": "numpy/linalg/_linalg.py",
+        "calibration": "scipy/stats/_stats_py.py",
+        "held_out": "scipy/linalg/blas.py",
+    }
+    assert all(own.part_of(file) == part for part, file in files.items())
+    of_training = "the sum of all elements along one axis of it."
+    of_calibration = "the shape of an array as a tuple of integers."
+    new = "A sentence of eight or more words, unlike any."
     texts = [
-        (
-            "scipy/stats/_stats_py.py",
-            f"Return {same}\n\nA sentence of eight or more words, unlike any.",
-        ),
-        ("numpy/linalg/_linalg.py", f"Compute at once {same}"),
+        (files["held_out"], f"{new}\n\nGive {of_training}\n\nGive {of_calibration}"),
+        (files["calibration"], f"Return {of_training}\n\nReturn {of_calibration}"),
+        (files["training"], f"Compute at once {of_training}"),
     ]
     monkeypatch.setattr(own, "_texts", lambda: texts)
-    assert [*documentation("training")] == [texts[1][1]]
-    assert [*documentation("unseen")] == ["A sentence of eight or more words, unlike any."]
+    assert [*documentation("training")] == [texts[2][1]]
+    assert [*documentation("calibration")] == [f"Return {of_calibration}"]
+    assert [*documentation("held_out")] == [new]
 
 
 def test_its_revision_is_what_is_installed() -> None:

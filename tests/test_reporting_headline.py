@@ -17,7 +17,9 @@ CELL = Cell(None, None, None, 1, frozenset({"demo"}), "")
 
 @pytest.fixture(scope="module")
 def demo() -> Config:
-    return load_config(ROOT / "config" / "demo.yaml")
+    config = load_config(ROOT / "config" / "demo.yaml")
+    state = config.figures["state_recovered"].model_copy(update={"tables": ("by_model",)})
+    return config.model_copy(update={"figures": {"state": state}})
 
 
 def perplexities(

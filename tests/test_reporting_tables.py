@@ -352,15 +352,17 @@ def test_the_recovered_baseline_has_a_row_of_its_own(demo: Config) -> None:
 
 
 def test_stages_stand_side_by_side_with_the_state_that_is_left(demo: Config) -> None:
-    grid = lay_out(demo, "refit", table_frame(demo, "refit", []))
+    grid = lay_out(demo, "small", table_frame(demo, "small", []))
     assert [box.text for box in grid.heads[0].boxes[4:]] == ["Sliced", "Refitted"]
-    labels = [tuple(box.text for box in row.boxes[1:4]) for row in grid.rows[:5]]
+    labels = [tuple(box.text for box in row.boxes[1:4]) for row in grid.rows[:9]]
+    methods = ("L1", "Rand", "DRRQR", "Fisher")
     assert labels == [
-        ("75%", "4", "DRRQR"), ("75%", "4", "Fisher"), ("50%", "8", "DRRQR"),
-        ("50%", "8", "Fisher"), ("0%", "16", "Baseline"),
-    ]  # fmt: skip
+        *(("75%", "48", method) for method in methods),
+        *(("50%", "96", method) for method in methods),
+        ("0%", "192", "Baseline"),
+    ]
     stages = [box.key.rft for box in grid.rows[0].boxes if box.key]
-    assert stages == ["pre", "pre", "refit", "refit"]
+    assert stages == ["pre", "refit"]
 
 
 def test_tables_are_whole_in_every_language(demo: Config, grids: dict[str, Grid]) -> None:

@@ -42,7 +42,9 @@ def configuration():
     config = yaml.safe_load(text)
     del config["device"]
     config["run"] = "small"
-    config["corpora"]["documentation"] |= {"kind": "local", "files": ["text.jsonl"]}
+    for corpus in config["corpora"].values():
+        del corpus["part"]
+        corpus |= {"kind": "local", "files": ["text.jsonl"]}
     for section, names in {
         "models": ["delta_net", "delta_net_head"],
         "methods": METHODS,

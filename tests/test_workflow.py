@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[1]
 @pytest.fixture
 def checkout(tmp_path):
     """A checkout without results."""
-    for name in ("workflow", "scripts", "config", "profiles", "envs"):
+    for name in ("workflow", "scripts", "config", "profiles", "envs", "models"):
         (tmp_path / name).symlink_to(ROOT / name)
     return tmp_path
 
@@ -266,7 +266,8 @@ def test_the_figures_of_a_partial_run_are_those_with_sources_or_drawn_before(tmp
     monkeypatch.chdir(tmp_path)
     config = load_config(ROOT / "config" / "demo.yaml")
     inputs = Inputs(config.model_copy(update={"partial": "no time"}))
-    frames = {"quality", "state"}  # drawn of frames, whose gaps have their reasons
+    # Drawn of frames, whose gaps have their reasons.
+    frames = {"quality", "state", "state_recovered"}
     assert {*inputs.figures()} == frames
     sources = [Path(path) for path in Inputs(config).figure_sources("utilization")]
     for source in sources:

@@ -27,7 +27,7 @@ RESULTS = (
 
 def checkout(folder: Path, config: dict[str, Any]) -> Path:
     """Copy what a run reads, so that nothing changes under it, and put its configuration there."""
-    for name in ("config", "envs", "profiles", "scripts", "src", "workflow"):
+    for name in ("config", "envs", "models", "profiles", "scripts", "src", "workflow"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     (folder / "run.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
     return folder

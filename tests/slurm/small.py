@@ -22,9 +22,13 @@ def small(*, steps: int, recovery: int) -> dict[str, Any]:
     text = (ROOT / "config" / "demo.yaml").read_text().replace("results/demo/", f"results/{RUN}/")
     config = yaml.safe_load(text)
     config["run"] = RUN
-    config["corpora"]["documentation"]["slices"] = {
-        "held_out": 32, "calibration": 16, "recovery": 8 * recovery, "pretraining": 8 * steps
-    }  # fmt: skip
+    slices = {
+        "documentation": {"recovery": 8 * recovery, "pretraining": 8 * steps},
+        "calibration": {"sequences": 16},
+        "held_out": {"tasks": 32},
+    }
+    for name, corpus in config["corpora"].items():
+        corpus["slices"] = slices[name]
     config["recipes"] = {"demo": {**config["recipes"]["demo"], "steps": steps, "warmup": 1}}
     config["recovery"] |= {"steps": recovery, "warmup": 1, "control": False}
     config["models"] = {"delta_net": config["models"]["delta_net"]}

@@ -22,7 +22,7 @@ def test_what_never_runs_is_named_and_not_tried_again(cluster, five_minutes, tmp
     run = SlurmRun(checkout(tmp_path / RUN, small(steps=2, recovery=40)), cluster)
     # Time is not looked at when a job is submitted here (EnforcePartLimits=NO); GPUs always are.
     run.start(
-        f"results/{RUN}/text/documentation.jsonl", "preflight",
+        f"results/{RUN}/text/training.jsonl", "preflight",
         default_resources={"nodes": 1, "slurm_partition": "short"},
         set_resources={"preflight_shape": {"gpu_model": "a100", "runtime": "2 * attempt"}},
     )  # fmt: skip

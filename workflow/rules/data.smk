@@ -1,25 +1,31 @@
 # Text to tokens: the demo's text, tokenizers, and corpora packed for the models that read them.
 
 
-rule text:
-    output:
-        text=f"{results}/text/documentation.jsonl",
-        provenance=f"{results}/text/documentation.jsonl.provenance.json",
-    log:
-        f"{results}/logs/text.log",
-    benchmark:
-        f"{results}/timings/text/documentation.tsv"
-    conda:
-        "../../envs/model.yaml"
-    resources:
-        mem_mb=2000,
-        runtime=10,
-    params:
-        code=code("text"),
-    message:
-        "reading the documentation of the installed packages"
-    script:
-        "../../scripts/text.py"
+DOCUMENTATION = inputs.documentation()
+
+
+if DOCUMENTATION:
+
+    rule text:
+        output:
+            [*DOCUMENTATION],
+            provenance=f"{next(iter(DOCUMENTATION))}.provenance.json",
+        log:
+            f"{results}/logs/text.log",
+        benchmark:
+            f"{results}/timings/text/documentation.tsv"
+        conda:
+            "../../envs/model.yaml"
+        resources:
+            mem_mb=2000,
+            runtime=10,
+        params:
+            code=code("text"),
+            parts=[*DOCUMENTATION.values()],
+        message:
+            "reading the documentation of the installed packages"
+        script:
+            "../../scripts/text.py"
 
 
 rule tokenizer:

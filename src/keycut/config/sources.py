@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, PositiveInt
 
 from keycut.config.section import WHICH, HubName, Name, NameOf, Section, Seed, Some, TextFile
+from keycut.data.documentation import Part
 
 
 class FromHub(Section):
@@ -90,6 +91,10 @@ class DocumentationCorpus(CorpusBase):
     """Prose found in the installed Python packages: no download."""
 
     kind: Literal["documentation"] = WHICH
+    part: Part | None = Field(
+        None,
+        description="one of its parts, which share no sentence; all of it if absent",
+    )
 
 
 Corpus = Annotated[HubCorpus | LocalCorpus | DocumentationCorpus, Field(discriminator="kind")]

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import fnmatch
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from keycut.artefact import atomic_write
 from keycut.config import Config, Corpus, HubCorpus, LocalCorpus
-from keycut.data.documentation import documentation, documentation_source
+from keycut.data.documentation import (
+    Part,
+    documentation,
+    documentation_parts,
+    documentation_source,
+)
 from keycut.data.packing import Manifest, pack
 from keycut.data.sources import Source, describe, matching, read, survey, tokenizer_files, write
 from keycut.data.tokenizer import (
@@ -30,13 +35,16 @@ def documents(
     `text` is a file that `write_text` wrote: the documentation takes long to read.
     """
     if corpus.kind == "documentation":
-        return documentation() if text is None else read(text)
+        return documentation(corpus.part) if text is None else read(text)
     return read(*_files(corpus, downloads), field=corpus.text_field, seed=corpus.seed)
 
 
-def write_text(out: Path | str) -> None:
-    """Write the documentation's text to a file, which is faster to read than the packages."""
-    write(documentation(), out, force=True)
+def write_text(files: Mapping[Path | str, Part | None]) -> None:
+    """Write the documentation's text or parts of it to files, which are faster to read than the
+    packages."""
+    parts = documentation_parts() if any(files.values()) else {}
+    for file, part in files.items():
+        write(documentation() if part is None else parts[part], file, force=True)
 
 
 def source(corpus: Corpus, *, downloads: Downloads = DOWNLOADS) -> Source:

@@ -3,7 +3,8 @@
 It is read from Python's documentation topics and from the docstrings of four packages, which are
 parsed and not imported. Only sentences are kept: no code, tables or signatures.
 
-The small models of config/small.yaml learn from one part of it and are evaluated on the other:
+It comes in three parts, each of other files. The models of config/small.yaml learn from the first,
+and the demo calibrates and evaluates them on the others:
 
     python -m keycut.data.documentation data/documentation.jsonl
 """
@@ -20,13 +21,13 @@ from hashlib import sha256
 from importlib import metadata, util
 from itertools import groupby
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from keycut.data.progress import Progress
 from keycut.data.sources import Source, write
 from keycut.errors import InputError
 
-Part = Literal["training", "unseen"]
+Part = Literal["training", "calibration", "held_out"]
 
 PACKAGES = ("numpy", "pandas", "scipy", "torch")
 
@@ -34,38 +35,43 @@ PACKAGES = ("numpy", "pandas", "scipy", "torch")
 _TESTS = {"tests", "test", "testing"}
 
 _SHORTEST = 8  # words in a paragraph: fewer are labels and signatures
-_UNSEEN = 8  # one file in so many
+_FILES = 16  # of so many, one each is in the two small parts
 _RUN = 8  # words in a row that no two parts share
 
 
 def documentation(part: Part | None = None) -> Iterator[str]:
-    """The documents, in an order that depends only on the installed versions: all, or one part.
-
-    A file is in one part as a whole, chosen by its name and so the same in every version. Of the
-    unseen part, paragraphs that share eight words in a row with the training part are left out.
-    """
-    if part is None:
-        for _, paragraphs in _paragraphs():
-            yield "\n\n".join(paragraphs)
+    """The documents, in an order that depends only on the installed versions: all, or one part."""
+    if part is not None:
+        yield from documentation_parts()[part]
         return
+    for _, paragraphs in _paragraphs():
+        yield "\n\n".join(paragraphs)
+
+
+def documentation_parts() -> dict[Part, list[str]]:
+    """The documents of each part.
+
+    A file is in one part as a whole, chosen by its name and so the same in every version.
+    Paragraphs that share eight words in a row with a part before theirs are left out.
+    """
     files = list(_paragraphs())
-    known = {
-        run
-        for file, paragraphs in files
-        if part == "unseen" and part_of(file) == "training"
-        for paragraph in paragraphs
-        for run in word_runs(paragraph)
-    }
-    for file, paragraphs in files:
-        if part_of(file) == part:
-            new = [paragraph for paragraph in paragraphs if known.isdisjoint(word_runs(paragraph))]
-            if new:
-                yield "\n\n".join(new)
+    parts: dict[Part, list[str]] = {}
+    known: set[str] = set()
+    for part in get_args(Part):
+        documents = [
+            [text for text in paragraphs if not parts or known.isdisjoint(word_runs(text))]
+            for file, paragraphs in files
+            if part_of(file) == part
+        ]
+        parts[part] = ["\n\n".join(paragraphs) for paragraphs in documents if paragraphs]
+        known.update(run for texts in documents for text in texts for run in word_runs(text))
+    return parts
 
 
 def part_of(file: str) -> Part:
     """The part that a file, as `package/path`, belongs to."""
-    return "training" if sha256(file.encode()).digest()[0] % _UNSEEN else "unseen"
+    draw = sha256(file.encode()).digest()[0] % _FILES
+    return "held_out" if draw == 0 else "calibration" if draw == _FILES // 2 else "training"
 
 
 def word_runs(paragraph: str) -> set[str]:
@@ -176,7 +182,7 @@ def _docstrings(node: ast.Module | ast.ClassDef | ast.FunctionDef) -> Iterator[s
 def main() -> None:
     parser = argparse.ArgumentParser(description="Write one part of the documentation's text.")
     parser.add_argument("out", type=Path, help="a .jsonl file")
-    parser.add_argument("--part", choices=("training", "unseen"), default="training")
+    parser.add_argument("--part", choices=get_args(Part), default="training")
     options = parser.parse_args()
     write(documentation(options.part), options.out, force=True)
 

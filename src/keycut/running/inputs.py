@@ -180,10 +180,17 @@ class Inputs:
         """Files that a corpus is read from; what is on the hub is known by its commit."""
         spec = self.config.corpora[corpus]
         if spec.kind == "documentation":
-            return [f"{self.paths.root}/text/documentation.jsonl"]
+            return [f"{self.paths.root}/text/{spec.part or spec.kind}.jsonl"]
         # A pattern that matches nothing stands for itself: a file that is missing.
         patterns = spec.files if spec.kind == "local" else ()
         return sorted(chain(*([*map(str, matching(pattern))] or [pattern] for pattern in patterns)))
+
+    def documentation(self) -> dict[str, str | None]:
+        """Files of the documentation's text that corpora are read from, with the part they hold."""
+        corpora = self.config.corpora.items()
+        return {
+            self.text(name)[0]: spec.part for name, spec in corpora if spec.kind == "documentation"
+        }
 
     def tokenizer_text(self, tokenizer: str) -> list[str]:
         """What it is trained on, or made from."""
@@ -211,9 +218,13 @@ class Inputs:
 
     def provenance(self, paths: Iterable[str]) -> list[str]:
         """The records of those that rules make."""
-        tasks = dict.fromkeys(self.demo_tasks(), next(iter(self.demo_tasks()), ""))  # one job's
+        first = {
+            path: files[0]
+            for files in ([*self.documentation()], self.demo_tasks())  # one job's each
+            for path in files
+        }
         artefacts = [path for path in paths if not self.user_files([path])]
-        return sorted({str(provenance_path(tasks.get(path, path))) for path in artefacts})
+        return sorted({str(provenance_path(first.get(path, path))) for path in artefacts})
 
     @cached_property
     def locked(self) -> dict[Key, str]:
