@@ -252,7 +252,10 @@ def softmax_without_heads(folder):
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (widths_that_contradict, "attn.q_proj.weight is [32, 32], but with the 2 heads of 8 key"),
+        (
+            widths_that_contradict,
+            "q_proj.weight has 32 key channels, but the config says 2 heads of 8",
+        ),
         (a_layer_without_projections, "the model has no model.layers.1.attn.q_proj.weight"),
         (no_config, "is no model folder: it has no config.json"),
         (config_that_is_no_json, "config.json: not valid JSON"),

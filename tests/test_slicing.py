@@ -373,7 +373,7 @@ def test_layers_that_differ_in_width_are_refused(folders, tmp_path):
     config = json.loads((tmp_path / "narrow" / "config.json").read_text())
     config["expand_k"] = 1.0
     (tmp_path / "narrow" / "config.json").write_text(json.dumps(config))
-    with pytest.raises(InputError, match="layers differ in width cannot be sliced"):
+    with pytest.raises(InputError, match="layers differ in width, which cannot be sliced"):
         slice_model(Checkpoint(tmp_path / "narrow"), Pad(20), tmp_path / "out")
 
 

@@ -5,12 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from keycut.config import width as width_of
 from keycut.engines import ENGINES, Engine
-from keycut.errors import InputError
-from keycut.models.checkpoint import Checkpoint, current_name
+from keycut.models.checkpoint import Checkpoint
+from keycut.slicing import check_sliceable
 from keycut.splits import Split, splits_within
 
 TOKENS = (4_096, 32_768, 131_072)
@@ -149,7 +147,7 @@ def inspect(folder: Path | str) -> Inspection:
     """From config.json and the headers of the weights' files."""
     checkpoint = Checkpoint(folder)
     headers = dict(checkpoint.headers())
-    check_channels(checkpoint, headers)
+    check_sliceable(checkpoint)
     shape, model_type = checkpoint.shape, checkpoint.architecture.model_type
     cache = checkpoint.architecture.cache(checkpoint.config)
     tokens = TOKENS if cache.softmax else ()
@@ -202,25 +200,6 @@ def budget(checkpoint: Checkpoint, share: float) -> Budget:
     by_engine = {engine.name: splits(engine) for engine in engines}
     anyone = splits(None)
     return Budget(share, anyone, {n: s for n, s in by_engine.items() if s != anyone})
-
-
-def check_channels(checkpoint: Checkpoint, headers: dict[str, torch.Tensor]) -> None:
-    """An error if config.json says other widths than the tensors have."""
-    kind, shape = checkpoint.architecture, checkpoint.shape
-    stored = {current_name(name, kind): tensor for name, tensor in headers.items()}
-    for layer in shape.layers:
-        for key in (kind.q_proj, kind.k_proj):
-            if (name := kind.name(layer, key)) not in stored:
-                raise InputError(f"{checkpoint.folder}: the model has no {name}")
-    for name, (_, parts) in kind.channel_tensors(shape).items():
-        expected, axis = sum(part.places(shape).size for part in parts), parts[0].axis
-        if name in stored and stored[name].shape[axis] != expected:
-            raise InputError(
-                f"{checkpoint.folder}: {name} is {list(stored[name].shape)}, but with the "
-                f"{shape.heads} heads of {shape.width} key channels and {shape.value_heads} of "
-                f"{shape.value_width} value channels in config.json axis {axis} would have "
-                f"{expected}"
-            )
 
 
 def size(count: int) -> str:

@@ -39,7 +39,7 @@ from keycut.models.checkpoint import Checkpoint, rewrite, with_current_names
 
 EMBEDDINGS = ("embeddings.weight", "embed_tokens.weight")
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-MIXED_WIDTHS = "a model whose layers differ in width cannot be sliced"
+OTHER_WIDTHS = "it is of another model, or its layers differ in width, which cannot be sliced"
 
 
 class Change(Protocol):
@@ -234,7 +234,7 @@ def check_channels(
             heads = ["{} heads of {}".format(*shape.size(side)) for side in sides]
             raise InputError(
                 f"{name} has {size} {' and '.join(sides)} channels, but the config says "
-                f"{' and '.join(heads)}: {kind.mend or MIXED_WIDTHS}"
+                f"{' and '.join(heads)}: {kind.mend or OTHER_WIDTHS}"
             )
     if values:
         check_norms(headers, kind, shape)

@@ -10,10 +10,10 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FixedFormatter, FixedLocator, FuncFormatter
 
 from keycut.config import BASELINE, Stage, state_bytes
-from keycut.reporting.figures.quality import HIGHEST
 from keycut.reporting.headline import Headline, format_bytes
 from keycut.reporting.style import COLUMN, INK, SOLID, dash, drawing, name_ends, new_figure, to_svg
 
+TOP = 6  # times the whole model's perplexity; what is above leaves the picture
 CURVES: dict[Stage, tuple[str, str]] = {  # their names and colours
     "pre": ("sliced", "#7d7a80"),
     "refit": ("refitted", "#2c78fd"),
@@ -84,7 +84,7 @@ def _draw(headline: Headline, model: str, width: float) -> str:
         axes.plot(sizes[0.0], whole.value, "o", color=INK, markersize=3.5, zorder=3)
         ends.append((whole.value, "whole", INK))
         values = [value for points in curves.values() for _, value, _ in points]
-        low, high = min(values), min(max(values), HIGHEST * whole.value)
+        low, high = min(values), min(max(values), TOP * whole.value)
         margin = 0.05 * (high - low) or 1.0
         axes.set_ylim(low - margin, high + margin)
     axes.set_title(headline.label(model))
