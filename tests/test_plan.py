@@ -389,7 +389,7 @@ def test_after_a_run_planned_and_real_stand_side_by_side(finished: Graph) -> Non
     assert score["disk"] > 1000 * score["jobs"]  # its provenance too
     assert total["jobs"] == len(found)
     text = comparison_text("demo", found)
-    assert re.search(r"score +39 +78 s +1.9 min +1.50", text)
+    assert re.search(r"score +41 +82 s +2.[01] min +1.50", text)
     assert re.search(r"evaluate +2 +2.0 h +4.0 h +2.00 +2.0 h +4.0 h", text)
     assert "from the first start to the last end: 2.0 h" in text
 

@@ -17,12 +17,12 @@ from keycut.config import Config, load_config
 from keycut.errors import InputError
 from keycut.reporting.figures import draw
 from keycut.reporting.figures.filters import pixels
-from keycut.reporting.figures.headline import CURVES
 from keycut.reporting.figures.quality import draw_quality
 from keycut.reporting.figures.rank import draw_spectrum, draw_utilization, missing_note
 from keycut.reporting.figures.state import draw_state
 from keycut.reporting.figures.sweep import draw_sweep
 from keycut.reporting.frame import read_frame, write_frame
+from keycut.reporting.picture import CURVES
 from keycut.reporting.style import INK, KERNELS, drawing, spread
 from keycut.selection.methods import METHODS
 

@@ -121,7 +121,7 @@ def test_from_frames_to_a_document_and_a_verdict(
         ROOT / "config" / "claims.yaml",
     )
     verify(tmp_path / "verdict" / "cells.csv")
-    with pytest.raises(InputError, match="made of 7 figures, not of 6"):
+    with pytest.raises(InputError, match="made of 8 figures, not of 7"):
         write_document(demo, tables, figures[1:], tmp_path / "document.tex", TEMPLATES)
 
 

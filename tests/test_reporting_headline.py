@@ -8,9 +8,9 @@ import pytest
 from reporting_runs import ROOT
 
 from keycut.config import BASELINE, Config, Stage, Variant, load_config
-from keycut.reporting.figures.headline import describe_headline, draw_headline
 from keycut.reporting.frame import Cell, Draws, Key, variant_key
 from keycut.reporting.headline import Headline, format_bytes
+from keycut.reporting.picture import describe_headline, draw_headline
 
 CELL = Cell(None, None, None, 1, frozenset({"demo"}), "")
 

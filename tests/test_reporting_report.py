@@ -184,9 +184,9 @@ def test_claims_stand_by_what_they_are_about_and_measured_ones_first(page: str) 
 
 def test_missing_inputs_are_refused(demo: Config, inputs: dict[str, Any], tmp_path: Path) -> None:
     out = tmp_path / "r.html"
-    with pytest.raises(InputError, match="made of 14 frames, not of 13"):
+    with pytest.raises(InputError, match="made of 15 frames, not of 14"):
         write_report(demo, **{**inputs, "frames": inputs["frames"][1:]}, out=out)
-    with pytest.raises(InputError, match="made of 7 figures, not of 0"):
+    with pytest.raises(InputError, match="made of 8 figures, not of 0"):
         write_report(demo, **{**inputs, "figures": []}, out=out)
     some = next(iter(inputs["steps"]))
     with pytest.raises(InputError, match=r"gone\.json is missing"):

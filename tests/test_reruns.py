@@ -252,7 +252,7 @@ def test_a_method_more_reruns_no_other(copy):
     configure(copy, use)
     jobs = [line for line in snakemake(copy, "-n").splitlines() if line.startswith("Job ")]
     computed = [job for job in jobs if re.search("choosing|slicing|recovering|evaluating", job)]
-    assert len(computed) == 6
+    assert len(computed) == 5
     assert all("ghost" in job for job in computed)
     # It needs no gradients, so Grad's calibration is not its own.
     assert sum("calibrating" in job for job in jobs) == 1

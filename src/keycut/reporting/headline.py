@@ -1,5 +1,5 @@
 """What a reader of a report sees first: up to three sentences from a run's numbers, and the points
-of a picture (`keycut.reporting.figures.headline`).
+of a picture (`keycut.reporting.picture`).
 
 They are about the models and the perplexity of the run's first figure of kind `state`, or else
 `quality`, and about DRRQR, the paper's method, or else the first one of that figure. The numbers

@@ -18,7 +18,6 @@ from keycut.artefact import atomic_write, canonical_json
 from keycut.config import Config, Figure, Variant
 from keycut.reporting.claims import Answer
 from keycut.reporting.curves import draw_curves
-from keycut.reporting.figures.headline import OVER_SEEDS, describe_headline, draw_headline
 from keycut.reporting.frame import (
     PAPER,
     Key,
@@ -34,6 +33,7 @@ from keycut.reporting.headline import Headline
 from keycut.reporting.heat import STEPS, Look, against_baseline, against_paper
 from keycut.reporting.jobs import summarize_jobs
 from keycut.reporting.origins import Origins
+from keycut.reporting.picture import OVER_SEEDS, describe_headline, draw_headline
 from keycut.reporting.style import COLUMN
 from keycut.reporting.tables import lay_out
 from keycut.reporting.verdict import Judgement, Word, claims_only, read_judgements
