@@ -171,12 +171,12 @@ def answers_only(model: Any) -> Any:
 
 def losses_of_answers(
     hidden: Tensor, head: Tensor, teacher_hidden: Tensor, teacher_head: Tensor, targets: Tensor,
-    temperature: float,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    temperature: float, weight: float,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """`distillation_losses` of the tokens that have a target."""
     kept = targets != IGNORED
     student, teacher, known = (x[kept][None] for x in (hidden, teacher_hidden, targets))
-    return distillation_losses(student, head, teacher, teacher_head, known, temperature)
+    return distillation_losses(student, head, teacher, teacher_head, known, temperature, weight)
 
 
 # The models

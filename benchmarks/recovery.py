@@ -355,18 +355,19 @@ def fused(size: Size) -> dict[str, Any]:
     targets = torch.randint(vocabulary, shape[:2], generator=draw, device="cuda")
     targets[:, -1] = IGNORED
 
-    def ours() -> tuple[torch.Tensor, torch.Tensor]:
-        return distillation_losses(x, head, taught, taught_head, targets, T)
+    def ours() -> tuple[torch.Tensor, ...]:
+        return distillation_losses(x, head, taught, taught_head, targets, T, 1.0)
 
-    def theirs() -> tuple[torch.Tensor, torch.Tensor]:
+    def theirs() -> tuple[torch.Tensor, ...]:
         # Their divergence knows no temperature, but a linear head does: W (x / T) = (W x) / T.
         ce = FusedLinearCrossEntropyLoss(ignore_index=IGNORED)(
             x.flatten(0, 1), targets.flatten(), head
         )
         pair = (x / T).flatten(0, 1), (taught / T).flatten(0, 1)
-        return ce, T**2 * FusedKLDivLoss()(*pair, head, taught_head)
+        kd = T**2 * FusedKLDivLoss()(*pair, head, taught_head)
+        return ce + kd, ce, kd
 
-    def obvious() -> tuple[torch.Tensor, torch.Tensor]:
+    def obvious() -> tuple[torch.Tensor, ...]:
         """In float32, a sequence at a time."""
         ce = kd = torch.zeros((), device="cuda")
         for some, other, wanted in zip(x, taught, targets, strict=True):
@@ -375,7 +376,8 @@ def fused(size: Size) -> dict[str, Any]:
             ce = ce + F.cross_entropy(logits, wanted, ignore_index=IGNORED, reduction="sum")
             pair = (logits / T).log_softmax(-1), (other_logits / T).log_softmax(-1)
             kd = kd + T**2 * F.kl_div(*pair, reduction="sum", log_target=True)
-        return ce / (targets != IGNORED).sum(), kd / targets.numel()
+        ce, kd = ce / (targets != IGNORED).sum(), kd / targets.numel()
+        return ce + kd, ce, kd
 
     result: dict[str, Any] = {}
     gradients = {}
@@ -387,8 +389,8 @@ def fused(size: Size) -> dict[str, Any]:
                 torch.cuda.synchronize()
                 torch.cuda.reset_peak_memory_stats()
                 before, began = torch.cuda.memory_allocated(), time.perf_counter()
-                ce, kd = function()
-                (ce + kd).backward()
+                loss, ce, kd = function()
+                loss.backward()
                 torch.cuda.synchronize()
                 times.append(time.perf_counter() - began)
             assert x.grad is not None

@@ -9,13 +9,13 @@ from keycut.training.distillation import IGNORED, distillation_losses, next_toke
 TOKENS = (3, 11)
 
 
-def materialised(hidden, head, teacher_hidden, teacher_head, targets, temperature):
+def materialised(hidden, head, teacher_hidden, teacher_head, targets, temperature, weight):
     """As it is defined, with both sets of logits in memory."""
     logits, teacher = hidden @ head.T, teacher_hidden @ teacher_head.T
     ce = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
     p, q = (teacher / temperature).softmax(-1), (logits / temperature).softmax(-1)
     kd = temperature**2 * (p * (p.log() - q.log())).sum(-1).mean()
-    return ce, kd
+    return ce + weight * kd, ce, kd
 
 
 def inputs(seed=0):
@@ -30,16 +30,18 @@ def inputs(seed=0):
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
 @pytest.mark.parametrize("tokens_at_once", [1, 7, 33, 1000])
-def test_slices_give_the_same_losses_and_gradients(temperature, tokens_at_once):
-    given = inputs()
+@pytest.mark.parametrize("weight", [0.0, 0.7])
+@pytest.mark.parametrize("seed", range(3))
+def test_slices_give_the_same_losses_and_gradients(temperature, tokens_at_once, weight, seed):
+    given = inputs(seed)
     learning = given[:2]
-    found = distillation_losses(*given, temperature, tokens_at_once)
-    expected = materialised(*given, temperature)
+    found = distillation_losses(*given, temperature, weight, tokens_at_once)
+    expected = materialised(*given, temperature, weight)
     for ours, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6, check_dtype=False)
     for ours, theirs in zip(
-        torch.autograd.grad(found[0] + 0.7 * found[1], learning),
-        torch.autograd.grad(expected[0] + 0.7 * expected[1], learning),
+        torch.autograd.grad(2 * found[0], learning),
+        torch.autograd.grad(2 * expected[0], learning),
         strict=True,
     ):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-7)
@@ -47,17 +49,24 @@ def test_slices_give_the_same_losses_and_gradients(temperature, tokens_at_once):
 
 def test_nothing_flows_to_the_teacher():
     *given, targets = inputs()
-    sum(distillation_losses(*given, targets, 2.0)).backward()
+    distillation_losses(*given, targets, 2.0, 1.0)[0].backward()
     assert all(learner.grad is not None for learner in given[:2])
     assert all(teacher.grad is None for teacher in given[2:])
 
 
 def test_the_teacher_has_nothing_to_teach_itself():
     hidden, head, *_, targets = inputs()
-    _, kd = distillation_losses(hidden, head, hidden, head, targets, 2.0)
+    alone = torch.full_like(targets, IGNORED)
+    alone[0, 0] = 0
+    *_, kd = distillation_losses(hidden, head, hidden, head, targets, 2.0, 1.0)
     assert kd.item() == pytest.approx(0, abs=1e-6)
-    (gradient,) = torch.autograd.grad(kd, [hidden])
-    assert gradient.abs().max() < 1e-6
+    gradients = [
+        torch.autograd.grad(
+            distillation_losses(hidden, head, hidden, head, alone, 2.0, w)[0], hidden
+        )
+        for w in (0.0, 1.0)
+    ]
+    torch.testing.assert_close(*gradients, rtol=0, atol=1e-6)
 
 
 def test_the_last_token_has_no_target():
@@ -79,6 +88,8 @@ def test_no_tensor_has_the_logits_of_all_tokens():
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        ce, kd = distillation_losses(hidden, head, hidden.detach(), head, next_tokens(ids), 2.0, 16)
-        (ce + kd).backward()
-    assert largest <= max(head.numel(), 16 * 5000)
+        loss, _, _ = distillation_losses(
+            hidden, head, hidden.detach(), head, next_tokens(ids), 2.0, 1.0, 16
+        )
+        loss.backward()
+    assert largest <= hidden.numel()

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import wraps
+from functools import cache, wraps
 from typing import Any
 
 from keycut.models import tiles
+from keycut.running.gpus import driver_version
 
-HOPPER = 90
+logger = logging.getLogger(__name__)
+
+HOPPER, BLACKWELL = 90, 100  # compute capabilities
+CUDA_13_DRIVER = 580
 
 
 def assemble_with_ptxas_13() -> None:
@@ -18,7 +23,9 @@ def assemble_with_ptxas_13() -> None:
 
     Its ptxas 12.8 miscompiles some delta rules with 32 channels and fewer: the backward pass reads
     outside of its memory at d_k 16 and 32 (docs/hopper-backward.py), the forward pass of DeltaNet
-    at d_k 32 and d_v 64 is wrong without a word. A TRITON_PTXAS_PATH of the user's is respected.
+    at d_k 32 and d_v 64 is wrong without a word. A TRITON_PTXAS_PATH of the user's is respected. A
+    driver of CUDA 12 loads nothing that ptxas 13 makes: there the old one stays, with a warning,
+    and it is the preflight that finds the shapes which it gets wrong.
     Upstream: triton issue 11366, flash-linear-attention issue 1262.
     Goes when Triton takes ptxas 13.1 or newer for Hopper.
     """
@@ -26,10 +33,28 @@ def assemble_with_ptxas_13() -> None:
     from triton.backends.nvidia import compiler
 
     def newer(arch: int) -> Any:
-        takes_newer = arch >= HOPPER and "TRITON_PTXAS_PATH" not in os.environ
+        takes_newer = arch >= BLACKWELL or (
+            arch >= HOPPER and "TRITON_PTXAS_PATH" not in os.environ and driver_loads_cuda_13()
+        )
         return knobs.nvidia.ptxas_blackwell if takes_newer else knobs.nvidia.ptxas
 
     compiler.get_ptxas = newer
+    compiler.get_ptxas_version.cache_clear()  # a part of the names of kernels in Triton's cache
+
+
+@cache
+def driver_loads_cuda_13() -> bool:
+    """Whether what ptxas 13 makes can be loaded here; a warning, once, if not. Where the driver
+    does not tell its version it is taken to be new."""
+    version = driver_version()
+    if version is None or int(version.partition(".")[0]) >= CUDA_13_DRIVER:
+        return True
+    logger.warning(
+        f"NVIDIA driver {version} is older than {CUDA_13_DRIVER}: kernels are assembled by ptxas "
+        "12.8, which gets some heads of 32 channels and fewer wrong on a Hopper. See which by "
+        "`keycut preflight`, or install a newer driver"
+    )
+    return False
 
 
 def keep_chosen_tiles() -> None:

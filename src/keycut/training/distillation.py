@@ -1,17 +1,19 @@
 """Cross-entropy and divergence from a teacher, straight from hidden states.
 
 The logits of a whole batch, (tokens, vocabulary), are by far the largest tensors of training, and
-distillation needs two sets of them. Here only those of a slice of tokens exist, and are computed
-again for the gradient. flash-linear-attention has a fused divergence for GPUs; it knows neither
-a temperature nor the cross-entropy, which here comes of the same logits.
+distillation needs two sets of them. Here only those of a slice of tokens exist. Their gradient is
+known in closed form, so it is computed beside the loss while they are there: nothing is computed
+again for the backward pass. flash-linear-attention has a fused divergence for GPUs; it knows
+neither a temperature nor the cross-entropy, which here comes of the same logits.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 TOKENS_AT_ONCE = 1024
 IGNORED = -100  # the target of a token that nothing follows
@@ -29,43 +31,91 @@ def distillation_losses(
     teacher_head: Tensor,
     targets: Tensor,
     temperature: float,
+    weight: float,
     tokens_at_once: int = TOKENS_AT_ONCE,
-) -> tuple[Tensor, Tensor]:
-    """The mean cross-entropy over tokens with a target, and the mean over all tokens of
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The loss, ce + weight * kd, and its parts, which have no gradient of their own: the mean
+    cross-entropy over tokens with a target, and the mean over all tokens of
     T^2 KL(teacher || student) with both distributions at temperature T.
 
     hidden: (batch, length, d), head: (vocabulary, d), likewise the teacher's, whose d may differ;
     targets: (batch, length). T^2 keeps the gradient's size the same at every temperature.
     """
-    targets = targets.flatten()
-    slices = zip(
-        hidden.flatten(0, 1).split(tokens_at_once),
-        teacher_hidden.flatten(0, 1).split(tokens_at_once),
-        targets.split(tokens_at_once),
-        strict=True,
-    )
-    ce = kd = hidden.new_zeros((), dtype=torch.float32)
-    for student, teacher, slice_targets in slices:
-        more_ce, more_kd = checkpoint(
-            _sums, student, head, teacher, teacher_head, slice_targets, temperature,
-            use_reentrant=False, preserve_rng_state=False,
-        )  # fmt: skip
-        ce, kd = ce + more_ce, kd + more_kd
-    return ce / (targets != IGNORED).sum(), kd / len(targets)
+    losses: tuple[Tensor, Tensor, Tensor] = _Distillation.apply(
+        hidden.flatten(0, 1), head, teacher_hidden.flatten(0, 1), teacher_head, targets.flatten(),
+        temperature, weight, tokens_at_once,
+    )  # fmt: skip
+    return losses
 
 
-def _sums(
-    hidden: Tensor,
-    head: Tensor,
-    teacher_hidden: Tensor,
-    teacher_head: Tensor,
+class _Distillation(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        head: Tensor,
+        teacher_hidden: Tensor,
+        teacher_head: Tensor,
+        targets: Tensor,
+        temperature: float,
+        weight: float,
+        tokens_at_once: int,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        known = (targets != IGNORED).sum()
+        scales = 1 / known, weight / len(targets)
+        ce = kd = hidden.new_zeros((), dtype=torch.float32)
+        of_hidden, of_head = (
+            torch.zeros_like(x) if needed else None
+            for x, needed in zip((hidden, head), ctx.needs_input_grad, strict=False)
+        )
+        for start in range(0, len(targets), tokens_at_once):
+            part = slice(start, start + tokens_at_once)
+            more_ce, more_kd, gradient = losses_and_gradient(
+                F.linear(hidden[part], head),
+                F.linear(teacher_hidden[part], teacher_head),
+                targets[part],
+                temperature,
+                scales,
+            )
+            ce, kd = ce + more_ce, kd + more_kd
+            if of_hidden is not None:
+                of_hidden[part] = gradient @ head
+            if of_head is not None:
+                of_head += gradient.T @ hidden[part]
+        ctx.save_for_backward(of_hidden, of_head)
+        ce, kd = ce / known, kd / len(targets)
+        ctx.mark_non_differentiable(ce, kd)
+        return ce + weight * kd, ce, kd
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+        own = (None if x is None else x * upstream.to(x.dtype) for x in ctx.saved_tensors)
+        return *own, *[None] * 6
+
+
+def losses_and_gradient(
+    logits: Tensor,
+    teacher_logits: Tensor,
     targets: Tensor,
     temperature: float,
-) -> tuple[Tensor, Tensor]:
-    logits = F.linear(hidden, head).float()
-    with torch.no_grad():
-        teacher = (F.linear(teacher_hidden, teacher_head).float() / temperature).log_softmax(-1)
-    ce = F.cross_entropy(logits, targets, reduction="sum", ignore_index=IGNORED)
-    student = (logits / temperature).log_softmax(-1)
-    kd = F.kl_div(student, teacher, reduction="sum", log_target=True)
-    return ce, kd * temperature**2
+    scales: tuple[Tensor | float, float],
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The sums over tokens of the cross-entropy and of T^2 KL(teacher || student), and the gradient
+    by the logits, in their type, of the first sum times one scale plus the second times another.
+
+    All logits: (tokens, vocabulary).
+    """
+    logs = logits.float().log_softmax(-1)
+    at_temperature, teacher = (
+        (x.float() / temperature).log_softmax(-1) for x in (logits, teacher_logits)
+    )
+    ce = F.nll_loss(logs, targets, reduction="sum", ignore_index=IGNORED)
+    kd = F.kl_div(at_temperature, teacher, reduction="sum", log_target=True) * temperature**2
+
+    of_ce, of_kd = scales
+    known = targets != IGNORED
+    gradient = logs.exp_()
+    gradient[known, targets[known]] -= 1
+    gradient *= known[:, None] * of_ce
+    gradient += (at_temperature.exp_() - teacher.exp_()) * (temperature * of_kd)
+    return ce, kd, gradient.to(logits.dtype)

@@ -199,15 +199,16 @@ def recovery_loss(adapted: Any, teacher: Any, ids: Tensor, settings: Recovery) -
     student = adapted.get_base_model()
     with torch.no_grad():
         taught = teacher.model(ids, use_cache=False).last_hidden_state
-    ce, kd = distillation_losses(
+    losses = distillation_losses(
         student.model(ids, use_cache=False).last_hidden_state,
         student.lm_head.weight,
         taught,
         teacher.lm_head.weight,
         next_tokens(ids),
         settings.distillation.temperature,
+        settings.distillation.weight,
     )
-    return Losses(ce + settings.distillation.weight * kd, ce, kd)
+    return Losses(*losses)
 
 
 def resize_model(model: Any, change: Change) -> Any:
