@@ -388,3 +388,19 @@ def test_another_commit_of_what_was_downloaded_is_another_input(tmp_path, monkey
     inputs = Inputs(demo)
     assert inputs.task_data("zero_shot") == {}
     assert {inputs.commit("dataset", corpus) for corpus in demo.corpora.values()} == {None}
+
+
+def test_what_others_wait_for_goes_first():
+    rules = (ROOT / "workflow" / "rules").glob("*.smk")
+    text = "\n".join(path.read_text() for path in rules)
+    priority = {
+        name: int((re.findall(r"^    priority:\s+(\d+)", body, re.M) or ["0"])[0])
+        for name, body in re.findall(r"^rule (\w+):\n((?:(?!rule ).*\n)*)", text, re.M)
+    }
+    chain = ["calibrate", "score", "recover", "evaluate", "table"]
+    order = [priority[name] for name in chain]
+    assert order == sorted(order, reverse=True)
+    assert order[0] > order[-1]
+    assert priority["pretrain"] == priority["preflight_shape"] == priority["calibrate"]
+    assert priority["slice"] == priority["score"]
+    assert priority["refit"] == priority["recover"]

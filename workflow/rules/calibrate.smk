@@ -20,6 +20,7 @@ rule calibrate:
     wildcard_constraints:
         seed=r"\d+",
         backward="(-gradients)?",
+    priority: 3
     conda:
         "../../envs/model.yaml"
     resources:

@@ -9,6 +9,7 @@ rule preflight_shape:
         f"{results}/logs/preflight/{{shape}}.log",
     benchmark:
         f"{results}/timings/preflight_shape/{{shape}}.tsv"
+    priority: 3
     conda:
         "../../envs/model.yaml"
     resources:

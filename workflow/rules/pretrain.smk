@@ -19,6 +19,7 @@ rule pretrain:
         f"{results}/timings/pretrain/{{model}}.tsv"
     wildcard_constraints:
         model=any_of(inputs.trained()),
+    priority: 3
     conda:
         "../../envs/pretrain.yaml"
     resources:

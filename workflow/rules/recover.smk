@@ -18,6 +18,7 @@ rule recover:
         f"{results}/logs/recover/{{model}}/{{cut}}.log",
     benchmark:
         f"{results}/timings/recover/{{model}}-{{cut}}.tsv"
+    priority: 1
     conda:
         "../../envs/model.yaml"
     resources:

@@ -19,6 +19,7 @@ rule refit:
         f"{results}/logs/refit/{{model}}/{{method}}-{{target}}-{{ratio}}-{{seed}}.log",
     benchmark:
         f"{results}/timings/refit/{{model}}-{{method}}-{{target}}-{{ratio}}-{{seed}}.tsv"
+    priority: 1
     conda:
         "../../envs/model.yaml"
     resources:

@@ -16,6 +16,7 @@ rule score:
         f"{results}/logs/score/{{model}}/{{method}}-{{target}}-{{ratio}}-{{seed}}.log",
     benchmark:
         f"{results}/timings/score/{{model}}-{{method}}-{{target}}-{{ratio}}-{{seed}}.tsv"
+    priority: 2
     conda:
         "../../envs/model.yaml"
     resources:

@@ -16,6 +16,7 @@ rule slice:
         f"{results}/logs/slice/{{model}}/{{method}}-{{target}}-{{ratio}}-{{seed}}.log",
     benchmark:
         f"{results}/timings/slice/{{model}}-{{method}}-{{target}}-{{ratio}}-{{seed}}.tsv"
+    priority: 2
     conda:
         "../../envs/model.yaml"
     resources:
