@@ -93,3 +93,22 @@ def test_no_tensor_has_the_logits_of_all_tokens():
         )
         loss.backward()
     assert largest <= hidden.numel()
+
+
+@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # a CPU without bf16 is slower
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_in_mixed_precision_only_rounding_differs(dtype):
+    """As a GPU trains: autocast, a frozen head in float32, a teacher in bf16."""
+    hidden, head, taught, taught_head, targets = inputs()
+    head, taught, taught_head = head.detach().float(), taught.bfloat16(), taught_head.bfloat16()
+    x = hidden.detach().to(dtype).requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16):
+        loss, *_ = distillation_losses(x, head, taught, taught_head, targets, 2.0, 1.0, 7)
+    (found,) = torch.autograd.grad(loss, x)
+    exact = x.detach().double().requires_grad_()
+    others = (tensor.double() for tensor in (head, taught, taught_head))
+    expected, *_ = materialised(exact, *others, targets, 2.0, 1.0)
+    (gradient,) = torch.autograd.grad(expected, exact)
+    assert found.dtype == dtype
+    assert loss.item() == pytest.approx(expected.item(), rel=0.01)
+    assert (found - gradient).norm() < 0.01 * gradient.norm()
