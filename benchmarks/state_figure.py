@@ -31,6 +31,7 @@ CONFIG = Path(__file__).parents[1] / "config" / "lab.yaml"  # names and colours 
 DASHED, DOTTED = (0, (3, 1.5)), (0, (1, 1.2))
 WHOLE = "whole, in fewer bits"
 PERPLEXITY = "perplexity, text held out"
+PLAIN = "float32"  # as engines hold it
 LOOKS: dict[str, dict[str, Any]] = {
     WHOLE: {"linestyle": SOLID, "marker": "s"},
     "sliced": {"linestyle": DASHED, "marker": "o", "markerfacecolor": "none"},
@@ -47,7 +48,7 @@ Curves = dict[tuple[str | None, str], Points]  # of a method (None: whole) and a
 def precision_curves(rows: Iterable[dict[str, Any]]) -> dict[str, Curves]:
     """Of each model: perplexities, the lowest where several types have the same bytes."""
     rows = list(rows)
-    whole = {row["model"]: row for row in rows if row["method"] is None and is_plain(row)}
+    whole = {row["model"]: row for row in rows if row["method"] is None and row["state"] == PLAIN}
     panels: dict[str, Curves] = defaultdict(lambda: defaultdict(dict))
     for row in rows:
         if row["state"] == OWN_KERNELS:
@@ -63,10 +64,6 @@ def precision_curves(rows: Iterable[dict[str, Any]]) -> dict[str, Curves]:
     return panels
 
 
-def is_plain(row: dict[str, Any]) -> bool:
-    return bool(row["state"] == "float32")
-
-
 def looks(row: dict[str, Any]) -> list[str]:
     """The curves that a row is on. Those in fewer bits begin in float32, one for each ratio."""
     if row["method"] is None:
@@ -74,7 +71,7 @@ def looks(row: dict[str, Any]) -> list[str]:
     if row["stage"] == "sliced":
         return ["sliced"]
     fewer_bits = f"refitted, in fewer bits/{row['ratio']}"
-    return ["refitted", fewer_bits] if is_plain(row) else [fewer_bits]
+    return ["refitted", fewer_bits] if row["state"] == PLAIN else [fewer_bits]
 
 
 def recall_curves(rows: Iterable[dict[str, Any]]) -> dict[str, Curves]:

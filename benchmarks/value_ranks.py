@@ -1,6 +1,6 @@
 """Why one split of the state beats another: how much of keys and values the kept ones rebuild.
 
-    python benchmarks/value_ranks.py MODEL [MODEL ...] --text FOLDER [--sequences 16] [--gpu]
+    python benchmarks/value_ranks.py MODEL [MODEL ...] --text FOLDER [--sequences 16]
 
 For each model and for 1/2, 1/4 and 1/8 of the channels: the share of the energy that the channels
 which DRRQR keeps cannot rebuild linearly, of keys and queries together and of what enters the
@@ -48,8 +48,7 @@ def lines(folder: Path, options: argparse.Namespace) -> list[str]:
     model = Checkpoint(folder)
     calibration = calibrate_folder(
         folder, PackedTokens(options.text, slice_name="calibration"), name="calibration",
-        sequences=options.sequences, rows=5000, seed=0, device="cuda" if options.gpu else "cpu",
-        gradients=False, values=True,
+        sequences=options.sequences, rows=5000, seed=0, device="cpu", gradients=False, values=True,
     )  # fmt: skip
     statistics = ModelStatistics(model, calibration)
     keys, values = statistics.gram("k") + statistics.gram("q"), statistics.gram("v")
@@ -79,7 +78,6 @@ def main() -> None:
     parser.add_argument("models", type=existing, nargs="+", metavar="MODEL")
     parser.add_argument("--text", type=existing, required=True, metavar="FOLDER")
     parser.add_argument("--sequences", type=int, default=16, help="of calibration text")
-    parser.add_argument("--gpu", action="store_true")
     options = parser.parse_args()
     print("| model | kept | of keys and queries | of values |\n|---|---|---|---|", flush=True)
     for folder in options.models:

@@ -113,9 +113,10 @@ def losses_and_gradient(
     kd = F.kl_div(at_temperature, teacher, reduction="sum", log_target=True) * temperature**2
 
     of_ce, of_kd = scales
-    known = targets != IGNORED
+    known = (targets != IGNORED)[:, None]
     gradient = logs.exp_()
-    gradient[known, targets[known]] -= 1
-    gradient *= known[:, None] * of_ce
-    gradient += (at_temperature.exp_() - teacher.exp_()) * (temperature * of_kd)
+    # Not by a mask, for whose size a GPU would have to be waited for.
+    gradient.scatter_add_(1, targets.clamp_min(0)[:, None], -known.float())
+    gradient *= known * of_ce
+    gradient.add_(at_temperature.exp_() - teacher.exp_(), alpha=temperature * of_kd)
     return ce, kd, gradient.to(logits.dtype)
