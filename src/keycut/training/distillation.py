@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-TOKENS_AT_ONCE = 1024
+TOKENS_AT_ONCE = 4096
 IGNORED = -100  # the target of a token that nothing follows
 
 
@@ -68,9 +68,13 @@ class _Distillation(torch.autograd.Function):
             torch.zeros_like(x) if needed else None
             for x, needed in zip((hidden, head), ctx.needs_input_grad, strict=False)
         )
+        if hidden.is_cuda:
+            from keycut.training.distillation_kernel import losses_and_gradient as compute
+        else:
+            compute = losses_and_gradient
         for start in range(0, len(targets), tokens_at_once):
             part = slice(start, start + tokens_at_once)
-            more_ce, more_kd, gradient = losses_and_gradient(
+            more_ce, more_kd, gradient = compute(
                 F.linear(hidden[part], head),
                 F.linear(teacher_hidden[part], teacher_head),
                 targets[part],
@@ -98,12 +102,12 @@ def losses_and_gradient(
     teacher_logits: Tensor,
     targets: Tensor,
     temperature: float,
-    scales: tuple[Tensor | float, float],
+    scales: tuple[Tensor, float],
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The sums over tokens of the cross-entropy and of T^2 KL(teacher || student), and the gradient
     by the logits, in their type, of the first sum times one scale plus the second times another.
 
-    All logits: (tokens, vocabulary).
+    All logits: (tokens, vocabulary). On a GPU distillation_kernel.py has the same in one kernel.
     """
     logs = logits.float().log_softmax(-1)
     at_temperature, teacher = (
