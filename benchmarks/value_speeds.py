@@ -267,21 +267,23 @@ def title(part: str, metric: str) -> str:
 
 
 def table(rows: list[Row]) -> list[str]:
-    """Markdown: a line for each shape, tokens/s and sequences (and over those unpruned)."""
+    """Markdown: tokens/s and sequences of an unpruned shape, and how many times as many of each
+    split."""
     titles = list(dict.fromkeys(title for row in rows for title, _, _ in figures(row)))
     head = ["model", "d_k x d_v", "state", "parameters", *titles]
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for row in rows:
+        whole = row["ratios"]["state_bytes"] == 1
         cells = {
             title: "-" if reading["value"] is None
-            else f"{reading['value']:,.0f}" + (f" ({ratio:.2f})" if ratio else "")
+            else f"{reading['value']:,.0f}" if whole or ratio is None
+            else f"{ratio:.2f}"
             for title, reading, ratio in figures(row)
         }  # fmt: skip
-        ratios = row["ratios"]
+        parameters = f"{row['parameters']:,}" if whole else f"{row['ratios']['parameters']:.2f}"
         columns = [
-            row["model"], f"{row['d_k']} x {row['d_v']}", f"{ratios['state_bytes']:.3f}",
-            f"{row['parameters'] / 1e6:.2f} M ({ratios['parameters']:.2f})",
-            *(cells.get(title, "-") for title in titles),
+            row["model"], f"{row['d_k']} x {row['d_v']}", f"{row['ratios']['state_bytes']:.3f}",
+            parameters, *(cells.get(title, "-") for title in titles),
         ]  # fmt: skip
         lines.append(f"| {' | '.join(columns)} |")
     return lines

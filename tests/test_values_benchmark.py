@@ -157,6 +157,12 @@ def test_the_document_has_the_best_of_the_rows():
         assert " | ".join(shown) in document
 
 
+def test_the_document_has_the_speeds_of_the_rows():
+    rows = (ROOT / "benchmarks" / "h200" / "values_speed.jsonl").read_text().splitlines()
+    table = value_speeds.table([json.loads(row) for row in rows])
+    assert "\n".join(table) in (ROOT / "docs" / "values.md").read_text()
+
+
 def test_the_document_says_what_the_costs_of_each_side_are():
     """The growth of the logarithm of the perplexity, by the same rows."""
     rows = map(json.loads, (ROOT / "benchmarks" / "h200" / "values.jsonl").read_text().splitlines())
