@@ -5,12 +5,10 @@ from keycut.running.job import job
 with job(snakemake) as run:
     from keycut.reporting.report import write_report
     from keycut.running.paths import PROVENANCE
-    from keycut.running.provenance import commit
 
     results, variants = Path(snakemake.params.results), run.variants()
     curves = {v: Path(p) for v, p in zip(variants, snakemake.params.curves, strict=True)}
     steps = {v: map(Path, p) for v, p in zip(variants, snakemake.params.steps, strict=True)}
-    concurrent = ("document", "pdf")  # their timings and provenance may or may not exist by now
     write_report(
         run,
         frames=snakemake.input.frames,
@@ -20,14 +18,10 @@ with job(snakemake) as run:
         timings={
             rule.name: sorted(rule.rglob("*.tsv"))
             for rule in sorted((results / "timings").iterdir())
-            if rule.name not in concurrent
         },
         steps={v: [path for path in paths if path.is_file()] for v, paths in steps.items()},
-        provenance=sorted(
-            path for path in results.rglob(f"*{PROVENANCE}") if not path.match("document.*")
-        ),
+        provenance=sorted(results.rglob(f"*{PROVENANCE}")),
         current_code=snakemake.params.current_code,
         out=snakemake.output.html,
         templates=snakemake.params.templates,
-        commit=commit() or "",
     )

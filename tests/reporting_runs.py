@@ -325,5 +325,4 @@ def report_inputs(config: Config, folder: Path, *, drawn: bool) -> dict:
         "provenance": sorted(folder.rglob(f"*{PROVENANCE}")),
         "steps": steps,
         "templates": TEMPLATES,
-        "commit": "0123456789ab",
     }

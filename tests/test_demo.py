@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 import time
 from collections import Counter
 from pathlib import Path
@@ -21,6 +22,7 @@ import torch
 import yaml
 
 from keycut.cli import main
+from keycut.config import load_config
 from keycut.data.documentation import word_runs
 from keycut.data.packing import PackedTokens
 from keycut.data.sources import read
@@ -28,6 +30,7 @@ from keycut.models import load
 from keycut.models.checkpoint import Checkpoint
 from keycut.prune import pack_text
 from keycut.refit import perplexity
+from keycut.running.archive import write_archive
 
 ROOT = Path(__file__).parents[1]
 DEMO = ROOT / "results" / "demo"
@@ -71,6 +74,26 @@ def planned(folder, *arguments):
 def summary(jobs):
     """Jobs by the word that begins their message."""
     return dict(Counter(job.split(" ", 1)[0] for job in jobs.elements()))
+
+
+def test_an_archive_gives_the_same_report_and_tables_in_another_checkout(tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    archive = tmp_path / "archive.tar.xz"
+    write_archive(load_config("config/demo.yaml"), archive)
+    for name in ("workflow", "scripts", "config", "profiles", "envs", "src", "models"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    with tarfile.open(archive) as files:
+        assert not [name for name in files.getnames() if name.endswith("model.safetensors")]
+        files.extractall(tmp_path, filter="data")
+    outs = [TARGET, "results/demo/tables/summary.tex", "results/demo/figures/filters.svg"]
+    done = subprocess.run(
+        [sys.executable, "-m", "keycut.running.forkserver",
+         *command(*outs, "--config", "partial=archived")],
+        cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    for out in outs:
+        assert (tmp_path / out).read_bytes() == (ROOT / out).read_bytes()
 
 
 def edit(path, old, new):

@@ -321,17 +321,20 @@ def test_a_picture_has_ids_of_its_own() -> None:
 def test_gpu_hours_are_those_of_the_gpus_that_jobs_had(tmp_path: Path) -> None:
     records = []
     for i, (rule, seconds, gpus) in enumerate(
-        [("evaluate", 10.0, ("H200", "H200")), ("evaluate", 30.0, ("H200",)), ("frame", 5.0, ())]
+        [("evaluate", 10.0, ("H200", "H200")), ("evaluate", 30.0, ("H200",)), ("score", 5.0, ())]
     ):
         records.append(tmp_path / f"{i}.json")
         write_json(records[-1], {**record(rule, seconds, gpus), "started": f"2026-01-0{3 - i}"})
     (tmp_path / "e.tsv").write_text("s\th:m:s\tmax_rss\n12.5\t0:00:12\t-\n31.0\t0:00:31\t512.0\n")
-    work = summarize_jobs({"evaluate": [tmp_path / "e.tsv"], "pretrain": []}, records)
-    assert [rule.name for rule in work.rules] == ["frame", "evaluate"]  # as they first ran
-    frame, evaluate = work.rules
+    records.append(tmp_path / "page.json")
+    write_json(records[-1], {**record("page", 90.0, ()), "started": "2026-01-09"})
+    tsv = [tmp_path / "e.tsv"]
+    work = summarize_jobs({"evaluate": tsv, "pretrain": [], "table": tsv}, records)
+    assert [rule.name for rule in work.rules] == ["score", "evaluate"]  # as they first ran
+    score, evaluate = work.rules
     assert (evaluate.jobs, evaluate.seconds, evaluate.longest) == (2, 43.5, 31.0)
     assert (evaluate.gpu_seconds, evaluate.gpus, evaluate.peak_mib) == (50.0, ("H200",), 512.0)
-    assert (frame.jobs, frame.seconds, frame.gpu_seconds, frame.peak_mib) == (1, 5.0, 0, None)
+    assert (score.jobs, score.seconds, score.gpu_seconds, score.peak_mib) == (1, 5.0, 0, None)
     assert (work.jobs, work.gpu_seconds, work.started) == (3, 50.0, "2026-01-01")
     assert work.ended == "2026-01-03T00:00:10Z"
     assert work.commits == (("0123456789ab", 3),)

@@ -267,6 +267,35 @@ rule report:
         [f"{results}/document.pdf"] if shutil.which("pdflatex") else [],
 
 
+# All that the above are made of, without weights and text.
+rule archive:
+    input:
+        **with_provenance(
+            tables=[paths.table(table) for table in run_config.tables],
+            figures=[paths.figure(figure) for figure in inputs.figures()],
+        ),
+    output:
+        archive=f"{results}/archive.tar.xz",
+        provenance=f"{results}/archive.tar.xz.provenance.json",
+    log:
+        f"{results}/logs/archive.log",
+    benchmark:
+        f"{results}/timings/archive/archive.tsv"
+    localrule: True
+    conda:
+        "../../envs/report.yaml"
+    resources:
+        mem_mb=2000,
+        runtime=10,
+    params:
+        code=code("archive"),
+        settings=run_config.model_dump(mode="json"),
+    message:
+        "packing the results without weights and text"
+    script:
+        "../../scripts/archive.py"
+
+
 rule verify:
     input:
         **with_provenance(verdict=f"{results}/verdict"),

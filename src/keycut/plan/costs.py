@@ -19,7 +19,7 @@ from keycut.plan.work import Workload
 RULES = (
     "download", "text", "tokenizer", "tokens", "tasks", "preflight_shape", "pretrain", "adopt",
     "calibrate", "score", "slice", "refit", "recover", "evaluate", "measure", "analyze", "frame",
-    "union", "table", "figure", "document", "pdf", "verdict", "page", "verify",
+    "union", "table", "figure", "document", "pdf", "verdict", "page", "archive", "verify",
 )  # fmt: skip
 PARTS = ("start", "tuning", "forward", "step")
 

@@ -13,6 +13,12 @@ from typing import Any
 from keycut.artefact import read_json
 from keycut.reporting.origins import is_other_code
 
+RENDERING = frozenset(
+    ("frame", "union", "table", "figure", "document", "pdf", "verdict", "page", "archive")
+)
+"""Rules that show results. They are no part of what the results took, and left out, a page that is
+written again from the same results is the same."""
+
 
 @dataclass(frozen=True)
 class RuleSummary:
@@ -55,11 +61,14 @@ def summarize_jobs(
     provenance: Iterable[Path | str],
     current_code: Mapping[str, str] = {},
 ) -> RunSummary:
-    """From timings of every rule (.tsv) and what jobs wrote about themselves.
+    """What made the results: from timings of rules (.tsv) and what jobs wrote about themselves.
 
     Rules are in the order in which they first ran. For `current_code` see `origins.is_other_code`.
     """
-    jobs = sorted((read_json(path) for path in provenance), key=lambda job: job["started"])
+    records = map(read_json, provenance)
+    jobs = sorted(
+        (job for job in records if job["rule"] not in RENDERING), key=lambda job: job["started"]
+    )
     by_rule: dict[str, list[dict[str, Any]]] = {}
     versions: dict[str, dict[str, None]] = {}
     for job in jobs:
@@ -69,6 +78,7 @@ def summarize_jobs(
     rules = [
         _summarize_rule(name, timings.get(name, ()), by_rule.get(name, []), current_code)
         for name in dict.fromkeys([*by_rule, *timings])
+        if name not in RENDERING
     ]
     ends = [
         datetime.fromisoformat(job["started"]) + timedelta(seconds=job["seconds"]) for job in jobs

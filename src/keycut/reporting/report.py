@@ -98,7 +98,6 @@ def write_report(
     templates: Path | str,
     provenance: Iterable[Path | str] = (),
     current_code: Mapping[str, str] = {},
-    commit: str = "",
 ) -> None:
     """One HTML page of a run.
 
@@ -110,7 +109,6 @@ def write_report(
     steps:         files that say how a variant was made, in order (.json, .safetensors)
     provenance:    what jobs wrote about themselves (.provenance.json)
     current_code:  digests of the code of rules with a version, to mark what other code made
-    commit:        of the checkout that writes the page
 
     Also read are the files that frames name as sources, and their provenance.
     """
@@ -156,7 +154,6 @@ def write_report(
         work=summarize_jobs(timings, provenance, current_code),
         # Whatever texts are in it, this JSON does not end the <script> around it.
         data=Markup(canonical_json(numbers.to_json(judgements)).replace("<", "\\u003c")),
-        commit=commit,
         version=__version__,
     )
     with atomic_write(out, force=True) as aside:

@@ -1,0 +1,50 @@
+"""A run without its weights and text: all that tables, figures and the report are made of.
+
+Unpacked in a checkout, a run with `partial` makes them again.
+"""
+
+from __future__ import annotations
+
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from keycut.artefact import atomic_write, read_json
+from keycut.config import Config, QualityFigure
+from keycut.reporting.jobs import RENDERING
+from keycut.running.inputs import Inputs, present
+from keycut.running.paths import OWNER, PROVENANCE, provenance_path
+
+
+def write_archive(config: Config, out: Path | str) -> None:
+    """A .tar.xz, the same bytes for the same files."""
+    with atomic_write(out, force=True) as aside, tarfile.open(aside, "w:xz") as archive:
+        for path in sorted({*archived_files(config)}):
+            member = tarfile.TarInfo(str(path))
+            member.size = path.stat().st_size
+            with path.open("rb") as file:
+                archive.addfile(member, file)
+
+
+def archived_files(config: Config) -> Iterator[Path]:
+    """Paths of the checkout; some more than once."""
+    inputs = Inputs(config)
+    paths, root, variants = inputs.paths, Path(inputs.paths.root), inputs.shown().variants()
+    sources = inputs.results()
+    for name, figure in inputs.figures().items():
+        if figure.kind == "filters":  # shows weights, so it is kept as it was drawn
+            sources += [paths.figure(name, ending) for ending in ("pdf", "svg")]
+        elif not isinstance(figure, QualityFigure):
+            sources += present(inputs.figure_sources(name))
+    sources += [paths.curve(variant) for variant in variants]
+    sources += [step for variant in variants for step in paths.steps(variant)]
+    for source in sources:
+        yield from filter(Path.is_file, (Path(source), provenance_path(source)))
+    yield from filter(Path.is_file, [root / OWNER])
+    # What the results took.
+    for path in root.rglob(f"*{PROVENANCE}"):
+        if read_json(path)["rule"] not in RENDERING:
+            yield path
+    for folder in (root / "timings").iterdir():
+        if folder.name not in RENDERING:
+            yield from folder.rglob("*.tsv")
