@@ -6,8 +6,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
-
+sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 import cost_and_gain
 
 PPL = "wikitext_word_ppl"
