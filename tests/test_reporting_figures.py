@@ -182,6 +182,21 @@ def test_a_point_that_is_missing_is_left_out(
     assert [*grad.lines[0].get_xdata()] == [0, 75]
 
 
+@pytest.mark.parametrize("name", ["quality", "state"])
+def test_a_model_without_numbers_has_an_empty_panel(
+    demo: Config, sources: dict[str, list[Path]], tmp_path: Path, name: str
+) -> None:
+    empty = []
+    for place, source in enumerate(sources[name]):
+        frame = read_frame(source)
+        frame[["value", "stderr"]] = np.nan
+        frame["reason"], frame["draws"] = "not measured: no time", ""
+        empty.append(tmp_path / f"{place}.parquet")
+        write_frame(empty[-1], frame)
+    draw(demo, name, empty, [tmp_path / "x.svg", tmp_path / "x.pdf"])
+    assert (tmp_path / "x.svg").read_text().count("not measured") >= 1
+
+
 def test_wrong_sources_are_refused(
     demo: Config, sources: dict[str, list[Path]], tmp_path: Path
 ) -> None:

@@ -94,6 +94,13 @@ def test_what_is_said_goes_to_the_log_even_from_other_processes(planned, around)
     assert {*Path("work.log").read_text().split("\n")} == {"said", "warned", "from outside", ""}
 
 
+def test_a_fault_is_in_the_log_with_its_traceback(planned, around):
+    with pytest.raises(ZeroDivisionError), around(planned()):
+        1 / 0
+    assert "Traceback" in (log := Path("work.log").read_text())
+    assert "ZeroDivisionError: division by zero" in log
+
+
 def test_the_hub_is_switched_off_unless_the_job_is_to_fetch(planned, around):
     os.environ["HF_HUB_OFFLINE"] = ""
     with around(planned(), online=True):

@@ -24,6 +24,7 @@ import os
 import shutil
 import sys
 import time
+import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from glob import escape
@@ -172,6 +173,9 @@ def _redirect_to_log(log: Any) -> Iterator[None]:
     os.close(file)
     try:
         yield
+    except Exception:
+        traceback.print_exc()  # the log is where people look
+        raise
     finally:
         try:
             sys.stdout.flush()

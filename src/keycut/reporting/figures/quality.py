@@ -34,6 +34,11 @@ class Panel:
     baseline: float | None
     curves: dict[str, dict[float, Cell]]
 
+    @property
+    def measured(self) -> bool:
+        points = (cell.value for points in self.curves.values() for cell in points.values())
+        return any(value is not None for value in (self.baseline, *points))
+
 
 def draw_quality(config: Config, name: str, sources: Sequence[Path]) -> Figure:
     """A panel per model and stage; bars are one standard deviation over seeds.
@@ -49,7 +54,9 @@ def draw_quality(config: Config, name: str, sources: Sequence[Path]) -> Figure:
     for place, panel in enumerate(panels, start=1):
         axes = figure.add_subplot(1, len(panels), place, sharey=first.get(panel.model))
         _draw(config, axes, panel)
-        if task.metric.endswith("perplexity"):
+        if not panel.measured:
+            mark_empty(axes)
+        elif task.metric.endswith("perplexity"):
             set_logarithmic(axes, panel.baseline)
         if panel.model in first:
             axes.tick_params(labelleft=False)
@@ -85,6 +92,11 @@ def _draw(config: Config, axes: Axes, panel: Panel) -> None:
     axes.set_title(f"{config.models[panel.model].label}\n{STAGES[panel.stage]}")
     axes.set_xlabel("channels cut, %")
     axes.set_xlim(left=0)
+
+
+def mark_empty(axes: Axes) -> None:
+    """A panel of which a partial run has nothing."""
+    axes.text(0.5, 0.5, "not measured", transform=axes.transAxes, ha="center")
 
 
 def set_logarithmic(axes: Axes, baseline: float | None) -> None:

@@ -12,7 +12,13 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter
 
 from keycut.config import BASELINE, Config, QualityFigure, state_bytes
-from keycut.reporting.figures.quality import STAGES, Panel, read_panels, set_logarithmic
+from keycut.reporting.figures.quality import (
+    STAGES,
+    Panel,
+    mark_empty,
+    read_panels,
+    set_logarithmic,
+)
 from keycut.reporting.style import INK, PAGE, SOLID, colour, dash, label, new_figure
 
 DASHED = (0, (3, 1.5))
@@ -39,7 +45,9 @@ def draw_state(config: Config, name: str, sources: Sequence[Path]) -> Figure:
     for axes, model in zip(figure.subplots(1, len(models), squeeze=False)[0], models, strict=True):
         parts = [panel for panel in panels if panel.model == model]
         _draw(config, axes, parts)
-        if task.metric.endswith("perplexity"):
+        if not any(panel.measured for panel in parts):
+            mark_empty(axes)
+        elif task.metric.endswith("perplexity"):
             set_logarithmic(axes, parts[0].baseline)
     figure.axes[0].set_ylabel(f"{task.label}, {task.metric.replace('_', ' ')}")
     methods = dict.fromkeys(method for panel in panels for method in panel.curves)
