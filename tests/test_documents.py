@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from keycut.cli import parser
 from keycut.models.architectures.base import Architecture
 from keycut.selection.methods import METHODS
 
@@ -37,6 +38,19 @@ def test_every_page_is_linked_from_another():
         for target in re.findall(r"\]\(([^)\s]+)\)", document.read_text())
     }
     assert [path.name for path in DOCUMENTS[1:] if path not in linked] == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_files_commands_and_options_exist(document):
+    text = re.sub(r"\\\n\s*", " ", document.read_text())  # commands on several lines
+    for path in re.findall(r"\b(?:benchmarks|envs|profiles|scripts|src|tests)/[\w./-]*\w", text):
+        assert (ROOT / path).exists(), path
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
+    assert {*re.findall(r"(?m)(?:^    |`)make ([a-z-]+)", text)} <= {*targets}
+    (commands,) = parser()._subparsers._group_actions
+    for name, arguments in re.findall(r"(?m)(?:^    |`)keycut ([a-z]+)([^`#\n]*)", text):
+        options = commands.choices[name]._option_string_actions
+        assert {*re.findall(r"--[a-z-]+", arguments)} <= {*options}
 
 
 def test_methods_of_the_readme_exist():
