@@ -143,9 +143,12 @@ def train(settings: Settings) -> dict[str, Any]:
     data, work = Path(str(settings.data)), Path(settings.work)
     tokens = PackedTokens(data / "tokens")
     batch = 16
-    recipe = Recipe(
-        trainer="builtin", data="text/all", epochs=20, steps=settings.steps, batch=batch,
-        learning_rate=3e-3, warmup=settings.steps // 10, floor=0.1, eps=1e-15, clip=1.0, seed=0,
+    recipe = Recipe.model_validate(
+        {
+            "trainer": "builtin", "data": "text/all", "epochs": 20, "steps": settings.steps,
+            "batch": batch, "learning_rate": 3e-3, "warmup": settings.steps // 10, "floor": 0.1,
+            "eps": 1e-15, "clip": 1.0, "seed": 0,
+        }
     )  # fmt: skip
     model = create(LARGER, seed=0).to(settings.device)
     started = time.monotonic()

@@ -595,7 +595,8 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS[:3]))
     parser.add_argument("--seconds", type=float, default=250, help="for all parts (250)")
     parser.add_argument("--each", type=float, default=1.5, help="seconds of a timing (1.5)")
-    several, number = {"type": positive, "nargs": "+", "metavar": "N"}, {"type": positive}
+    number: dict[str, Any] = {"type": positive}
+    several: dict[str, Any] = {**number, "nargs": "+", "metavar": "N"}
     parser.add_argument("--widths", **several, help=f"d_k {default('widths')}")
     parser.add_argument("--batches", **several, help=f"of decoding {default('batches')}")
     parser.add_argument("--prompt", **number, metavar="N", help=f"its tokens {default('prompt')}")

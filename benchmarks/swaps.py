@@ -47,7 +47,7 @@ def main() -> None:
             seed=0,
         )  # fmt: skip
         data = PackedTokens(Path(folder) / "text", slice_name="calibration")
-        model = ModelStatistics(checkpoint, calibrate_on(data, request))
+        model = ModelStatistics(checkpoint, calibrate_on(data, request, values=False))
     shape = checkpoint.shape
     widths = [width(shape.width, ratio) for ratio in RATIOS]
     heads = len(shape.layers) * shape.heads
