@@ -23,7 +23,7 @@ from keycut.artefact import write_json
 from keycut.config import Config, Variant, load_config
 from keycut.errors import InputError
 from keycut.reporting.curves import draw_curves, read_curve
-from keycut.reporting.frame import Cell, Draws, Key, from_frame, read_frame
+from keycut.reporting.frame import Cell, Draws, Key, from_frame, make_union, read_frame
 from keycut.reporting.grid import Box
 from keycut.reporting.headline import Headline
 from keycut.reporting.heat import (
@@ -54,6 +54,15 @@ def page(demo: Config, inputs: dict[str, Any], tmp_path_factory: pytest.TempPath
     out = tmp_path_factory.mktemp("page") / "report.html"
     write_report(demo, **inputs, out=out)
     return out.read_text()
+
+
+def test_a_run_without_tables_has_a_report_too(demo: Config, tmp_path: Path) -> None:
+    figures = {name: demo.figures[name] for name in ("sweep", "filters")}
+    config = demo.model_copy(update={"tables": {}, "figures": figures})
+    inputs = report_inputs(config, tmp_path, drawn=False)
+    make_union(inputs["frames"], tmp_path / "results.parquet")
+    write_report(config, **inputs, out=tmp_path / "report.html")
+    assert "not measured" in (tmp_path / "report.html").read_text()
 
 
 class Elements(HTMLParser):

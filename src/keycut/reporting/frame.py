@@ -198,8 +198,13 @@ def make_frame(
 
 def make_union(frames: Sequence[Path | str], out: Path | str) -> None:
     """The numbers of all tables, each once. Two values of one number are an error."""
-    rows = pd.concat(map(read_frame, frames), ignore_index=True)
-    write_frame(out, rows.drop_duplicates(ignore_index=True))
+    write_frame(out, join_frames(map(read_frame, frames)))
+
+
+def join_frames(frames: Iterable[pd.DataFrame]) -> pd.DataFrame:
+    """The rows of all frames, each once."""
+    frames = list(frames) or [to_frame([])]  # a run may have figures and no table
+    return pd.concat(frames, ignore_index=True).drop_duplicates(ignore_index=True)
 
 
 def check_count(name: str, parts: str, expected: int, actual: int) -> None:
