@@ -25,14 +25,12 @@ from pyarrow import ArrowInvalid
 
 from keycut.artefact import atomic_write, digest, read_json
 from keycut.config import BASELINE, Config, DecodingTable, Measurement, QualityTable, Variant
+from keycut.config.evaluation import FRACTIONS
 from keycut.config.section import PrunedStage
 from keycut.errors import InputError
 
 PAPER = "arXiv 2602.04852"
 """The source of a published number."""
-
-FRACTIONS = {"acc", "acc_norm", "contains"}
-"""Metrics that tasks give from 0 to 1, and results in percent."""
 
 LOWER_IS_BETTER = {"word_perplexity", "perplexity", "byte_perplexity", "bits_per_byte"}
 SIZES = ("peak_memory_gib", "memory_ratio", "state_mib")
