@@ -218,7 +218,7 @@ def check_count(name: str, parts: str, expected: int, actual: int) -> None:
 def published_name(config: Config, model: str) -> tuple[str, str]:
     """A model in the columns of the published numbers: its name there, and its filters."""
     spec = config.models[model]
-    return spec.published_as or model, getattr(spec, "conv_sharing", "none")
+    return spec.published_as or model, spec.filter_sharing
 
 
 def variant_key(config: Config, variant: Variant, metric: str) -> Key:
@@ -279,7 +279,7 @@ Results = Mapping[tuple[Key, int], Result]
 
 def _evaluated(config: Config, variant: Variant, metric: str, results: Results) -> Result:
     key, seed = variant_key(config, variant, metric), variant.seed
-    suite = config.evaluation.suites[config.suite_of(metric)]
+    suite = config.suite_of(metric)
     if reason := suite.left_out(metric):
         return Result(key, seed, reason=f"not attempted: {reason}")
     if (key, seed) in results or metric != suite.mean:
