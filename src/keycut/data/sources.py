@@ -112,12 +112,10 @@ def read(*paths: Path | str, field: str = "text", seed: int = 0) -> Documents:
     for file in files:
         if file.stat().st_size == 0:
             raise InputError(f"{file}: the file is empty")
-    groups = [
-        group for file in files if _kind(file) == ".parquet" for group in _row_groups(file, field)
-    ]
-    ordered = [groups[i] for i in at_even_distances(len(groups), seed)]
     tables = [file for file in files if _kind(file) == ".parquet"]
-    others = [file for file in files if file not in tables]
+    others = [file for file in files if _kind(file) != ".parquet"]
+    groups = [group for file in tables for group in _row_groups(file, field)]
+    ordered = [groups[i] for i in at_even_distances(len(groups), seed)]
     # All parts are open while a corpus is packed, so there are only so many.
     count = min(len(others), _SIDE_BY_SIDE)
     dealt = [others[i::count] for i in range(count)]
