@@ -343,9 +343,8 @@ def to_text(verdict: PaperVerdict) -> str:
         if answered.model != model:
             model = answered.model
             lines += ["", f"the same, asked of {model}, which is no model of the paper", ""]
-        counts, *false = answered.numbers.split("; ")
-        lines += [answered.claim.says, f"    {counts}: {answered.answer}"]
-        lines += [f"        against it: {comparison}" for comparison in false]
+        lines += [answered.claim.says, f"    {answered.counts}: {answered.answer}"]
+        lines += [f"        against it: {comparison}" for comparison in answered.false]
         if answered.errata:
             lines.append(f"    contradicted by the paper itself: {answered.errata}")
     if verdict.scope:
