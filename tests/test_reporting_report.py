@@ -33,10 +33,11 @@ from keycut.reporting.heat import (
     reference,
     shade_of,
 )
-from keycut.reporting.jobs import summarize_jobs
+from keycut.reporting.jobs import result_records, summarize_jobs
 from keycut.reporting.origins import Origins
 from keycut.reporting.report import group_claims, inline, write_report
 from keycut.reporting.verdict import Judgement
+from keycut.running.paths import PROVENANCE
 
 
 @pytest.fixture(scope="module")
@@ -372,6 +373,18 @@ def test_what_other_code_made_is_marked(
         write_report(demo, **changed, current_code={"pretrain": now}, out=tmp_path / "r.html")
         page = (tmp_path / "r.html").read_text()
         assert [mark in page for mark in marks] == [marked, marked]
+
+
+def test_records_that_come_and_go_meanwhile_are_left_out(tmp_path: Path) -> None:
+    made, shown = (tmp_path / f"{name}{PROVENANCE}" for name in ("models/a", "tables/t.tex"))
+    write_json(made, {"rule": "pretrain"})
+    write_json(shown, {"rule": "table"})
+    half = tmp_path / f".document.tex{PROVENANCE}.a1b2c3d4" / f"document.tex{PROVENANCE}"
+    half.parent.mkdir()
+    half.write_text('{"ru')
+    # Listed, and no longer there once it is read.
+    (tmp_path / f"document.pdf{PROVENANCE}").symlink_to("gone")
+    assert result_records(tmp_path) == [made]
 
 
 def test_a_curve_is_drawn_by_means_and_without_skipped_steps(tmp_path: Path) -> None:
