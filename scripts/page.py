@@ -3,8 +3,8 @@ from pathlib import Path
 from keycut.running.job import job
 
 with job(snakemake) as run:
+    from keycut.reporting.jobs import result_records
     from keycut.reporting.report import write_report
-    from keycut.running.paths import PROVENANCE
 
     results, variants = Path(snakemake.params.results), run.variants()
     curves = {v: Path(p) for v, p in zip(variants, snakemake.params.curves, strict=True)}
@@ -20,7 +20,7 @@ with job(snakemake) as run:
             for rule in sorted((results / "timings").iterdir())
         },
         steps={v: [path for path in paths if path.is_file()] for v, paths in steps.items()},
-        provenance=sorted(results.rglob(f"*{PROVENANCE}")),
+        provenance=result_records(results),
         current_code=snakemake.params.current_code,
         out=snakemake.output.html,
         templates=snakemake.params.templates,

@@ -13,9 +13,9 @@ from safetensors.numpy import save_file
 from keycut.analysis.rank import RankAnalysis
 from keycut.artefact import canonical_json, digest, write_json
 from keycut.config import Config, DecodingBenchmark, Measurement, QualityTable, Variant, width
+from keycut.config.evaluation import FRACTIONS
 from keycut.reporting.figures import draw
 from keycut.reporting.frame import (
-    FRACTIONS,
     LOWER_IS_BETTER,
     PAPER,
     Key,

@@ -451,6 +451,8 @@ def edit(data: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
 L1 = {"label": "x", "algorithm": "l1"}
 MIXER = {"label": "DeltaNet", "architecture": "delta_net"}
 DECODING = {"kind": "decoding_speed", "benchmark": "decoding", "caption": ""}
+PIQA = {"label": "PIQA", "task": "piqa", "metric": "acc", "version": 1}
+SUITE = {"label": "x", "window": 64, "tasks": {"piqa": PIQA}, "mean": "zero_shot_avg"}
 
 WRONG = [
     ("modles", {}, "modles: unknown key; did you mean 'models'?"),
@@ -542,7 +544,8 @@ WRONG = [
     ("corpora/documentation/kind", "local", "corpora.documentation.files: missing"),
     ("tokenizers/demo", {"kind": "hub", "name": "x"}, "tokenizers.demo.name: 'x': should be"),
     ("tokenizers/demo", {"kind": "hub", "name": ".x/y"}, "demo.name: '.x/y': should be owner/name"),
-    ("evaluation/suites/ppl/mean", "zero_shot_avg", "is a column of suite ppl already"),
+    ("evaluation/suites/again", SUITE, "column 'zero_shot_avg' is a column of suite zero_shot"),
+    ("evaluation/suites/ppl/mean", "ppl_avg", "suites.ppl: mean 'ppl_avg': only accuracies have"),
     ("evaluation/suites/ppl/tasks/prose_word_ppl/task", "demo_pros", "did you mean 'demo_prose'?"),
     ("evaluation/suites/ppl/tasks/prose_word_ppl/metric", "acc", "metric 'acc' of demo_prose"),
     ("evaluation/suites/ppl/tasks", {}, "evaluation.suites.ppl.tasks: "),

@@ -67,6 +67,15 @@ def test_a_compressed_file_cut_short_is_an_error_and_not_an_early_end(
         list(read(file))
 
 
+@pytest.mark.parametrize("suffix", [".gz", ".xz", ".zst"])
+def test_a_damaged_file_is_an_error_in_words(tmp_path: Path, suffix: str) -> None:
+    data = COMPRESS[suffix](jsonl(DOCUMENTS))
+    file = tmp_path / f"a.jsonl{suffix}"
+    file.write_bytes(data[:12] + b"\xff" * 12 + data[24:])
+    with pytest.raises(InputError, match=r"a\.jsonl.* line"):
+        list(read(file))
+
+
 def test_one_blank_line_is_a_paragraph_and_two_end_a_document(tmp_path: Path) -> None:
     file = tmp_path / "a.txt"
     file.write_text("\n\n\nfirst\n\n  still first\n\n\n\nsecond\n \n\t\nthird\r\n\n\n")
@@ -204,9 +213,10 @@ def test_a_survey_opens_every_file_and_reads_little(tmp_path: Path) -> None:
     lines.write_bytes(b"not read" + jsonl(DOCUMENTS))
     with pytest.raises(InputError, match=r"c\.jsonl, line 1: not valid JSON"):
         survey(lines)
-    lines.write_bytes(b"")
-    with pytest.raises(InputError, match=r"c\.jsonl: holds no text"):
-        survey(lines)
+    for empty in (b"", jsonl([" ", "\n"])):
+        lines.write_bytes(empty)
+        with pytest.raises(InputError, match=r"c\.jsonl: holds no text"):
+            survey(lines)
 
 
 def test_a_source_is_known_by_its_bytes(tmp_path: Path) -> None:

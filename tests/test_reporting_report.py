@@ -23,7 +23,7 @@ from keycut.artefact import write_json
 from keycut.config import Config, Variant, load_config
 from keycut.errors import InputError
 from keycut.reporting.curves import draw_curves, read_curve
-from keycut.reporting.frame import Cell, Draws, Key, from_frame, read_frame
+from keycut.reporting.frame import Cell, Draws, Key, from_frame, make_union, read_frame
 from keycut.reporting.grid import Box
 from keycut.reporting.headline import Headline
 from keycut.reporting.heat import (
@@ -33,10 +33,11 @@ from keycut.reporting.heat import (
     reference,
     shade_of,
 )
-from keycut.reporting.jobs import summarize_jobs
+from keycut.reporting.jobs import result_records, summarize_jobs
 from keycut.reporting.origins import Origins
 from keycut.reporting.report import group_claims, inline, write_report
 from keycut.reporting.verdict import Judgement
+from keycut.running.paths import PROVENANCE
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +55,15 @@ def page(demo: Config, inputs: dict[str, Any], tmp_path_factory: pytest.TempPath
     out = tmp_path_factory.mktemp("page") / "report.html"
     write_report(demo, **inputs, out=out)
     return out.read_text()
+
+
+def test_a_run_without_tables_has_a_report_too(demo: Config, tmp_path: Path) -> None:
+    figures = {name: demo.figures[name] for name in ("sweep", "filters")}
+    config = demo.model_copy(update={"tables": {}, "figures": figures})
+    inputs = report_inputs(config, tmp_path, drawn=False)
+    make_union(inputs["frames"], tmp_path / "results.parquet")
+    write_report(config, **inputs, out=tmp_path / "report.html")
+    assert "not measured" in (tmp_path / "report.html").read_text()
 
 
 class Elements(HTMLParser):
@@ -363,6 +373,18 @@ def test_what_other_code_made_is_marked(
         write_report(demo, **changed, current_code={"pretrain": now}, out=tmp_path / "r.html")
         page = (tmp_path / "r.html").read_text()
         assert [mark in page for mark in marks] == [marked, marked]
+
+
+def test_records_that_come_and_go_meanwhile_are_left_out(tmp_path: Path) -> None:
+    made, shown = (tmp_path / f"{name}{PROVENANCE}" for name in ("models/a", "tables/t.tex"))
+    write_json(made, {"rule": "pretrain"})
+    write_json(shown, {"rule": "table"})
+    half = tmp_path / f".document.tex{PROVENANCE}.a1b2c3d4" / f"document.tex{PROVENANCE}"
+    half.parent.mkdir()
+    half.write_text('{"ru')
+    # Listed, and no longer there once it is read.
+    (tmp_path / f"document.pdf{PROVENANCE}").symlink_to("gone")
+    assert result_records(tmp_path) == [made]
 
 
 def test_a_curve_is_drawn_by_means_and_without_skipped_steps(tmp_path: Path) -> None:

@@ -253,6 +253,7 @@ def test_how_a_method_is_shown_is_no_part_of_what_it_computes(library):
 def test_what_was_made_by_code_that_is_gone_was_made_by_other_code():
     script = str(ROOT / "scripts" / "score.py")
     assert not KnownCode(script, ["keycut.gone"], digest="").is_current()
+    assert not KnownCode("scripts/gone.py", [], digest="").is_current()
 
 
 @pytest.mark.parametrize(

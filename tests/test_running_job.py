@@ -232,8 +232,10 @@ def test_code_that_changed_after_the_plan_is_refused(planned, around):
     assert "was changed after this job was planned" in Path("work.log").read_text()
 
 
-def test_a_file_of_the_users_that_changed_after_the_plan_is_refused(planned, around):
-    Path("text.jsonl").write_text("other\n")
+@pytest.mark.parametrize("present", [True, False])
+def test_a_file_of_the_users_that_changed_after_the_plan_is_refused(planned, around, present):
+    if present:
+        Path("text.jsonl").write_text("other\n")
     snakemake = planned()
     snakemake.params = Named(**dict(snakemake.params.items()), user_files={"text.jsonl": "0" * 64})
     with pytest.raises(SystemExit), around(snakemake):
@@ -251,6 +253,18 @@ def test_an_input_made_by_other_code_is_refused_but_in_a_partial_run(planned, ar
         check_up_to_date("out.json")
     check_up_to_date("out.json", partial=True)
     assert "the run is partial and keeps it" in capfd.readouterr().err
+
+
+def test_an_input_is_checked_by_its_record_also_where_that_is_another_outputs(planned, around):
+    with around(planned()):
+        Path("out.json").write_text("{}")
+    Path("second.json").write_text("{}")  # of the same job
+    Path("work.py").write_text("from keycut.slicing import Keep\n")
+    reader = planned(second="second.json", provenance=f"out.json{PROVENANCE}")
+    reader.output = Named(result="read.json")
+    with pytest.raises(SystemExit), around(reader):
+        raise AssertionError("the work must not begin")
+    assert "out.json was made by other code of rule work" in Path("work.log").read_text()
 
 
 def test_an_input_that_no_rule_made_is_taken_as_it_is(planned):

@@ -90,6 +90,21 @@ def test_a_file_system_without_locks_is_said_and_used(tmp_path, monkeypatch, cap
     assert "has no locks: No locks available" in caplog.text
 
 
+def test_a_lock_file_that_another_machine_removed_is_made_again(tmp_path, monkeypatch):
+    real, calls = os.fstat, []
+
+    def stale_once(file):
+        calls.append(file)
+        if len(calls) == 1:
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        return real(file)
+
+    monkeypatch.setattr(os, "fstat", stale_once)
+    with exclusive_lock([tmp_path / "out"]):
+        assert (tmp_path / ".out.lock").is_file()
+    assert len(calls) > 1
+
+
 def test_a_rule_without_outputs_needs_no_lock():
     with exclusive_lock([]):
         pass

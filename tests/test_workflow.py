@@ -358,7 +358,14 @@ def test_every_seed_of_a_run_recovers_with_a_draw_of_its_own():
     assert first == inputs.recovery_settings("delta_net_1.3B", "grad-kq-0.5-42")
     (variant,) = (v for v in inputs.recoveries.values() if v.seed == 44 and v.method == "l1"
                   and (v.model, v.ratio) == ("delta_net_1.3B", 0.75))  # fmt: skip
-    assert "selections/delta_net_1.3B/l1-kq-0.75-0.safetensors" in inputs.paths.steps(variant)[2]
+    assert "selections/delta_net_1.3B/l1-kq-0.75-0.safetensors" in inputs.paths.steps(variant)[1]
+
+
+def test_a_method_without_text_has_no_calibration_among_the_steps_of_its_models():
+    inputs = Inputs(load_config(ROOT / "config" / "demo.yaml"))
+    steps = {v.method: inputs.paths.steps(v) for v in inputs.variants if v.pruned}
+    without = {name for name in steps if not any("/calibrations/" in step for step in steps[name])}
+    assert without == {"l1", "rand"}
 
 
 def test_another_commit_of_what_was_downloaded_is_another_input(tmp_path, monkeypatch):

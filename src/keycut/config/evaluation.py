@@ -31,6 +31,9 @@ TASKS: dict[str, tuple[str, ...]] = {
     "demo_recall": ("contains",),
 }
 
+FRACTIONS = {"acc", "acc_norm", "contains"}
+"""Metrics that tasks give from 0 to 1, and results in percent."""
+
 # Where the data of a task is on the hub: repository, configuration (None: it has one only), split.
 # The demo's tasks are made from its own text.
 DATA_SETS: dict[str, tuple[str, str | None, str]] = {
@@ -113,6 +116,16 @@ class Suite(Section):
     seeds: Some[Seed] | None = Field(
         None, description="which of the run's seeds it is evaluated with; all of them if not given"
     )
+
+    @model_validator(mode="after")
+    def _mean_is_of_fractions(self) -> Self:
+        others = [name for name, task in self.tasks.items() if task.metric not in FRACTIONS]
+        if self.mean and others:
+            raise ValueError(
+                f"mean {self.mean!r}: only accuracies have one, and {others[0]} is of metric "
+                f"{self.tasks[others[0]].metric}: leave `mean` out, or take another suite for it"
+            )
+        return self
 
     @property
     def columns(self) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeVar
 from pydantic import Field
 
 from keycut.config.benchmarks import Benchmark, MixerBenchmark, ModelBenchmark, Preflight
-from keycut.config.evaluation import Evaluation
+from keycut.config.evaluation import Evaluation, Suite
 from keycut.config.figures import Analysis, Figure, QualityFigure, RankFigure
 from keycut.config.models import Model, Shape, shape_of
 from keycut.config.pruning import BASELINE, CalibrationText, PruningMethod, width
@@ -126,8 +126,11 @@ class Config(Section):
             start += sequences
         raise InputError(f"{name}{nearest(wanted, self.corpora[corpus].slices)}")
 
-    def suite_of(self, column: str) -> str:
+    def suite_of(self, column: str) -> Suite:
         """The suite that a column of the results belongs to."""
+        return self.evaluation.suites[self.suite_name(column)]
+
+    def suite_name(self, column: str) -> str:
         suites = self.evaluation.suites
         for name, suite in suites.items():
             if column in suite.columns:
@@ -167,13 +170,12 @@ class Config(Section):
 
     def evaluations(self, *tables: str) -> tuple[tuple[Variant, str], ...]:
         """Which variant is evaluated on which suite, for these tables or for all."""
-        suites = self.evaluation.suites
         return _unique(
-            (variant, suite)
+            (variant, self.suite_name(column))
             for table in tables or self.tables
             if isinstance(self._named("tables", table), QualityTable)
             for variant, column in self.cells(table)
-            if not suites[suite := self.suite_of(column)].left_out(column)
+            if not self.suite_of(column).left_out(column)
         )
 
     def analyses(self, *figures: str) -> tuple[Variant, ...]:
@@ -269,11 +271,10 @@ class Config(Section):
                             for seed in seeds if method.drawn or stage in RECOVERED else (0,):
                                 yield Variant(model, name, target, ratio, seed, stage)
 
-    def _evaluates(self, suite: str, variant: Variant) -> bool:
+    def _evaluates(self, suite: Suite, variant: Variant) -> bool:
         """Whether a suite is evaluated with the seed of a variant, if that draws anything."""
-        seeds = self.evaluation.suites[suite].seeds
         draws = variant.pruned and (variant.recovered or self.methods[variant.method].drawn)
-        return seeds is None or variant.seed in seeds or not draws
+        return suite.seeds is None or variant.seed in suite.seeds or not draws
 
     def student(self, variant: Variant) -> Variant:
         """What a variant's recovery starts from."""

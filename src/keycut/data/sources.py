@@ -18,6 +18,7 @@ import io
 import json
 import lzma
 import random
+import zlib
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -112,12 +113,10 @@ def read(*paths: Path | str, field: str = "text", seed: int = 0) -> Documents:
     for file in files:
         if file.stat().st_size == 0:
             raise InputError(f"{file}: the file is empty")
-    groups = [
-        group for file in files if _kind(file) == ".parquet" for group in _row_groups(file, field)
-    ]
-    ordered = [groups[i] for i in at_even_distances(len(groups), seed)]
     tables = [file for file in files if _kind(file) == ".parquet"]
-    others = [file for file in files if file not in tables]
+    others = [file for file in files if _kind(file) != ".parquet"]
+    groups = [group for file in tables for group in _row_groups(file, field)]
+    ordered = [groups[i] for i in at_even_distances(len(groups), seed)]
     # All parts are open while a corpus is packed, so there are only so many.
     count = min(len(others), _SIDE_BY_SIDE)
     dealt = [others[i::count] for i in range(count)]
@@ -144,12 +143,12 @@ def matching(pattern: str) -> list[Path]:
 def survey(*paths: Path | str, field: str = "text") -> tuple[int, int | None]:
     """The number of files that `read(*paths)` reads, and of their rows if all are parquet files.
 
-    Each is opened, and its first document read.
+    Each is opened, and read up to its first document that is not white space alone.
     """
     files = [file for path in paths for file in text_files(Path(path))]
     rows: list[int | None] = []
     for file in files:
-        if next(_reader(file, field), None) is None:
+        if not any(text.strip() for text in _reader(file, field)):
             raise InputError(f"{file}: holds no text")
         rows.append(_rows(file) if _kind(file) == ".parquet" else None)
     return len(files), None if None in rows else sum(row or 0 for row in rows)
@@ -249,13 +248,13 @@ def _kind(file: Path) -> str:
 
 
 def _lines(file: Path) -> Iterator[tuple[int, bytes]]:
-    """The numbered lines of a file; one that is cut short is an error."""
+    """The numbered lines of a file; one that is cut short or damaged is an error."""
     number = 0
     try:
         with _open(file) as stream:
             for number, line in enumerate(stream, start=1):
                 yield number, line
-    except (OSError, EOFError, lzma.LZMAError) as error:
+    except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
         raise InputError(f"{file}, after line {number}: {error}") from None
 
 

@@ -193,8 +193,17 @@ class Answered:
 
     @property
     def numbers(self) -> str:
-        """How many comparisons are true of those that were measured, how many are open and why,
-        and the numbers of the false."""
+        """The counts, and the numbers of the false comparisons."""
+        return "; ".join([self.counts, *self.false])
+
+    @property
+    def false(self) -> list[str]:
+        """The numbers of the comparisons that are false."""
+        return [part.numbers for part in self.comparisons if part.outcome is False]
+
+    @property
+    def counts(self) -> str:
+        """How many comparisons are true of those that were measured, how many are open and why."""
         if not self.comparisons:
             return NO_CELL
         measured = [comparison for comparison in self.comparisons if not comparison.missing]
@@ -209,8 +218,7 @@ class Answered:
         true = sum(comparison.outcome is True for comparison in decided)
         summary = [f"{true} of {len(measured)} comparisons true"] if measured else []
         summary += [f"{count} {what}" for what, count in counts.items() if count]
-        false = [comparison.numbers for comparison in decided if not comparison.outcome]
-        return "; ".join([", ".join(summary), *false])
+        return ", ".join(summary)
 
 
 def read_claims(path: Path | str) -> list[Claim]:

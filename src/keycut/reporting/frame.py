@@ -25,14 +25,12 @@ from pyarrow import ArrowInvalid
 
 from keycut.artefact import atomic_write, digest, read_json
 from keycut.config import BASELINE, Config, DecodingTable, Measurement, QualityTable, Variant
+from keycut.config.evaluation import FRACTIONS
 from keycut.config.section import PrunedStage
 from keycut.errors import InputError
 
 PAPER = "arXiv 2602.04852"
 """The source of a published number."""
-
-FRACTIONS = {"acc", "acc_norm", "contains"}
-"""Metrics that tasks give from 0 to 1, and results in percent."""
 
 LOWER_IS_BETTER = {"word_perplexity", "perplexity", "byte_perplexity", "bits_per_byte"}
 SIZES = ("peak_memory_gib", "memory_ratio", "state_mib")
@@ -198,8 +196,13 @@ def make_frame(
 
 def make_union(frames: Sequence[Path | str], out: Path | str) -> None:
     """The numbers of all tables, each once. Two values of one number are an error."""
-    rows = pd.concat(map(read_frame, frames), ignore_index=True)
-    write_frame(out, rows.drop_duplicates(ignore_index=True))
+    write_frame(out, join_frames(map(read_frame, frames)))
+
+
+def join_frames(frames: Iterable[pd.DataFrame]) -> pd.DataFrame:
+    """The rows of all frames, each once."""
+    frames = list(frames) or [to_frame([])]  # a run may have figures and no table
+    return pd.concat(frames, ignore_index=True).drop_duplicates(ignore_index=True)
 
 
 def check_count(name: str, parts: str, expected: int, actual: int) -> None:
@@ -215,7 +218,7 @@ def check_count(name: str, parts: str, expected: int, actual: int) -> None:
 def published_name(config: Config, model: str) -> tuple[str, str]:
     """A model in the columns of the published numbers: its name there, and its filters."""
     spec = config.models[model]
-    return spec.published_as or model, getattr(spec, "conv_sharing", "none")
+    return spec.published_as or model, spec.filter_sharing
 
 
 def variant_key(config: Config, variant: Variant, metric: str) -> Key:
@@ -276,7 +279,7 @@ Results = Mapping[tuple[Key, int], Result]
 
 def _evaluated(config: Config, variant: Variant, metric: str, results: Results) -> Result:
     key, seed = variant_key(config, variant, metric), variant.seed
-    suite = config.evaluation.suites[config.suite_of(metric)]
+    suite = config.suite_of(metric)
     if reason := suite.left_out(metric):
         return Result(key, seed, reason=f"not attempted: {reason}")
     if (key, seed) in results or metric != suite.mean:

@@ -211,7 +211,7 @@ class TableBuilder:
         }
 
     def _is_marked(self, metric: str) -> bool:
-        suite = self.config.evaluation.suites[self.config.suite_of(metric)]
+        suite = self.config.suite_of(metric)
         return (
             self.table.kind != "breakdown"
             or metric == suite.mean
@@ -266,7 +266,7 @@ class VariantTable(TableBuilder):
 
     def title(self, metric: str) -> str:
         """A column's heading in one line: its name, and whether more or less is better."""
-        suite = self.config.evaluation.suites[self.config.suite_of(metric)]
+        suite = self.config.suite_of(metric)
         name = suite.label if metric == suite.mean else suite.tasks[metric].label
         return f"{name} {self._arrow(metric)}"
 
@@ -276,7 +276,7 @@ class VariantTable(TableBuilder):
         """Headings after two lines of labels: the task, and what is measured."""
         names, measures = [*first], [*second]
         for metric in metrics:
-            suite = self.config.evaluation.suites[self.config.suite_of(metric)]
+            suite = self.config.suite_of(metric)
             if metric == suite.mean:
                 names.append("Avg")
                 measures.append(self._arrow(metric))
@@ -291,8 +291,7 @@ class VariantTable(TableBuilder):
         """How many neighbouring columns belong to one suite; a mean is a group of its own."""
 
         def group(metric: str) -> tuple[str, bool]:
-            suite = self.config.suite_of(metric)
-            return suite, metric == self.config.evaluation.suites[suite].mean
+            return self.config.suite_name(metric), metric == self.config.suite_of(metric).mean
 
         return [len(list(members)) for _, members in groupby(metrics, group)]
 

@@ -54,8 +54,8 @@ class Headline:
         for kind in ("state", "quality"):
             for figure in config.figures.values():
                 if isinstance(figure, QualityFigure) and figure.kind == kind:
-                    suite = config.evaluation.suites[config.suite_of(figure.column)]
-                    if suite.tasks[figure.column].metric.endswith("perplexity"):
+                    task = config.suite_of(figure.column).tasks[figure.column]
+                    if task.metric.endswith("perplexity"):
                         return cls._of_figure(config, cells, figure)
         return None
 
@@ -72,8 +72,7 @@ class Headline:
 
     @property
     def task(self) -> str:
-        suite = self.config.evaluation.suites[self.config.suite_of(self.column)]
-        return suite.tasks[self.column].label
+        return self.config.suite_of(self.column).tasks[self.column].label
 
     def label(self, name: str) -> str:
         config = self.config

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from typing import Any
 
 from keycut.artefact import read_json
 from keycut.reporting.origins import is_other_code
+from keycut.running.paths import PROVENANCE
 
 RENDERING = frozenset(
     ("frame", "union", "table", "figure", "document", "pdf", "verdict", "page", "archive")
@@ -54,6 +56,25 @@ class RunSummary:
     @property
     def gpu_seconds(self) -> float:
         return sum(rule.gpu_seconds for rule in self.rules)
+
+
+def result_records(results: Path) -> list[Path]:
+    """What the jobs that made the results wrote about themselves (.provenance.json).
+
+    Jobs that show them may run meanwhile: their records come and go, in hidden folders first.
+    """
+    records = []
+    for folder, folders, files in os.walk(results):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        records += [Path(folder, name) for name in files if name.endswith(PROVENANCE)]
+    return [path for path in sorted(records) if _made_result(path)]
+
+
+def _made_result(record: Path) -> bool:
+    try:
+        return read_json(record)["rule"] not in RENDERING
+    except FileNotFoundError:  # removed since it was listed: its job is about to run again
+        return False
 
 
 def summarize_jobs(

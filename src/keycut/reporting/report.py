@@ -25,6 +25,7 @@ from keycut.reporting.frame import (
     cells,
     check_count,
     from_frame,
+    join_frames,
     read_frame,
     variant_key,
 )
@@ -119,8 +120,7 @@ def write_report(
     with open(Path(verdict) / "claims.csv", newline="") as file:
         answers = list(csv.DictReader(file))
     claims = [claim for claim in answers if not claim["model"]]
-    union = pd.concat(tables.values()).drop_duplicates()
-    headline = Headline.of(config, cells(union))
+    headline = Headline.of(config, cells(join_frames(tables.values())))
     about = describe_headline(headline) if headline else ""
     numbers = Numbers(config, tables.values(), steps, current_code)
     page = html_environment(Path(templates)).get_template("report.html.j2")

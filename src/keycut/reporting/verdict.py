@@ -47,10 +47,10 @@ import pandas as pd
 
 from keycut.artefact import atomic_write
 from keycut.config import BASELINE, Config
+from keycut.config.evaluation import FRACTIONS
 from keycut.errors import InputError
 from keycut.reporting.claims import Answered, Claim, answer_all, has_few_seeds, read_claims
 from keycut.reporting.frame import (
-    FRACTIONS,
     SEEDS,
     Cell,
     Key,
@@ -223,7 +223,6 @@ def _is_accuracy(config: Config, metric: str) -> bool:
     return any(
         suite.tasks[metric].metric in FRACTIONS if metric in suite.tasks else metric == suite.mean
         for suite in suites
-        if metric in suite.tasks or metric == suite.mean
     )
 
 
@@ -344,9 +343,8 @@ def to_text(verdict: PaperVerdict) -> str:
         if answered.model != model:
             model = answered.model
             lines += ["", f"the same, asked of {model}, which is no model of the paper", ""]
-        counts, *false = answered.numbers.split("; ")
-        lines += [answered.claim.says, f"    {counts}: {answered.answer}"]
-        lines += [f"        against it: {comparison}" for comparison in false]
+        lines += [answered.claim.says, f"    {answered.counts}: {answered.answer}"]
+        lines += [f"        against it: {comparison}" for comparison in answered.false]
         if answered.errata:
             lines.append(f"    contradicted by the paper itself: {answered.errata}")
     if verdict.scope:

@@ -9,11 +9,11 @@ import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from keycut.artefact import atomic_write, read_json
+from keycut.artefact import atomic_write
 from keycut.config import Config, QualityFigure
-from keycut.reporting.jobs import RENDERING
+from keycut.reporting.jobs import RENDERING, result_records
 from keycut.running.inputs import Inputs, present
-from keycut.running.paths import OWNER, PROVENANCE, provenance_path
+from keycut.running.paths import OWNER, provenance_path
 
 
 def write_archive(config: Config, out: Path | str) -> None:
@@ -42,9 +42,7 @@ def archived_files(config: Config) -> Iterator[Path]:
         yield from filter(Path.is_file, (Path(source), provenance_path(source)))
     yield from filter(Path.is_file, [root / OWNER])
     # What the results took.
-    for path in root.rglob(f"*{PROVENANCE}"):
-        if read_json(path)["rule"] not in RENDERING:
-            yield path
+    yield from result_records(root)
     for folder in (root / "timings").iterdir():
         if folder.name not in RENDERING:
             yield from folder.rglob("*.tsv")

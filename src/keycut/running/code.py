@@ -130,7 +130,7 @@ class KnownCode:
         """Whether the code is still the same, as far as a rerun depends on it."""
         try:
             now = KnownCode.of(self.script, *self.extra, device=self.device)
-        except ModuleNotFoundError:  # it has another name by now
+        except (FileNotFoundError, ModuleNotFoundError):  # it has another name by now
             return False
         keys = [key for key in ("version", "own", "digest") if getattr(now, key) is not None]
         return all(getattr(self, key) == getattr(now, key) for key in keys)

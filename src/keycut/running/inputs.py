@@ -149,7 +149,7 @@ class Inputs:
             models |= {*getattr(section, "models", ())}
         methods = {name for section in sections for name in getattr(section, "methods", ())}
         quality = [name for name, table in shown.items() if isinstance(table, QualityTable)]
-        suites = {config.suite_of(column) for name in quality for _, column in config.cells(name)}
+        suites = {config.suite_name(column) for name in quality for _, column in config.cells(name)}
         spec, recovery = config.evaluation, config.recovery
         return self.settings(
             "seeds",

@@ -39,7 +39,7 @@ from keycut.running import forkserver
 from keycut.running.code import SOURCE, KnownCode
 from keycut.running.gpus import gpu_shares, gpus_taken, limit_memory, require_gpus
 from keycut.running.locks import exclusive_lock
-from keycut.running.paths import provenance_path
+from keycut.running.paths import PROVENANCE, provenance_path
 from keycut.running.provenance import Provenance, params_digest
 from keycut.running.slurm import export_end_time, requeue_at_time_limit
 
@@ -73,7 +73,8 @@ def job(snakemake: Any, *, online: bool = False) -> Iterator[JobConfig]:
         remove_unfinished(snakemake.output)
         config = JobConfig.model_validate(snakemake.params.get("settings", {}))
         check_user_files(snakemake.params.get("user_files", {}))
-        for path in snakemake.input:
+        # Of the outputs of one job the first has the record, which is an input of its own.
+        for path in dict.fromkeys(path.removesuffix(PROVENANCE) for path in snakemake.input):
             check_up_to_date(path, partial=config.partial is not None)
         started = time.time()
         count, shares = gpu_shares(snakemake.resources)
@@ -135,8 +136,8 @@ def check_code(snakemake: Any) -> KnownCode:
 
 def check_user_files(digests: dict[str, str]) -> None:
     """An error if files that users bring are not what they were when the job was planned."""
-    now = cached_sha256(digests)
-    if changed := [path for path, digest in digests.items() if now[path] != digest]:
+    now = cached_sha256(path for path in digests if Path(path).is_file())
+    if changed := [path for path, digest in digests.items() if now.get(path) != digest]:
         raise InputError(
             f"{changed[0]} was changed after this job was planned: start snakemake again"
         )

@@ -72,7 +72,10 @@ def _is_at(path: Path, file: int) -> bool:
     """Whether an open file is the one at a path, where others may be put or removed at any time."""
     try:
         return os.path.samestat(os.fstat(file), path.stat())
-    except FileNotFoundError:
+    except OSError as error:
+        # A file that another machine removed is stale on NFS.
+        if error.errno not in (errno.ENOENT, errno.ESTALE):
+            raise
         return False
 
 

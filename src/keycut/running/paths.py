@@ -91,13 +91,15 @@ class Paths:
         return f"{self.model(variant)}/loss.csv"
 
     def steps(self, variant: Variant) -> list[str]:
-        """The records of how a variant was made: its base model, calibration, selection, what it
-        was recovered from if that was refitted, and itself."""
+        """The records of how a variant was made: its base model, calibration if its method has
+        one, selection, what it was recovered from if that was refitted, and itself."""
         steps = [f"{self.base_model(variant.model)}{PROVENANCE}"]
         if variant.pruned:
             sliced = self.config.student(variant) if variant.recovered else variant
-            calibration = self.calibration(sliced.model, sliced.method, sliced.seed)
-            steps += [f"{calibration}{PROVENANCE}", self.selection(sliced)]
+            if self.config.methods[sliced.method].calibrated:
+                calibration = self.calibration(sliced.model, sliced.method, sliced.seed)
+                steps.append(f"{calibration}{PROVENANCE}")
+            steps.append(self.selection(sliced))
         if variant.refitted and variant.recovered:
             steps.append(f"{self.model(self.config.student(variant))}{PROVENANCE}")
         return [*steps, f"{self.model(variant)}{PROVENANCE}"]

@@ -96,18 +96,16 @@ def findings(
     Of a rule and a resource, the first attempt that asks for too much.
     """
     ordered = sorted(submissions, key=lambda job: (job.attempt, job.rule, job.command))
-    requests: dict[str, list[SlurmRequest]] = {}
-    for submission in ordered:
-        requests.setdefault(submission.rule, []).append(parse_sbatch(submission.command))
+    requests = {submission: parse_sbatch(submission.command) for submission in ordered}
     first: dict[tuple[str, str], tuple[str, str]] = {}
-    for submission in ordered:
+    for submission, request in requests.items():
         rule, attempt = submission.rule, submission.attempt
-        request = parse_sbatch(submission.command)
+        of_rule = [other for job, other in requests.items() if job.rule == rule]
         able = sorted(
             name
             for name, partition in cluster.items()
             if not partition.hidden
-            and not any(list(problems(other, partition)) for other in requests[rule])
+            and not any(any(problems(other, partition)) for other in of_rule)
         )
         for problem in judge(request, cluster) or refusals(submission.command):
             place, advice = _advice(submission, request, problem, cluster, profile, able)

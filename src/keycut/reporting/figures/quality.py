@@ -47,7 +47,7 @@ def draw_quality(config: Config, name: str, sources: Sequence[Path]) -> Figure:
     """
     spec = config.figures[name]
     assert isinstance(spec, QualityFigure)
-    task = config.evaluation.suites[config.suite_of(spec.column)].tasks[spec.column]
+    task = config.suite_of(spec.column).tasks[spec.column]
     panels = list(read_panels(config, name, sources))
     figure = new_figure(PAGE, 2.4)
     first: dict[str, Axes] = {}  # the panels of a model share their scale

@@ -38,7 +38,7 @@ def draw_state(config: Config, name: str, sources: Sequence[Path]) -> Figure:
     """
     spec = config.figures[name]
     assert isinstance(spec, QualityFigure)
-    task = config.evaluation.suites[config.suite_of(spec.column)].tasks[spec.column]
+    task = config.suite_of(spec.column).tasks[spec.column]
     panels = list(read_panels(config, name, sources))
     models = list(dict.fromkeys(panel.model for panel in panels))
     figure = new_figure(PAGE, 2.8)
