@@ -383,6 +383,13 @@ def test_pack_says_what_it_made(workplace, capsys):
     assert "--seed -1: must lie between" in stderr(capsys)
 
 
+@pytest.mark.parametrize("option", ["--length", "--sequences", "--workers"])
+def test_pack_names_the_option_that_is_wrong(workplace, tmp_path, capsys, option):
+    arguments = ["pack", workplace / "text.jsonl", tmp_path / "out", option, "0"]
+    assert main([*map(str, arguments), "--tokenizer", str(workplace / "tokenizer")]) == 2
+    assert stderr(capsys) == f"keycut: {option} 0: must be 1 or more"
+
+
 def test_force_replaces_packed_text_and_nothing_else(workplace, tmp_path, capsys):
     text = tmp_path / "corpus" / "text.jsonl"
     text.parent.mkdir()

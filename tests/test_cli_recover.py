@@ -202,6 +202,16 @@ def test_no_model_is_read_before_output_and_text_are_checked(
     assert message in stderr(capsys)
 
 
+def test_a_file_in_the_place_of_checkpoints_is_refused_before_any_work(
+    workplace, capsys, monkeypatch
+):
+    monkeypatch.setattr(command, "Checkpoint", None)
+    (workplace / "new.checkpoints").touch()
+    assert recover(workplace, out="new") == 2
+    assert "new.checkpoints is no folder: give another name" in stderr(capsys)
+    (workplace / "new.checkpoints").unlink()
+
+
 def test_a_recovery_that_is_killed_before_it_trains_leaves_nothing(
     workplace, tmp_path, capsys, monkeypatch
 ):

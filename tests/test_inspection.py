@@ -252,6 +252,10 @@ def another_kind(folder):
     change_config(folder, model_type="llama")
 
 
+def config_that_is_no_text(folder):
+    (folder / "config.json").write_bytes(b"\xff\xfe")
+
+
 def config_that_is_a_list(folder):
     (folder / "config.json").write_text("[]")
 
@@ -278,6 +282,7 @@ def softmax_without_heads(folder):
         (a_layer_without_projections, "the model has no model.layers.1.attn.q_proj.weight"),
         (no_config, "is no model folder: it has no config.json"),
         (config_that_is_no_json, "config.json: not valid JSON"),
+        (config_that_is_no_text, "config.json: not valid JSON"),
         (config_that_is_a_list, "config.json: not the config of a model, which is a JSON object"),
         (heads_in_words, "num_heads is 'two', where a number is needed that is above 0"),
         (no_heads, "num_heads is 0, where a number is needed that is above 0"),

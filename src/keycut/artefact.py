@@ -60,8 +60,10 @@ def digest(value: Any) -> str:
 def read_json(path: Path | str) -> Any:
     try:
         return json.loads(Path(path).read_text())
-    except json.JSONDecodeError as error:
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: not valid JSON ({error})") from None
+    except PermissionError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
 
 
 def to_json(value: Any) -> str:

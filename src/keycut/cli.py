@@ -519,6 +519,10 @@ def _pack(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         from keycut.data.sources import describe, read
         from keycut.data.tokenizer import load_tokenizer
 
+        for name in ("length", "sequences", "workers"):
+            value = getattr(options, name)
+            if value is not None and value < 1:
+                raise InputError(f"--{name} {value}: must be 1 or more")
         check_seed(options.seed)
         sources = [options.text, options.tokenizer]
         check_not_overwriting(options.out, sources, kind="packed text", mark="manifest.json")

@@ -484,6 +484,6 @@ def measure(
 ) -> HeldOut:
     """The perplexity of each model on the text held out."""
     ids = torch.from_numpy(PackedTokens(packed, slice_name="held_out")[:])
-    logger.info("perplexity of %s", ", ".join(models))
+    logger.info("computing the perplexity: %s", ", ".join(models))
     values = {n: perplexity(c, ids, device=device, batch=batch) for n, c in models.items()}
     return HeldOut(values, ids.numel())

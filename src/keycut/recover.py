@@ -9,7 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
 from typing import Any
 
-from keycut.artefact import atomic_write, check_disk_space, explain_full_disk
+from keycut.artefact import atomic_write, check_disk_space, check_writable, explain_full_disk
 from keycut.benchmarking.preflight import check_shapes
 from keycut.config import Preflight, Shape
 from keycut.config.section import check_seed
@@ -67,6 +67,7 @@ def recover_folder(
     if text is not None:
         text_files(text)
     check_out(out, [model, teacher], text, force=force)
+    checkpoints = check_writable(out.with_name(f"{out.name}.checkpoints"), folder=True)
     student, wider = Checkpoint(model), Checkpoint(teacher)
     student.check_no_softmax()
     student.check_text_only()
@@ -79,7 +80,6 @@ def recover_folder(
     check_disk_space(out, sum((model / shard).stat().st_size for shard in student.shards()))
     # Before the text is packed: it may be that the model cannot be trained here.
     padded_to = trainable_width(student) if device == "cuda" else None
-    checkpoints = out.with_name(f"{out.name}.checkpoints")
     sequences = math.ceil(steps * batch / epochs)
     with TemporaryDirectory() as folder:
         packed = Path(folder) / "text"
