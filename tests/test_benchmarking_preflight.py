@@ -238,8 +238,11 @@ def test_the_command_exits_1_if_a_width_has_no_way(monkeypatch, tmp_path, capsys
         (["--kernel", "delta_net", "--widths", "0"], "width 0 for delta_net"),
         (["--kernel", "delta_net", "--widths", "8", "--value-heads", "3"], "3 value heads must be"),
         (["--kernel", "delta_net", "--widths", "8", "--jobs", "0"], "--jobs must be 1 or more"),
+        (["--kernel", "delta_net", "--widths", "8", "--limit", "nan"], "and --limit more than 0"),
+        (["--kernel", "delta_net", "--widths", "8", "--json", __file__], "Not a directory"),
     ],
 )
-def test_the_command_refuses_what_it_cannot_do(arguments, message, capsys) -> None:
+def test_the_command_refuses_what_it_cannot_do(arguments, message, capsys, monkeypatch) -> None:
+    monkeypatch.setattr(preflight, "check_shapes", None)  # before any work
     assert main(["preflight", *arguments]) == 2
     assert message in capsys.readouterr().err

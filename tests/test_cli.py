@@ -122,8 +122,9 @@ def test_force_replaces_a_model_and_nothing_else(workplace, capsys):
         assert prune(workplace, "--force", model="other/model", out=out) == 2
         assert "other/model would be lost" in stderr(capsys)
     (workplace / "papers").mkdir()
-    assert prune(workplace, "--force", out="papers") == 2
-    assert "papers is no model: --force replaces only those" in stderr(capsys)
+    for force in ([], ["--force"]):  # which is not advised where it would be refused
+        assert prune(workplace, *force, out="papers") == 2
+        assert "papers exists and is no model, and --force replaces only those" in stderr(capsys)
     assert load(other)
 
 
@@ -141,6 +142,30 @@ def test_round_to_keeps_a_multiple(workplace, capsys):
     assert "16 -> 12 (ratio 0.5 asked, 0.25 cut)\n" in capsys.readouterr().out
     card = (workplace / "rounded" / "README.md").read_text()
     assert "| ratio | 0.5 asked, 0.25 cut |" in card
+
+
+def test_the_card_of_a_model_that_was_cut_twice_says_both_cuts(workplace):
+    l1 = ["--method", "l1", "--ratio", "0.5"]
+    assert prune(workplace, *l1, out="once") == 0
+    assert "was cut" not in (workplace / "once" / "README.md").read_text()
+    assert prune(workplace, *l1, "--refit", model="once", out="twice") == 0
+    card = (workplace / "twice" / "README.md").read_text()
+    assert "| base model was cut | to 8 of 16 key channels a head by l1 |" in card
+    assert "| key channels a head | 4 of 8 |" in card
+    assert "unpruned" not in card
+    assert prune(workplace, *l1, model="twice", out="thrice") == 0
+    card = (workplace / "thrice" / "README.md").read_text()
+    assert "8 of 16 key channels a head by l1, then to 4 of 8 key channels a head by l1 |" in card
+
+
+def test_a_link_to_nowhere_is_refused_before_any_work(workplace, capsys):
+    link = workplace / "link"
+    link.symlink_to("nowhere")
+    for force in ([], ["--force"]):
+        assert prune(workplace, "--method", "l1", *force, out="link") == 2
+        assert "link is no folder: give another name" in stderr(capsys)
+    link.unlink()
+    assert not list(workplace.glob(".*"))
 
 
 def test_l1_needs_no_text(workplace, capsys):
@@ -215,6 +240,7 @@ BAD = {
     "a GPU that is not there": (["--device", "cuda"], "--device cuda: give cpu, there is no GPU"),
     "a device that is none": (["--device", "gpu"], "--device gpu: give cpu"),
     "a ratio that is no number": (["--ratio", "nan"], "ratio nan: must lie in (0, 1)"),
+    "one token": (["--length", "1"], "--length 1: must be 2 or more"),
     "no rows": (["--rows", "0"], "--rows 0: must be 1 or more"),
     "no sequences": (["--sequences", "0"], "--sequences 0: must be 1 or more"),
     "a seed below zero": (["--seed", "-1"], "--seed -1: must lie between 0 and 92233"),
@@ -357,6 +383,13 @@ def test_pack_says_what_it_made(workplace, capsys):
     assert "--seed -1: must lie between" in stderr(capsys)
 
 
+@pytest.mark.parametrize("option", ["--length", "--sequences", "--workers"])
+def test_pack_names_the_option_that_is_wrong(workplace, tmp_path, capsys, option):
+    arguments = ["pack", workplace / "text.jsonl", tmp_path / "out", option, "0"]
+    assert main([*map(str, arguments), "--tokenizer", str(workplace / "tokenizer")]) == 2
+    assert stderr(capsys) == f"keycut: {option} 0: must be 1 or more"
+
+
 def test_force_replaces_packed_text_and_nothing_else(workplace, tmp_path, capsys):
     text = tmp_path / "corpus" / "text.jsonl"
     text.parent.mkdir()
@@ -370,7 +403,7 @@ def test_force_replaces_packed_text_and_nothing_else(workplace, tmp_path, capsys
     assert "text.jsonl would be lost" in stderr(capsys)
     (tmp_path / "papers").mkdir()
     assert pack(tmp_path / "papers") == 2
-    assert "papers is no packed text: --force replaces only those" in stderr(capsys)
+    assert "papers exists and is no packed text, and --force replaces only those" in stderr(capsys)
     assert text.exists()
     assert pack(tmp_path / "packed") == pack(tmp_path / "packed") == 0
 
@@ -405,13 +438,13 @@ def test_refit_changes_the_projections_and_says_what_it_brought(
     assert load(out)(torch.arange(9)[None]).logits.isfinite().all()
 
     values = r"(\d+\.\d\d) -> (\d+\.\d\d) -> (\d+\.\d\d)"
-    line = rf"perplexity           {values} \(unpruned, cut, refitted; 40 tokens held out\)\n"
+    line = rf"perplexity           {values} \(before, cut, refitted; 40 tokens held out\)\n"
     perplexities = re.search(line, shown.out)
     assert perplexities
     assert re.search(r"refit                4 matrices in \d+ s\n", shown.out)
     assert "refit: layer 2 of 2, mlp.down_proj: ridge" in shown.err
     card = (out / "README.md").read_text()
-    assert "{} unpruned, {} cut, {} refitted, on 40 tokens".format(*perplexities.groups()) in card
+    assert "{} before, {} cut, {} refitted, on 40 tokens".format(*perplexities.groups()) in card
     assert "| refitted | o_proj of 2 layers and down_proj of 2 layers, on 240 tokens |" in card
     assert "| text of the refit | text.jsonl (sha256:" in card
     assert "| seconds of the refit | " in card
@@ -437,7 +470,7 @@ def test_a_missing_parameter_is_named_before_any_work(workplace, tmp_path, capsy
 def test_a_refit_that_does_not_help_is_said():
     result = Refit({}, (), 0)
     for refitted, caution in ((9.0, False), (12.0, True)):
-        held_out = HeldOut({"unpruned": 8.0, "cut": 12.0, "refitted": refitted}, 40)
+        held_out = HeldOut({"before": 8.0, "cut": 12.0, "refitted": refitted}, 40)
         lines = Refitting(result, 1.0, Source("text", "0"), held_out).lines()
         assert any("CAUTION" in line for line in lines) == caution
 

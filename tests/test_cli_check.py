@@ -40,10 +40,18 @@ def lock(items: Iterable[HubItem]) -> None:
     DOWNLOADS.lock.write_text(json.dumps(written))
 
 
+def returned(*arguments: str) -> int:
+    """What a shell sees."""
+    try:
+        return main([*arguments])
+    except SystemExit as exit:
+        return int(str(exit.code))
+
+
 def test_check_names_what_is_not_in_the_lock(capsys: pytest.CaptureFixture[str]) -> None:
     first, *others = hub_sources(load_config(PAPER))
     lock([first])
-    assert main(["check", PAPER]) == 0
+    assert returned("check", PAPER) == 1
     summary, *lines = capsys.readouterr().out.splitlines()
     assert summary.startswith(f"{PAPER}: 7 models, 7 methods, ")
     assert [line.split(": ")[0] for line in lines] == [
@@ -57,10 +65,10 @@ def test_check_names_the_models_whose_trainer_is_not_there(
     there = {"flame": False}
     monkeypatch.setattr("keycut.config.needs.find_spec", lambda name: there.get(name, True))
     trained = {"delta_net_370M", "delta_net_370M_head", "delta_net_370M_all", "gated_deltanet_370M"}
-    main(["check", PAPER])
+    assert returned("check", PAPER) == 1
     assert {*capsys.readouterr().out.split("and trains ")[1].strip().split(", ")} == trained
     there["flame"] = True
-    main(["check", PAPER])
+    returned("check", PAPER)
     assert "flame" not in capsys.readouterr().out
 
 
@@ -79,7 +87,7 @@ def test_check_names_a_configuration_that_went_on_from_its_lock(
     lock(hub_sources(load_config(PAPER)))
     changed = tmp_path / "mine.yaml"
     changed.write_text(Path(PAPER).read_text().replace("sample/10BT/", "sample/100BT/"))
-    assert main(["check", str(changed)]) == 0
+    assert returned("check", str(changed)) == 1
     _, line = capsys.readouterr().out.splitlines()
     assert "fineweb-edu: its files sample/100BT/*.parquet are not in" in line
 
@@ -139,7 +147,7 @@ def test_check_names_local_files_that_are_not_there(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     lab = str(CONFIG / "lab.yaml")
-    assert main(["check", lab]) == 0
+    assert returned("check", lab) == 1
     lines = capsys.readouterr().out.splitlines()[1:]
     files = sorted(["data/corpus/*.jsonl.xz", "data/eval/lambada_openai_test.jsonl",
                     "data/eval/wikitext2_test.raw", "data/tokenizer/mistral-32k.model",
@@ -155,5 +163,5 @@ def test_check_names_local_files_that_are_not_there(
     for pattern, missing in (("*.jsonl.xz", 0), ("*.txt", 1)):
         there = f"{tmp_path}/data/corpus/{pattern}"
         absolute.write_text(Path(lab).read_text().replace("data/corpus/*.jsonl.xz", there))
-        assert main(["check", str(absolute)]) == 0
+        assert returned("check", str(absolute)) == missing
         assert capsys.readouterr().out.splitlines()[1:] == [f"{there} is not there"] * missing

@@ -1,6 +1,8 @@
 """`keycut recover`: recovery of a model of one's own."""
 
+import os
 import re
+import signal
 import time
 
 import pytest
@@ -74,7 +76,7 @@ def test_a_recovered_model_is_written_with_its_card_and_curve(workplace, capsys)
     assert recover(workplace) == 0
     shown = capsys.readouterr()
     values = r"\d+\.\d\d -> \d+\.\d\d -> \d+\.\d\d"
-    line = rf"perplexity           {values} \(unpruned, pruned, recovered; 24 tokens held out\)\n"
+    line = rf"perplexity           {values} \(teacher, pruned, recovered; 24 tokens held out\)\n"
     assert re.search(line, shown.out)
     assert "recovery             4 steps, 192 tokens" in shown.out
     assert "text: 8 sequences, and 1 that are held out" in shown.err
@@ -91,7 +93,7 @@ def test_a_recovered_model_is_written_with_its_card_and_curve(workplace, capsys)
     assert "recovery | 4 steps of 2 x 24 tokens of text.txt |" in card
     assert "| text of the recovery | text.txt (sha256:" in card
     numbers = re.search(line, shown.out)[0].split()[1:6:2]
-    fact = "| perplexity after recovery | {} unpruned, {} pruned, {} recovered, on 24 tokens"
+    fact = "| perplexity after recovery | {} teacher, {} pruned, {} recovered, on 24 tokens"
     assert fact.format(*numbers) in card
     assert "keycut recover student teacher out --steps 4 --batch 2 --length 24" in card
     assert not (workplace / "out.checkpoints").exists()
@@ -164,6 +166,7 @@ BAD = {
     "a folder that exists": ({"out": "another"}, [], "exists already; give --force"),
     "the teacher's folder": ({"out": "teacher"}, ["--force"], "teacher would be lost"),
     "a folder in the teacher's": ({"out": "teacher/new"}, [], "lies in the model's own folder"),
+    "one token": ({}, ["--length", "1"], "--length 1: must be 2 or more"),
     "no steps": ({}, ["--steps", "0"], "--steps 0: must be 1 or more"),
     "parts that do not divide": (
         {}, ["--parts", "2", "--batch", "3"], "--parts 2: must divide --batch 3"),
@@ -180,6 +183,44 @@ def test_what_is_wrong_is_refused_before_any_work(workplace, capsys, monkeypatch
     before = sorted(workplace.rglob("*"))
     assert recover(workplace, *arguments, **{"out": "bad", **folders}) == 2
     assert re.search(message, stderr(capsys))
+    assert sorted(workplace.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("out", "text", "message"),
+    [
+        ("another", "text.txt", "another exists already; give --force"),
+        ("text.txt", "text.txt", "text.txt would be lost"),
+        ("new", "nowhere.txt", "nowhere.txt: no such file or folder"),
+    ],
+)
+def test_no_model_is_read_before_output_and_text_are_checked(
+    workplace, capsys, monkeypatch, out, text, message
+):
+    monkeypatch.setattr(command, "Checkpoint", None)
+    assert recover(workplace, "--text", workplace / text, out=out) == 2
+    assert message in stderr(capsys)
+
+
+def test_a_file_in_the_place_of_checkpoints_is_refused_before_any_work(
+    workplace, capsys, monkeypatch
+):
+    monkeypatch.setattr(command, "Checkpoint", None)
+    (workplace / "new.checkpoints").touch()
+    assert recover(workplace, out="new") == 2
+    assert "new.checkpoints is no folder: give another name" in stderr(capsys)
+    (workplace / "new.checkpoints").unlink()
+
+
+def test_a_recovery_that_is_killed_before_it_trains_leaves_nothing(
+    workplace, tmp_path, capsys, monkeypatch
+):
+    before = sorted(workplace.rglob("*"))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(command, "pack_text", lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM))
+    assert recover(workplace, out="killed") == 130
+    assert stderr(capsys) == "keycut: interrupted"
+    assert not list(tmp_path.iterdir())
     assert sorted(workplace.rglob("*")) == before
 
 

@@ -117,7 +117,9 @@ def models(tmp_path_factory):
     root = tmp_path_factory.mktemp("inspection")
     for name in ("gated_value_heads", "delta_net"):
         save(create(SMALL[name], seed=1), root / name)
-    save(create({**SMALL["qwen3_next"], "linear_key_head_dim": 64}, seed=1), root / "qwen3_next")
+    qwen = {**SMALL["qwen3_next"], "linear_key_head_dim": 64}
+    save(create(qwen, seed=1), root / "qwen3_next")
+    save(create({**qwen, "linear_value_head_dim": 128}, seed=1), root / "values_of_128")
     shutil.copytree(root / "delta_net", root / "hybrid")
     config = json.loads((root / "hybrid" / "config.json").read_text())
     config["attn"] = {"layers": [1], "num_heads": 2}
@@ -168,7 +170,7 @@ def test_a_hybrid_and_its_json(models, capsys, tmp_path):
 
 
 def test_engines_are_named_with_the_widths_they_take(models, capsys):
-    assert main(["inspect", str(models / "qwen3_next")]) == 0
+    assert main(["inspect", str(models / "values_of_128")]) == 0
     shown = capsys.readouterr().out
     served = "transformers, vllm, sglang, tensorrt-llm"
     assert re.search(rf"    0.5   32 .* {served}, mlx\n", shown)
@@ -178,6 +180,11 @@ def test_engines_are_named_with_the_widths_they_take(models, capsys):
     )
     assert "llama.cpp     takes only d_k = d_v of 16, 32, 64, 128; its CPU path is run" in shown
     assert "Nothing is known" not in shown
+    # Engines were read for d_v 128: of d_v 12 nothing is known but what was run.
+    assert main(["inspect", str(models / "qwen3_next")]) == 0
+    shown = capsys.readouterr().out
+    assert re.search(r"    0.5   32 .* %  transformers\n", shown)
+    assert "for d_v 128; nothing is known of d_v 12 (" in shown
     # d_k 64, d_v 12: mlx-lm takes multiples of 32, llama.cpp squares of 16 and more.
     line = "    0.5  32 x 12, 48 x 8; for mlx: 32 x 12, 64 x 6; for llama.cpp: none\n"
     assert line in shown
@@ -245,6 +252,22 @@ def another_kind(folder):
     change_config(folder, model_type="llama")
 
 
+def config_that_is_no_text(folder):
+    (folder / "config.json").write_bytes(b"\xff\xfe")
+
+
+def config_that_is_a_list(folder):
+    (folder / "config.json").write_text("[]")
+
+
+def heads_in_words(folder):
+    change_config(folder, num_heads="two")
+
+
+def no_heads(folder):
+    change_config(folder, num_heads=0)
+
+
 def softmax_without_heads(folder):
     change_config(folder, attn={"layers": [1]})
 
@@ -259,10 +282,14 @@ def softmax_without_heads(folder):
         (a_layer_without_projections, "the model has no model.layers.1.attn.q_proj.weight"),
         (no_config, "is no model folder: it has no config.json"),
         (config_that_is_no_json, "config.json: not valid JSON"),
+        (config_that_is_no_text, "config.json: not valid JSON"),
+        (config_that_is_a_list, "config.json: not the config of a model, which is a JSON object"),
+        (heads_in_words, "num_heads is 'two', where a number is needed that is above 0"),
+        (no_heads, "num_heads is 0, where a number is needed that is above 0"),
         (no_weights, "it has neither model.safetensors nor"),
         (cut_off, "model.safetensors is cut off or damaged"),
         (half_its_shards, "names are missing (1.safetensors)"),
-        (another_kind, "model_type 'llama' is none that Keycut knows"),
+        (another_kind, "/broken: model_type 'llama' is none that Keycut knows"),
         (softmax_without_heads, "attn has no num_heads"),
     ],
 )
@@ -272,6 +299,16 @@ def test_bad_folders_are_named(broken, capsys, damage, message):
     shown = capsys.readouterr()
     assert message in shown.err
     assert shown.out == ""
+
+
+def test_json_never_replaces_a_folder(models, tmp_path, capsys):
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept" / "file").touch()
+    arguments = ["inspect", str(models / "gated_value_heads"), "--json"]
+    assert main([*arguments, str(tmp_path / "kept")]) == 2
+    assert "kept is a folder: give the name of a file" in capsys.readouterr().err
+    assert (tmp_path / "kept" / "file").is_file()
+    assert main([*arguments, str(tmp_path / "kept" / "new.json")]) == 0
 
 
 def test_a_folder_that_is_not_there_is_named(tmp_path, capsys):

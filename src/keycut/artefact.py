@@ -60,8 +60,10 @@ def digest(value: Any) -> str:
 def read_json(path: Path | str) -> Any:
     try:
         return json.loads(Path(path).read_text())
-    except json.JSONDecodeError as error:
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: not valid JSON ({error})") from None
+    except PermissionError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
 
 
 def to_json(value: Any) -> str:
@@ -79,35 +81,44 @@ def existing_parent(path: Path) -> Path:
     return next(folder for folder in (path.parent, *path.parents) if folder.exists())
 
 
-def check_writable(path: Path | str) -> Path:
-    """The path itself, or an error before any work if nothing can be written there."""
+def check_writable(path: Path | str, *, folder: bool = False) -> Path:
+    """The path itself, or an error before any work if no file, or no folder, can be written there:
+    a file never takes the place of a folder, nor a folder that of a file."""
     path = Path(path)
-    folder = existing_parent(path)
+    if path.is_dir() and not folder:
+        raise InputError(f"{path} is a folder: give the name of a file")
+    if folder and os.path.lexists(path) and not path.is_dir():  # a link to nowhere, too
+        raise InputError(f"{path} is no folder: give another name")
+    parent = existing_parent(path)
     # A real attempt: mode bits do not show a read-only mount, or what root may do.
     try:
-        with tempfile.TemporaryFile(dir=folder):
+        with tempfile.TemporaryFile(dir=parent):
             pass
     except OSError as error:
-        raise InputError(f"{path} cannot be written: {folder}: {error.strerror}") from None
+        raise InputError(f"{path} cannot be written: {parent}: {error.strerror}") from None
     return path
 
 
-def check_output_path(path: Path | str, *, force: bool) -> Path:
+def check_output_path(path: Path | str, *, force: bool, folder: bool = False) -> Path:
     """The path itself, or an error if it exists and may not be replaced, or cannot be written."""
-    if Path(path).exists() and not force:
+    path = check_writable(path, folder=folder)
+    if path.exists() and not force:
         raise InputError(f"{path} exists already; give --force to replace it")
-    return check_writable(path)
+    return path
 
 
 def check_not_overwriting(out: Path, sources: Iterable[Path], *, kind: str, mark: str) -> None:
     """With --force a folder replaces one of its kind, which has a file called `mark`, and nothing
-    else; least of all what it is made from."""
+    else; least of all what it is made from. Checked first: what --force does not replace is no
+    reason to advise it."""
     target = out.resolve()
     for source in sources:
         if target in (source.resolve(), *source.resolve().parents):
             raise InputError(f"{out}: {source} would be lost; give another folder")
     if out.exists() and not (out / mark).is_file():
-        raise InputError(f"{out} is no {kind}: --force replaces only those")
+        raise InputError(
+            f"{out} exists and is no {kind}, and --force replaces only those: give another folder"
+        )
 
 
 def is_full_disk(error: BaseException) -> bool:
@@ -144,7 +155,7 @@ def atomic_write(path: Path | str, *, force: bool = False, folder: bool = False)
     rename, which keeps the temporary one. With `folder` the temporary path is a directory. An
     existing `path` is an error unless `force` is given.
     """
-    path = check_output_path(path, force=force)
+    path = check_output_path(path, force=force, folder=folder)
     path.parent.mkdir(parents=True, exist_ok=True)
     parent = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
     temporary = parent / path.name

@@ -24,7 +24,8 @@ def main(arguments: list[str] | None = None) -> int:
     logs.start()
     options = parser().parse_args(arguments)
     try:
-        options.run(options)
+        with _sigterm_interrupts():
+            options.run(options)
     except InputError as error:
         print(f"keycut: {error}", file=sys.stderr)
         return 2
@@ -42,6 +43,17 @@ def main(arguments: list[str] | None = None) -> int:
         print("keycut: interrupted", file=sys.stderr)
         return 130
     return 0
+
+
+@contextmanager
+def _sigterm_interrupts() -> Iterator[None]:
+    """SIGTERM ends the block as Ctrl-C does, which removes temporary folders. Training has a
+    handler of its own, which saves a checkpoint."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -152,20 +164,9 @@ def _prune(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
             device=_device(options.device),
             force=options.force,
         )
-        with _sigterm_interrupts():
-            print(*prune(request), sep="\n")
+        print(*prune(request), sep="\n")
 
     command.set_defaults(run=run)
-
-
-@contextmanager
-def _sigterm_interrupts() -> Iterator[None]:
-    """SIGTERM ends the block as Ctrl-C does, which removes temporary folders."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _inspect(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -260,8 +261,8 @@ def _check(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         "check",
         help="check a configuration, and whether a Slurm cluster can run it",
         description="Read a configuration, say every mistake in it, and what it still needs. With "
-        "a profile for Slurm, ask the cluster which requests it can never meet; exits 1 if there "
-        "is one.",
+        "a profile for Slurm, ask the cluster which requests it can never meet. Exits with 2 for a "
+        "mistake, and with 1 if something is missing or a request can never be met.",
     )
     command.add_argument("config", type=Path, metavar="FILE", nargs="?",
                          help="a configuration; the profile's if not given")  # fmt: skip
@@ -285,23 +286,26 @@ def _check(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
             f"{len(config.variants())} variants, {len(config.tables)} tables, "
             f"{len(config.figures)} figures"
         )
+        missing = []
         for item in hub_sources(config):
             try:
                 DOWNLOADS.resolve(*item.key, revision=item.revision, patterns=item.patterns)
             except InputError as error:
                 # No mistake in the configuration: it may be checked before anything is fetched.
-                print(error)
-        for file in Inputs(config).missing():
-            print(f"{file} is not there")
+                missing.append(str(error))
+        missing += [f"{file} is not there" for file in Inputs(config).missing()]
         if names := without_trainer(config):
-            print(f"flame is not installed here (`make flame`), and trains {', '.join(names)}")
+            trains = ", ".join(names)
+            missing.append(f"flame is not installed here (`make flame`), and trains {trains}")
+        for line in missing:
+            print(line, flush=True)
+        unmet: list[str] = []
         if options.profile is not None:
             logger.info("%s: asking Slurm, and Snakemake for its jobs", options.profile)
             rules, unmet = unmet_requests(options.profile, options.config)
-            if unmet:
-                print(*unmet, sep="\n")
-                raise SystemExit(1)
-            print(f"every request of {rules} rules can be met")
+            print(*unmet or [f"every request of {rules} rules can be met"], sep="\n")
+        if missing or unmet:
+            raise SystemExit(1)
 
     command.set_defaults(run=run, workflow=True)
 
@@ -333,10 +337,10 @@ def _preflight(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     def run(options: argparse.Namespace) -> None:
         import torch
 
-        from keycut.artefact import write_json
+        from keycut.artefact import check_writable, write_json
         from keycut.benchmarking import preflight
 
-        if options.jobs < 1 or options.limit <= 0:
+        if options.jobs < 1 or not options.limit > 0:
             raise InputError("--jobs must be 1 or more, and --limit more than 0")
         shapes, settings = preflight.requested_shapes(
             configfile=options.configfile,
@@ -346,6 +350,9 @@ def _preflight(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
             value_heads=options.value_heads,
             value_width=options.value_width,
         )
+        if options.json is not None:
+            for shape in shapes:
+                check_writable(options.json / f"{shape.name}.json")
         gpu = torch.cuda.is_available()
         print(torch.cuda.get_device_name() if gpu else "no GPU: checking plain PyTorch on a CPU")
         print(preflight.TABLE_HEAD, flush=True)
@@ -512,10 +519,14 @@ def _pack(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         from keycut.data.sources import describe, read
         from keycut.data.tokenizer import load_tokenizer
 
+        for name in ("length", "sequences", "workers"):
+            value = getattr(options, name)
+            if value is not None and value < 1:
+                raise InputError(f"--{name} {value}: must be 1 or more")
         check_seed(options.seed)
-        check_output_path(options.out, force=options.force)
         sources = [options.text, options.tokenizer]
         check_not_overwriting(options.out, sources, kind="packed text", mark="manifest.json")
+        check_output_path(options.out, force=options.force, folder=True)
         manifest = pack(
             read(options.text, field=options.field, seed=options.seed),
             load_tokenizer(options.tokenizer),

@@ -71,13 +71,14 @@ class Engine:
         unless = f" unless {widths}" if self.setting_unless else ""
         return f"start it with `{self.setting}`{unless}"
 
+    def knows(self, value_width: int) -> bool:
+        """Whether its widths are known for models of that d_v."""
+        return not self.models or self.square or value_width == VALUE_WIDTH
+
     def known(self, value_width: int) -> str:
         """How its widths are known, and that it is of another d_v if it is."""
-        read_for_one = self.models and not self.square
-        if read_for_one and value_width != VALUE_WIDTH:
-            other = f", for d_v {VALUE_WIDTH}; nothing is known of d_v {value_width}"
-        else:
-            other = ""
+        other = f", for d_v {VALUE_WIDTH}; nothing is known of d_v {value_width}"
+        other = "" if self.knows(value_width) else other
         return f"{self.evidence}{other} ({self.date})"
 
     def advice(self, shape: MixerShape) -> str:

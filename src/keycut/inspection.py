@@ -34,7 +34,7 @@ class Cut:
     state_bytes: int
     saved_bytes: int
     saved_shares: tuple[float, ...]  # of all cache, by context
-    engines: tuple[str, ...]  # that compute this width right
+    engines: tuple[str, ...]  # that are known to compute this width right, with the model's d_v
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,9 @@ def inspect(folder: Path | str) -> Inspection:
         takers = [
             engine.name
             for engine in ENGINES.values()
-            if engine.has(model_type) and engine.takes(cut.shape.width, shape.value_width)
+            if engine.has(model_type)
+            and engine.knows(shape.value_width)
+            and engine.takes(cut.shape.width, shape.value_width)
         ]
         cuts.append(
             Cut(

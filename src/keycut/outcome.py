@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from keycut.data.sources import Source
 from keycut.engines import computed_wrong, engine_named
 from keycut.models.architectures.base import MixerShape
-from keycut.models.card import card, pruned_facts, ratio_in_words, refitted_facts
+from keycut.models.card import card, cut_before, pruned_facts, ratio_in_words, refitted_facts
 from keycut.models.checkpoint import Checkpoint
 from keycut.refit import Refit
 from keycut.selection.methods import METHODS
@@ -61,10 +61,10 @@ class Refitting:
 
     def caution(self) -> str:
         """What to know of a refit that did not help, if it did not."""
-        whole, cut, refitted = self.held_out.perplexities.values()
+        before, cut, refitted = self.held_out.perplexities.values()
         if refitted < cut:
             return ""
-        if cut <= whole:
+        if cut <= before:
             return (
                 "CAUTION: the cut did no damage to the text held out, and the refit made it worse"
             )
@@ -226,7 +226,7 @@ def pruned_card(
         + (f" --dtype {str(request.dtype).removeprefix('torch.')}" if request.dtype else "")
         + (f" --text {request.text.name}" if request.text else "")
     )
-    facts = pruned_facts(selection, request.ratio)
+    facts = cut_before(checkpoint.folder) | pruned_facts(selection, request.ratio)
     shape = cut_shape(checkpoint, selection)
     table: list[str] = []
     if request.state is not None and comparison:
@@ -239,7 +239,7 @@ def pruned_card(
     if beyond := checkpoint.beyond:
         facts["beyond the text model"] = (
             f"{len(beyond)} tensors ({', '.join(checkpoint.architecture.beyond)}), as they were in "
-            "the unpruned model"
+            "the base model"
         )
     if comparison:
         facts |= comparison.best.refitting.facts(checkpoint)

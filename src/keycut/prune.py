@@ -179,18 +179,25 @@ def check_options(request: Request) -> None:
         check_chooses_values(method, options)
     for name, value in (
         ("--sequences", request.sequences),
-        ("--length", request.length),
         ("--rows", request.sample_rows),
         ("--batch", request.batch),
         ("--round-to", request.round_to),
     ):
         if value is not None and value < 1:
             raise InputError(f"{name} {value}: must be 1 or more")
+    check_length(request.length)
     if request.text is not None:
         text_files(request.text)
     check_seed(request.seed)
     if request.engine is not None:
         engine_named(request.engine)
+
+
+def check_length(length: int) -> None:
+    if length < 2:
+        raise InputError(
+            f"--length {length}: must be 2 or more, as a token is predicted from those before it"
+        )
 
 
 def check_wanted(request: Request) -> None:
@@ -256,9 +263,9 @@ def check_model(
 
 def check_out(out: Path, models: list[Path], text: Path | None, *, force: bool) -> None:
     """An error if a model made from others, and from a text, may not be written there."""
-    check_output_path(out, force=force)
     sources = models if text is None else [*models, text]
     check_not_overwriting(out, sources, kind="model", mark="config.json")
+    check_output_path(out, force=force, folder=True)
     if any(model.resolve() in out.resolve().parents for model in models):
         raise InputError(f"{out}: lies in the model's own folder; give one outside of it")
 
@@ -421,7 +428,7 @@ def slice_and_refit(
         atomic_write(out, force=request.force, folder=True) as aside,
     ):
         sliced_folder, refitted_folder = Path(folder) / "sliced", Path(folder) / "refitted"
-        unpruned = measure({"unpruned": checkpoint}, packed, device=device, batch=batch)
+        before = measure({"before": checkpoint}, packed, device=device, batch=batch)
         for number, (split, selection) in enumerate(selections.items(), 1):
             if request.state is not None:
                 logger.info(
@@ -442,7 +449,7 @@ def slice_and_refit(
             write_refitted(sliced, result, refitted_folder)
             models = {"cut": sliced, "refitted": Checkpoint(refitted_folder)}
             held_out = measure(models, packed, device=device, batch=batch)
-            held_out = replace(held_out, perplexities=unpruned.perplexities | held_out.perplexities)
+            held_out = replace(held_out, perplexities=before.perplexities | held_out.perplexities)
             refitting = Refitting(
                 replace(result, weights={}),  # those of all candidates would fill the memory
                 seconds,
@@ -477,6 +484,6 @@ def measure(
 ) -> HeldOut:
     """The perplexity of each model on the text held out."""
     ids = torch.from_numpy(PackedTokens(packed, slice_name="held_out")[:])
-    logger.info("perplexity of %s", ", ".join(models))
+    logger.info("computing the perplexity: %s", ", ".join(models))
     values = {n: perplexity(c, ids, device=device, batch=batch) for n, c in models.items()}
     return HeldOut(values, ids.numel())

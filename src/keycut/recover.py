@@ -9,17 +9,18 @@ from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
 from typing import Any
 
-from keycut.artefact import atomic_write, check_disk_space, explain_full_disk
+from keycut.artefact import atomic_write, check_disk_space, check_writable, explain_full_disk
 from keycut.benchmarking.preflight import check_shapes
 from keycut.config import Preflight, Shape
 from keycut.config.section import check_seed
 from keycut.config.training import Recovery
 from keycut.data.packing import PackedTokens
+from keycut.data.sources import text_files
 from keycut.engines import computed_wrong
 from keycut.errors import InputError
 from keycut.models.card import card, recovered_facts
 from keycut.models.checkpoint import Checkpoint
-from keycut.prune import check_out, held_out_sequences, measure, pack_text
+from keycut.prune import check_length, check_out, held_out_sequences, measure, pack_text
 from keycut.refit import check_cut_from, widths_of
 from keycut.training.output import Output
 from keycut.training.recovery import recover
@@ -53,7 +54,6 @@ def recover_folder(
         ("--steps", steps),
         ("--batch", batch),
         ("--parts", parts),
-        ("--length", length),
         ("--epochs", epochs),
     ):
         if value < 1:
@@ -62,21 +62,24 @@ def recover_folder(
         raise InputError(f"--parts {parts}: must divide --batch {batch}")
     if not 0 < learning_rate < math.inf:
         raise InputError(f"--learning-rate {learning_rate}: must be a number above 0")
+    check_length(length)
     check_seed(seed)
-    student, unpruned = Checkpoint(model), Checkpoint(teacher)
+    if text is not None:
+        text_files(text)
+    check_out(out, [model, teacher], text, force=force)
+    checkpoints = check_writable(out.with_name(f"{out.name}.checkpoints"), folder=True)
+    student, wider = Checkpoint(model), Checkpoint(teacher)
     student.check_no_softmax()
     student.check_text_only()
-    if not student.shape.narrower_than(unpruned.shape):
+    if not student.shape.narrower_than(wider.shape):
         raise InputError(
-            f"{widths_of(student, unpruned)}: give the pruned model first, then the one it was cut "
+            f"{widths_of(student, wider)}: give the pruned model first, then the one it was cut "
             "from"
         )
-    check_cut_from(student, unpruned)
-    check_out(out, [model, teacher], text, force=force)
+    check_cut_from(student, wider)
     check_disk_space(out, sum((model / shard).stat().st_size for shard in student.shards()))
     # Before the text is packed: it may be that the model cannot be trained here.
     padded_to = trainable_width(student) if device == "cuda" else None
-    checkpoints = out.with_name(f"{out.name}.checkpoints")
     sequences = math.ceil(steps * batch / epochs)
     with TemporaryDirectory() as folder:
         packed = Path(folder) / "text"
@@ -95,7 +98,7 @@ def recover_folder(
             steps, batch=batch, parts=parts, epochs=epochs, learning_rate=learning_rate, seed=seed
         ).model_copy(update={"data": source.name})
         facts = {
-            **recovered_facts(settings, length, student, unpruned),
+            **recovered_facts(settings, length, student, wider),
             "text of the recovery": f"{source.name} ({source.revision})",
         }
         write_card = partial(
@@ -121,7 +124,7 @@ def recover_folder(
         )
         if not any(checkpoints.iterdir()):  # others may be of other settings
             checkpoints.rmdir()
-        models = {"unpruned": unpruned, "pruned": student, "recovered": Checkpoint(out)}
+        models = {"teacher": wider, "pruned": student, "recovered": Checkpoint(out)}
         held_out = measure(models, packed, device=device)
     with atomic_write(out / "README.md", force=True) as aside:
         aside.write_text(write_card({**facts, "perplexity after recovery": held_out.fact()}))
@@ -131,8 +134,8 @@ def recover_folder(
     ]
     if "engine" not in facts:
         kind = student.architecture.model_type
-        by_ratio = student.shape.value_width == unpruned.shape.value_width
-        lines += computed_wrong(kind, student.shape, unpruned.shape, by_ratio=by_ratio)
+        by_ratio = student.shape.value_width == wider.shape.value_width
+        lines += computed_wrong(kind, student.shape, wider.shape, by_ratio=by_ratio)
     return lines
 
 

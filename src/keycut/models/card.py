@@ -69,6 +69,21 @@ def stored_facts(folder: Path) -> dict[str, object]:
     return dict(re.findall(r"^\| ([^|]+) \| ([^|]+) \|$", rows, re.MULTILINE))
 
 
+def cut_before(folder: Path) -> dict[str, object]:
+    """That the model in a folder was itself cut from another, if its card says so."""
+    facts = stored_facts(folder)
+    cuts = [
+        f"{facts[f'{side} channels a head']} {side} channels a head"
+        for side in ("key", "value")
+        if f"{side} channels a head" in facts
+    ]
+    if not cuts:
+        return {}
+    cut = f"to {' and '.join(cuts)} by {facts.get('method', 'an unknown method')}"
+    earlier = facts.get("base model was cut")
+    return {"base model was cut": f"{earlier}, then {cut}" if earlier else cut}
+
+
 def _on_a_cpu(name: str, config: dict[str, Any]) -> str:
     """How to load it there; nothing for a model that Keycut does not run."""
     if architecture(config).library == "transformers":

@@ -18,7 +18,7 @@ from keycut.artefact import atomic_write, digest, read_json, sha256, to_json
 from keycut.errors import InputError
 from keycut.hub.downloads import model_folder
 from keycut.models.architectures import architecture, register
-from keycut.models.architectures.base import Architecture, Config, text_config
+from keycut.models.architectures.base import Architecture, Config, check_sizes, text_config
 
 logger = logging.getLogger(__name__)
 
@@ -81,9 +81,15 @@ class Checkpoint:
         if not config.is_file():
             raise InputError(f"{self.folder} is no model folder: it has no config.json")
         self.config: Config = read_json(config)
+        if not isinstance(self.config, dict):
+            raise InputError(f"{config}: not the config of a model, which is a JSON object")
         self.text_config = text_config(self.config)
-        self.architecture = architecture(self.config)
-        self.shape = self.architecture.shape(self.config)
+        try:
+            self.architecture = architecture(self.config)
+            check_sizes(self.text_config)
+            self.shape = self.architecture.shape(self.config)
+        except InputError as error:
+            raise InputError(f"{self.folder}: {error}") from None
         self.files = self._files()
         self._headers = self._read_headers()
 

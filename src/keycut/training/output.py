@@ -29,7 +29,7 @@ class Output:
     version: int = 1  # of the stage (`keycut.running.code`): with another one a run begins anew
 
     def check(self) -> None:
-        check_output_path(self.folder, force=self.force)
+        check_output_path(self.folder, force=self.force, folder=True)
 
     def checkpoints_of(self, work: str, data: PackedTokens, **defining: Any) -> Checkpoints:
         """Those of one run, which is known by all that defines it."""

@@ -280,6 +280,22 @@ def need(config: Config, key: str) -> Any:
     return config[key]
 
 
+SIZES = ("hidden_size", "vocab_size", "num_hidden_layers", "num_heads", "num_v_heads", "head_dim",
+         "expand_k", "expand_v", "num_attention_heads", "num_key_value_heads",
+         "linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim",
+         "linear_value_head_dim")  # fmt: skip
+"""Keys of a config that are numbers above 0, or not set."""
+
+
+def check_sizes(config: Config) -> None:
+    for key in SIZES:
+        value = config.get(key)
+        if value is not None and not (isinstance(value, int | float) and value > 0):
+            raise InputError(
+                f"config.json: {key} is {value!r}, where a number is needed that is above 0"
+            )
+
+
 def softmax_kinds(config: Config) -> list[Config]:
     """The `attn` of a config of flash-linear-attention: one kind of softmax layers, or a list."""
     attention = config.get("attn") or []
