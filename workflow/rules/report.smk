@@ -283,7 +283,7 @@ rule archive:
         f"{results}/timings/archive/archive.tsv"
     localrule: True
     conda:
-        "../../envs/report.yaml"
+        "../../envs/model.yaml"
     resources:
         mem_mb=2000,
         runtime=10,
