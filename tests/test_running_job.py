@@ -19,8 +19,7 @@ import pytest
 from keycut.artefact import write_json
 from keycut.errors import InputError
 from keycut.running.code import KnownCode
-from keycut.running.job import job
-from keycut.running.job_context import check_up_to_date
+from keycut.running.job import check_up_to_date, job
 from keycut.running.paths import PROVENANCE
 from keycut.running.provenance import Provenance
 
@@ -282,7 +281,7 @@ def waits_for_another(monkeypatch):
     def exclusive_lock(outputs):
         yield True
 
-    monkeypatch.setattr("keycut.running.job_context.exclusive_lock", exclusive_lock)
+    monkeypatch.setattr("keycut.running.job.exclusive_lock", exclusive_lock)
 
 
 def test_what_another_job_made_meanwhile_is_not_made_again(planned, around, monkeypatch):

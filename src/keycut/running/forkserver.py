@@ -48,8 +48,7 @@ PR_SET_PDEATHSIG = 1
 LIBRARIES = (
     "torch", "transformers", "transformers.modeling_utils", "transformers.models.auto",
     "fla", "fla.models", "peft", "datasets", "lm_eval.api.task", "lm_eval.evaluator",
-    "safetensors.torch", "pydantic.json_schema", "yaml", "pandas", "pandera", "scipy.linalg",
-    "matplotlib.pyplot",
+    "safetensors.torch", "pandas", "pandera", "scipy.linalg", "matplotlib.pyplot",
     # Most of the time that fla takes to import: where there is a GPU, each job imports fla itself.
     "torch._inductor.compile_fx", "torch.distributed._tensor",
 )  # fmt: skip
