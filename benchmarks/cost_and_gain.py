@@ -15,12 +15,10 @@ from collections.abc import Iterator
 import pandas as pd
 from arguments import existing
 
+from keycut.reporting.figures import quality
 from keycut.reporting.frame import read_frame
 
-STAGES = {
-    "pre": "sliced", "refit": "refitted", "post": "recovered",
-    "refit_post": "refitted and recovered",
-}  # fmt: skip
+STAGES = {**quality.STAGES, "pre": "sliced"}
 STATE, MOST, SPEED = (
     f"decoding_{name}" for name in ("state_mib", "largest_batch", "graph_tokens_per_s_")
 )

@@ -50,7 +50,7 @@ def start_worker() -> Worker:
 
 def with_value_width(spec: Model, value_width: int) -> Model:
     """The model with another d_v; d_k is an argument of `random_model`."""
-    expand_v = getattr(spec, "expand_v", 1) * value_width / spec.head_v_dim
+    expand_v = spec.expand_v * value_width / spec.head_v_dim  # type: ignore[attr-defined]
     return spec.model_copy(update={"expand_v": expand_v})
 
 
