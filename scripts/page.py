@@ -20,7 +20,7 @@ with job(snakemake) as run:
             for rule in sorted((results / "timings").iterdir())
         },
         steps={v: [path for path in paths if path.is_file()] for v, paths in steps.items()},
-        provenance=result_records(results),
+        records=result_records(results).values(),
         current_code=snakemake.params.current_code,
         out=snakemake.output.html,
         templates=snakemake.params.templates,

@@ -27,6 +27,7 @@ from keycut.reporting.frame import (
     table_frame,
     variant_key,
 )
+from keycut.reporting.jobs import result_records
 from keycut.reporting.verdict import make_verdict
 from keycut.running.paths import PROVENANCE
 
@@ -322,7 +323,7 @@ def report_inputs(config: Config, folder: Path, *, drawn: bool) -> dict:
         "figures": figures,
         "curves": curve_files(config, folder / "curves"),
         "timings": timings,
-        "provenance": sorted(folder.rglob(f"*{PROVENANCE}")),
+        "records": result_records(folder).values(),
         "steps": steps,
         "templates": TEMPLATES,
     }

@@ -333,11 +333,8 @@ def test_gpu_hours_are_those_of_the_gpus_that_jobs_had(tmp_path: Path) -> None:
     for i, (rule, seconds, gpus) in enumerate(
         [("evaluate", 10.0, ("H200", "H200")), ("evaluate", 30.0, ("H200",)), ("score", 5.0, ())]
     ):
-        records.append(tmp_path / f"{i}.json")
-        write_json(records[-1], {**record(rule, seconds, gpus), "started": f"2026-01-0{3 - i}"})
+        records.append({**record(rule, seconds, gpus), "started": f"2026-01-0{3 - i}"})
     (tmp_path / "e.tsv").write_text("s\th:m:s\tmax_rss\n12.5\t0:00:12\t-\n31.0\t0:00:31\t512.0\n")
-    records.append(tmp_path / "page.json")
-    write_json(records[-1], {**record("page", 90.0, ()), "started": "2026-01-09"})
     tsv = [tmp_path / "e.tsv"]
     work = summarize_jobs({"evaluate": tsv, "pretrain": [], "table": tsv}, records)
     assert [rule.name for rule in work.rules] == ["score", "evaluate"]  # as they first ran
@@ -352,10 +349,7 @@ def test_gpu_hours_are_those_of_the_gpus_that_jobs_had(tmp_path: Path) -> None:
 
 def test_jobs_count_also_where_snakemakes_timings_are_not_there(tmp_path: Path) -> None:
     (tmp_path / "e.tsv").write_text("s\th:m:s\tmax_rss\n12.5\t0:00:12\t40.0\n")
-    records = []
-    for number, peak in enumerate((900, 700)):
-        records.append(tmp_path / f"{number}.json")
-        write_json(records[-1], {**record("evaluate", 25.0, ("H200",)), "peak_mib": peak})
+    records = [{**record("evaluate", 25.0, ("H200",)), "peak_mib": peak} for peak in (900, 700)]
     [evaluate] = summarize_jobs({"evaluate": [tmp_path / "e.tsv"]}, records).rules
     assert (evaluate.jobs, evaluate.seconds, evaluate.gpu_seconds) == (2, 50.0, 50.0)
     assert evaluate.peak_mib == 900
@@ -367,7 +361,7 @@ def test_what_other_code_made_is_marked(
     provenance = {**record("pretrain", 9.0, ("H200",)), "code": {"digest": "this"}}
     path = tmp_path / "model.provenance.json"
     write_json(path, provenance)
-    changed = {**inputs, "provenance": [path], "steps": {next(iter(inputs["steps"])): [path]}}
+    changed = {**inputs, "records": [provenance], "steps": {next(iter(inputs["steps"])): [path]}}
     marks = ("1 of the jobs of pretrain ran other code", "made by other code of this stage")
     for now, marked in (("this", False), ("other", True)):
         write_report(demo, **changed, current_code={"pretrain": now}, out=tmp_path / "r.html")
@@ -377,14 +371,17 @@ def test_what_other_code_made_is_marked(
 
 def test_records_that_come_and_go_meanwhile_are_left_out(tmp_path: Path) -> None:
     made, shown = (tmp_path / f"{name}{PROVENANCE}" for name in ("models/a", "tables/t.tex"))
-    write_json(made, {"rule": "pretrain"})
+    write_json(made, record("pretrain", 9.0))
     write_json(shown, {"rule": "table"})
     half = tmp_path / f".document.tex{PROVENANCE}.a1b2c3d4" / f"document.tex{PROVENANCE}"
     half.parent.mkdir()
     half.write_text('{"ru')
     # Listed, and no longer there once it is read.
     (tmp_path / f"document.pdf{PROVENANCE}").symlink_to("gone")
-    assert result_records(tmp_path) == [made]
+    records = result_records(tmp_path)
+    assert records == {made: record("pretrain", 9.0)}
+    made.unlink()
+    assert summarize_jobs({}, records.values()).seconds == 9.0
 
 
 def test_a_curve_is_drawn_by_means_and_without_skipped_steps(tmp_path: Path) -> None:

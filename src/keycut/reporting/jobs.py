@@ -6,6 +6,7 @@ import csv
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -58,39 +59,33 @@ class RunSummary:
         return sum(rule.gpu_seconds for rule in self.rules)
 
 
-def result_records(results: Path) -> list[Path]:
-    """What the jobs that made the results wrote about themselves (.provenance.json).
+def result_records(results: Path) -> dict[Path, dict[str, Any]]:
+    """What the jobs that made the results wrote about themselves, by file (.provenance.json).
 
     Jobs that show them may run meanwhile: their records come and go, in hidden folders first.
     """
-    records = []
+    paths, records = [], {}
     for folder, folders, files in os.walk(results):
         folders[:] = [name for name in folders if not name.startswith(".")]
-        records += [Path(folder, name) for name in files if name.endswith(PROVENANCE)]
-    return [path for path in sorted(records) if _made_result(path)]
-
-
-def _made_result(record: Path) -> bool:
-    try:
-        return read_json(record)["rule"] not in RENDERING
-    except FileNotFoundError:  # removed since it was listed: its job is about to run again
-        return False
+        paths += [Path(folder, name) for name in files if name.endswith(PROVENANCE)]
+    for path in sorted(paths):
+        # One that was removed since it was listed: its job is about to run again.
+        with suppress(FileNotFoundError):
+            records[path] = read_json(path)
+    return {path: record for path, record in records.items() if record["rule"] not in RENDERING}
 
 
 def summarize_jobs(
     timings: Mapping[str, Sequence[Path | str]],
-    provenance: Iterable[Path | str],
+    records: Iterable[Mapping[str, Any]],
     current_code: Mapping[str, str] = {},
 ) -> RunSummary:
-    """What made the results: from timings of rules (.tsv) and what jobs wrote about themselves.
+    """What made the results: from timings of rules (.tsv) and the records of `result_records`.
 
     Rules are in the order in which they first ran. For `current_code` see `origins.is_other_code`.
     """
-    records = map(read_json, provenance)
-    jobs = sorted(
-        (job for job in records if job["rule"] not in RENDERING), key=lambda job: job["started"]
-    )
-    by_rule: dict[str, list[dict[str, Any]]] = {}
+    jobs = sorted(records, key=lambda job: job["started"])
+    by_rule: dict[str, list[Mapping[str, Any]]] = {}
     versions: dict[str, dict[str, None]] = {}
     for job in jobs:
         by_rule.setdefault(job["rule"], []).append(job)

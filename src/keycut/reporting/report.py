@@ -97,7 +97,7 @@ def write_report(
     steps: Files,
     out: Path | str,
     templates: Path | str,
-    provenance: Iterable[Path | str] = (),
+    records: Iterable[Mapping[str, Any]] = (),
     current_code: Mapping[str, str] = {},
 ) -> None:
     """One HTML page of a run.
@@ -108,7 +108,7 @@ def write_report(
     curves:        the loss curve (.csv) of what was trained (rft none) or recovered
     timings:       files with the time and memory of jobs (.tsv: `s`, `max_rss`), by rule
     steps:         files that say how a variant was made, in order (.json, .safetensors)
-    provenance:    what jobs wrote about themselves (.provenance.json)
+    records:       what jobs wrote about themselves (`jobs.result_records`)
     current_code:  digests of the code of rules with a version, to mark what other code made
 
     Also read are the files that frames name as sources, and their provenance.
@@ -151,7 +151,7 @@ def write_report(
             _picture("training", name, CURVES[name], svg)
             for name, svg in draw_curves(config, curves).items()
         ],
-        work=summarize_jobs(timings, provenance, current_code),
+        work=summarize_jobs(timings, records, current_code),
         # Whatever texts are in it, this JSON does not end the <script> around it.
         data=Markup(canonical_json(numbers.to_json(judgements)).replace("<", "\\u003c")),
         version=__version__,
