@@ -278,6 +278,28 @@ def test_a_number_that_is_none_names_layer_and_head(bad):
         calibrate(model, batches(), tokens=TOKENS)
 
 
+ORIGINS = {
+    "its keys": ("layers.1.attn.k_proj", "layer 1, head 1: gram.k.raw has"),
+    "its values": ("layers.1.attn.v_proj", "what enters layer 2 has .*what enters layer 1 has no"),
+    "the embeddings": ("embeddings", "what enters layer 0 has NaN or infinity$"),
+    "the last layer": ("layers.2.mlp.up_proj", "layer 2, head 0: saliency.q has"),
+}
+
+
+@pytest.mark.parametrize("case", sorted(ORIGINS))
+def test_a_bad_number_is_named_where_it_comes_up_not_where_it_goes(case, tmp_path):
+    part, message = ORIGINS[case]
+    model = create({**SMALL["delta_net"], "num_hidden_layers": 3}, seed=2)
+    with torch.no_grad():
+        model.get_submodule(f"model.{part}").weight[20, 0] = float("nan")  # head 1 of two
+    with pytest.raises(InputError, match=message):
+        calibrate(model, batches(), tokens=TOKENS)
+    if case != "the last layer":  # without gradients nothing is computed of what leaves it
+        save(model, tmp_path / "model")
+        with pytest.raises(InputError, match=message):
+            calibrate_layerwise(Checkpoint(tmp_path / "model"), batches())
+
+
 def test_text_of_another_length_than_announced_is_an_error():
     model = create(SMALL["delta_net"], seed=2)
     with pytest.raises(InputError, match="were announced"):

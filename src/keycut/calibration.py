@@ -29,6 +29,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal
 
@@ -326,13 +327,25 @@ def _calibration(tensors: dict[str, Tensor], sums: _Sums, about: dict[str, Any])
 
 
 def check_finite(tensors: dict[str, Tensor], shape: MixerShape) -> None:
-    """NaN or infinity anywhere is an error naming the layer and, where there is one, the head."""
+    """NaN or infinity anywhere is an error naming the layer where it came up and, where there is
+    one, the head. All that is computed after that has it too: later layers, then the gradients,
+    from the last layer to the first."""
+    bad = []
     for name, tensor in tensors.items():
-        bad = (~tensor.isfinite()).nonzero()
-        if len(bad):
-            layer = shape.layers[int(bad[0, 0])]
-            head = f", head {int(bad[0, 1])}" if tensor.ndim > 2 else ""
-            raise InputError(f"layer {layer}{head}: {name} has NaN or infinity")
+        is_gradient = name.startswith(("saliency.", "fisher."))
+        by_head = (~tensor.isfinite()).flatten(min(tensor.ndim - 1, 2)).any(-1)
+        for index, *heads in by_head.nonzero().tolist():
+            order = (is_gradient, -index if is_gradient else index)
+            bad.append((order, name, index, heads))
+    if not bad:
+        return
+    _, name, index, heads = min(bad, key=itemgetter(0))
+    layer = shape.layers[index]
+    if name == "input_norm":  # it came up in between, which may be in the layer before
+        before = f", and what enters layer {shape.layers[index - 1]} has none" if index else ""
+        raise InputError(f"what enters layer {layer} has NaN or infinity{before}")
+    head = f", head {heads[0]}" if heads else ""
+    raise InputError(f"layer {layer}{head}: {name} has NaN or infinity")
 
 
 def drawn_sequences(data: PackedTokens, sequences: int, seed: int) -> Tensor:
