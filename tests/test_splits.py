@@ -272,6 +272,7 @@ def test_widths_by_hand_are_those_of_the_library(workplace, capsys, tmp_path, op
     assert ("| value channels a head | 10 of 24 |" in card) == (expected[1] < 24)
     assert ("| key channels a head | 6 of 16 |" in card) == (expected[0] < 16)
     assert "| ratio |" not in card
+    assert (" --target kq " in card) == (expected[0] < 16)  # else the command would be refused
 
     checkpoint = Checkpoint(workplace / "gated")
     statistics = ModelStatistics(checkpoint)
@@ -370,6 +371,14 @@ BAD = {
     "no values": (["--values", "0"], "--values 0: must be 1 or more"),
     "all channels": (["--keys", "16", "--values", "24"], "d_k 16 and d_v 24 are all that a head"),
     "widths that are rounded": (["--keys", "5", "--round-to", "4"], "--keys 5 is not rounded"),
+    "a target without keys": (
+        ["--values", "8", "--target", "k"],
+        "--target k: it says what key channels are judged by, and --values 8 cuts values alone",
+    ),
+    "a target and all keys": (
+        ["--keys", "16", "--values", "8", "--target", "kq"],
+        "--keys 16 --values 8 cuts values alone",
+    ),
     "an engine without this model": (
         ["--state", "0.5", "--for", "vllm"],
         "nothing is known of gated_deltanet models in vLLM",

@@ -214,10 +214,12 @@ def pruned_card(
     """README.md of the model: what it is and how it was made."""
     method = METHODS[request.method]
     values = method.options(request.options)
+    candidates = comparison.candidates if comparison else ()
+    cuts_keys = any(s.change() for s in (selection, *(c.selection for c in candidates)))
     options = (
-        f"--method {request.method} {request.wanted} --target "
-        f"{request.target or method.targets[0]} "
-        f"--seed {request.seed} --sequences {request.sequences} "
+        f"--method {request.method} {request.wanted} "
+        + (f"--target {request.target or method.targets[0]} " if cuts_keys else "")
+        + f"--seed {request.seed} --sequences {request.sequences} "
         f"--length {request.length} --rows {request.sample_rows} "
         f"--{'' if request.refits else 'no-'}refit"
         + "".join(f" {option.flag} {values[option.name]}" for option in method.takes)

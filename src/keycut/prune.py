@@ -247,6 +247,11 @@ def check_model(
             f"--round-to {request.round_to} leaves all {full.width} channels of a head at ratio "
             f"{request.ratio}: round to less, or cut more"
         )
+    if request.target is not None and all(split.width == full.width for split in splits):
+        raise InputError(
+            f"--target {request.target}: it says what key channels are judged by, and "
+            f"{request.wanted} cuts values alone; leave it out"
+        )
     if request.refits:
         check_refit(checkpoint, sequences=request.sequences, length=request.length)
     check_out(request.out, [request.model], request.text, force=request.force)
