@@ -9,6 +9,7 @@ import stat
 import subprocess
 import sys
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 import readme
@@ -18,6 +19,7 @@ from safetensors.torch import load_file, save_file
 from small_models import SMALL
 from training_runs import sentences
 
+from keycut.artefact import atomic_write
 from keycut.calibration import calibrate_layerwise
 from keycut.cli import main
 from keycut.data.sources import Source
@@ -122,10 +124,51 @@ def test_force_replaces_a_model_and_nothing_else(workplace, capsys):
         assert prune(workplace, "--force", model="other/model", out=out) == 2
         assert "other/model would be lost" in stderr(capsys)
     (workplace / "papers").mkdir()
+    (workplace / "papers" / "notes.txt").touch()
     for force in ([], ["--force"]):  # which is not advised where it would be refused
         assert prune(workplace, *force, out="papers") == 2
         assert "papers exists and is no model, and --force replaces only those" in stderr(capsys)
     assert load(other)
+
+
+@pytest.mark.parametrize("options", [[], ["--force"], ["--refit"]])
+def test_an_empty_folder_is_nothing_to_lose(workplace, tmp_path, options):
+    (tmp_path / "out").mkdir()
+    assert prune(workplace, "--method", "l1", *options, out=tmp_path / "out") == 0
+    assert load(tmp_path / "out").model.layers[0].attn.head_k_dim == 8
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_what_comes_into_an_empty_folder_meanwhile_is_not_lost(tmp_path):
+    out = tmp_path / "out"
+    out.mkdir()
+
+    def write():
+        with atomic_write(out, folder=True):
+            (out / "notes.txt").touch()
+
+    with pytest.raises(InputError, match=r"out cannot be put in place: .* not empty") as caught:
+        write()
+    assert [path.name for path in out.iterdir()] == ["notes.txt"]
+    assert Path(str(caught.value).split("kept as ")[1]).is_dir()
+
+
+def test_a_folder_that_cannot_be_renamed_is_refused_before_any_work(
+    workplace, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setattr("keycut.prune.slice_model", None)
+    for name in ("here", "mounted", "linked"):
+        (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setattr(Path, "is_mount", lambda path: path.name == "mounted")
+    (tmp_path / "link").symlink_to("linked")
+    message = "is the working folder or a mount point, and cannot be replaced: give a folder in it"
+    for out in (Path(), tmp_path / "here", tmp_path / "mounted"):
+        arguments = ["prune", workplace / "delta_net", out, "--ratio", "0.5", "--method", "l1"]
+        assert main([*map(str, arguments)]) == 2
+        assert stderr(capsys) == f"keycut: {out} {message}"
+    assert prune(workplace, "--method", "l1", out=tmp_path / "link") == 2
+    assert "link exists and is no model" in stderr(capsys)
 
 
 def test_a_seed_makes_the_same_model_twice(workplace):
@@ -402,6 +445,7 @@ def test_force_replaces_packed_text_and_nothing_else(workplace, tmp_path, capsys
     assert pack(text.parent) == 2
     assert "text.jsonl would be lost" in stderr(capsys)
     (tmp_path / "papers").mkdir()
+    (tmp_path / "papers" / "notes.txt").touch()
     assert pack(tmp_path / "papers") == 2
     assert "papers exists and is no packed text, and --force replaces only those" in stderr(capsys)
     assert text.exists()

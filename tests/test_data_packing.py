@@ -275,7 +275,7 @@ def test_what_cannot_be_done_is_refused_before_any_work(tmp_path: Path, bpe: Tok
         yield ""
 
     (tmp_path / "file").touch()
-    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "notes").mkdir(parents=True)
     for out, change, message in [
         ("file/inside", {}, "cannot be written"),
         ("there", {}, "exists already"),

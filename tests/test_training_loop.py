@@ -210,6 +210,6 @@ def test_folders_that_cannot_be_written_are_refused(tmp_path, data):
         output = Output(tmp_path / where["out"], tmp_path / where.get("checkpoints", "run"))
         with pytest.raises(InputError, match="cannot be written"):
             pretrain(create(SMALL["delta_net"], seed=1), data, recipe(), output)
-    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "notes").mkdir(parents=True)
     with pytest.raises(InputError, match="exists already"):
         trained(tmp_path, data, recipe(), out="there")

@@ -100,22 +100,33 @@ def check_writable(path: Path | str, *, folder: bool = False) -> Path:
 
 
 def check_output_path(path: Path | str, *, force: bool, folder: bool = False) -> Path:
-    """The path itself, or an error if it exists and may not be replaced, or cannot be written."""
+    """The path itself, or an error if it exists and may not be replaced, or cannot be written. An
+    empty folder may be."""
     path = check_writable(path, folder=folder)
-    if path.exists() and not force:
+    if folder and path.exists() and (path.samefile(".") or path.is_mount()):
+        raise InputError(
+            f"{path} is the working folder or a mount point, and cannot be replaced: give a folder "
+            "in it"
+        )
+    if path.exists() and not force and not is_empty_folder(path):
         raise InputError(f"{path} exists already; give --force to replace it")
     return path
 
 
+def is_empty_folder(path: Path) -> bool:
+    """Nothing is lost with it. A link to one is not: no folder is renamed to a link."""
+    return path.is_dir() and not path.is_symlink() and not any(path.iterdir())
+
+
 def check_not_overwriting(out: Path, sources: Iterable[Path], *, kind: str, mark: str) -> None:
-    """With --force a folder replaces one of its kind, which has a file called `mark`, and nothing
-    else; least of all what it is made from. Checked first: what --force does not replace is no
-    reason to advise it."""
+    """With --force a folder replaces one of its kind, which has a file called `mark`, or an empty
+    one, and nothing else; least of all what it is made from. Checked first: what --force does not
+    replace is no reason to advise it."""
     target = out.resolve()
     for source in sources:
         if target in (source.resolve(), *source.resolve().parents):
             raise InputError(f"{out}: {source} would be lost; give another folder")
-    if out.exists() and not (out / mark).is_file():
+    if out.exists() and not (out / mark).is_file() and not is_empty_folder(out):
         raise InputError(
             f"{out} exists and is no {kind}, and --force replaces only those: give another folder"
         )
@@ -153,7 +164,7 @@ def atomic_write(path: Path | str, *, force: bool = False, folder: bool = False)
 
     A reader never sees half of it, and a failed block leaves `path` as it was; so does a failed
     rename, which keeps the temporary one. With `folder` the temporary path is a directory. An
-    existing `path` is an error unless `force` is given.
+    existing `path` is an error unless `force` is given, or it is an empty folder.
     """
     path = check_output_path(path, force=force, folder=folder)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -167,16 +178,17 @@ def atomic_write(path: Path | str, *, force: bool = False, folder: bool = False)
     except BaseException:
         shutil.rmtree(parent, ignore_errors=True)
         raise
-    _move(temporary, path)
+    _move(temporary, path, force=force)
     shutil.rmtree(parent, ignore_errors=True)
 
 
-def _move(temporary: Path, path: Path) -> None:
+def _move(temporary: Path, path: Path, *, force: bool) -> None:
     """Rename `temporary` to `path`. If that fails, `path` is as it was, and nothing is deleted."""
     replaced = temporary.with_name(f"{temporary.name}.replaced")
     try:
-        if path.is_dir():
-            # A folder cannot be renamed over a full one: move the old one away first.
+        if force and path.is_dir():
+            # A folder cannot be renamed over a full one: move the old one away first. Without
+            # `force` it was empty, and is not touched if it no longer is.
             path.rename(replaced)
         temporary.replace(path)
     except BaseException as error:
