@@ -23,9 +23,10 @@ from functools import partial
 
 import torch
 
-from keycut.analysis.rank import BLOCK_BYTES, Writes, full_precision, states_in_blocks, writes
+from keycut.analysis.rank import BLOCK_BYTES, Writes, states_in_blocks, writes
 from keycut.analysis.spectra import effective_ranks
 from keycut.models import create
+from keycut.models.precision import no_tf32
 from keycut.patches.fla import plain_kernels_in_place
 from keycut.selection.conditioning import effective_rank
 
@@ -53,7 +54,7 @@ def seconds(function, device: str):
 
 def ranks(w: Writes) -> torch.Tensor:
     """(T, heads of all layers)."""
-    with full_precision():
+    with no_tf32():
         return torch.cat([
             effective_ranks(block.flatten(0, 1)).view(len(block), -1).cpu()
             for block in states_in_blocks(w)

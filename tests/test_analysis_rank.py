@@ -15,13 +15,13 @@ from keycut.analysis.rank import (
     RankAnalysis,
     Writes,
     analyse_rank,
-    full_precision,
     states_in_blocks,
     writes,
 )
 from keycut.analysis.spectra import effective_ranks, er, largest_eigenvalues
 from keycut.errors import InputError
 from keycut.models import create
+from keycut.models.precision import no_tf32
 
 NAMES = ["delta_net", "shared_head", "gated", "gated_value_heads"]
 T, SKIP = 90, 7
@@ -215,7 +215,7 @@ def test_a_state_of_zeros_has_rank_zero_and_leaves_the_others_alone():
 def test_a_gpu_finds_the_ranks_that_the_cpu_finds():
     here = writes(create(SMALL["gated"], seed=2), IDS)
     there = Writes(*(x.cuda() for x in (here.k, here.v, here.beta, here.g)))
-    with full_precision():
+    with no_tf32():
         ranks = [
             torch.cat([effective_ranks(block.flatten(0, 1)).cpu() for block in states_in_blocks(w)])
             for w in (here, there)
@@ -223,11 +223,11 @@ def test_a_gpu_finds_the_ranks_that_the_cpu_finds():
     torch.testing.assert_close(ranks[1], ranks[0], rtol=1e-4, atol=0)
 
 
-def test_full_precision_puts_back_what_was_set():
+def test_no_tf32_puts_back_what_was_set():
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("medium")
     try:
-        with full_precision():
+        with no_tf32():
             assert torch.get_float32_matmul_precision() == "highest"
         assert torch.get_float32_matmul_precision() == "medium"
     finally:

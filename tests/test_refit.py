@@ -408,6 +408,26 @@ def test_an_activation_that_is_no_number_names_layer_and_model(which, tensor, me
         refit(student, teacher, IDS)
 
 
+def test_sums_are_of_float32_products_whatever_the_process_has_set(tmp_path, monkeypatch):
+    precisions = set()
+
+    class Observed(_Sums):
+        def add(self, X, E, size):
+            precisions.add(torch.get_float32_matmul_precision())
+            super().add(X, E, size)
+
+    student, teacher = models("delta_net", tmp_path)
+    monkeypatch.setattr(fitting, "_Sums", Observed)
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("medium")
+    try:
+        fit(student, teacher)
+        assert torch.get_float32_matmul_precision() == "medium"
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert precisions == {"highest"}
+
+
 def test_the_benchmark_writes_a_row_for_each_cell(tmp_path, monkeypatch, capsys):
     folder = Path(__file__).parents[1] / "benchmarks"
     save(create(SMALL["gated"], seed=1), tmp_path / "model")

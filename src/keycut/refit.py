@@ -19,8 +19,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -39,6 +38,7 @@ from keycut.models.checkpoint import (
 )
 from keycut.models.delta_rule import wide
 from keycut.models.layerwise import LayerwiseModel
+from keycut.models.precision import no_tf32
 
 logger = logging.getLogger(__name__)
 
@@ -95,7 +95,7 @@ def _refit(
     dtype = student.compute_dtype(device)
     weights: dict[str, Tensor] = {}
     fits: list[Fit] = []
-    with torch.no_grad(), _float32_products():
+    with torch.no_grad(), no_tf32():
         pruned = LayerwiseModel(student, [*most, *held_out], device, dtype)
         whole = LayerwiseModel(teacher, [*most, *held_out], device, dtype)
         for index, layer in enumerate(pruned.layers):
@@ -324,17 +324,6 @@ def _share(part: float, of: Tensor) -> float:
 
 
 # The models
-
-
-@contextmanager
-def _float32_products() -> Iterator[None]:
-    """No TF32, whatever the process has set."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
 
 
 def _embedding(checkpoint: Checkpoint) -> Tensor:

@@ -14,7 +14,6 @@ import hashlib
 import json
 import zipfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -33,6 +32,7 @@ from keycut.errors import InputError
 from keycut.models.architectures.base import MixerShape
 from keycut.models.capture import capture_rule_inputs, mixers
 from keycut.models.delta_rule import l2_normalised, log_decay
+from keycut.models.precision import no_tf32
 
 BLOCK_BYTES = 2**28  # of states; what is computed from them takes about three times as much
 
@@ -124,7 +124,7 @@ def analyse_rank(
     rows = [place[layer] * shape.value_heads + head for layer, head in heads]
     ranks, spectra = [], []
     first, progress = 0, Progress("analysing states", tokens=len(ids))
-    with full_precision():
+    with no_tf32():
         for states in states_in_blocks(writes(model, ids), block_bytes):
             block = effective_ranks(states.flatten(0, 1)).view(len(states), -1)
             block = block.T.reshape(len(shape.layers), shape.value_heads, -1)
@@ -223,14 +223,3 @@ def states_in_blocks(w: Writes, block_bytes: int = BLOCK_BYTES) -> Iterator[Tens
             u = w.beta[t, :, None, None] * (w.v[t, :, None] - recalled)
             state = torch.baddbmm(faded, w.k[t, :, :, None], u, out=block[t - first])
         yield block[: last - first]
-
-
-@contextmanager
-def full_precision() -> Iterator[None]:
-    """No TF32 in float32 products, whatever training has set: it has three digits."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
