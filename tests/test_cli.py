@@ -284,6 +284,7 @@ BAD = {
     "a device that is none": (["--device", "gpu"], "--device gpu: give cpu"),
     "a ratio that is no number": (["--ratio", "nan"], "ratio nan: must lie in (0, 1)"),
     "one token": (["--length", "1"], "--length 1: must be 2 or more"),
+    "no multiple": (["--round-to", "0"], "--round-to 0: must be 1 or more"),
     "no rows": (["--rows", "0"], "--rows 0: must be 1 or more"),
     "no sequences": (["--sequences", "0"], "--sequences 0: must be 1 or more"),
     "a seed below zero": (["--seed", "-1"], "--seed -1: must lie between 0 and 92233"),

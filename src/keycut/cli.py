@@ -396,13 +396,13 @@ def _plan(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 
     def run(options: argparse.Namespace) -> None:
         from keycut.artefact import check_writable, write_json
+        from keycut.config.section import check_counts
         from keycut.plan.after import compare, comparison_text, finished_jobs, write_figures
         from keycut.plan.costs import read_costs
         from keycut.plan.graph import read_graph
         from keycut.plan.planning import make_plan, price, to_text
 
-        if options.gpus is not None and options.gpus < 1:
-            raise InputError(f"--gpus {options.gpus}: must be 1 or more")
+        check_counts(gpus=options.gpus)
         if options.figures and not options.after:
             raise InputError("--figures is of jobs that have run: give --after with it")
         for path in filter(None, (options.json, options.figures)):
@@ -514,15 +514,12 @@ def _pack(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 
     def run(options: argparse.Namespace) -> None:
         from keycut.artefact import check_not_overwriting, check_output_path
-        from keycut.config.section import check_seed
+        from keycut.config.section import check_counts, check_seed
         from keycut.data.packing import pack
         from keycut.data.sources import describe, read
         from keycut.data.tokenizer import load_tokenizer
 
-        for name in ("length", "sequences", "workers"):
-            value = getattr(options, name)
-            if value is not None and value < 1:
-                raise InputError(f"--{name} {value}: must be 1 or more")
+        check_counts(length=options.length, sequences=options.sequences, workers=options.workers)
         check_seed(options.seed)
         sources = [options.text, options.tokenizer]
         check_not_overwriting(options.out, sources, kind="packed text", mark="manifest.json")

@@ -25,7 +25,7 @@ from keycut.artefact import (
 )
 from keycut.calibration import Calibration, calibrate_folder
 from keycut.config import width as width_of
-from keycut.config.section import check_seed
+from keycut.config.section import check_counts, check_seed
 from keycut.data.documentation import documentation, documentation_source
 from keycut.data.packing import PackedTokens, pack
 from keycut.data.sources import describe, read, text_files
@@ -177,14 +177,12 @@ def check_options(request: Request) -> None:
     check_wanted(request)
     if request.state is not None or request.values is not None:
         check_chooses_values(method, options)
-    for name, value in (
-        ("--sequences", request.sequences),
-        ("--rows", request.sample_rows),
-        ("--batch", request.batch),
-        ("--round-to", request.round_to),
-    ):
-        if value is not None and value < 1:
-            raise InputError(f"{name} {value}: must be 1 or more")
+    check_counts(
+        sequences=request.sequences,
+        rows=request.sample_rows,
+        batch=request.batch,
+        round_to=request.round_to,
+    )
     check_length(request.length)
     if request.text is not None:
         text_files(request.text)
@@ -227,9 +225,8 @@ def check_wanted(request: Request) -> None:
                 "--no-refit: --state compares models that are refitted, which decides between "
                 "them; give --keys and --values to cut without"
             )
+    check_counts(keys=request.keys, values=request.values)
     for name, value in (("--keys", request.keys), ("--values", request.values)):
-        if value is not None and value < 1:
-            raise InputError(f"{name} {value}: must be 1 or more")
         if value is not None and request.round_to is not None:
             raise InputError(
                 f"--round-to {request.round_to}: {name} {value} is not rounded; leave one out"

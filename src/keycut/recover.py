@@ -12,7 +12,7 @@ from typing import Any
 from keycut.artefact import atomic_write, check_disk_space, check_writable, explain_full_disk
 from keycut.benchmarking.preflight import check_shapes
 from keycut.config import Preflight, Shape
-from keycut.config.section import check_seed
+from keycut.config.section import check_counts, check_seed
 from keycut.config.training import Recovery
 from keycut.data.packing import PackedTokens
 from keycut.data.sources import text_files
@@ -50,14 +50,7 @@ def recover_folder(
 
     Killed and called again with the same arguments, it goes on from its last checkpoint.
     """
-    for name, value in (
-        ("--steps", steps),
-        ("--batch", batch),
-        ("--parts", parts),
-        ("--epochs", epochs),
-    ):
-        if value < 1:
-            raise InputError(f"{name} {value}: must be 1 or more")
+    check_counts(steps=steps, batch=batch, parts=parts, epochs=epochs)
     if batch % parts:
         raise InputError(f"--parts {parts}: must divide --batch {batch}")
     if not 0 < learning_rate < math.inf:

@@ -42,6 +42,13 @@ def check_seed(seed: int) -> None:
         raise InputError(f"--seed {seed}: must lie between 0 and {LARGEST_SEED}")
 
 
+def check_counts(**options: int | None) -> None:
+    """Of options that count something, by name; None is one that is not given."""
+    for name, value in options.items():
+        if value is not None and value < 1:
+            raise InputError(f"--{name.replace('_', '-')} {value}: must be 1 or more")
+
+
 def _in_unit_interval(ratio: float) -> float:
     if not 0 < ratio < 1:
         raise ValueError("a ratio must lie in (0, 1)")
