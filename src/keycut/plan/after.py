@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import os
 import platform
 from collections.abc import Callable, Iterable, Sequence
@@ -18,7 +17,7 @@ import yaml
 from keycut.artefact import atomic_write
 from keycut.errors import InputError
 from keycut.plan.planning import Planned, by_rule, duration, gigabytes, table
-from keycut.running.provenance import Provenance
+from keycut.running.provenance import Provenance, read_timing
 
 
 @dataclass(frozen=True)
@@ -49,8 +48,7 @@ def finished_jobs(run: str, jobs: Iterable[Planned]) -> list[FinishedJob]:
         record = Provenance.read(outputs[0])
         if record is None or not timing.is_file():
             continue
-        with open(timing, newline="") as file:
-            seconds = sum(float(row["s"]) for row in csv.DictReader(file, delimiter="\t"))
+        seconds = sum(float(row["s"]) for row in read_timing(timing))
         gpus = tuple(record.gpus[: ceil(planned.job.gpus)])  # it may see more than it asked for
         gpu_seconds = seconds * len(gpus) * record.gpu_share
         files = (file for path in outputs for file in (path, *path.rglob("*")))

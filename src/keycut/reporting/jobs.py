@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,6 +14,7 @@ from typing import Any
 from keycut.artefact import read_json
 from keycut.reporting.origins import is_other_code
 from keycut.running.paths import PROVENANCE
+from keycut.running.provenance import read_timing
 
 RENDERING = frozenset(
     ("frame", "union", "table", "figure", "document", "pdf", "verdict", "page", "archive")
@@ -114,10 +114,7 @@ def _summarize_rule(
     jobs: Sequence[Mapping[str, Any]],
     current_code: Mapping[str, str],
 ) -> RuleSummary:
-    rows: list[dict[str, str]] = []
-    for path in timings:
-        with open(path, newline="") as file:
-            rows += csv.DictReader(file, delimiter="\t")
+    rows = [row for path in timings for row in read_timing(path)]
     seconds = [float(row["s"]) for row in rows]
     if len(rows) < len(jobs):  # results of a partial run may come without timings
         seconds = [job["seconds"] for job in jobs]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import os
 import platform
 import resource
@@ -81,6 +82,14 @@ class Provenance:
 
 def known_fields(kind: Any, record: dict[str, Any]) -> dict[str, Any]:
     return {field.name: record[field.name] for field in fields(kind) if field.name in record}
+
+
+def read_timing(path: Path | str) -> list[dict[str, str]]:
+    """The lines of what Snakemake's `benchmark` writes about a job. With `benchmark-extended` the
+    job's parameters are among them, longer than csv takes a field to be."""
+    csv.field_size_limit(2**31 - 1)
+    with open(path, newline="") as file:
+        return [*csv.DictReader(file, delimiter="\t")]
 
 
 def params_digest(snakemake: Any) -> str:
