@@ -7,10 +7,14 @@ from __future__ import annotations
 
 import tarfile
 from collections.abc import Iterator
+from io import BytesIO
 from pathlib import Path
+
+from safetensors.numpy import save
 
 from keycut.artefact import atomic_write
 from keycut.config import Config, QualityFigure
+from keycut.models.checkpoint import open_safetensors
 from keycut.reporting.jobs import RENDERING, result_records
 from keycut.running.inputs import Inputs, present
 from keycut.running.paths import OWNER, provenance_path
@@ -20,10 +24,19 @@ def write_archive(config: Config, out: Path | str) -> None:
     """A .tar.xz, the same bytes for the same files."""
     with atomic_write(out, force=True) as aside, tarfile.open(aside, "w:xz") as archive:
         for path in sorted({*archived_files(config)}):
-            member = tarfile.TarInfo(str(path))
-            member.size = path.stat().st_size
-            with path.open("rb") as file:
-                archive.addfile(member, file)
+            member, content = tarfile.TarInfo(str(path)), archived_content(path)
+            member.size = len(content)
+            archive.addfile(member, BytesIO(content))
+
+
+def archived_content(path: Path) -> bytes:
+    """The file. Of a rotation, whose matrices are as large as weights, only what it says about
+    itself, which is all that a report shows of it."""
+    if path.suffix == ".safetensors":
+        with open_safetensors(path) as file:
+            if "rotation" in file.keys():  # noqa: SIM118 (not a dict)
+                return save({}, metadata=file.metadata())
+    return path.read_bytes()
 
 
 def archived_files(config: Config) -> Iterator[Path]:
