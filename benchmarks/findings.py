@@ -2,9 +2,10 @@
 
     python benchmarks/findings.py results/lab
 
-How many swaps DRRQR made and what gain they left; how far selections agree between seeds, samples,
-norms, methods, and between keys and queries; whether keys lie on both sides of zero; and how much
-of their memory states use.
+How many swaps DRRQR made and what gain they left; how evenly scores are spread over the channels of
+a head; how far selections agree between seeds, samples, norms, methods, and between keys and
+queries; whether keys lie on both sides of zero (of rotations, which an archive does not hold); and
+how much of their memory states use.
 """
 
 import argparse
@@ -35,6 +36,8 @@ def main() -> None:
         print(f"## {model.name}\n")
         print_rows(["swaps", "cut", "seeds", "swaps in all heads", "largest gain left"],
                    swaps(chosen))  # fmt: skip
+        print_rows(["scores", "seeds", "of all, in the better half of a head, %",
+                    "largest, in medians"], spread(chosen))  # fmt: skip
         print_rows(["the same channels", "cut", "of those kept, %", "by chance"], agreement(chosen))
         print_rows(["first axis of the keys", "cut", "seeds", "heads", "entries of one sign, %"],
                    signs(chosen))  # fmt: skip
@@ -62,6 +65,20 @@ def swaps(chosen: Chosen) -> Iterator[list[str]]:
         total = sum(int(seed["swaps"].sum()) for seed in seeds)
         left = max(float(seed["largest_gain"].max()) for seed in seeds)
         yield [method, f"{ratio:.0%}", f"{len(seeds)}", f"{total}", f"{left:.3f}"]
+
+
+def spread(chosen: Chosen) -> Iterator[list[str]]:
+    """The same at every ratio: the mean over heads of the share, their median of the largest."""
+    found: dict[str, dict[int, torch.Tensor]] = defaultdict(dict)
+    for (method, target, _, seed), selection in chosen.items():
+        if "scores" in selection.tensors and target == "kq" and "seed" not in selection.about:
+            found[method][seed] = selection.tensors["scores"].sort(-1, descending=True).values
+    for method, seeds in found.items():
+        scores = torch.cat([*seeds.values()])
+        half = scores.shape[-1] // 2
+        share = scores[..., :half].sum(-1) / scores.sum(-1)
+        largest = scores[..., 0] / scores[..., half]
+        yield [method, f"{len(seeds)}", f"{100 * share.mean():.0f}", f"{largest.median():.1f}"]
 
 
 def agreement(chosen: Chosen) -> Iterator[list[str]]:
@@ -100,7 +117,7 @@ def signs(chosen: Chosen) -> Iterator[list[str]]:
     """Behind a SiLU that bends, keys are mostly positive, and so is their strongest axis."""
     found = defaultdict(list)
     for (method, _, ratio, _), one in chosen.items():
-        if method == "pca_proper":
+        if method == "pca_proper" and "rotation" in one.tensors:
             positive = (one.tensors["rotation"][..., 0, :] > 0).double().mean(-1)
             found[ratio].append(100 * positive.maximum(1 - positive).flatten())
     for ratio, some in sorted(found.items()):

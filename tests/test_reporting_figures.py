@@ -17,7 +17,7 @@ from keycut.config import Config, load_config
 from keycut.errors import InputError
 from keycut.reporting.figures import draw
 from keycut.reporting.figures.filters import pixels
-from keycut.reporting.figures.quality import draw_quality
+from keycut.reporting.figures.quality import Panel, draw_quality, in_rows
 from keycut.reporting.figures.rank import draw_spectrum, draw_utilization, missing_note
 from keycut.reporting.figures.state import draw_state
 from keycut.reporting.figures.sweep import draw_sweep
@@ -269,3 +269,9 @@ def test_names_keep_their_order_and_their_distance(places: list[float], apart: f
     assert np.mean(moved) == pytest.approx(np.mean(places), abs=1e-9)
     if all(b - a >= apart for a, b in itertools.pairwise(places)):
         assert moved == pytest.approx(places)
+
+
+def test_panels_of_a_model_stand_in_one_row_and_no_row_is_too_long() -> None:
+    panels = [Panel(model, "pre", None, {}) for model in "aabbcde"]
+    rows = ["".join(panel.model for panel in row) for row in in_rows(panels)]
+    assert rows == ["aabb", "cde"]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
+from textwrap import fill
 
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
@@ -22,6 +24,7 @@ STAGES = {
     "refit_post": "refitted and recovered",
 }
 TICKS = (1.0, 1.5, 2.0, 3.0, 5.0, 7.0)  # in every decade
+COLUMNS, TITLE = 4, 22  # panels in a row, characters in a line of their titles
 HIGHEST = 4  # times the baseline: the model is broken above it, and how much does not matter
 
 
@@ -48,11 +51,13 @@ def draw_quality(config: Config, name: str, sources: Sequence[Path]) -> Figure:
     spec = config.figures[name]
     assert isinstance(spec, QualityFigure)
     task = config.suite_of(spec.column).tasks[spec.column]
-    panels = list(read_panels(config, name, sources))
-    figure = new_figure(PAGE, 2.4)
+    rows = in_rows(read_panels(config, name, sources))
+    figure = new_figure(PAGE, 0.6 + 1.8 * len(rows))
+    grid = figure.add_gridspec(len(rows), max(map(len, rows)))
     first: dict[str, Axes] = {}  # the panels of a model share their scale
-    for place, panel in enumerate(panels, start=1):
-        axes = figure.add_subplot(1, len(panels), place, sharey=first.get(panel.model))
+    places = ((grid[r, c], panel) for r, row in enumerate(rows) for c, panel in enumerate(row))
+    for place, panel in places:
+        axes = figure.add_subplot(place, sharey=first.get(panel.model))
         _draw(config, axes, panel)
         if not panel.measured:
             mark_empty(axes)
@@ -74,6 +79,17 @@ def draw_quality(config: Config, name: str, sources: Sequence[Path]) -> Figure:
     return figure
 
 
+def in_rows(panels: Iterable[Panel]) -> list[list[Panel]]:
+    """Rows of panels that are wide enough to read; those of a model stand side by side."""
+    rows: list[list[Panel]] = [[]]
+    for _, group in groupby(panels, lambda panel: panel.model):
+        of_model = list(group)
+        if rows[-1] and len(rows[-1]) + len(of_model) > COLUMNS:
+            rows.append([])
+        rows[-1] += of_model
+    return rows
+
+
 def _draw(config: Config, axes: Axes, panel: Panel) -> None:
     if panel.baseline is not None:
         name, style = label(config, BASELINE), dash(config, BASELINE)
@@ -89,7 +105,8 @@ def _draw(config: Config, axes: Axes, panel: Panel) -> None:
             x, y, yerr=bars, color=colour(config, method), linestyle=dash(config, method),
             label=label(config, method), marker="o", markersize=2.5, elinewidth=0.8,
         )  # fmt: skip
-    axes.set_title(f"{config.models[panel.model].label}\n{STAGES[panel.stage]}")
+    model = fill(config.models[panel.model].label, TITLE)
+    axes.set_title(f"{model}\n{STAGES[panel.stage]}")
     axes.set_xlabel("channels cut, %")
     axes.set_xlim(left=0)
 
@@ -97,6 +114,7 @@ def _draw(config: Config, axes: Axes, panel: Panel) -> None:
 def mark_empty(axes: Axes) -> None:
     """A panel of which a partial run has nothing."""
     axes.text(0.5, 0.5, "not measured", transform=axes.transAxes, ha="center")
+    axes.set(xticks=[], yticks=[])
 
 
 def set_logarithmic(axes: Axes, baseline: float | None) -> None:
