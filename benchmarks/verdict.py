@@ -3,10 +3,10 @@
     python benchmarks/verdict.py
 
 The paper's numbers as if a run had measured them. Over seeds they spread as in the lab
-(results/lab/first), the paper's own number being one such draw; each of ours is off by up to 0.13 %,
-as between two kernels (docs/measured.md). Some cells, chosen at random, are moved by a known part
-of their value. Of the numbers that the run decides, the table says how many of those are outside
-their tolerance, and how many of the others.
+(results/lab/first), the paper's own number being one such draw; each of ours is off by up to 0.13
+%, as between two kernels (docs/measured.md). Some cells, chosen at random, are moved by a known
+part of their value. Of the numbers that the run decides, the table says how many of those are
+outside their tolerance, and how many of the others.
 """
 
 import argparse
