@@ -5,9 +5,9 @@ from small import RUN, TARGET
 
 
 def test_a_run_with_faults_gives_what_a_run_without_gives(cluster, short):
-    # Slurm's shortest limit. It is less than what training keeps for saving, so that each job
-    # makes one of the two steps.
-    run = short.on(cluster, limits={"pretrain": 1}).start(TARGET)
+    # Two minutes are what training keeps for saving, so that each job makes one of the two steps.
+    # One is too little where other work slows the start of a job: Slurm would end it before a step.
+    run = short.on(cluster, limits={"pretrain": 2}).start(TARGET)
     undisturbed = short.undisturbed()
     cancelled = run.until_training("recover")
     cluster.run("scancel", cancelled)
