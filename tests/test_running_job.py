@@ -19,7 +19,8 @@ import pytest
 from keycut.artefact import write_json
 from keycut.errors import InputError
 from keycut.running.code import KnownCode
-from keycut.running.job import check_up_to_date, job
+from keycut.running.job import job
+from keycut.running.job_context import check_up_to_date
 from keycut.running.paths import PROVENANCE
 from keycut.running.provenance import Provenance
 
@@ -73,6 +74,22 @@ def around(capfd):
             yield run
 
     return enter
+
+
+HANDS_OVER = """
+import sys
+from types import SimpleNamespace
+from keycut.running import forkserver
+from keycut.running.job import job
+heavy = {"pydantic", "yaml", "keycut.config"}
+forkserver.hand_over = lambda: sys.exit(str(heavy & {*sys.modules}))
+job(SimpleNamespace(threads=1))
+"""
+
+
+def test_a_script_that_hands_its_job_over_imports_only_what_that_takes():
+    done = subprocess.run([sys.executable, "-c", HANDS_OVER], capture_output=True, text=True)
+    assert done.stderr == "set()\n"
 
 
 def test_torch_leaves_nothing_in_the_temporary_folder(planned, around):
@@ -281,7 +298,7 @@ def waits_for_another(monkeypatch):
     def exclusive_lock(outputs):
         yield True
 
-    monkeypatch.setattr("keycut.running.job.exclusive_lock", exclusive_lock)
+    monkeypatch.setattr("keycut.running.job_context.exclusive_lock", exclusive_lock)
 
 
 def test_what_another_job_made_meanwhile_is_not_made_again(planned, around, monkeypatch):
