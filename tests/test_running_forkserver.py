@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import select
+import shutil
 import signal
 import socket
 import subprocess
@@ -12,6 +13,7 @@ import sys
 import time
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -20,7 +22,7 @@ from keycut.running import forkserver
 JOB = """
 import os, sys, time
 from keycut.running import forkserver
-forkserver.hand_over()
+forkserver.hand_over({how})
 {body}
 """
 
@@ -47,7 +49,9 @@ def served(tmp_path):
     temporary.mkdir()
     environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
 
-    def start(*command: str, libraries: tuple[str, ...] = ("colorsys",)) -> subprocess.Popen[str]:
+    def start(
+        *command: str, libraries: tuple[str, ...] = ("colorsys",), **variables: str
+    ) -> subprocess.Popen[str]:
         small = tmp_path / "small.py"
         small.write_text(
             "import sys\nfrom keycut.running import forkserver\n"
@@ -55,7 +59,7 @@ def served(tmp_path):
         )
         return subprocess.Popen(
             [sys.executable, str(small), *command], cwd=tmp_path,
-            env={**environment, "TMPDIR": str(temporary)},
+            env={**environment, "TMPDIR": str(temporary), **variables},
             text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
 
@@ -96,9 +100,9 @@ def handed_over(folder: Path, name: str, body: str = LOADED) -> subprocess.Compl
     )  # fmt: skip
 
 
-def job(folder: Path, body: str) -> list[str]:
+def job(folder: Path, body: str, how: str = "") -> list[str]:
     script = folder / "job.py"
-    script.write_text(JOB.format(body=body))
+    script.write_text(JOB.format(body=body, how=how))
     return [sys.executable, str(script)]
 
 
@@ -246,7 +250,9 @@ def test_a_job_that_finds_no_server_any_more_runs_as_it_is_and_says_so(served, t
     running.communicate()
 
 
-REQUEST = {"script": "/no/such/file", "arguments": [], "folder": "/", "environment": {}}
+REQUEST = {
+    "script": "/no/such/file", "arguments": [], "folder": "/", "environment": {}, "stays": False,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -303,6 +309,232 @@ def test_the_server_ends_with_its_command(served):
     with ends_soon(server):
         running.terminate()
     assert running.communicate(timeout=60) == ("", "")
+
+
+class Staying:
+    """A server with two workers, and jobs that may stay."""
+
+    def __init__(self, served, folder: Path, **variables: str) -> None:
+        sleeps = ("sh", "-c", "echo $KEYCUT_FORK_SERVER; exec sleep 60")
+        self.command = served("--stay", "2", *sleeps, **variables)
+        self.folder = folder
+        self.environment = {**os.environ, **variables}
+        self.environment["KEYCUT_FORK_SERVER"] = self.command.stdout.readline().strip()
+        (self.server,) = children(self.command.pid)
+
+    def start(self, body: str, *arguments: str, **variables: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [*job(self.folder, body, "stays=True"), *arguments], cwd=self.folder, text=True,
+            env={**self.environment, **variables}, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+
+    def run(self, body: str) -> tuple[int, str, str]:
+        client = self.start(body)
+        out, err = client.communicate(timeout=60)
+        return client.returncode, out, err
+
+    def worker(self) -> int:
+        """The process that the next job runs in."""
+        code, out, err = self.run("print(os.getpid())")
+        assert (code, err) == (0, "")
+        return int(out)
+
+    def busy(self) -> tuple[subprocess.Popen[str], int]:
+        """A client whose job goes on until there is a file `go`, and the worker that runs it."""
+        client = self.start(
+            "print(os.getpid(), flush=True)\nwhile not os.path.exists('go'): time.sleep(0.01)\n"
+            "open('done', 'w').close()"
+        )
+        return client, int(client.stdout.readline())
+
+
+@pytest.fixture
+def staying(served, tmp_path):
+    server = Staying(served, tmp_path)
+    yield server
+    server.command.kill()
+    assert server.command.communicate(timeout=60) == ("", "")
+
+
+def test_a_worker_runs_one_job_after_another_each_as_if_it_were_alone(staying, tmp_path):
+    body = (
+        "print(os.getpid(), len(sys.path), 'LEFT' in os.environ)\n"
+        "print(os.getcwd(), sys.argv[1:], os.environ['OF'], file=sys.stderr)\n"
+        "os.environ['LEFT'] = ''\nsys.path.append('/left')\nos.chdir('/')"
+    )
+    seen = set()
+    for name in ("one", "other"):
+        staying.folder = tmp_path / name
+        staying.folder.mkdir()
+        out, err = staying.start(body, name, OF=name).communicate(timeout=60)
+        assert err == f"{tmp_path / name} ['{name}'] {name}\n"
+        seen.add(out)
+    assert len(seen) == 1
+    assert seen.pop().endswith("False\n")
+
+
+def test_without_workers_and_for_other_jobs_there_is_a_process_each(served, staying, tmp_path):
+    one = staying.environment["KEYCUT_FORK_SERVER"]
+    forks = {handed_over(tmp_path, one, "print(os.getpid())").stdout for _ in range(2)}
+    assert len(forks | {f"{staying.worker()}\n"}) == 3
+    command = " ".join(job(tmp_path, "print(os.getpid())", "stays=True"))
+    out, err = served("sh", "-c", f"{command}; {command}").communicate(timeout=60)
+    assert (len({*out.split()}), err) == (2, "")
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "message"),
+    [("sys.exit(75)", 75, ""), ("sys.exit('no')", 1, "no\n"), ("sys.exit(-1)", 255, ""),
+     ("1 / 0", 1, "ZeroDivisionError: division by zero\n"), ("raise KeyboardInterrupt", 1, "\n")],
+)  # fmt: skip
+def test_a_job_that_fails_leaves_its_worker_usable(staying, body, code, message):
+    worker = staying.worker()
+    failed, out, err = staying.run(body)
+    assert (failed, out) == (code, "")
+    assert err.endswith(message)
+    assert staying.worker() == worker
+
+
+def test_a_worker_that_dies_fails_its_job_and_is_replaced(staying):
+    worker = staying.worker()
+    code, _, err = staying.run("os.kill(os.getpid(), 11)")
+    assert code == 137
+    assert "the process that ran this job" in err
+    assert staying.worker() != worker
+
+
+def test_a_worker_that_dies_while_it_is_idle_fails_no_job(staying):
+    worker = staying.worker()
+    with ends_soon(worker):
+        os.kill(worker, signal.SIGKILL)
+    assert staying.worker() != worker
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_the_job_of_a_client_that_ends_is_killed_with_its_worker(staying, tmp_path, number):
+    client, worker = staying.busy()
+    with ends_soon(worker):
+        client.send_signal(number)
+        assert client.wait(60) == (-9 if number == signal.SIGKILL else 137)
+    assert client.communicate() == ("", "")
+    (tmp_path / "go").touch()
+    assert staying.worker() != worker
+    assert not (tmp_path / "done").exists()
+
+
+def test_what_a_killed_job_has_started_is_killed_too(staying):
+    client = staying.start(
+        "import subprocess\nprint(subprocess.Popen(['sleep', '60']).pid, flush=True)\n"
+        "time.sleep(60)"
+    )
+    with ends_soon(int(client.stdout.readline())):
+        client.kill()
+    client.communicate()
+
+
+def test_workers_end_when_the_command_is_killed(staying):
+    worker = staying.worker()
+    with ends_soon(worker, staying.server):
+        staying.command.kill()
+
+
+def test_workers_at_work_end_when_the_command_is_killed(staying):
+    client, worker = staying.busy()
+    with ends_soon(worker, staying.server):
+        staying.command.kill()
+    assert client.wait(60) == 137
+    assert client.communicate() == ("", "")
+
+
+def test_workers_end_when_the_server_is_killed_and_they_are_idle(staying, tmp_path):
+    client, worker = staying.busy()
+    os.kill(staying.server, signal.SIGKILL)
+    with ends_soon(worker):
+        (tmp_path / "go").touch()
+        assert client.wait(60) == 0
+    assert client.communicate() == ("", "")
+
+
+def test_a_client_waits_for_its_job_in_a_worker_also_if_the_supervisor_is_killed(staying, tmp_path):
+    client, worker = staying.busy()
+    (supervisor,) = children(staying.server)
+    os.kill(supervisor, signal.SIGKILL)
+    time.sleep(0.2)
+    assert client.poll() is None
+    with ends_soon(worker):
+        (tmp_path / "go").touch()
+        assert client.wait(60) == 1
+    assert (tmp_path / "done").exists()
+    assert "the supervisor of this job was killed" in client.communicate()[1]
+    assert staying.worker() != worker
+
+
+def test_a_job_that_finds_all_workers_at_work_runs_in_a_fork(staying, tmp_path):
+    clients, workers = zip(staying.busy(), staying.busy(), strict=True)
+    others = {staying.worker(), staying.worker()}
+    (tmp_path / "go").touch()
+    for client in clients:
+        client.communicate(timeout=60)
+    assert len({*workers} | others) == 4
+    assert {staying.worker(), staying.worker()} == {*workers}
+
+
+MODULES = ("__init__", "forkserver", "gpus")
+
+
+def test_a_worker_that_has_imported_older_code_is_never_used(served, tmp_path):
+    package = tmp_path / "src" / "keycut"
+    (package / "running").mkdir(parents=True)
+    for name in ("__init__.py", "errors.py", *(f"running/{each}.py" for each in MODULES)):
+        shutil.copyfile(forkserver.PACKAGE / name, package / name)
+    (package / "rule.py").write_text("VALUE = 'old'")
+    staying = Staying(served, tmp_path, PYTHONPATH=str(package.parent))
+    body = "import keycut.rule\nprint(os.getpid(), keycut.rule.VALUE)"
+    first, again = staying.run(body), staying.run(body)
+    assert first == again
+    assert first[1].split()[1:] == ["old"]
+    newer = tmp_path / "newer.py"
+    newer.write_text("VALUE = 'new'")
+    os.utime(newer, (0, 0))  # as an archive or a copy would set it
+    with ends_soon(int(first[1].split()[0])):
+        newer.replace(package / "rule.py")
+        changed = staying.run(body)
+    assert changed[1].split()[1:] == ["new"]
+    assert staying.run(body) == changed
+    staying.command.kill()
+    staying.command.communicate()
+
+
+def test_the_gpu_memory_of_a_job_is_free_for_others_when_it_has_ended(monkeypatch):
+    calls = []
+    used = SimpleNamespace(
+        is_initialized=lambda: True,
+        synchronize=lambda: calls.append("synchronize"),
+        empty_cache=lambda: calls.append("empty_cache"),
+        set_per_process_memory_fraction=calls.append,
+    )
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=used))
+    forkserver.free_memory()
+    assert calls == ["synchronize", "empty_cache", 1.0]
+    used.is_initialized = lambda: False
+    forkserver.free_memory()
+    assert len(calls) == 3
+
+
+def test_workers_are_refused_where_there_are_several_gpus(served):
+    running = served("--stay", "2", "true", CUDA_VISIBLE_DEVICES="3,4")
+    assert "2 are visible" in running.communicate(timeout=60)[1]
+    assert running.returncode == 1
+    assert served("--stay", "2", "true", CUDA_VISIBLE_DEVICES="3").wait(60) == 0
+
+
+@pytest.mark.parametrize("arguments", ["", "--stay 2", "--stay x true", "--stay 1000 true"])
+def test_a_call_that_is_none_says_how_it_goes(arguments, capsys):
+    with pytest.raises(SystemExit):
+        forkserver.main(arguments.split())
+    assert (
+        "usage: python -m keycut.running.forkserver [--stay N] COMMAND" in capsys.readouterr().err
+    )
 
 
 def wait_for(path: Path) -> None:

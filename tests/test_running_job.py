@@ -82,14 +82,29 @@ from types import SimpleNamespace
 from keycut.running import forkserver
 from keycut.running.job import job
 heavy = {"pydantic", "yaml", "keycut.config"}
-forkserver.hand_over = lambda: sys.exit(str(heavy & {*sys.modules}))
-job(SimpleNamespace(threads=1))
+forkserver.hand_over = lambda **_: sys.exit(str(heavy & {*sys.modules}))
+job(SimpleNamespace(threads=1, rule="evaluate"))
 """
 
 
 def test_a_script_that_hands_its_job_over_imports_only_what_that_takes():
     done = subprocess.run([sys.executable, "-c", HANDS_OVER], capture_output=True, text=True)
     assert done.stderr == "set()\n"
+
+
+@pytest.mark.parametrize(
+    ("rule", "stays"),
+    [("evaluate", True), ("pretrain", False), ("recover", False), ("refit", False)],
+)
+def test_of_all_jobs_evaluations_may_share_a_process(planned, around, monkeypatch, rule, stays):
+    handed_over = {}
+    monkeypatch.setattr(
+        "keycut.running.forkserver.hand_over", lambda **how: handed_over.update(how)
+    )
+    snakemake = planned()
+    snakemake.rule = rule
+    with around(snakemake):
+        assert handed_over == {"stays": stays}
 
 
 def test_torch_leaves_nothing_in_the_temporary_folder(planned, around):

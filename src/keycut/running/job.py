@@ -34,7 +34,7 @@ def job(snakemake: Any, *, online: bool = False) -> AbstractContextManager[JobCo
     """What stands around the work of a rule's script; a fork server gets the job before that."""
     logs.start()
     if snakemake.threads == 1:
-        forkserver.hand_over()
+        forkserver.hand_over(stays=snakemake.rule in forkserver.STAY)
     from keycut.running.job_context import job_context
 
     return job_context(snakemake, online=online)

@@ -99,7 +99,8 @@ def params_digest(snakemake: Any) -> str:
 
 def peak_mib() -> float:
     """The most memory that this process, or one it waited for, has had. Of a job that a fork server
-    runs, Snakemake sees the client alone."""
+    runs, Snakemake sees the client alone; in a process that stays for other jobs it is that of the
+    largest so far."""
     usages = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
     return max(resource.getrusage(usage).ru_maxrss for usage in usages) / 1024
 
