@@ -40,7 +40,9 @@ def test_what_a_cut_costs():
 def test_what_fewer_bits_cost():
     measured = [(row["bytes"], f"{row['perplexity']:.2f}") for row in rows("state_precision.jsonl")]
     whole = max(size for size, _ in measured)
-    for share, *numbers in tables("Fewer channels or fewer bits?"):
+    cells = tables("Fewer channels or fewer bits?")
+    assert len(cells) == 5
+    for share, *numbers in cells:
         size = whole * float(Fraction(share.replace("all", "1")))
         for number in filter(None, numbers):
             assert (size, re.search(r"[\d.]+", number)[0]) in measured
