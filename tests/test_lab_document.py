@@ -13,11 +13,11 @@ ROWS = ROOT / "benchmarks" / "h200"
 
 
 def tables(heading):
-    """The cells of the tables under a heading; a blank first cell repeats the one above."""
+    """The cells of the tables under a heading; a blank among the first two repeats the one above."""
     text = (ROOT / "docs" / "lab.md").read_text().split(f"\n## {heading}\n")[1].split("\n## ")[0]
     rows = [re.split(r"\s*\|\s*", line)[1:-1] for line in text.splitlines() if line[:1] == "|"]
     for above, row in pairwise(rows):
-        row[0] = row[0] or above[0]
+        row[:2] = [cell or last for cell, last in zip(row[:2], above[:2], strict=True)]
     return [row for row in rows if not set("".join(row)) <= set("-")][1:]
 
 
@@ -27,25 +27,29 @@ def rows(name):
 
 def test_what_a_cut_costs():
     known = {}
-    for name in ("zs-dn", "refit-dn", "draws-dn"):
-        for row in csv.DictReader((TABLES / f"{name}.csv").open()):
-            cut = row["Compr."].replace("%", " %"), row["Method"]
-            known.setdefault(cut, set()).update(row.values())
+    for model, short in (("DeltaNet", "dn"), ("Gated DeltaNet", "gdn")):
+        for name in (f"zs-{short}", f"refit-{short}", f"draws-{short}"):
+            for row in csv.DictReader((TABLES / f"{name}.csv").open()):
+                cut = model, row["Compr."].replace("%", " %"), row["Method"]
+                known.setdefault(cut, set()).update(row.values())
     cells = tables("What a smaller state costs, and what repairs it")
-    assert len(cells) == 12
-    for cut, method, *numbers in cells:
-        assert {n.strip("*") for n in numbers if n} <= known[cut, method]
+    assert len(cells) == 24
+    for model, cut, method, *numbers in cells:
+        assert {n.strip("*") for n in numbers if n} <= known[model, cut, method]
 
 
 def test_what_fewer_bits_cost():
-    measured = [(row["bytes"], f"{row['perplexity']:.2f}") for row in rows("state_precision.jsonl")]
-    whole = max(size for size, _ in measured)
+    names = {"DeltaNet": "delta_net_40M", "Gated DeltaNet": "gated_deltanet_40M"}
+    measured = {name: [] for name in names.values()}
+    for row in rows("state_precision.jsonl"):
+        measured[row["model"]].append((row["bytes"], f"{row['perplexity']:.2f}"))
     cells = tables("Fewer channels or fewer bits?")
-    assert len(cells) == 5
-    for share, *numbers in cells:
-        size = whole * float(Fraction(share.replace("all", "1")))
+    assert len(cells) == 10
+    for model, share, *numbers in cells:
+        found = measured[names[model]]
+        size = max(found)[0] * float(Fraction(share.replace("all", "1")))
         for number in filter(None, numbers):
-            assert (size, re.search(r"[\d.]+", number)[0]) in measured
+            assert (size, re.search(r"[\d.]+", number)[0]) in found
 
 
 def test_what_is_forgotten():

@@ -61,7 +61,7 @@ def test_the_labs_results_still_give_its_tables(
         for name, table in lab.tables.items()
         if isinstance(table, QualityTable) and (archive / f"tables/{name}.csv").is_file()
     ]
-    assert len(archived) == 11
+    assert len(archived) == 15
     for name in archived:
         make_frame(lab, name, Inputs(lab).table_sources(name), "frame.parquet")
         write_table(lab, name, "frame.parquet", tmp_path, TEMPLATES)
