@@ -13,7 +13,7 @@ ROWS = ROOT / "benchmarks" / "h200"
 
 
 def tables(heading):
-    """The cells of the tables under a heading; a blank among the first two repeats the one above."""
+    """The cells of the tables under a heading; a blank in the first two repeats the one above."""
     text = (ROOT / "docs" / "lab.md").read_text().split(f"\n## {heading}\n")[1].split("\n## ")[0]
     rows = [re.split(r"\s*\|\s*", line)[1:-1] for line in text.splitlines() if line[:1] == "|"]
     for above, row in pairwise(rows):
