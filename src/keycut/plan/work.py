@@ -21,8 +21,10 @@ REQUESTS = {
     "demo_prose": 200, "demo_last_word": 200, "demo_choice": 800, "demo_recall": 200,
 }  # fmt: skip
 # Of an evaluation: tokens of a batch whose size is not set, of a choice with what stands before
-# it (few are longer), and of an answer, which comes one token at a time.
-BATCH, CHOICE, ANSWER = 1 << 17, 128, 48
+# it (few are longer), and of an answer, which comes one token at a time. Its first token is a call
+# of the model, and so is the capture of a graph that is replayed for the others, REPLAYS of which
+# take as long as a call (16 sequences of a 1.3B: benchmarks/h200/speed.json).
+BATCH, CHOICE, ANSWER, REPLAYS = 1 << 17, 128, 48, 20
 # Of a refit: once through the unpruned model and three times through the pruned one, 8 sequences
 # a call.
 PASSES, REFIT_BATCH = 4, 8
@@ -79,7 +81,9 @@ class Workloads:
             case "recover":
                 return replace(work, tokens=self._tokens(config.recovery), disk=kept)
             case "evaluate":
-                return evaluation(work, config.evaluation.suites[wildcards["suite"]])
+                suite = config.evaluation.suites[wildcards["suite"]]
+                hybrid = len(model.mixer_shape.layers) < model.num_hidden_layers
+                return evaluation(work, suite, as_graph=not hybrid)
             case "analyze":
                 return replace(work, tokens=inputs.length(wildcards["subject"]))
         return work  # adopt, whose weights are links
@@ -109,8 +113,10 @@ class Workloads:
         return settings.sequences * self.config.corpora[settings.data.split("/")[0]].length
 
 
-def evaluation(work: Workload, suite: Suite) -> Workload:
-    """All tasks of a suite: tokens that are read, and calls of the model."""
+def evaluation(work: Workload, suite: Suite, *, as_graph: bool = True) -> Workload:
+    """All tasks of a suite: tokens that are read, and calls of the model. Answers of models with
+    softmax layers are not generated as a graph."""
+    calls = 2 + ceil((ANSWER - 2) / REPLAYS) if as_graph else ANSWER
     tasks = sorted({task.task for task in suite.tasks.values() if not task.not_attempted})
     tokens = steps = 0
     for task in tasks:
@@ -118,7 +124,7 @@ def evaluation(work: Workload, suite: Suite) -> Workload:
         length = suite.window if answers or "word_perplexity" in TASKS[task] else CHOICE
         tokens += REQUESTS[task] * length
         batches = ceil(REQUESTS[task] / (suite.batch or max(1, BATCH // length)))
-        steps += batches * (1 + ANSWER * answers)
+        steps += batches * (1 + calls * answers)
     return replace(work, of="+".join(tasks), tokens=tokens, steps=steps)
 
 
