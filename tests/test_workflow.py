@@ -146,6 +146,9 @@ def test_the_lab_is_planned_where_its_files_are_and_says_which_is_not(checkout):
         (checkout / name).touch()
 
 
+CAPS = {"recover": "recoveries", "evaluate": "evaluations"}
+
+
 def test_in_the_lab_every_rule_on_a_gpu_has_shares_and_what_is_timed_has_all():
     profile = yaml.safe_load((ROOT / "profiles/lab/config.yaml").read_text())
     whole = profile["default-resources"]["gpu_shares"]
@@ -157,6 +160,10 @@ def test_in_the_lab_every_rule_on_a_gpu_has_shares_and_what_is_timed_has_all():
     assert {*shares} == on_a_gpu
     assert shares["measure"] == whole
     assert all(0 < share <= whole for share in shares.values())
+    # However many evaluations are ready, there is room for the recoveries, which take more.
+    most = {rule: profile["resources"][name] for rule, name in CAPS.items()}
+    assert all(profile["set-resources"][rule][name] == 1 for rule, name in CAPS.items())
+    assert sum(count * shares[rule] for rule, count in most.items()) <= whole
 
 
 @pytest.mark.parametrize(
