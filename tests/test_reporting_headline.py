@@ -86,6 +86,11 @@ def test_the_best_method_is_named_with_those_that_may_be_as_good(demo: Config) -
         "methods for DeltaNet (<strong>+10.0 %</strong>) and Rand the worst "
         "(<strong>×15.0</strong>)."
     )
+    # And of an algorithm with several settings the first alone.
+    again = {**demo.methods, "again": demo.methods["drrqr"]}
+    settings = demo.model_copy(update={"methods": again})
+    cells |= perplexities(settings, "delta_net", {("again", 0.75, "pre"): 105.0})
+    assert "<strong>DRRQR</strong> is the best of 3" in str(headline(settings, cells).best_method())
     noisy = {key: replace(cell, spread=5.0) for key, cell in cells.items()}
     assert "; L1 is too close to tell apart)" in str(headline(demo, noisy).best_method())
 

@@ -169,11 +169,11 @@ class Headline:
         whole = self.whole(model)
         methods = self.config.methods
         target = methods[self.method].target  # others are compared in tables of their own
-        sliced = {
-            name: self.cell(model, name, ratio, "pre")
-            for name, method in methods.items()
-            if method.target == target
-        }
+        firsts: dict[str, str] = {}  # so are further settings of an algorithm
+        for name, method in methods.items():
+            if method.target == target:
+                firsts.setdefault(method.algorithm, name)
+        sliced = {name: self.cell(model, name, ratio, "pre") for name in firsts.values()}
         ranked = sorted(
             ((name, cell) for name, cell in sliced.items() if cell),
             key=lambda pair: pair[1].value or 0.0,
