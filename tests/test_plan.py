@@ -267,12 +267,9 @@ def test_the_lab_estimated_by_figures_of_other_models_is_within_the_range() -> N
         )  # a figure is the mean of jobs of which some were the first of their shape
         assert later / SCALED < one.seconds < tuned * SCALED, one
     start = next(f.seconds for f in others if f.work == "start")
-    found_by_tasks = {
-        "+".join(sorted({task.task for task in suite.tasks.values()})): suite
-        for suite in suites.values()
-    }
+    by_tasks = {evaluation(Workload(), suite).of: suite for suite in suites.values()}
     for one in (f for f in lab if f.work == "evaluate"):
-        work = evaluation(Workload("", one.kernel, one.parameters), found_by_tasks[one.of])
+        work = evaluation(Workload("", one.kernel, one.parameters), by_tasks[one.of])
         found = estimate(others, "evaluate", work, gpus=1)
         # They ran in processes that had started long before.
         assert 1 / SCALED < (start + one.seconds) / found.seconds < SCALED, one
