@@ -35,6 +35,13 @@ def test_costs_are_means_over_seeds_and_gains_are_ratios():
     ]
 
 
+def test_the_readme_has_the_labs_table():
+    root = Path(__file__).parents[1]
+    frame = cost_and_gain.read_frame(root / "results/lab/h200/results.parquet")
+    table = "\n".join(cost_and_gain.table(frame, "fisher", PPL))
+    assert f"\n\n{table}\n\n" in (root / "README.md").read_text()
+
+
 def test_what_was_not_refitted_is_said(monkeypatch, capsys):
     results = Path(__file__).parents[1] / "results/demo/results.parquet"
     assert results.is_file(), "the demo is not there: run `make demo` first"

@@ -1,4 +1,4 @@
-"""docs/lab.md has the numbers of the published run."""
+"""docs/lab.md and docs/hybrids.md have the numbers of the published run."""
 
 import csv
 import json
@@ -7,14 +7,22 @@ from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
 
+import pandas as pd
+
 ROOT = Path(__file__).parents[1]
 TABLES = ROOT / "results" / "lab" / "h200" / "tables"
 ROWS = ROOT / "benchmarks" / "h200"
+NAMES = {"DeltaNet": "delta_net_40M", "Gated DeltaNet": "gated_deltanet_40M"}
+GAINS = (
+    "decoding_state_mib", "decoding_graph_tokens_per_s_256", "decoding_largest_batch",
+    "graph_tokens_per_s",
+)  # fmt: skip
+METHODS = ("L1", "Rand", "S-Wanda", "Grad", "DRRQR", "Fisher")
 
 
-def tables(heading):
+def tables(heading, document="lab.md"):
     """The cells of the tables under a heading; a blank in the first two repeats the one above."""
-    text = (ROOT / "docs" / "lab.md").read_text().split(f"\n## {heading}\n")[1].split("\n## ")[0]
+    text = (ROOT / "docs" / document).read_text().split(f"\n## {heading}\n")[1].split("\n## ")[0]
     rows = [re.split(r"\s*\|\s*", line)[1:-1] for line in text.splitlines() if line[:1] == "|"]
     for above, row in pairwise(rows):
         row[:2] = [cell or last for cell, last in zip(row[:2], above[:2], strict=True)]
@@ -25,28 +33,73 @@ def rows(name):
     return [json.loads(line) for line in (ROWS / name).open()]
 
 
-def test_what_a_cut_costs():
+def read_table(name):
+    return list(csv.DictReader((TABLES / f"{name}.csv").open()))
+
+
+def perplexities():
+    """Of every model, cut and method, all that tables have."""
     known = {}
-    for model, short in (("DeltaNet", "dn"), ("Gated DeltaNet", "gdn")):
-        for name in (f"zs-{short}", f"refit-{short}", f"draws-{short}"):
-            for row in csv.DictReader((TABLES / f"{name}.csv").open()):
-                cut = model, row["Compr."].replace("%", " %"), row["Method"]
-                known.setdefault(cut, set()).update(row.values())
+    for model, short in (("DeltaNet", "dn"), ("Gated DeltaNet", "gdn"), ("Hybrid", "hybrid")):
+        kinds = ("zs", "refit") if short == "hybrid" else ("zs", "refit", "draws")
+        for row in (row for kind in kinds for row in read_table(f"{kind}-{short}")):
+            cut = model, row["Compr."].replace("%", " %"), row["Method"]
+            known.setdefault(cut, set()).update(row.values())
+    return known
+
+
+def test_what_a_cut_costs():
+    known = perplexities()
     cells = tables("What a smaller state costs, and what repairs it")
-    assert len(cells) == 24
+    assert len(cells) == 36
     for model, cut, method, *numbers in cells:
         assert {n.strip("*") for n in numbers if n} <= known[model, cut, method]
 
 
+def test_what_a_cut_costs_a_hybrid():
+    known = perplexities()
+    heading = "Perplexity: how much can go when softmax layers remember the rest?"
+    repaired, sliced = split_at(tables(heading, "hybrids.md"), "L1")
+    assert (len(repaired), len(sliced)) == (6, 4)
+    for cut, method, *numbers in repaired:
+        assert set(numbers) <= known["Hybrid", cut, method]
+    for cut, *numbers in sliced:
+        for method, number in zip(METHODS, numbers, strict=True):
+            assert number in known["Hybrid", cut, method]
+
+
+def split_at(cells, name):
+    """Two tables: the second one's head has a name of the first one's cells."""
+    (place,) = [i for i, row in enumerate(cells) if row[1] == name and row[0] == "cut"]
+    return cells[:place], cells[place + 1 :]
+
+
+def test_what_a_cut_gives():
+    frame = pd.read_parquet(ROOT / "results" / "lab" / "h200" / "results.parquet")
+    frame = frame[frame["conv_sharing"] == "none"]
+    rows = zip(*(frame[name] for name in ("model", "compression", "metric", "value")), strict=True)
+    found = {row[:3]: row[3] for row in rows}
+    cells = tables("What a smaller state gives")
+    assert len(cells) == 6
+    for model, cut, *numbers in cells:
+        part = 0.0 if cut == "none" else float(cut.strip(" %")) / 100
+        own, whole = ([found[NAMES[model], p, gain] for gain in GAINS] for p in (part, 0.0))
+        state, decoding, most, passes = own
+        texts = [f"{round(decoding, -2):,.0f}", f"{most:,.0f}", f"{passes / 1e6:.2f}M"]
+        if part:
+            times = [now / before for now, before in zip(own[1:], whole[1:], strict=True)]
+            texts = [f"{text} ({ratio:.2f})" for text, ratio in zip(texts, times, strict=True)]
+        assert numbers == [f"{state:.2f} MiB", *texts]
+
+
 def test_what_fewer_bits_cost():
-    names = {"DeltaNet": "delta_net_40M", "Gated DeltaNet": "gated_deltanet_40M"}
-    measured = {name: [] for name in names.values()}
+    measured = {name: [] for name in NAMES.values()}
     for row in rows("state_precision.jsonl"):
         measured[row["model"]].append((row["bytes"], f"{row['perplexity']:.2f}"))
     cells = tables("Fewer channels or fewer bits?")
     assert len(cells) == 10
     for model, share, *numbers in cells:
-        found = measured[names[model]]
+        found = measured[NAMES[model]]
         size = max(found)[0] * float(Fraction(share.replace("all", "1")))
         for number in filter(None, numbers):
             assert (size, re.search(r"[\d.]+", number)[0]) in found

@@ -54,15 +54,9 @@ def test_the_labs_results_still_give_its_tables(
     with tarfile.open(archive / "results.tar.xz") as results:
         results.extractall(tmp_path, filter="data")
     monkeypatch.chdir(tmp_path)
-    partial = {"partial": "the run goes model by model"}
+    partial = {"partial": "the GPU's time was up"}
     lab = load_config(ROOT / "config" / "lab.yaml").model_copy(update=partial)
-    archived = [
-        name
-        for name, table in lab.tables.items()
-        if isinstance(table, QualityTable) and (archive / f"tables/{name}.csv").is_file()
-    ]
-    assert len(archived) == 15
-    for name in archived:
+    for name in lab.tables:
         make_frame(lab, name, Inputs(lab).table_sources(name), "frame.parquet")
         write_table(lab, name, "frame.parquet", tmp_path, TEMPLATES)
         assert Path(f"{name}.csv").read_bytes() == (archive / f"tables/{name}.csv").read_bytes()

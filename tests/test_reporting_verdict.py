@@ -19,7 +19,7 @@ from scipy.stats import t as student
 
 from keycut.config import Config, load_config
 from keycut.errors import InputError
-from keycut.reporting.claims import Answered, answer, read_claims, uncertainty
+from keycut.reporting.claims import Answered, answer, differ, read_claims, uncertainty
 from keycut.reporting.frame import (
     Cell,
     Draws,
@@ -593,6 +593,36 @@ def test_a_claim_is_decided_beyond_the_noise(
     assert ("not measured" in answered.numbers) == (l1 is None)
     close = l1 is not None and expected == "not decided"
     assert ("too close to tell" in answered.numbers) == close
+
+
+def test_what_chance_does_to_a_perplexity_is_a_factor() -> None:
+    """Three random draws, one of them ten times as bad, are all worse than a method at 223."""
+    rand = Cell(3439.2, 2539.5, None, 3, frozenset(), "")
+    drrqr = Cell(223.4, 1.1, None, 3, frozenset(), "")
+    assert differ(drrqr, rand)
+    assert differ(rand, drrqr)
+    assert not differ(replace(drrqr, value=3000.0), rand)
+    nothing, some = replace(drrqr, value=0.0), replace(drrqr, value=2.0)
+    assert not differ(nothing, some)  # no ratio: 2 is less than two of 1.1
+    assert differ(nothing, replace(some, value=4.0))
+
+
+@given(
+    st.sampled_from(["best_before_recovery", "drrqr_competes_with_grad", "half_costs_little"]),
+    st.booleans(),
+    st.lists(st.floats(5, 5000), min_size=2, max_size=2),
+)
+def test_a_surplus_says_how_it_changes_with_each_number(
+    name: str, lower: bool, values: list[float]
+) -> None:
+    claim = next(c for c in read_claims(FOLDER / "claims.yaml") if c.id == name)
+    surplus, factors = claim.surplus(lower, *values)
+    for place, factor in enumerate(factors):
+        step = 1e-6 * values[place]
+        near = [value + step * (i == place) for i, value in enumerate(values)]
+        change = claim.surplus(lower, *near)[0] - surplus
+        # A sign is left open: what is uncertain is a root of squares.
+        assert abs(change) == pytest.approx(abs(factor) * step, rel=1e-4)
 
 
 def test_what_was_measured_answers_a_claim(paper: Config) -> None:

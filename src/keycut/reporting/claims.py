@@ -4,7 +4,8 @@ A claim is a comparison, made wherever a run has the cells for it, so that a sma
 too. A comparison is true or false if the difference is larger than 2 sqrt(spread² + spread² +
 error²), and open otherwise, or if a number is missing. `spread` is over seeds; `error` is that of
 the difference over draws of documents. Numbers of the same documents are correlated, so it is far
-smaller than their own errors. What was measured gives the answer:
+smaller than their own errors. Perplexities are compared by their logarithms, with relative errors:
+what chance does to one of thousands is a factor. What was measured gives the answer:
 
     holds         its `share` of comparisons is true
     holds so far  of those that were measured; others were not
@@ -97,7 +98,9 @@ class Better(ClaimBase):
 
     def surplus(self, lower: bool, *values: float) -> tuple[float, tuple[float, ...]]:
         value, other = values
-        return (other - value if lower else value - other), (1, -1)
+        if lower:
+            return math.log(other / value), (1 / value, -1 / other)
+        return value - other, (1, -1)
 
 
 class Within(ClaimBase):
@@ -110,7 +113,7 @@ class Within(ClaimBase):
     def surplus(self, lower: bool, *values: float) -> tuple[float, tuple[float, ...]]:
         value, other = values
         if lower:
-            return self.factor * other - value, (-1, self.factor)
+            return math.log(self.factor * other / value), (1 / value, -1 / other)
         return self.factor * value - other, (self.factor, -1)
 
 
@@ -330,9 +333,15 @@ def uncertainty(*terms: tuple[float, Cell]) -> float:
 
 
 def differ(cell: Cell, other: Cell) -> bool:
-    """Whether two numbers are further apart than what is uncertain."""
-    difference = _difference(cell, other)
-    return difference is not None and abs(difference) > uncertainty((1, cell), (-1, other))
+    """Whether two numbers are further apart than what is uncertain; by their ratio if there is one,
+    as perplexities are compared."""
+    value, against = cell.value, other.value
+    if value is None or against is None:
+        return False
+    apart, factors = value - against, (1.0, -1.0)
+    if min(value, against) > 0:
+        apart, factors = math.log(value / against), (1 / value, -1 / against)
+    return abs(apart) > uncertainty(*zip(factors, (cell, other), strict=True))
 
 
 def _sampling_error(terms: Sequence[tuple[float, Cell]]) -> float:

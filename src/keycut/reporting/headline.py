@@ -206,15 +206,20 @@ class Headline:
         return Markup(opening).format(_in_words(self.part), self.label(model), *texts, speeds)
 
     def _speeds(self, model: str) -> list[Markup]:
-        """How many times as fast, with how many times as many sequences; generation at the largest
-        batch, as a CUDA graph where that was timed."""
+        """How many times as fast, with how many times as many sequences: as a CUDA graph where that
+        was timed, and generation at the largest batch."""
+
+        def timed(metric: str) -> bool:
+            return all(self.timing(model, part, metric) for part in (0.0, self.part))
+
         decoding = {
             (bool(match[1]), int(match[2])): match[0]
             for key in self.cells
             if (match := re.fullmatch(r"decoding_(graph_)?tokens_per_s_(\d+)", key.metric))
-            if self.timing(model, 0.0, match[0]) and self.timing(model, self.part, match[0])
+            if timed(match[0])
         }
-        sentences = {"tokens_per_s": "runs {} times as fast"}
+        passes = "graph_tokens_per_s" if timed("graph_tokens_per_s") else "tokens_per_s"
+        sentences = {passes: "runs {} times as fast"}
         if decoding:
             (_, batch), metric = max(decoding.items())
             sentences[metric] = f"generates text {{}} times as fast at a batch of {batch}"
