@@ -543,3 +543,14 @@ def wait_for(path: Path) -> None:
             return
         time.sleep(0.02)
     raise AssertionError(f"{path} never came")
+
+
+def test_a_file_that_comes_and_goes_is_a_change_and_no_error(tmp_path, monkeypatch):
+    monkeypatch.setattr(forkserver, "PACKAGE", tmp_path)
+    (tmp_path / "module.py").touch()
+    before = forkserver.code_state()
+    lock = tmp_path / ".#module.py"
+    lock.symlink_to("nobody@nowhere")  # as editors mark what they have open
+    assert forkserver.code_state() != before
+    lock.unlink()
+    assert forkserver.code_state() == before

@@ -296,8 +296,15 @@ class IdleWorkers:
 def code_state() -> int:
     """Another number after any change to Keycut's files. A job checks the files, and would run what
     a worker has imported of them before. No copy keeps the time that is looked at (st_ctime)."""
+
+    def changed(file: Path) -> int:
+        try:
+            return file.stat().st_ctime_ns
+        except FileNotFoundError:  # gone again, or an editor's lock, which is a link to nowhere
+            return 0
+
     files = (file for file in PACKAGE.rglob("*.*") if "__pycache__" not in file.parts)
-    return hash(frozenset((file, file.stat().st_ctime_ns) for file in files))
+    return hash(frozenset((file, changed(file)) for file in files))
 
 
 def supervise(
