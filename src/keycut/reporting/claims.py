@@ -99,7 +99,7 @@ class Better(ClaimBase):
     def surplus(self, lower: bool, *values: float) -> tuple[float, tuple[float, ...]]:
         value, other = values
         if lower:
-            return math.log(other / value), (1 / value, -1 / other)
+            return math.log(other / value), (-1 / value, 1 / other)
         return value - other, (1, -1)
 
 
@@ -113,7 +113,7 @@ class Within(ClaimBase):
     def surplus(self, lower: bool, *values: float) -> tuple[float, tuple[float, ...]]:
         value, other = values
         if lower:
-            return math.log(self.factor * other / value), (1 / value, -1 / other)
+            return math.log(self.factor * other / value), (-1 / value, 1 / other)
         return self.factor * value - other, (self.factor, -1)
 
 
