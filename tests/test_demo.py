@@ -114,8 +114,9 @@ LAST = {"joining": 2, "comparing": 1, "writing": 1, "typesetting": 1}
 
 
 def ending(**more):
-    pdf = (DEMO / "document.pdf").is_file()
-    return {word: count for word, count in {**LAST, **more}.items() if pdf or word != "typesetting"}
+    latex = shutil.which("pdflatex")
+    jobs = {**LAST, **more}
+    return {word: count for word, count in jobs.items() if latex or word != "typesetting"}
 
 
 def test_every_table_and_figure_is_there():
