@@ -38,7 +38,7 @@ from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import mean
-from typing import Any
+from typing import Any, get_args
 from unittest.mock import patch
 
 import numpy as np
@@ -50,6 +50,7 @@ from torch import Tensor
 from keycut import __version__, logs
 from keycut.artefact import atomic_write, read_json, sha256, write_json
 from keycut.calibration import Calibration, calibrate, drawn_sequences
+from keycut.config.section import Eps
 from keycut.config.training import Recipe, Recovery
 from keycut.data.packing import Manifest, PackedTokens
 from keycut.data.sources import Source
@@ -70,7 +71,8 @@ from keycut.training.pretrain import pretrain
 
 MODELS = ("delta_net", "gated_deltanet")
 METHODS = ("drrqr", "fisher", "grad", "s_wanda", "l1", "rand")
-KEY = ("model", "seed", "method", "width", "recover")
+KEY = ("model", "seed", "method", "width", "recover", "eps")
+OLD = {"eps": "kept"}  # rows without it are older than exact cuts
 # What defines the trained models: on a GPU, with --tiny, and for --help.
 SETTINGS: dict[str, tuple[Any, Any, str]] = {
     "layers": (2, 2, "of a model"),
@@ -279,31 +281,32 @@ def rows(bench: Bench, options: argparse.Namespace, done: set[tuple[Any, ...]]) 
     for seed in options.seeds:
         for name in options.models:
             folder = bench.trained(name, seed)
-            if (name, seed, None, full, None) not in done:
+            if (name, seed, None, full, None, None) not in done:
                 start = time.monotonic()
                 values = {"unpruned": bench.accuracy(folder)} | {
                     f"unpruned, {state}": bench.accuracy(folder, dtype)
                     for state, dtype in TYPES.items()
                 }
-                yield row((name, seed, None, full, None), values, start)
+                yield row((name, seed, None, full, None, None), values, start)
             pending = [
-                (width, method)
+                (width, method, eps)
                 for width in options.widths
                 for method in options.methods
-                if (name, seed, method, width, options.recover) not in done
+                for eps in options.eps
+                if (name, seed, method, width, options.recover, eps) not in done
             ]
             calibration = bench.calibrate(folder, seed) if pending else None
-            for width, method in pending:
+            for width, method, eps in pending:
                 start = time.monotonic()
                 teacher, sliced = Checkpoint(folder), bench.work / "sliced"
                 statistics = ModelStatistics(teacher, calibration)
                 (selection,) = select(method, statistics, [width], target="kq", seed=seed)
-                slice_model(teacher, selection.change(), sliced, dtype=None, force=True)
+                slice_model(teacher, selection.change(), sliced, dtype=None, eps=eps, force=True)
                 stages = {"sliced": sliced, "refitted": bench.refit(sliced, folder, seed)}
                 if options.recover:
                     stages["recovered"] = bench.recover(sliced, folder, options.recover, seed)
                 values = {stage: bench.accuracy(path) for stage, path in stages.items()}
-                yield row((name, seed, method, width, options.recover), values, start)
+                yield row((name, seed, method, width, options.recover, eps), values, start)
 
 
 def row(key: tuple[Any, ...], values: dict[str, Any], start: float) -> dict[str, Any]:
@@ -314,7 +317,7 @@ def row(key: tuple[Any, ...], values: dict[str, Any], start: float) -> dict[str,
 def line(row: dict[str, Any]) -> str:
     """For people."""
     stages = (f"{stage} {percent([shares])}" for stage, shares in row["accuracy"].items())
-    names = " ".join(str(row[key]) for key in KEY[:4] if row[key] is not None)
+    names = " ".join(str(row[key]) for key in (*KEY[:4], "eps") if row[key] is not None)
     return f"{names}: {', '.join(stages)} ({row['seconds']} s)"
 
 
@@ -324,20 +327,19 @@ def percent(draws: list[dict[Any, float]]) -> str:
 
 
 def table(rows: list[dict[str, Any]]) -> list[str]:
-    """Markdown: a line per model, stage and method, a column per width; means over seeds."""
-    cells: dict[tuple[str, str, str], dict[int, list[dict]]] = defaultdict(
-        lambda: defaultdict(list)
-    )
+    """Markdown: a line per model, stage, method and eps, a column per width; means over seeds."""
+    cells: dict[tuple[str, ...], dict[int, list[dict]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
         for stage, shares in row["accuracy"].items():
-            cells[row["model"], stage, row["method"] or ""][row["width"]].append(shares)
+            names = row["model"], stage, row["method"] or "", (OLD | row)["eps"] or ""
+            cells[names][row["width"]].append(shares)
     widths = sorted({row["width"] for row in rows}, reverse=True)
     pairs = ", ".join(next(iter(rows[0]["accuracy"].values())))
     lines = [
         f"Percent of answers that are right with {pairs} pairs, by key channels kept:",
         "",
-        f"| model | stage | method | {' | '.join(map(str, widths))} |",
-        "|---" * (3 + len(widths)) + "|",
+        f"| model | stage | method | eps | {' | '.join(map(str, widths))} |",
+        "|---" * (4 + len(widths)) + "|",
     ]
     for names, by_width in cells.items():
         columns = [percent(by_width[width]) if width in by_width else "" for width in widths]
@@ -356,6 +358,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--table", type=existing, metavar="ROWS", help="print a file of rows")
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--methods", nargs="+", default=list(METHODS))
+    parser.add_argument("--eps", nargs="+", choices=get_args(Eps), default=["matched"])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--widths", type=int, nargs="+", help=f"kept {defaults(WIDTHS)}")
     parser.add_argument("--recover", type=int, metavar="STEPS", help=f"0: not {defaults(RECOVER)}")
@@ -415,7 +418,7 @@ def main() -> None:
     done = set()
     if options.out.exists():
         lines = map(json.loads, options.out.read_text().splitlines())
-        done = {tuple(values[key] for key in KEY) for values in lines}
+        done = {tuple((OLD | values)[key] for key in KEY) for values in lines}
     start = time.monotonic()
     with (
         tempfile.TemporaryDirectory() as work,

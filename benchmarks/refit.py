@@ -35,6 +35,7 @@ from typing import Any
 
 import torch
 from arguments import existing
+from torch import Tensor
 
 from keycut.benchmarking.random_models import random_model
 from keycut.calibration import calibrate_folder, drawn_sequences
@@ -42,7 +43,6 @@ from keycut.config import Config, load_config
 from keycut.config import width as width_of
 from keycut.data.packing import PackedTokens
 from keycut.errors import InputError
-from keycut.evaluation.suite import evaluate
 from keycut.models.checkpoint import Checkpoint, save
 from keycut.refit import perplexity, refit, write_refitted
 from keycut.selection.methods import METHODS, method_named
@@ -68,12 +68,24 @@ class Bench:
     config: Config | None
     steps: list[int]  # of recoveries
     work: Path
+    also: tuple[Path, ...] = ()  # more packed text, to compute perplexities of
+    suite: bool = True  # of the configuration: is it evaluated?
+
+    def texts(self) -> dict[str, Tensor]:
+        """What perplexities are computed of, (sequences, length), by name."""
+        texts = {"held_out": PackedTokens(self.text, slice_name="held_out")}
+        texts |= {path.name: PackedTokens(path) for path in self.also}
+        return {name: torch.from_numpy(tokens[:]) for name, tokens in texts.items()}
 
     def measure(self, folder: Path) -> dict[str, float]:
         """Perplexities by the names of texts."""
-        held_out = torch.from_numpy(PackedTokens(self.text, slice_name="held_out")[:])
-        values = {"held_out": perplexity(Checkpoint(folder), held_out, device=self.device)}
-        if self.config:
+        model = Checkpoint(folder)
+        values = {
+            name: perplexity(model, ids, device=self.device) for name, ids in self.texts().items()
+        }
+        if self.config and self.suite:
+            from keycut.evaluation.suite import evaluate  # lm-eval, which nothing else here needs
+
             record = evaluate(
                 folder, SUITE, self.config, self.work / "suite.json", cache=self.work / "cache",
                 device=self.device,
@@ -274,13 +286,15 @@ def write_rows(
     options: argparse.Namespace,
     rows: Callable[[Bench], Iterator[dict[str, Any]]],
     line: Callable[[dict[str, Any]], str],
+    **more: Any,
 ) -> None:
-    """Append each row to the file as soon as it is known, and print a line of it."""
+    """Append each row to the file as soon as it is known, and print a line of it; `more` is what
+    else the bench has."""
     start = time.monotonic()
     with tempfile.TemporaryDirectory() as work, options.out.open("a") as out:
         bench = Bench(
             options.text, "cuda" if options.gpu else "cpu", options.sequences, options.batch,
-            options.config, options.recover, Path(work),
+            options.config, options.recover, Path(work), **more,
         )  # fmt: skip
         for row in rows(bench):
             print(json.dumps(row), file=out, flush=True)

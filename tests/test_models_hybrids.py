@@ -5,6 +5,7 @@ import inspect
 import json
 import re
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
@@ -29,7 +30,7 @@ from keycut.refit import refit, write_refitted
 from keycut.selection.methods import METHODS
 from keycut.selection.select import select
 from keycut.selection.statistics import ModelStatistics
-from keycut.slicing import Keep, Pad, cut_back, padded_eps, slice_model
+from keycut.slicing import Keep, Pad, cut_back, eps_factor, slice_model
 from keycut.training.recovery import resize_model, scale_eps
 
 NAMES = [name for name in SMALL if "layer_types" in SMALL[name]]
@@ -414,7 +415,7 @@ def test_in_memory_they_are_padded_and_cut_back(folders, name):
     model = load(folders / name)
     shape = mixers(model)[1]
     wide = resize_model(model, Pad(20)).eval()
-    scale_eps(wide, padded_eps(1.0, shape.width, 20))
+    scale_eps(wide, eps_factor(shape, replace(shape, width=20)))
     torch.testing.assert_close(logits(wide), logits(model), rtol=1e-4, atol=1e-4)
     back = resize_model(wide, cut_back(shape, shape.width)).eval()
     assert torch.equal(logits(back), logits(model))

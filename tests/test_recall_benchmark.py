@@ -113,8 +113,10 @@ def test_from_training_to_the_table(model, run, tmp_path):
 
     lines = run("--table", str(out), only=True).splitlines()
     assert lines[0].startswith("Percent of answers that are right with 2, 4 pairs")
-    assert lines[2] == "| model | stage | method | 8 | 4 |"
-    assert sum(line.startswith(f"| {model} | recovered | rand |  | ") for line in lines) == 1
+    assert lines[2] == "| model | stage | method | eps | 8 | 4 |"
+    assert (
+        sum(line.startswith(f"| {model} | recovered | rand | matched |  | ") for line in lines) == 1
+    )
 
     with pytest.raises(InputError, match="made with other settings"):
         run(*cells, "--steps", "5")

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from shards import shard
 from small_models import SMALL
-from torch import nn
 from training_runs import loaded_by_stock_fla, packed
 
 from keycut.calibration import Calibration, calibrate, calibrate_layerwise
@@ -35,13 +34,11 @@ from keycut.slicing import (
     check_widths,
     cut_back,
     fold,
-    padded_eps,
     possible_value_widths,
     slice_model,
     sliced_bytes,
     truncate,
 )
-from keycut.training.recovery import scale_eps
 
 SMALL = SMALL | {
     "gated_sigmoid": {**SMALL["gated"], "output_gate_activation": "sigmoid"},
@@ -63,9 +60,9 @@ def logits(model, ids=IDS):
         return model(ids).logits
 
 
-def small_model(name, dtype=torch.float32):
+def small_model(config, dtype=torch.float32):
     """With norms and biases that are not all the same number."""
-    model = create(SMALL[name], seed=3, dtype=dtype)
+    model = create(config, seed=3, dtype=dtype)
     kind, _, modules = mixers(model)
     generator = torch.Generator().manual_seed(8)
     with torch.no_grad():
@@ -82,7 +79,7 @@ def small_model(name, dtype=torch.float32):
 def folders(tmp_path_factory):
     root = tmp_path_factory.mktemp("models")
     for name in ALL:
-        save(small_model(name), root / name)
+        save(small_model(SMALL[name]), root / name)
     return root
 
 
@@ -184,70 +181,13 @@ def test_with_all_channels_only_the_form_changes(folders, tmp_path, name):
 
 @pytest.mark.parametrize("name", [name for name in ALL if name not in EXPERTS])
 def test_the_change_of_form_is_exact_in_float64(tmp_path, name):
-    save(small_model(name, torch.float64), tmp_path / "model")
+    save(small_model(SMALL[name], torch.float64), tmp_path / "model")
     checkpoint = Checkpoint(tmp_path / "model")
     shape = checkpoint.shape
     values = cut_back(shape, shape.value_width, "value")
     slice_model(checkpoint, None, tmp_path / "out", values=values, dtype=None)
     before, after = (logits(load(tmp_path / n, dtype=torch.float64)) for n in ("model", "out"))
     assert relative(after, before) < 1e-12
-
-
-def zero_dropped(model, change, channels):
-    """Zeros in everything that makes the channels that are not kept."""
-    kind, shape, modules = mixers(model)
-    makers = [kind.q_proj, kind.k_proj, *kind.filters] if channels == "key" else [
-        kind.v_proj, *kind.value_tensors]  # fmt: skip
-    for index, module in enumerate(modules):
-        parameters = dict(module.named_parameters())
-        for part in makers:
-            if part.name in parameters and part.name != "dt_bias":
-                for places in torch.from_numpy(part.places(shape)):
-                    dropped = torch.ones(shape.size(channels), dtype=torch.bool)
-                    dropped.scatter_(1, change.kept[index], False)
-                    parameters[part.name].data.movedim(part.axis, 0)[places[dropped]] = 0
-
-
-def with_low_rank(model, rank):
-    """The pairs of matrices that meet in d_v channels as one, of a lower rank."""
-    kind, _, modules = mixers(model)
-    for module in modules:
-        for first, second in kind.bottlenecks:
-            pair = module.get_submodule(first.split(".")[0])
-            U, S, V = torch.linalg.svd(pair[1].weight.data.double() @ pair[0].weight.data.double())
-            low = (U[:, :rank] * S[:rank]) @ V[:rank]
-            pair[0] = nn.Identity()
-            pair[1].weight = nn.Parameter(low.to(pair[1].weight.dtype))
-            assert second.startswith(f"{first.split('.')[0]}.1")
-
-
-@pytest.mark.parametrize("widths", [(None, 5), (3, 1), (7, 11)])
-@pytest.mark.parametrize("name", [name for name in ALL if name not in EXPERTS])
-def test_a_sliced_model_is_the_full_one_with_zeros(tmp_path, name, widths):
-    """Once the norm is put right: over d_v channels of which some are zero its mean is width / d_v
-    of that over the others, which is a factor behind it and another eps. The kernel's scale
-    d_k^-1/2 asks for another eps in the same way."""
-    width, value_width = widths
-    save(small_model(name, torch.float64), tmp_path / "model")
-    checkpoint = Checkpoint(tmp_path / "model")
-    shape, kind = checkpoint.shape, checkpoint.architecture
-    keys = some(shape, width, "key") if width else None
-    values = some(shape, value_width)
-    slice_model(checkpoint, keys, tmp_path / "out", values=values, dtype=None)
-    sliced = Checkpoint(tmp_path / "out").shape
-    assert (sliced.width, sliced.value_width) == (width or shape.width, value_width)
-
-    masked = load(tmp_path / "model", dtype=torch.float64)
-    zero_dropped(masked, values, "value")
-    if keys:
-        zero_dropped(masked, keys, "key")
-        scale_eps(masked, padded_eps(1.0, width, shape.width))
-    scale_eps(masked, padded_eps(1.0, value_width, shape.value_width))
-    with_low_rank(masked, value_width)
-    for module in mixers(masked)[2]:
-        module.get_parameter(kind.o_proj).data *= math.sqrt(value_width / shape.value_width)
-    found = logits(load(tmp_path / "out", dtype=torch.float64))
-    assert relative(found, logits(masked)) < 1e-6  # kernels' stand-ins compute in float32
 
 
 @settings(deadline=None, max_examples=50)

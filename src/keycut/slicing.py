@@ -8,13 +8,20 @@ heads share. Heads may keep different channels, so the weight w is first folded 
 
     W_o (w * x) = (W_o diag(w, w, ...)) x
 
-a gate included, which multiplies x channel by channel. That is exact. The norm of fewer channels is
-another one: token by token, what is left of a head is scaled by another number than in the whole
-model. It is what the whole model puts out if the dropped values are zeros, times sqrt(width / d_v).
+a gate included, which multiplies x channel by channel. That is exact.
+
+A cut model computes what the whole one does with the cut channels set to zero, if two numbers
+follow. The rule scales its output by d_k^-1/2, and the norm takes a mean over d_v channels: of D
+key and V value channels k and v are left, and the mean square that the norm divides by is D/k V/v
+times that of the whole model, which matters beside eps. So eps becomes D/k V/v eps, for all norms
+of the model where its config has one number for all. And what the norm puts out is sqrt(v/V) times
+the whole model's, so the output projection is multiplied by sqrt(V/v).
 """
 
 from __future__ import annotations
 
+import logging
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -26,6 +33,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from keycut.artefact import atomic_write
+from keycut.config.section import Eps
 from keycut.errors import InputError
 from keycut.models.architectures.base import (
     Architecture,
@@ -36,6 +44,8 @@ from keycut.models.architectures.base import (
     text_config,
 )
 from keycut.models.checkpoint import Checkpoint, rewrite, with_current_names
+
+logger = logging.getLogger(__name__)
 
 EMBEDDINGS = ("embeddings.weight", "embed_tokens.weight")
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -92,7 +102,7 @@ class Pad:
     """Add channels of zeros at the end of each head; `cut_back` takes them away again.
 
     Zero keys and queries leave norms, states and gradients as they were. Only the scale d_k^-1/2
-    of the kernel differs, which the output norm takes out but for its eps: `padded_eps`.
+    of the kernel differs, which the output norm takes out but for its eps: `eps_factor`.
     """
 
     width: int
@@ -111,13 +121,10 @@ def cut_back(shape: MixerShape, width: int, channels: Channels = "key") -> Keep:
     return Keep(torch.arange(width).expand(len(shape.layers), heads, width))
 
 
-def padded_eps(eps: float, width: int, padded: int) -> float:
-    """The eps of the output norm with which a padded model computes what the narrow one does.
-
-    The scale shrinks the output by sqrt(width / padded), its square by width / padded; with an
-    eps that shrinks alike, the norm sees the same proportions.
-    """
-    return eps * width / padded
+def eps_factor(before: MixerShape, after: MixerShape) -> float:
+    """What the eps of the output norm is multiplied by, so that with other widths, and zeros for
+    the channels that only one of them has, the norm sees the same proportions."""
+    return before.width * before.value_width / (after.width * after.value_width)
 
 
 @dataclass(frozen=True)
@@ -131,6 +138,7 @@ class Slicer:
     values: Keep | None
     stored: Callable[[str], Tensor]
     """The tensor of the whole model of this name: some are changed by what is in others."""
+    eps: Eps = "matched"
     _pairs: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
     """Matrices that meet in fewer channels: both are of one decomposition."""
 
@@ -159,6 +167,8 @@ class Slicer:
                 return tensor.new_ones(self.values.width)
             if below == self.kind.o_proj:
                 tensor = fold(tensor, self.stored(mixer + self.kind.norm))
+                if self.eps == "matched":
+                    tensor *= math.sqrt(self.shape.value_width / self.values.width)
             for pair in self.kind.bottlenecks:
                 if below in pair and self.values.width < self.shape.value_width:
                     return self._narrower(mixer, pair)[pair.index(below)]
@@ -339,6 +349,13 @@ def change_channels(
     return {name: slicer(name, tensor).to(tensor.dtype) for name, tensor in whole.items()}
 
 
+def no_eps_in_config(kind: Architecture) -> str:
+    return (
+        f"the eps of a {kind.model_type}'s output norm stands in the library's code, so the cut "
+        "model differs from the unpruned one with those channels set to zero"
+    )
+
+
 def sliced_bytes(
     checkpoint: Checkpoint, width: int, dtype: torch.dtype | None, value_width: int | None = None
 ) -> int:
@@ -371,11 +388,13 @@ def slice_model(
     *,
     values: Keep | None = None,
     dtype: torch.dtype | None = torch.bfloat16,
+    eps: Eps = "matched",
     card: str | None = None,
     force: bool = False,
 ) -> None:
     """Write the model with its key channels changed, and its value channels, to a folder that its
-    stock library loads.
+    stock library loads. With its eps matched it computes what the whole model does with the cut
+    channels set to zero; `kept` leaves eps and the scale of the output projection as they were.
 
     Files are the model's own, one of them at a time in memory. Tensors that are not the model's
     (`Architecture.beyond`) are copied as they are.
@@ -392,9 +411,15 @@ def slice_model(
     def stored(name: str) -> Tensor:
         return checkpoint.tensor(checkpoint.stored[name])
 
-    slicer = Slicer(kind, shape, keys, values, stored)
+    slicer = Slicer(kind, shape, keys, values, stored, eps)
+    if eps == "matched":
+        config = kind.scaled_eps(config, eps_factor(shape, slicer.narrow))
+        if kind.eps_key is None:
+            logger.warning("WARNING: %s", no_eps_in_config(kind))
 
     def new_tensor(name: str, tensor: Tensor) -> Tensor:
+        if tensor.dtype in DTYPES and not tensor.isfinite().all():
+            raise InputError(f"{checkpoint.folder}: {name} has NaN or infinity among its numbers")
         return slicer(name, tensor).to(sliced_dtype(name, tensor, kind, dtype))
 
     with atomic_write(out, force=force, folder=True) as aside:

@@ -26,7 +26,7 @@ from keycut.errors import InputError, nearest
 from keycut.models.architectures import architecture
 from keycut.models.architectures.base import Architecture
 from keycut.models.checkpoint import Checkpoint, create, load
-from keycut.slicing import Change, Pad, change_channels, cut_back, padded_eps
+from keycut.slicing import Change, Pad, change_channels, cut_back, eps_factor
 from keycut.training.distillation import distillation_losses, next_tokens
 from keycut.training.loop import Losses, check_data, explain_out_of_memory, train
 from keycut.training.output import Output
@@ -77,7 +77,7 @@ def recover(
     width = pruned.shape.width
     if padded_to is not None:
         model = resize_model(model, Pad(padded_to))
-        scale_eps(model, padded_eps(1.0, width, padded_to))
+        scale_eps(model, eps_factor(pruned.shape, replace(pruned.shape, width=padded_to)))
     adapted = with_adapters(
         model, settings.lora, settings.seed, norms_and_biases=settings.norms_and_biases
     ).to(device)

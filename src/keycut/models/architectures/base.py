@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from keycut.config.section import Kernel
 
 Config = dict[str, Any]
+DEFAULT_EPS = 1e-6
+"""Of norms, in all libraries, where a config says none."""
 Channels = Literal["key", "value"]
 """Whose channels: those of keys are those of queries too."""
 
@@ -232,6 +234,8 @@ class Architecture:
     layer_output: Callable[[Any], Any] = lambda hidden: (hidden, None, None, None)
     """What a layer returns for these hidden states, without a cache."""
     norm_eps: str = "o_norm.eps"  # of the norm between the two
+    eps_key: str | None = "norm_eps"
+    """What the config calls it, for all norms of the model; None where no config says it."""
     # What recovery trains: with adapters, and as they are.
     projections: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
     convolutions: tuple[str, ...] = ("q_conv1d", "k_conv1d", "v_conv1d")
@@ -249,6 +253,18 @@ class Architecture:
     def norm(self) -> str:
         """The weight of the norm in front of `o_proj`, (d_v): one for all heads."""
         return self.norm_eps.rpartition(".")[0] + ".weight"
+
+    def eps(self, config: Config) -> float | None:
+        """Of the output norm, where the config says it."""
+        return text_config(config).get(self.eps_key, DEFAULT_EPS) if self.eps_key else None
+
+    def scaled_eps(self, config: Config, factor: float) -> Config:
+        """The config with that eps times a factor; as it is where no config says it."""
+        eps = self.eps(config)
+        if self.eps_key is None or eps is None:
+            return config
+        text = {**text_config(config), self.eps_key: eps * factor}
+        return {**config, "text_config": text} if "text_config" in config else text
 
     def stored_name(self, name: str) -> str:
         """What files call a tensor of this name in memory."""

@@ -101,6 +101,7 @@ def options(name: str) -> dict[str, Any]:
         "library": "transformers",
         "beyond": ("mtp.",),
         "mixer": "model.layers.{layer}.linear_attn.",
+        "eps_key": "rms_norm_eps",
         "layer_output": lambda hidden: hidden,
     }
 

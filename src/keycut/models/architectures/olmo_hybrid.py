@@ -65,10 +65,11 @@ def joined(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 JOINT = hybrid.queries_keys_values("conv1d.weight", "filter")
 
+# transformers' code has 1e-5 for the output norm: the config's rms_norm_eps is of the others.
 ARCHITECTURE = base.Architecture(
     "olmo_hybrid",
     rule=gated_deltanet.ARCHITECTURE.rule,
-    **{**hybrid.options("olmo_hybrid"), "shape": shape, "resized": resized},
+    **{**hybrid.options("olmo_hybrid"), "shape": shape, "resized": resized, "eps_key": None},
     joined=joined,
     mend="transformers saves the filters of this model in thirds, whatever their widths: "
     "`keycut.models.save(keycut.models.load(FOLDER), OUT, tokenizer=FOLDER)` writes them right",

@@ -1,0 +1,181 @@
+"""A cut model is the unpruned one with the cut channels set to zero: same logits, any widths.
+
+The reference is the unpruned model with zeros in everything that makes those channels. Where a
+config has one eps for all norms, its other norms have the eps that the cut wrote; its output norms
+have their own. Rules and norms of fla's models compute in float64 here, transformers' in float32.
+"""
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from small_models import SMALL
+from test_values import relative, small_model, some
+from torch import nn
+
+from keycut.errors import InputError
+from keycut.models import create, load, save
+from keycut.models.architectures import ARCHITECTURES
+from keycut.models.architectures.base import DEFAULT_EPS
+from keycut.models.capture import mixers
+from keycut.models.checkpoint import Checkpoint
+from keycut.slicing import Rotate, eps_factor, slice_model
+from keycut.training.recovery import scale_eps
+
+IDS = torch.randint(0, 97, (2, 20), generator=torch.Generator().manual_seed(1))
+ALL = sorted(SMALL)
+
+
+def logits(model):
+    with torch.no_grad():
+        return model(IDS).logits
+
+
+def zero_dropped(model, change, channels):
+    """Zeros in everything that makes the channels that are not kept."""
+    kind, shape, modules = mixers(model)
+    makers = [kind.q_proj, kind.k_proj, *kind.filters] if channels == "key" else [
+        kind.v_proj, *kind.value_tensors]  # fmt: skip
+    for index, module in enumerate(modules):
+        parameters = dict(module.named_parameters())
+        for part in makers:
+            if part.name in parameters and part.name != "dt_bias":
+                for places in torch.from_numpy(part.places(shape)):
+                    dropped = torch.ones(shape.size(channels), dtype=torch.bool)
+                    dropped.scatter_(1, change.kept[index], False)
+                    parameters[part.name].data.movedim(part.axis, 0)[places[dropped]] = 0
+
+
+def with_low_rank(model, rank):
+    """The pairs of matrices that meet in d_v channels as one, of a lower rank."""
+    kind, _, modules = mixers(model)
+    for module in modules:
+        for first, second in kind.bottlenecks:
+            pair = module.get_submodule(first.split(".")[0])
+            U, S, V = torch.linalg.svd(
+                pair[1].weight.data.double() @ pair[0].weight.data.double(), full_matrices=False
+            )
+            low = (U[:, :rank] * S[:rank]) @ V[:rank]
+            pair[0] = nn.Identity()
+            pair[1].weight = nn.Parameter(low.to(pair[1].weight.dtype))
+            assert second.startswith(f"{first.split('.')[0]}.1")
+
+
+def zeroed(folder, cut, keys, values):
+    """The unpruned model in a folder with the channels that a cut model lacks set to zero."""
+    kind, shape = cut.architecture, Checkpoint(folder).shape
+    model = load(folder)
+    for channels, change in (("key", keys), ("value", values)):
+        if change:
+            zero_dropped(model, change, channels)
+    if values and values.width < shape.value_width:
+        with_low_rank(model, values.width)
+    if kind.eps_key is not None:
+        factor = kind.eps(cut.config) / kind.eps(Checkpoint(folder).config)
+        for module in model.modules():
+            for name in ("eps", "variance_epsilon"):
+                if isinstance(getattr(module, name, None), float):
+                    setattr(module, name, getattr(module, name) * factor)
+        scale_eps(model, 1 / factor)
+    return model
+
+
+@pytest.mark.parametrize("name", ALL)
+@settings(deadline=None, max_examples=8)
+@given(data=st.data())
+def test_a_cut_model_is_the_unpruned_one_with_zeros(tmp_path_factory, name, data):
+    root = tmp_path_factory.mktemp(name)
+    config, dtype = SMALL[name], torch.float64
+    if "num_experts" in config:  # all at once: rounding would choose among them, in float32 alone
+        config, dtype = config | {"num_experts_per_tok": 4}, torch.float32
+    kind = ARCHITECTURES[config["model_type"]]
+    full, value_full = (data.draw(st.integers(2, 20), label=label) for label in ("D", "V"))
+    width = data.draw(st.integers(1, full), label="k")
+    value_width = data.draw(st.integers(1, value_full), label="v")
+    save(small_model(kind.resized(config, full, value_full), dtype), root / "model")
+    whole = Checkpoint(root / "model")
+    keys = some(whole.shape, width, "key") if width < full else None
+    values = some(whole.shape, value_width) if value_width < value_full else None
+    slice_model(whole, keys, root / "cut", values=values, dtype=None)
+
+    cut = Checkpoint(root / "cut")
+    assert (cut.shape.width, cut.shape.value_width) == (width, value_width)
+    found = load(root / "cut")
+    if kind.eps_key is None:  # no config can say it: exact in memory alone
+        scale_eps(found, eps_factor(whole.shape, cut.shape))
+    else:
+        expected = DEFAULT_EPS * full / width * value_full / value_width
+        assert kind.eps(cut.config) == pytest.approx(expected, rel=1e-12)
+    error = relative(logits(found), logits(zeroed(root / "model", cut, keys, values)))
+    assert error < (1e-5 if kind.library == "transformers" else 1e-10)
+
+
+@pytest.mark.parametrize("name", ["delta_net", "gated", "kda", "qwen3_next", "qwen3_5"])
+def test_an_eps_that_is_kept_is_another_model(tmp_path, name):
+    save(small_model(SMALL[name]), tmp_path / "model")
+    whole = Checkpoint(tmp_path / "model")
+    keys, values = some(whole.shape, 3, "key"), some(whole.shape, 4)
+    for eps in ("kept", "matched"):
+        slice_model(whole, keys, tmp_path / eps, values=values, dtype=None, eps=eps)
+    kept, matched = (Checkpoint(tmp_path / eps) for eps in ("kept", "matched"))
+    kind = whole.architecture
+    assert kind.eps(kept.config) == kind.eps(whole.config)
+    o_proj = kind.name(0, kind.o_proj)
+    factor = math.sqrt(whole.shape.value_width / 4)
+    torch.testing.assert_close(matched.tensor(o_proj), factor * kept.tensor(o_proj))
+    assert relative(*(logits(load(tmp_path / eps)) for eps in ("kept", "matched"))) > 1e-3
+
+
+def test_cut_twice_is_cut_once(tmp_path):
+    save(small_model(SMALL["gated"], torch.float64), tmp_path / "model")
+    whole = Checkpoint(tmp_path / "model")
+    first, second = some(whole.shape, 9, "key"), some(replace(whole.shape, width=9), 4, "key", 5)
+    slice_model(whole, first, tmp_path / "first", dtype=None)
+    slice_model(Checkpoint(tmp_path / "first"), second, tmp_path / "twice", dtype=None)
+    both = replace(first, kept=first.kept.gather(-1, second.kept))
+    slice_model(whole, both, tmp_path / "once", dtype=None)
+    assert relative(*(logits(load(tmp_path / n)) for n in ("twice", "once"))) < 1e-12
+
+
+def test_a_rotation_has_the_factor_too(tmp_path):
+    save(create(SMALL["gated"], seed=0), tmp_path / "model")
+    whole = Checkpoint(tmp_path / "model")
+    slice_model(whole, Rotate(torch.eye(16)[:4].expand(2, 2, 4, 16)), tmp_path / "cut", dtype=None)
+    assert Checkpoint(tmp_path / "cut").config["norm_eps"] == 4e-6
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_config_says_the_eps_that_the_output_norm_has(name):
+    """With DEFAULT_EPS where it says none."""
+    kind = ARCHITECTURES[SMALL[name]["model_type"]]
+    for key in [{}, {kind.eps_key: 3e-3}] if kind.eps_key else [{}, {"rms_norm_eps": 3e-3}]:
+        model = create(SMALL[name] | key, seed=0)
+        norm = model.get_submodule(kind.name(0, kind.norm_eps.rpartition(".")[0]))
+        said = kind.eps(SMALL[name] | key) if kind.eps_key else 1e-5
+        assert getattr(norm, kind.norm_eps.rpartition(".")[2]) == said
+
+
+def test_an_eps_in_the_code_stays_and_is_told(tmp_path, caplog):
+    save(small_model(SMALL["olmo_hybrid"]), tmp_path / "model")
+    whole = Checkpoint(tmp_path / "model")
+    slice_model(whole, some(whole.shape, 3, "key"), tmp_path / "cut", dtype=None)
+    assert "the eps of a olmo_hybrid's output norm stands in the library's code" in caplog.text
+    cut = json.loads((tmp_path / "cut" / "config.json").read_text())
+    assert cut["rms_norm_eps"] == whole.config["rms_norm_eps"]
+
+
+@pytest.mark.parametrize("bad", [math.nan, -math.inf])
+@pytest.mark.parametrize("part", ["model.layers.1.mlp.up_proj.weight", "lm_head.weight"])
+def test_weights_that_are_no_numbers_are_refused_and_nothing_is_written(tmp_path, bad, part):
+    model = small_model(SMALL["delta_net"])
+    with torch.no_grad():
+        model.get_parameter(part)[0, 0] = bad
+    save(model, tmp_path / "model")
+    whole = Checkpoint(tmp_path / "model")
+    with pytest.raises(InputError, match=f"{part} has NaN or infinity among its numbers"):
+        slice_model(whole, some(whole.shape, 3, "key"), tmp_path / "cut")
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
