@@ -31,6 +31,8 @@ Stage = Literal["none", PrunedStage]
 REFITTED: tuple[Stage, ...] = ("refit", "refit_post")
 RECOVERED: tuple[Stage, ...] = ("post", "refit_post")
 Pass = Literal["forward", "training"]
+Eps = Literal["matched", "kept"]
+"""What a cut does to the eps of the output norm: `keycut.slicing`."""
 
 LARGEST_SEED = 2**63 - 1
 """torch and the frame of results take no larger one."""
