@@ -193,8 +193,8 @@ def test_a_second_run_does_nothing():
 
 
 def test_a_forced_selection_reruns_its_descendants(copy):
-    cut = "drrqr-kq-0.75-0"
-    jobs = planned(copy, "-R", f"results/demo/selections/delta_net/{cut}.safetensors")
+    selection, cut = "drrqr-kq-0.75-0", "drrqr-kq-0.75-0-matched"
+    jobs = planned(copy, "-R", f"results/demo/selections/delta_net/{selection}.safetensors")
     assert jobs["choosing channels of delta_net: drrqr, kq, 0.75, seed 0"] == 1
     assert (
         jobs[f"recovering delta_net, {cut}"] == jobs[f"recovering delta_net, {cut}-refitted"] == 1
@@ -302,7 +302,7 @@ def test_one_table_needs_only_its_own(copy):
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGKILL"])
 def test_a_killed_run_goes_on_and_ends_with_the_same_table(copy, name):
     """Killed while a model is recovered, and started again."""
-    cut, demo = "drrqr-kq-0.75-0", copy / "results/demo"
+    cut, demo = "drrqr-kq-0.75-0-matched", copy / "results/demo"
     table, log = demo / "tables/retrieval.csv", demo / f"logs/recover/delta_net/{cut}.log"
     before = table.read_bytes()
     for folder in (f"recovered/delta_net/{cut}", f"evaluations/recovered/delta_net/{cut}"):
