@@ -136,13 +136,23 @@ def perplexities():
     return numbers.set_index(["model", "compression", "method", "rft"])["value"].unstack()
 
 
-def test_refitted_models_are_far_better_than_sliced_ones(perplexities):
+def test_refitted_models_are_better_than_sliced_ones_and_far_better_the_more_is_cut(perplexities):
     assert len(perplexities) == 2 * 2 * 4  # models x ratios x methods
-    assert (perplexities["refit"] < 0.9 * perplexities["pre"]).all()
+    repaired = perplexities["refit"] / perplexities["pre"]
+    assert (repaired < 1).all()
+    assert (repaired.xs(0.75, level="compression") < 0.9).all()
+
+
+def test_cuts_that_match_eps_are_better_than_those_that_keep_it():
+    numbers = pd.read_parquet(DEMO / "frames/small_eps.parquet").query("method != 'baseline'")
+    cut = ["model", "compression", "method", "rft"]
+    both = numbers.set_index([*cut, "eps"])["value"].unstack()
+    assert len(both) == 2 * 2 * 2 * 2  # models x ratios x methods x stages
+    assert (both["matched"] < both["kept"]).all()
 
 
 def test_drrqr_is_far_better_than_magnitude_and_chance(perplexities):
-    for stage, margin in (("pre", 0.5), ("refit", 0.9)):
+    for stage, margin in (("pre", 0.7), ("refit", 0.9)):
         methods = perplexities[stage].unstack()
         assert (methods["drrqr"] < margin * methods[["l1", "rand"]].min(axis=1)).all()
 
