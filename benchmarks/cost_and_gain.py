@@ -1,6 +1,6 @@
 """What cutting keys costs and what it gives: a run's perplexities and speeds side by side.
 
-    python benchmarks/cost_and_gain.py results/lab/results.parquet [--method fisher]
+    python benchmarks/cost_and_gain.py results/lab/results.parquet [--method fisher] [--eps kept]
 
 Markdown: for each model that is refitted, unpruned and at each ratio, the perplexity (--metric)
 after each stage, and of its timings the size of a sequence's state, tokens/s of decoding as a CUDA
@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
+from typing import get_args
 
 import pandas as pd
 from arguments import existing
 
+from keycut.config.section import Eps
 from keycut.reporting.figures import quality
 from keycut.reporting.frame import read_frame
 
@@ -23,6 +25,13 @@ STATE, MOST, SPEED = (
     f"decoding_{name}" for name in ("state_mib", "largest_batch", "graph_tokens_per_s_")
 )
 VARIANT = ["model", "conv_sharing", "method", "target", "compression", "rft", "metric"]
+
+
+def with_eps(frame: pd.DataFrame, eps: str | None) -> pd.DataFrame:
+    """What is not cut, and the cuts with this eps: matched if not given, where any is refitted."""
+    matched = ((frame["rft"] == "refit") & (frame["eps"] == "matched")).any()
+    eps = eps or ("matched" if matched else "kept")
+    return frame[(frame["target"] == "") | (frame["eps"] == eps)]
 
 
 def table(frame: pd.DataFrame, method: str, metric: str) -> Iterator[str]:
@@ -69,8 +78,9 @@ def main() -> None:
     parser.add_argument("results", type=existing, metavar="FILE", help="results.parquet of a run")
     parser.add_argument("--method", default="fisher")
     parser.add_argument("--metric", default="wikitext_word_ppl")
+    parser.add_argument("--eps", choices=get_args(Eps), help="matched, if any was refitted so")
     options = parser.parse_args()
-    frame = read_frame(options.results)
+    frame = with_eps(read_frame(options.results), options.eps)
     refitted = frame[frame["rft"] == "refit"][["method", "metric"]].drop_duplicates()
     known = sorted(map(tuple, refitted.to_numpy()))
     if (options.method, options.metric) not in known:

@@ -10,6 +10,7 @@ how much of their memory states use.
 
 import argparse
 import itertools
+import re
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -131,14 +132,19 @@ def utilization(folder: Path) -> Iterator[list[str]]:
     found = defaultdict(list)
     for path in sorted((folder / "analyses").rglob("*.npz")):
         name = path.relative_to(folder / "analyses").with_suffix("").as_posix()
-        subject = name if name.startswith("models/") else name.rsplit("-", 1)[0]
-        found[subject].append(RankAnalysis.load(path))
+        found[without_seed(name)].append(RankAnalysis.load(path))
     for subject, some in found.items():
         used = [float(one.utilization[..., SKIP:].mean()) for one in some]
         rank = fmean(float(one.effective_rank[..., SKIP:].mean()) for one in some)
         spread = f" ({min(used):.3f} to {max(used):.3f})" if len(used) > 1 else ""
         yield [subject, f"{len(used)}", f"{fmean(used):.3f}{spread}", f"{rank:.1f}",
                f"{some[0].capacity}"]  # fmt: skip
+
+
+def without_seed(subject: str) -> str:
+    if subject.startswith("models/"):
+        return subject
+    return re.sub(r"-\d+((-matched)?(-refitted)?)$", r"\1", subject)
 
 
 def print_rows(head: list[str], rows: Iterator[list[str]]) -> None:

@@ -19,7 +19,15 @@ import pandas as pd
 from arguments import existing
 
 from keycut.config import Config, load_config
-from keycut.reporting.frame import Key, Printed, from_frame, read_published, table_frame, to_frame
+from keycut.reporting.frame import (
+    Key,
+    Printed,
+    from_frame,
+    read_frame,
+    read_published,
+    table_frame,
+    to_frame,
+)
 from keycut.reporting.verdict import DECIDED, OUTSIDE, judge, read_errata
 
 ROOT = Path(__file__).parents[1]
@@ -71,7 +79,8 @@ class InventedRun:
         # Over seeds: of accuracies in points, of perplexities as parts of the mean.
         variant = ["model", "method", "target", "compression"]
         self.points = pd.read_csv(ACCURACIES).set_index(variant)["std"].to_dict()
-        lab = pd.read_parquet(LAB)
+        lab = read_frame(LAB)
+        lab = lab[lab["eps"] == config.eps]
         pruned = lab[(lab["rft"] == "pre") & (lab["conv_sharing"] == "none")]
         values = pruned.groupby([*variant, "metric"])["value"]
         self.parts = (values.std() / values.mean()).dropna().to_dict()

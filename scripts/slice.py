@@ -14,6 +14,7 @@ with job(snakemake):
         selection.change(),
         out,
         dtype=None,
+        eps="matched" if snakemake.wildcards.eps else "kept",
         card=card(
             f"{name}-{snakemake.wildcards.method}",
             f"{name} with fewer key and query channels, pruned by Keycut.",

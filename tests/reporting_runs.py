@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, astuple
 from pathlib import Path
 
 import numpy as np
@@ -50,8 +50,7 @@ def evaluation_files(
     """
     files = {}
     for variant, suite in config.evaluations():
-        parts = [variant.model, variant.method, variant.target, variant.ratio, variant.seed]
-        name = ".".join(map(str, [*parts, variant.rft, suite]))
+        name = ".".join(map(str, [*astuple(variant), suite]))
         files[variant, suite] = folder / f"{name}.json"
         write_json(files[variant, suite], evaluation(config, variant, suite, near or {}))
     return files

@@ -244,6 +244,19 @@ def test_demo_has_every_kind_of_table_and_figure(configs: dict[str, Config]) -> 
     assert {v.ratio for v in configs["demo"].variants() if v.pruned} == {0.5, 0.75}
 
 
+def test_a_table_with_both_eps_needs_both_and_others_the_runs_own(
+    configs: dict[str, Config],
+) -> None:
+    demo = configs["demo"]
+    pruned = {(v.model, v.method, v.ratio, v.rft, v.eps) for v in demo.variants("small_eps")}
+    pruned -= {(model, "baseline", 0.0, "none", "kept") for model in demo.models}
+    assert len(pruned) == 2 * 2 * 2 * 2 * 2  # models x methods x ratios x stages x eps
+    for run, eps in (("demo", "matched"), ("lab", "matched"), ("paper", "kept")):
+        others = [name for name in configs[run].tables if not name.endswith("eps")]
+        shown = configs[run].variants(*others, *configs[run].figures)
+        assert {v.eps for v in shown if v.pruned} == {eps}, run
+
+
 def test_lab_draws_three_times_where_there_is_chance(configs: dict[str, Config]) -> None:
     variants = configs["lab"].variants()
     seeds = {
@@ -520,6 +533,7 @@ WRONG = [
     ("tables/by_model/models", ["delta_nt"], "'delta_nt' is none of `models`; did you mean"),
     ("tables/by_model/columns/pre", ["pplx"], "tables.by_model.columns.pre: 'pplx'"),
     ("tables/by_model/columns/per", ["ppl"], "'per': unknown; did you mean 'pre'?"),
+    ("tables/by_model/eps", ["kept", "matched"], "a table of kind by_model has one of eps, not 2"),
     ("tables/targets/targets", ["kv"], "targets.targets.0: 'kv': unknown; did you mean 'k'?"),
     ("tables/mixer_speed/benchmark", "model", "'model' is none of `benchmarks of kind mixer`"),
     ("tables/mixer_speed/shows", "training", "tables.mixer_speed.shows: 'training': only forward"),
@@ -535,6 +549,7 @@ WRONG = [
     ("figures/quality/tables", ["zero"], "figures.quality.tables: 'zero' is none of `tables`"),
     ("figures/quality/tables", ["sharing"], "figures.quality.tables: sharing has no methods"),
     ("figures/quality/tables", ["targets"], "figures.quality.tables: targets has targets"),
+    ("figures/quality/tables", ["small_eps"], "figures.quality.tables: small_eps has an eps"),
     ("figures/quality/tables", ["retrieval"], "retrieval has no column prose_word_ppl"),
     ("figures/quality/column", "zero_shot_avg", "'zero_shot_avg' is none of `columns of tasks`"),
     ("figures/utilization/methods", ["l2"], "figures.utilization.methods: 'l2'"),

@@ -35,6 +35,14 @@ def test_costs_are_means_over_seeds_and_gains_are_ratios():
     ]
 
 
+def test_cuts_of_a_table_have_one_eps():
+    rows = [("", "none", "kept"), ("kq", "refit", "kept"), ("kq", "refit", "matched")]
+    frame = pd.DataFrame(rows, columns=["target", "rft", "eps"])
+    for eps, places in ((None, [0, 2]), ("matched", [0, 2]), ("kept", [0, 1])):
+        assert [*cost_and_gain.with_eps(frame, eps).index] == places
+    assert [*cost_and_gain.with_eps(frame[:2], None).index] == [0, 1]
+
+
 def test_the_readme_has_the_labs_table():
     root = Path(__file__).parents[1]
     frame = cost_and_gain.read_frame(root / "results/lab/h200/results.parquet")

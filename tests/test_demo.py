@@ -137,13 +137,23 @@ def perplexities():
     return numbers.set_index(["model", "compression", "method", "rft"])["value"].unstack()
 
 
-def test_refitted_models_are_far_better_than_sliced_ones(perplexities):
+def test_refitted_models_are_better_than_sliced_ones_and_far_better_the_more_is_cut(perplexities):
     assert len(perplexities) == 2 * 2 * 4  # models x ratios x methods
-    assert (perplexities["refit"] < 0.9 * perplexities["pre"]).all()
+    repaired = perplexities["refit"] / perplexities["pre"]
+    assert (repaired < 1).all()
+    assert (repaired.xs(0.75, level="compression") < 0.9).all()
+
+
+def test_cuts_that_match_eps_are_better_than_those_that_keep_it():
+    numbers = pd.read_parquet(DEMO / "frames/small_eps.parquet").query("method != 'baseline'")
+    cut = ["model", "compression", "method", "rft"]
+    both = numbers.set_index([*cut, "eps"])["value"].unstack()
+    assert len(both) == 2 * 2 * 2 * 2  # models x ratios x methods x stages
+    assert (both["matched"] < both["kept"]).all()
 
 
 def test_drrqr_is_far_better_than_magnitude_and_chance(perplexities):
-    for stage, margin in (("pre", 0.5), ("refit", 0.9)):
+    for stage, margin in (("pre", 0.7), ("refit", 0.9)):
         methods = perplexities[stage].unstack()
         assert (methods["drrqr"] < margin * methods[["l1", "rand"]].min(axis=1)).all()
 
@@ -194,8 +204,8 @@ def test_a_second_run_does_nothing():
 
 
 def test_a_forced_selection_reruns_its_descendants(copy):
-    cut = "drrqr-kq-0.75-0"
-    jobs = planned(copy, "-R", f"results/demo/selections/delta_net/{cut}.safetensors")
+    selection, cut = "drrqr-kq-0.75-0", "drrqr-kq-0.75-0-matched"
+    jobs = planned(copy, "-R", f"results/demo/selections/delta_net/{selection}.safetensors")
     assert jobs["choosing channels of delta_net: drrqr, kq, 0.75, seed 0"] == 1
     assert (
         jobs[f"recovering delta_net, {cut}"] == jobs[f"recovering delta_net, {cut}-refitted"] == 1
@@ -303,7 +313,7 @@ def test_one_table_needs_only_its_own(copy):
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGKILL"])
 def test_a_killed_run_goes_on_and_ends_with_the_same_table(copy, name):
     """Killed while a model is recovered, and started again."""
-    cut, demo = "drrqr-kq-0.75-0", copy / "results/demo"
+    cut, demo = "drrqr-kq-0.75-0-matched", copy / "results/demo"
     table, log = demo / "tables/retrieval.csv", demo / f"logs/recover/delta_net/{cut}.log"
     before = table.read_bytes()
     for folder in (f"recovered/delta_net/{cut}", f"evaluations/recovered/delta_net/{cut}"):

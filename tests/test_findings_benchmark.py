@@ -9,7 +9,7 @@ from keycut.selection.selection import Selection
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 
-from findings import signs, spread
+from findings import signs, spread, without_seed
 
 
 def test_how_evenly_scores_are_spread_over_a_head():
@@ -18,6 +18,13 @@ def test_how_evenly_scores_are_spread_over_a_head():
     chosen = {("grad", "kq", 0.5, 0): uneven, ("grad", "k", 0.5, 0): drawn}
     chosen |= {("grad", "kq", 0.75, 0): uneven, ("rand", "kq", 0.5, 0): drawn}
     assert [*spread(chosen)] == [["grad", "1", "80", "6.0"]]
+
+
+def test_draws_of_a_cut_are_one_row():
+    cut = "recovered/m/drrqr-kq-0.5-1"
+    names = ["models/m-1", cut, f"{cut}-refitted", f"{cut}-matched", f"{cut}-matched-refitted"]
+    ends = ["", "-refitted", "-matched", "-matched-refitted"]
+    assert [*map(without_seed, names)] == ["models/m-1", *(f"{cut[:-2]}{end}" for end in ends)]
 
 
 def test_a_rotation_without_its_matrices_has_no_signs():

@@ -54,9 +54,9 @@ def test_the_labs_results_still_give_its_tables(
     with tarfile.open(archive / "results.tar.xz") as results:
         results.extractall(tmp_path, filter="data")
     monkeypatch.chdir(tmp_path)
-    partial = {"partial": "the GPU's time was up"}
-    lab = load_config(ROOT / "config" / "lab.yaml").model_copy(update=partial)
-    for name in lab.tables:
+    measured = {"partial": "the GPU's time was up", "eps": "kept"}
+    lab = load_config(ROOT / "config" / "lab.yaml").model_copy(update=measured)
+    for name in (name for name in lab.tables if name != "eps"):  # from before there was a choice
         make_frame(lab, name, Inputs(lab).table_sources(name), "frame.parquet")
         write_table(lab, name, "frame.parquet", tmp_path, TEMPLATES)
         assert Path(f"{name}.csv").read_bytes() == (archive / f"tables/{name}.csv").read_bytes()

@@ -52,6 +52,21 @@ def published() -> list[Printed]:
     return read_published(FOLDER / "published" / "values.csv")
 
 
+def test_what_does_not_say_its_eps_kept_it(demo: Config, published: list[Printed]) -> None:
+    before = FOLDER.parent / "results/lab/h200/results.parquet"
+    assert "eps" not in pd.read_parquet(before)
+    assert set(read_frame(before)["eps"]) == {"kept"}
+    assert {printed.key.eps for printed in published} == {"kept"}
+
+
+def test_a_result_with_eps_kept_does_not_stand_in_for_one_with_eps_matched(demo: Config) -> None:
+    keys = cells(table_frame(demo, "small_eps", []))
+    results = [RESULT._replace(key=key) for key in keys if key.eps == "kept"]
+    measured = cells(table_frame(demo, "small_eps", results))
+    reasons = {(key.eps, cell.reason) for key, cell in measured.items()}
+    assert reasons == {("kept", ""), ("matched", "not measured")}
+
+
 def test_a_frame_comes_back_from_its_file(tmp_path: Path) -> None:
     gap = Result(KEY._replace(head_k_dim=64, compression=None), 1, None, None, "", "", "no GPU")
     frame = to_frame([RESULT, gap])

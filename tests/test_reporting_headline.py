@@ -29,7 +29,7 @@ def perplexities(
     cells = {}
     for (method, ratio, stage), value in {(BASELINE, 0.0, "none"): 100.0, **numbers}.items():
         target = "" if method == BASELINE else config.methods[method].target
-        variant = Variant(model, method, target, ratio, 0, stage)
+        variant = Variant(model, method, target, ratio, 0, stage, config.eps if target else "kept")
         draws = value and Draws("d", (value - 1, value, value + 1))
         cell = replace(CELL, value=value, stderr=30.0, draws=draws or None)
         cells[variant_key(config, variant, "prose_word_ppl")] = cell
@@ -66,6 +66,13 @@ def test_the_cost_is_that_of_every_stage_that_was_measured(demo: Config) -> None
     assert "; of Gated DeltaNet by <strong>+3.0 %</strong> as sliced." in str(
         headline(demo, cells).cost()
     )
+
+
+def test_sentences_are_about_cuts_with_the_runs_own_eps(demo: Config) -> None:
+    cells = perplexities(demo, "delta_net", {("drrqr", 0.75, "pre"): 112.0})
+    kept = demo.model_copy(update={"eps": "kept"})
+    both = cells | perplexities(kept, "delta_net", {("drrqr", 0.5, "pre"): 190.0})
+    assert headline(demo, both).sentences() == headline(demo, cells).sentences()
 
 
 def test_a_difference_within_the_noise_says_so(demo: Config) -> None:

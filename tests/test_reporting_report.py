@@ -135,14 +135,15 @@ def test_every_number_of_every_table_has_its_files(
 def test_a_pruned_models_number_tells_of_its_selection(inputs: dict[str, Any], page: str) -> None:
     data = data_of(page)
     paths_of = {
-        (v.model, v.method, v.target, v.ratio, v.rft): paths for v, paths in inputs["steps"].items()
+        (v.model, v.method, v.target, v.ratio, v.rft, v.eps): paths
+        for v, paths in inputs["steps"].items()
     }
     seen = 0
     for key, numbers in zip(data["keys"], data["numbers"], strict=True):
-        model, _, method, target, ratio, width, rft, _ = key
+        model, _, method, target, ratio, width, rft, _, eps = key
         [[*_, making]] = numbers
         if width is None and method != "baseline":
-            [path] = paths_of[model, method, target, ratio, rft]
+            [path] = paths_of[model, method, target, ratio, rft, eps]
             [place] = data["made"][making]
             assert data["origins"]["paths"][place] == path.as_posix()
             assert data["origins"]["files"][place]["method"] == method
@@ -154,13 +155,15 @@ def test_the_page_says_what_colours_are_held_to(
     demo: Config, inputs: dict[str, Any], page: str, tmp_path: Path
 ) -> None:
     assert "Nothing here compares with the paper’s numbers, only with what it claims." in page
+    assert "Cuts of this run match eps, and the paper’s do not." in page
     assert "protocol demo" not in page
     assert "not than the paper’s; a difference within the noise has none" in page
     assert "<h3>The same, asked of Hybrid</h3>" in page
     assert re.search(r"of 24 claims measured", page)
     assert len(page) < 500_000
     evaluation = demo.evaluation.model_copy(update={"protocol": "paper"})
-    config = demo.model_copy(update={"evaluation": evaluation})
+    config = demo.model_copy(update={"evaluation": evaluation, "eps": "kept"})
+    inputs = report_inputs(config, tmp_path, drawn=False)
     write_report(config, **inputs, out=tmp_path / "r.html")
     assert (
         "The paper has no such table: held to its own unpruned model."
@@ -194,7 +197,7 @@ def test_claims_stand_by_what_they_are_about_and_measured_ones_first(page: str) 
 
 def test_missing_inputs_are_refused(demo: Config, inputs: dict[str, Any], tmp_path: Path) -> None:
     out = tmp_path / "r.html"
-    with pytest.raises(InputError, match="made of 15 frames, not of 14"):
+    with pytest.raises(InputError, match="made of 16 frames, not of 15"):
         write_report(demo, **{**inputs, "frames": inputs["frames"][1:]}, out=out)
     with pytest.raises(InputError, match="made of 8 figures, not of 0"):
         write_report(demo, **{**inputs, "figures": []}, out=out)
@@ -406,6 +409,8 @@ def test_curves_are_of_what_was_trained(demo: Config, inputs: dict[str, Any]) ->
     for variant in only:
         assert f">{demo.models[variant.model].label}</text>" in svg
     assert draw_curves(demo, {}) == {}
+    other = {replace(v, eps="kept"): path for v, path in curves.items() if v.pruned}
+    assert draw_curves(demo, {**curves, **other}) == figures
 
 
 # --- Snakemake's own report ---

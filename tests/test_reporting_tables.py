@@ -8,6 +8,7 @@ import re
 import shutil
 from collections import Counter
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -364,6 +365,12 @@ def test_stages_stand_side_by_side_with_the_state_that_is_left(demo: Config) -> 
     ]
     stages = [box.key.rft for box in grid.rows[0].boxes if box.key]
     assert stages == ["pre", "refit"]
+    both = lay_out(demo, "small_eps", table_frame(demo, "small_eps", []))
+    assert [box.text for box in both.heads[0].boxes[4:]] == [
+        "Sliced, eps kept", "Sliced, eps matched", "Refitted, eps kept", "Refitted, eps matched",
+    ]  # fmt: skip
+    shown = [(box.key.rft, box.key.eps) for box in both.rows[0].boxes if box.key]
+    assert shown == [*product(("pre", "refit"), ("kept", "matched"))]
 
 
 def test_tables_are_whole_in_every_language(demo: Config, grids: dict[str, Grid]) -> None:

@@ -19,7 +19,14 @@ from scipy.stats import t as student
 
 from keycut.config import Config, load_config
 from keycut.errors import InputError
-from keycut.reporting.claims import Answered, answer, differ, read_claims, uncertainty
+from keycut.reporting.claims import (
+    Answered,
+    answer,
+    answer_all,
+    differ,
+    read_claims,
+    uncertainty,
+)
 from keycut.reporting.frame import (
     Cell,
     Draws,
@@ -157,6 +164,34 @@ def test_what_was_not_attempted_says_why(paper: Config, published: list[Printed]
     assert {(judgement.word, judgement.why) for judgement in judged} == {
         ("not attempted", "no such table in this run")
     }
+
+
+def test_a_cut_that_matched_eps_is_none_of_the_papers(
+    paper: Config, published: list[Printed]
+) -> None:
+    matched = measured(L1._replace(eps="matched"), 26.5)
+    assert word(paper, published, L1, matched).word == "not attempted"
+    assert word(paper, published, L1, [*matched, *measured(L1, 30.0)]).ours == 30.0
+    run = paper.model_copy(update={"eps": "matched"})
+    with pytest.raises(InputError, match="matches eps in its cuts, which the paper does not"):
+        word(run, published, L1, matched)
+
+
+def test_claims_are_asked_of_cuts_with_the_runs_own_eps(
+    paper: Config, frames: dict[str, pd.DataFrame]
+) -> None:
+    claims = read_claims(FOLDER / "claims.yaml")
+    ours = {key: cell for frame in frames.values() for key, cell in cells(frame).items()}
+    broken = {
+        key._replace(eps="matched"): replace(cell, value=1.0)
+        for key, cell in ours.items()
+        if key.target
+    }
+    assert answer_all(paper, claims, ours | broken) == answer_all(paper, claims, ours)
+    run = paper.model_copy(update={"eps": "matched"})
+    swapped = {key._replace(eps="matched") if key.target else key: c for key, c in ours.items()}
+    answers = [part.answer for part in answer_all(run, claims, swapped)]
+    assert answers == [part.answer for part in answer_all(paper, claims, ours)]
 
 
 def test_another_protocol_decides_nothing(paper: Config, published: list[Printed]) -> None:
@@ -442,7 +477,10 @@ def test_a_run_of_another_size_compares_claims_only(
     frames = {name: table_frame(demo, name, results)}
     claims = read_claims(FOLDER / "claims.yaml")
     verdict = reach_verdict(demo, frames, published, errata, claims)
-    assert verdict.scope == "run demo has protocol demo: it compares claims only, not cells"
+    assert verdict.scope == (
+        "run demo has protocol demo and matches eps in its cuts, which the paper does not: it "
+        "compares claims only, not cells"
+    )
     assert verdict.cells == ()
     answers = {answered.claim.id: answered for answered in verdict.claims}
     assert answers["best_before_recovery"].answer == "holds"

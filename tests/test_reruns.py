@@ -258,6 +258,12 @@ def test_a_width_more_is_timed_alone(copy):
     assert planned(copy)["measure"] == 2  # of both mixers
 
 
+def test_another_eps_cuts_the_same_channels_again(copy):
+    configure(copy, lambda config: config.update(eps="kept"))
+    jobs = {rule: count for rule, count in planned(copy).items() if rule not in REPORTED}
+    assert jobs == {"slice": 2, "recover": 2, "evaluate": 4, "analyze": 2}
+
+
 def test_a_method_more_reruns_no_other(copy):
     (copy / "src/keycut/selection/methods/ghost.py").write_text(readme.method_file())
     assert planned(copy) == {}

@@ -5,15 +5,17 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 
 from keycut.artefact import write_json
-from keycut.config import JobConfig, load_config
+from keycut.config import JobConfig, Variant, load_config
 from keycut.evaluation.task_files import SETS
 from keycut.running.inputs import Inputs
+from keycut.running.paths import Paths
 
 ROOT = Path(__file__).parents[1]
 
@@ -56,10 +58,12 @@ def test_the_papers_jobs_are_those_that_the_paper_implies(checkout):
     rotations = 2 * 2 * 2 + 2  # filters x rotations x ratios, and Grad with shared filters
     pruned = recovered + targets + rotations
     by_l1 = 4 * 4 + 4 * 2  # models x ratios, and x keys or queries: nothing is drawn there
-    assert found["slice"] == found["score"] == seeds * (pruned - by_l1) + by_l1
+    assert found["score"] == seeds * (pruned - by_l1) + by_l1
+    matched = 4 * 4 * (seeds * 4 + 1)  # models x ratios x methods, of which four draw
+    assert found["slice"] == found["score"] + matched
     assert "refit" not in found  # no table of the paper's asks for it
-    assert sum(found.values()) == 1751
-    assert found["table"] == found["frame"] == 21  # sixteen, and five of ours
+    assert sum(found.values()) == 1751 + 2 * matched + 2  # sliced and evaluated for one table
+    assert found["table"] == found["frame"] == 22  # sixteen, and six of ours
     assert found["figure"] == 9  # six, and three of ours
     assert "demo" not in said
     assert "documentation" not in said
@@ -92,18 +96,40 @@ def test_what_is_refitted_is_sliced_before_and_recovered_after(checkout):
     code, said = snakemake(checkout, target)
     assert code == 0, said
     found = counts(said)
-    cut = ("calibrate", "score", "slice", "refit")
-    assert {rule: found[rule] for rule in cut} == dict.fromkeys(cut, 1)
+    once = ("calibrate", "score", "slice", "refit")
+    assert {rule: found[rule] for rule in once} == dict.fromkeys(once, 1)
     assert found["recover"] == 3  # as sliced, as refitted, and the unpruned model
     inputs = Inputs(load_config(ROOT / "config" / "demo.yaml"))
-    students = {cut: inputs.student("delta_net", cut) for cut in re.findall(
+    cut = "drrqr-kq-0.75-0"
+    students = {name: inputs.student("delta_net", name) for name in re.findall(
         r"recovering delta_net, (\S+)", said
     )}  # fmt: skip
     assert students == {
         "baseline": "results/demo/models/delta_net",
-        "drrqr-kq-0.75-0": "results/demo/sliced/delta_net/drrqr-kq-0.75-0",
-        "drrqr-kq-0.75-0-refitted": "results/demo/refitted/delta_net/drrqr-kq-0.75-0",
+        f"{cut}-matched": f"results/demo/sliced/delta_net/{cut}-matched",
+        f"{cut}-matched-refitted": f"results/demo/refitted/delta_net/{cut}-matched",
     }
+
+
+def test_one_selection_serves_cuts_with_eps_kept_and_matched(checkout):
+    code, said = snakemake(checkout, "results/demo/tables/small_eps.tex")
+    assert code == 0, said
+    found = counts(said)
+    selections = 2 * 2 * 2  # models x methods x ratios
+    assert found["score"] == selections
+    assert found["slice"] == found["refit"] == 2 * selections
+    assert found["evaluate"] == 2 + 2 * 2 * selections  # unpruned; sliced and refitted
+
+
+def test_kept_cuts_have_the_paths_that_all_had_and_matched_ones_a_suffix():
+    paths = Paths(load_config(ROOT / "config" / "demo.yaml"))
+    folders = {"pre": "sliced", "refit": "refitted", "post": "recovered", "refit_post": "recovered"}
+    for stage, folder in folders.items():
+        kept = Variant("delta_net", "fisher", "kq", 0.5, 0, stage)
+        matched = replace(kept, eps="matched")
+        cut, end = f"{folder}/delta_net/fisher-kq-0.5-0", "-refitted" * (stage == "refit_post")
+        assert (paths.subject(kept), paths.subject(matched)) == (cut + end, f"{cut}-matched{end}")
+        assert paths.selection(kept) == paths.selection(matched)
 
 
 def test_methods_with_gradients_have_a_calibration_of_their_own():
@@ -260,7 +286,7 @@ def test_linters_have_nothing_to_say(checkout):
 
 def test_a_partial_run_reports_what_is_there_and_computes_nothing(checkout):
     code, said = snakemake(
-        checkout, "--config", "partial=no time", "--configfile", "config/lab.yaml"
+        checkout, "--config", "partial=no time", "eps=kept", "--configfile", "config/lab.yaml"
     )
     assert code == 0, said
     found = counts(said)

@@ -9,13 +9,13 @@ rule slice:
         ),
     output:
         model=directory(
-            f"{results}/sliced/{{model}}/{{method}}-{{target}}-{{ratio}}-{{seed}}"
+            f"{results}/sliced/{{model}}/{{method}}-{{target}}-{{ratio}}-{{seed}}{{eps}}"
         ),
-        provenance=f"{results}/sliced/{{model}}/{{method}}-{{target}}-{{ratio}}-{{seed}}.provenance.json",
+        provenance=f"{results}/sliced/{{model}}/{{method}}-{{target}}-{{ratio}}-{{seed}}{{eps}}.provenance.json",
     log:
-        f"{results}/logs/slice/{{model}}/{{method}}-{{target}}-{{ratio}}-{{seed}}.log",
+        f"{results}/logs/slice/{{model}}/{{method}}-{{target}}-{{ratio}}-{{seed}}{{eps}}.log",
     benchmark:
-        f"{results}/timings/slice/{{model}}-{{method}}-{{target}}-{{ratio}}-{{seed}}.tsv"
+        f"{results}/timings/slice/{{model}}-{{method}}-{{target}}-{{ratio}}-{{seed}}{{eps}}.tsv"
     priority: 2
     conda:
         "../../envs/model.yaml"
@@ -25,6 +25,6 @@ rule slice:
     params:
         code=code("slice"),
     message:
-        "slicing {wildcards.model}: {wildcards.method}, {wildcards.target}, {wildcards.ratio}, seed {wildcards.seed}"
+        "slicing {wildcards.model}: {wildcards.method}, {wildcards.target}, {wildcards.ratio}, seed {wildcards.seed}{wildcards.eps}"
     script:
         "../../scripts/slice.py"

@@ -22,13 +22,14 @@
   };
 
   const describe = (key) => {
-    const [model, sharing, method, target, compression, width, rft, metric] = key;
+    const [model, sharing, method, target, compression, width, rft, metric, eps] = key;
     const parts = [data.labels[model] ?? model];
     if (sharing === "head" || sharing === "all") parts.push(`filters shared by ${sharing === "all" ? "all" : "a head"}`);
     if (method) parts.push(data.labels[method] ?? method);
     if (target && target !== "kq") parts.push(target === "k" ? "by keys" : "by queries");
     if (compression) parts.push(`${100 * compression} % cut`);
     if (width) parts.push(`d_k ${width}`);
+    if (eps === "matched") parts.push("eps matched");
     if (rft.startsWith("refit")) parts.push("refitted");
     if (rft.endsWith("post")) parts.push("recovered");
     return `${metric}: ${parts.join(", ")}`;

@@ -237,6 +237,8 @@ def _bad_curves(config: Config) -> Iterator[str]:
                 yield f"{path}.tables: {table} has no methods, so there is no curve to draw"
             elif shown.targets:
                 yield f"{path}.tables: {table} has targets, and a curve is of one"
+            elif shown.eps:
+                yield f"{path}.tables: {table} has an eps, and a curve is of the run's"
             elif not any(figure.column in config.columns(table, stage) for stage in shown.columns):
                 yield f"{path}.tables: {table} has no column {figure.column}"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any, Literal, TypeVar
 
 from pydantic import Field
@@ -16,6 +17,7 @@ from keycut.config.pruning import BASELINE, CalibrationText, PruningMethod, widt
 from keycut.config.section import (
     RECOVERED,
     REFITTED,
+    Eps,
     Kernel,
     Many,
     Name,
@@ -39,7 +41,8 @@ class Variant:
 
     The baseline has method `baseline`, target "", ratio 0 and stage none, or post for the
     recovered control. `seed` is 0 where nothing is drawn. Recovery draws too, so recovered variants
-    have the run's seeds whatever the method; the control has one.
+    have the run's seeds whatever the method; the control has one. Where nothing was cut, and in
+    results that do not say it, `eps` is kept.
     """
 
     model: str
@@ -48,6 +51,7 @@ class Variant:
     ratio: float
     seed: int
     rft: Stage
+    eps: Eps = "kept"
 
     @property
     def pruned(self) -> bool:
@@ -97,6 +101,13 @@ class Config(Section):
     )
     seeds: Some[Seed] = Field(
         description="seeds of whatever is drawn: random channels, calibration text, sampled rows"
+    )
+    eps: Eps = Field(
+        "matched",
+        description="what a cut does to the eps of the output norms: matched multiplies it by as "
+        "much as the squares that it is added to grow, so that the cut model computes what the "
+        "whole one does with the cut channels set to zero; kept leaves it as it was, as the "
+        "paper's code does",
     )
     tokenizers: dict[Name, Tokenizer] = Field(description="tokenizers by name")
     corpora: dict[Name, Corpus] = Field(description="text by name")
@@ -151,6 +162,10 @@ class Config(Section):
         ]
         return _unique(names)
 
+    def eps_of(self, table: str) -> tuple[Eps, ...]:
+        """What a table shows of cuts with eps kept and matched: the run's own, or what it names."""
+        return self._table(table).eps or (self.eps,)
+
     def cells(self, table: str) -> tuple[tuple[Variant, str], ...]:
         """Every cell of a table of variants: which variant, and which column of its results."""
         spec = self._table(table)
@@ -162,6 +177,7 @@ class Config(Section):
                 spec.ratios,
                 spec.targets,
                 tuple(spec.columns),
+                self.eps_of(table),
                 spec.recovery_seeds,
             )
             for column in self.columns(table, variant.rft)
@@ -185,7 +201,7 @@ class Config(Section):
             for name in figures or self.figures
             if isinstance(figure := self._named("figures", name), RankFigure)
             for variant in self._variants(
-                (figure.model,), figure.methods, (figure.ratio,), None, figure.stages
+                (figure.model,), figure.methods, (figure.ratio,), None, figure.stages, (self.eps,)
             )
             if variant.pruned or variant.rft == "none"
         )
@@ -254,6 +270,7 @@ class Config(Section):
         ratios: Iterable[float],
         targets: Iterable[Target] | None,
         stages: Iterable[Stage],
+        some_eps: Iterable[Eps],
         recovery_seeds: Iterable[Seed] | None = None,
     ) -> Iterator[Variant]:
         recovered = recovery_seeds or (self.recovery and self.recovery.seeds) or self.seeds
@@ -264,12 +281,12 @@ class Config(Section):
                 yield replace(baseline, rft="post")
             for name in methods:
                 method = self.methods[name]
-                for stage in stages:
+                for stage, eps in product(stages, some_eps):
                     seeds = recovered if stage in RECOVERED else self.seeds
                     for target in targets or (method.target,):
                         for ratio in ratios:
                             for seed in seeds if method.drawn or stage in RECOVERED else (0,):
-                                yield Variant(model, name, target, ratio, seed, stage)
+                                yield Variant(model, name, target, ratio, seed, stage, eps)
 
     def _evaluates(self, suite: Suite, variant: Variant) -> bool:
         """Whether a suite is evaluated with the seed of a variant, if that draws anything."""

@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from keycut.config.section import (
     WHICH,
+    Eps,
     Many,
     MethodName,
     ModelName,
@@ -25,13 +26,13 @@ from keycut.config.section import (
 
 # What a kind of table has no second place for.
 SINGLE: dict[str, tuple[str, ...]] = {
-    "by_ratio": ("models", "columns"),
-    "by_model": ("ratios", "columns"),
-    "sharing": (),
-    "rotation": ("columns",),
-    "targets": ("ratios", "columns"),
-    "summary": ("ratios",),
-    "breakdown": (),
+    "by_ratio": ("models", "columns", "eps"),
+    "by_model": ("ratios", "columns", "eps"),
+    "sharing": ("eps",),
+    "rotation": ("columns", "eps"),
+    "targets": ("ratios", "columns", "eps"),
+    "summary": ("ratios", "eps"),
+    "breakdown": ("eps",),
     "stages": (),
 }
 
@@ -51,6 +52,11 @@ class QualityTable(TableBase):
     ratios: Many[Ratio] = Field((), description="fractions of channels cut")
     targets: Some[Target] | None = Field(
         None, description="targets of every method; each method's own if not given"
+    )
+    eps: Some[Eps] | None = Field(
+        None,
+        description="eps of the output norms as it was (kept), multiplied with the cut (matched), "
+        "or both, side by side in a table of kind stages; the run's `eps` if not given",
     )
     columns: dict[Stage, Some[Annotated[Name, NameOf("suites and columns")]]] = Field(
         description="names of suites (all their columns) or of columns, before (pre) and after "
@@ -80,7 +86,7 @@ class QualityTable(TableBase):
     def _fits_its_kind(self) -> Self:
         for part in SINGLE[self.kind]:
             values = getattr(self, part)
-            if len(values) != 1:
+            if values is not None and len(values) != 1:
                 raise ValueError(
                     f"a table of kind {self.kind} has one of {part}, not {len(values)}"
                 )

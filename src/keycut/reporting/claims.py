@@ -16,7 +16,7 @@ what chance does to one of thousands is a factor. What was measured gives the an
 Few seeds give no spread or a poor estimate: the answer says how many comparisons rest on that.
 
 The paper's models decide its claims. Those that name no model are also asked of every other model
-of a run, each for itself.
+of a run, each for itself. Of cut models, those count whose eps is the run's own.
 """
 
 from __future__ import annotations
@@ -236,6 +236,7 @@ def answer_all(
 ) -> list[Answered]:
     """All claims, asked of the paper's models, and then of others that have cells of them."""
     claims, others = list(claims), _other_models(config)
+    cells = {key: cell for key, cell in cells.items() if not key.target or key.eps == config.eps}
     answers = [
         answer(config, claim, {k: cell for k, cell in cells.items() if k.model not in others})
         for claim in claims
@@ -294,7 +295,7 @@ def _compare(
     pairs: list[tuple[Key, ...]] = [(key,)]
     if not isinstance(claim, About | Above):
         pairs = [(key, other) for other in cells if claim.against.match_partner(key, other)]
-    unpruned = key._replace(method=BASELINE, target="", compression=0.0, rft="none")
+    unpruned = key._replace(method=BASELINE, target="", compression=0.0, rft="none", eps="kept")
     for pair in pairs:
         keys = pair
         if isinstance(claim, Recovers):

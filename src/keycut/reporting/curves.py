@@ -1,4 +1,4 @@
-"""Loss curves: pretraining in one panel, recovery by model and ratio."""
+"""Loss curves: pretraining in one panel, recovery by model and ratio, with the run's own eps."""
 
 from __future__ import annotations
 
@@ -40,7 +40,11 @@ def draw_curves(config: Config, curves: Mapping[Variant, Path | str]) -> dict[st
     """SVGs of `pretraining` and `recovery`, as far as there are curves."""
     points = {variant: read_curve(path) for variant, path in curves.items()}
     trained = {variant.model: curve for variant, curve in points.items() if variant.rft == "none"}
-    recovered = {variant: curve for variant, curve in points.items() if variant.recovered}
+    recovered = {
+        variant: curve
+        for variant, curve in points.items()
+        if variant.recovered and (not variant.pruned or variant.eps == config.eps)
+    }
     figures = {}
     with drawing():
         if trained:

@@ -1,7 +1,8 @@
 """Results in one form: every number of a run is a row, in the columns of the published numbers.
 
 Units are those of the paper: accuracies and their means in percent, throughput in tokens per
-second, memory in GiB. `target` and `rft` are those of the variant; only timings have `head_k_dim`.
+second, memory in GiB. `target`, `rft` and `eps` are those of the variant; only timings have
+`head_k_dim`.
 A timing of the forward pass has the paper's name (`tokens_per_s`); others say what was timed
 (`training_tokens_per_s`, `decoding_tokens_per_s_16` at a batch of 16).
 """
@@ -26,7 +27,7 @@ from pyarrow import ArrowInvalid
 from keycut.artefact import atomic_write, digest, read_json
 from keycut.config import BASELINE, Config, DecodingTable, Measurement, QualityTable, Variant
 from keycut.config.evaluation import FRACTIONS
-from keycut.config.section import PrunedStage
+from keycut.config.section import Eps, PrunedStage
 from keycut.errors import InputError
 
 PAPER = "arXiv 2602.04852"
@@ -59,6 +60,7 @@ class Key(NamedTuple):
     head_k_dim: int | None
     rft: str
     metric: str
+    eps: str = "kept"
 
 
 class Draws(NamedTuple):
@@ -120,6 +122,7 @@ SCHEMA = pa.DataFrameSchema(
         "compression": pa.Column(float, pa.Check.in_range(0, 1, include_max=False), nullable=True),
         "head_k_dim": pa.Column("Int64", pa.Check.gt(0), nullable=True),
         "rft": _text(pa.Check.isin(["none", *get_args(PrunedStage)])),
+        "eps": _text(pa.Check.isin(get_args(Eps))),
         "seed": pa.Column("int64", pa.Check.ge(0)),
         "metric": _text(pa.Check.str_length(min_value=1)),
         "value": pa.Column(float, pa.Check(lambda v: v.abs() != math.inf), nullable=True),
@@ -182,9 +185,12 @@ def write_frame(path: Path | str, frame: pd.DataFrame) -> None:
 
 def read_frame(path: Path | str) -> pd.DataFrame:
     try:
-        return validate(pd.read_parquet(path), str(path))
+        frame = pd.read_parquet(path)
     except ArrowInvalid as error:
         raise InputError(f"{path}: not a parquet file ({error})") from None
+    if "rft" in frame and "eps" not in frame:  # from before cuts could match it
+        frame.insert(frame.columns.get_loc("rft") + 1, "eps", "kept")
+    return validate(frame, str(path))
 
 
 def make_frame(
@@ -223,9 +229,8 @@ def published_name(config: Config, model: str) -> tuple[str, str]:
 
 def variant_key(config: Config, variant: Variant, metric: str) -> Key:
     model, sharing = published_name(config, variant.model)
-    return Key(
-        model, sharing, variant.method, variant.target, variant.ratio, None, variant.rft, metric
-    )
+    cut = variant.method, variant.target, variant.ratio
+    return Key(model, sharing, *cut, None, variant.rft, metric, variant.eps)
 
 
 def timing_key(config: Config, cell: Measurement, metric: str) -> Key:
@@ -493,8 +498,8 @@ def read_published(path: Path | str) -> list[Printed]:
 
 
 def read_key(row: Mapping[str, str]) -> Key:
-    """A key from the fields of a CSV file, where None is an empty field."""
-    fields: dict[str, Any] = {field: row[field] for field in Key._fields}
+    """A key from the fields of a CSV file, where None is an empty field, and eps may be absent."""
+    fields: dict[str, Any] = {field: row[field] for field in Key._fields if field in row}
     for field, number in (("compression", float), ("head_k_dim", int)):
         fields[field] = number(row[field]) if row[field] else None
     return Key(**fields)

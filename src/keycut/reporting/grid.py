@@ -30,6 +30,7 @@ from keycut.config import (
     Stage,
     Variant,
 )
+from keycut.config.section import Eps
 from keycut.errors import InputError
 from keycut.reporting.frame import Key, cells, lower_is_better, timing_key, variant_key
 
@@ -237,16 +238,28 @@ class VariantTable(TableBuilder):
     def method(self, name: str) -> str:
         return self.config.methods[name].label
 
+    @property
+    def eps(self) -> tuple[Eps, ...]:
+        return self.config.eps_of(self.name)
+
     def key(
-        self, model: str, method: str, ratio: float, rft: Stage, metric: str, target: str = ""
+        self,
+        model: str,
+        method: str,
+        ratio: float,
+        rft: Stage,
+        metric: str,
+        target: str = "",
+        eps: Eps | None = None,
     ) -> Key:
-        if method != BASELINE:
-            target = target or self.config.methods[method].target
-        variant = Variant(model, method, target, ratio, 0, rft)
+        if method == BASELINE:
+            return self.baseline(model, rft, metric)
+        target = target or self.config.methods[method].target
+        variant = Variant(model, method, target, ratio, 0, rft, eps or self.eps[0])
         return variant_key(self.config, variant, metric)
 
     def baseline(self, model: str, rft: Stage, metric: str) -> Key:
-        return self.key(model, BASELINE, 0.0, rft, metric)
+        return variant_key(self.config, Variant(model, BASELINE, "", 0.0, 0, rft), metric)
 
     def numbers(self, keys: Iterable[Key], form: Form = one_decimal) -> list[Box]:
         return [self.number(key, form) for key in keys]

@@ -3,8 +3,8 @@ of a picture (`keycut.reporting.picture`).
 
 They are about the models and the perplexity of the run's first figure of kind `state`, or else
 `quality`, and about DRRQR, the paper's method, or else the first one of that figure. The numbers
-are those of all tables. What was not measured is left out, and so is a sentence that has no
-numbers; a difference within the noise says so.
+are those of all tables, with the run's own eps. What was not measured is left out, and so is a
+sentence that has no numbers; a difference within the noise says so.
 """
 
 from __future__ import annotations
@@ -83,7 +83,8 @@ class Headline:
     def cell(self, model: str, method: str, ratio: float, stage: Stage) -> Cell | None:
         """The perplexity of a variant, if it was measured."""
         target = "" if method == BASELINE else self.config.methods[method].target
-        variant = Variant(model, method, target, ratio, 0, stage)
+        eps = self.config.eps if target else "kept"
+        variant = Variant(model, method, target, ratio, 0, stage, eps)
         cell = self.cells.get(variant_key(self.config, variant, self.column))
         return cell if cell and cell.value is not None else None
 
@@ -99,7 +100,7 @@ class Headline:
                 key.compression
                 for key in self.cells
                 if key.compression and (key.model, key.conv_sharing) in names
-                if key.metric == self.column
+                if (key.metric, key.eps) == (self.column, self.config.eps)
             }
         )
 

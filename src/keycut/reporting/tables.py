@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import product
 
 import pandas as pd
 
@@ -152,7 +153,7 @@ def _summary(t: VariantTable) -> Grid:
 
 def _baseline_by_stage(t: VariantTable, model: str, rft: Stage) -> Iterator[Box]:
     """The unpruned model below every stage, or below its own once it is recovered."""
-    for stage in t.stages:
+    for stage, _ in product(t.stages, t.eps):  # it is the same whatever a cut does to eps
         columns = t.columns(stage)
         if rft in ("none", stage):
             yield from t.numbers(t.baseline(model, rft, column) for column in columns)
@@ -161,12 +162,16 @@ def _baseline_by_stage(t: VariantTable, model: str, rft: Stage) -> Iterator[Box]
 
 
 def _stages(t: VariantTable) -> Grid:
-    """Models, ratios with the size of the state, and methods down; stages across."""
-    pairs = [(stage, column) for stage in t.stages for column in t.columns(stage)]
-    sizes = {stage: len(t.columns(stage)) for stage in t.stages}
+    """Models, ratios with the size of the state, and methods down; stages across, each with eps
+    kept and matched where the table has both."""
+    groups = [*product(t.stages, t.eps)]
+    sizes = [len(t.columns(stage)) for stage, _ in groups]
+    names = [WAYS[stage] + f", eps {eps}" * (len(t.eps) > 1) for stage, eps in groups]
+    places = [(stage, column, eps) for stage, eps in groups for column in t.columns(stage)]
+    titles = (t.title(column) for _, column, _ in places)
     heads = [
-        row([""] * 4, (Box(WAYS[stage], size) for stage, size in sizes.items())),
-        row(["Model", "Compr.", "State, KiB", "Method", *(t.title(column) for _, column in pairs)]),
+        row([""] * 4, map(Box, names, sizes)),
+        row(["Model", "Compr.", "State, KiB", "Method", *titles]),
     ]
 
     def labels(model: str, ratio: float) -> list[str]:
@@ -177,11 +182,14 @@ def _stages(t: VariantTable) -> Grid:
     for model in t.table.models:
         for ratio in t.table.ratios:
             for i, method in enumerate(t.table.methods):
-                numbers = t.numbers(t.key(model, method, ratio, *pair) for pair in pairs)
+                numbers = t.numbers(
+                    t.key(model, method, ratio, stage, column, eps=eps)
+                    for stage, column, eps in places
+                )
                 names = [*labels(model, ratio), t.method(method)]
                 rows.append(row(names, numbers, _rule_between(i, rows)))
         rows += t.baseline_rows(labels(model, 0.0), partial(_baseline_by_stage, t, model))
-    return t.grid([4, *sizes.values()], heads, rows)
+    return t.grid([4, *sizes], heads, rows)
 
 
 def _breakdown(t: VariantTable) -> Grid:

@@ -1,5 +1,7 @@
 """The verdict: every number that the paper prints, next to ours, and one of seven words.
 
+Ours is that with eps kept, as the paper's code leaves it (`keycut.config.section.Eps`).
+
 Inside means |ours - paper's| <= tolerance. What can make two right numbers differ is in the
 tolerance, and nothing else:
 
@@ -114,12 +116,15 @@ def claims_only(config: Config) -> str:
     """Why cells of a run do not compare with the paper's, only claims; empty if they do.
 
     The protocol `paper` promises the paper's settings; a run under another one is another
-    experiment, also where names and widths happen to agree.
+    experiment, also where names and widths happen to agree. So is one whose cuts match eps.
     """
-    protocol = config.evaluation.protocol
-    if protocol == "paper":
-        return ""
-    return f"run {config.run} has protocol {protocol}: it compares claims only, not cells"
+    reasons = []
+    if (protocol := config.evaluation.protocol) != "paper":
+        reasons.append(f"has protocol {protocol}")
+    if config.eps == "matched":
+        reasons.append("matches eps in its cuts, which the paper does not")
+    said = f"run {config.run} {' and '.join(reasons)}: it compares claims only, not cells"
+    return said if reasons else ""
 
 
 class Judgement(NamedTuple):
@@ -371,7 +376,7 @@ def outside(judgements: Iterable[Judgement]) -> list[Judgement]:
 
 
 def _describe(judgement: Judgement) -> str:
-    name = " ".join(str(part) for part in judgement.key if part)
+    name = " ".join(str(part) for part in judgement.key._replace(eps="") if part)
     remarks = "".join(f" ({text})" for text in (judgement.errata, judgement.note) if text)
     return (
         f"{judgement.table}: {name}: {judgement.word}, off by {judgement.difference:+.4g}, "

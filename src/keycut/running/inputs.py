@@ -66,6 +66,7 @@ class Inputs:
             "target": "kq|k|q",
             "ratio": any_of({variant.ratio for variant in self.variants}),
             "seed": r"\d+",
+            "eps": "(-matched)?",
             "cut": any_of({Path(subject).name for subject in self.recoveries}),
             "subject": any_of({self.paths.subject(variant) for variant in self.variants}),
             "suite": any_of(config.evaluation.suites),
@@ -153,6 +154,7 @@ class Inputs:
         spec, recovery = config.evaluation, config.recovery
         return self.settings(
             "seeds",
+            "eps",
             tables=shown,
             figures=drawn,
             benchmarks=benchmarks,

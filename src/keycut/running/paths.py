@@ -52,13 +52,13 @@ class Paths:
 
     def subject(self, variant: Variant) -> str:
         """The folder of a variant's model, as in the paths of what is measured on it."""
+        name = f"{variant.model}/{cut(variant)}{'-matched' * (variant.eps == 'matched')}"
         if variant.recovered:
-            suffix = "-refitted" if variant.refitted else ""
-            return f"recovered/{variant.model}/{cut(variant)}{suffix}"
+            return f"recovered/{name}{'-refitted' * variant.refitted}"
         if variant.refitted:
-            return f"refitted/{variant.model}/{cut(variant)}"
+            return f"refitted/{name}"
         if variant.pruned:
-            return f"sliced/{variant.model}/{cut(variant)}"
+            return f"sliced/{name}"
         return f"models/{variant.model}"
 
     def model(self, variant: Variant) -> str:
@@ -121,7 +121,7 @@ class Paths:
 
 
 def cut(variant: Variant) -> str:
-    """What was cut from a model, as in the names of files."""
+    """Which channels were cut from a model, as in the names of files."""
     if not variant.pruned:
         return BASELINE
     return f"{variant.method}-{variant.target}-{variant.ratio}-{variant.seed}"
