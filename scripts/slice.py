@@ -7,6 +7,7 @@ with job(snakemake):
     from keycut.slicing import slice_model
 
     out, name = snakemake.output.model, snakemake.wildcards.model
+    eps = "matched" if snakemake.wildcards.eps else "kept"
     model, selection = Checkpoint(snakemake.input.model), Selection.load(snakemake.input.selection)
     selection.check_model(model)
     slice_model(
@@ -14,11 +15,11 @@ with job(snakemake):
         selection.change(),
         out,
         dtype=None,
-        eps="matched" if snakemake.wildcards.eps else "kept",
+        eps=eps,
         card=card(
             f"{name}-{snakemake.wildcards.method}",
             f"{name} with fewer key and query channels, pruned by Keycut.",
-            pruned_facts(selection, float(snakemake.wildcards.ratio)),
+            pruned_facts(selection, float(snakemake.wildcards.ratio), model, eps),
             command=f"snakemake {out}",
             config=model.config,
             base=name,

@@ -119,7 +119,8 @@ def test_what_is_beyond_the_text_model_is_copied_as_it_is(folders, tmp_path, nam
             assert new[key].dtype == torch.bfloat16
     before, after = (Checkpoint(f).config for f in (folders / name, tmp_path / "out"))
     assert after["text_config"] == {
-        **before["text_config"], "linear_key_head_dim": 5, "dtype": "bfloat16"
+        **before["text_config"], "linear_key_head_dim": 5, "rms_norm_eps": 1e-6 * (16 / 5),
+        "dtype": "bfloat16",
     }  # fmt: skip
     assert after["vision_config"] == before["vision_config"]
     read_plainly(tmp_path / "out", "AutoModelForImageTextToText")
@@ -146,7 +147,8 @@ def test_values_of_a_multimodal_model_are_cut_and_the_rest_is_copied(folders, tm
     values = cut_back(checkpoint.shape, 7, "value")
     slice_model(checkpoint, some(checkpoint), tmp_path / "cut", values=values, dtype=torch.bfloat16)
     cut = Checkpoint(tmp_path / "cut")
-    text = {"linear_key_head_dim": 5, "linear_value_head_dim": 7, "dtype": "bfloat16"}
+    text = {"linear_key_head_dim": 5, "linear_value_head_dim": 7, "dtype": "bfloat16",
+            "rms_norm_eps": 1e-6 * (16 * 12 / (5 * 7))}  # fmt: skip
     assert cut.config["text_config"] == {**checkpoint.config["text_config"], **text}
     for key in checkpoint.beyond:
         old, new = (c.tensor(key).view(torch.uint8) for c in (checkpoint, cut))

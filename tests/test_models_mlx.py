@@ -1,4 +1,4 @@
-"""Pruned models in a second engine: stock mlx-lm, on a CPU, reads the same folder.
+"""Pruned models in a second engine: stock mlx-lm, on a CPU, reads the same folder, its eps too.
 
 It runs on Linux and macOS alike; where it cannot be imported these tests fail.
 """
@@ -43,8 +43,9 @@ def pruned(request, tmp_path):
     checkpoint = Checkpoint(folder)
     generator = torch.Generator().manual_seed(5)
     kept = torch.rand(3, 2, 32, generator=generator).argsort(-1)[..., :20]
-    slice_model(checkpoint, Keep(kept), tmp_path / "pruned", dtype=None)
-    return tmp_path / "pruned"
+    for eps in ("kept", "matched"):
+        slice_model(checkpoint, Keep(kept), tmp_path / eps, dtype=None, eps=eps)
+    return tmp_path / "matched"
 
 
 def test_logits_and_greedy_tokens_are_those_of_transformers(pruned):
@@ -64,6 +65,8 @@ def test_logits_and_greedy_tokens_are_those_of_transformers(pruned):
     ours = load(pruned)
     with torch.no_grad():
         torch.testing.assert_close(torch.from_numpy(logits), ours(IDS).logits, rtol=0, atol=1e-5)
+        kept = load(pruned.with_name("kept"))(IDS).logits  # the same weights with another eps
+        assert (kept - ours(IDS).logits).abs().max() > 1e-3
         whole = ours.generate(IDS, max_new_tokens=32, do_sample=False, pad_token_id=0)
     assert len(set(continued)) > 3
     assert continued == whole[0, IDS.shape[1] :].tolist()

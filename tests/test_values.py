@@ -217,6 +217,7 @@ def test_every_other_tensor_is_the_same(folders, tmp_path, name):
     kept_o = some(shape, 5).kept[0]
     name_o = kind.name(shape.layers[0], kind.o_proj)
     folded = fold(old[name_o], old[kind.name(shape.layers[0], kind.norm)])
+    folded *= math.sqrt(shape.value_width / 5)
     columns = folded.unflatten(1, shape.size("value"))
     expected = torch.stack([columns[:, h, kept_o[h]] for h in range(shape.value_heads)], 1)
     assert torch.equal(new[name_o], expected.flatten(1).to(old[name_o].dtype))

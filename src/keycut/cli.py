@@ -10,8 +10,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from typing import get_args
 
 from keycut import REFIT, __version__, logs
+from keycut.config.section import Eps
 from keycut.engines import ENGINES
 from keycut.errors import InputError
 from keycut.hub.downloads import DOWNLOADS, model_folder
@@ -124,6 +126,10 @@ def _prune(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
                          help="fit what is linear behind each delta rule again, in closed form, on "
                          "the same text; every method then needs text; --state needs it, else "
                          f"{'--refit' if REFIT else '--no-refit'} by default")  # fmt: skip
+    command.add_argument("--eps", choices=get_args(Eps), default="matched",
+                         help="of the output norms: matched makes the cut model compute what the "
+                         "unpruned one does with the cut channels set to zero; kept leaves it, as "
+                         "the paper's code does; %(default)s")  # fmt: skip
     command.add_argument("--dtype", choices=["bfloat16", "float32", "float16"],
                          help="of the weights that are written; the model's own if not given, but "
                          "bfloat16 for a float32 DeltaNet, whose kernel refuses it")  # fmt: skip
@@ -160,6 +166,7 @@ def _prune(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
             round_to=options.round_to,
             engine=options.engine,
             refit=options.refit,
+            eps=options.eps,
             dtype=options.dtype and getattr(torch, options.dtype),
             device=_device(options.device),
             force=options.force,

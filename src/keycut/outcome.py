@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from keycut.data.sources import Source
 from keycut.engines import computed_wrong, engine_named
 from keycut.models.architectures.base import MixerShape
-from keycut.models.card import card, cut_before, pruned_facts, ratio_in_words, refitted_facts
+from keycut.models.card import (
+    card,
+    cut_before,
+    eps_in_words,
+    pruned_facts,
+    ratio_in_words,
+    refitted_facts,
+)
 from keycut.models.checkpoint import Checkpoint
 from keycut.refit import Refit
 from keycut.selection.methods import METHODS
@@ -154,6 +161,7 @@ def summary(
         lines.append(f"value channels       {value_widths[0]} -> {value_widths[1]}")
     lines += [
         f"parameters           {counts[0]:,} -> {counts[1]:,}",
+        f"output norm's eps    {eps_in_words(before, after.shape, request.eps)}",
         f"recurrent state      {states[0]:,} -> {states[1]:,} bytes",
     ]
     if request.state is not None:
@@ -221,15 +229,17 @@ def pruned_card(
         + (f"--target {request.target or method.targets[0]} " if cuts_keys else "")
         + f"--seed {request.seed} --sequences {request.sequences} "
         f"--length {request.length} --rows {request.sample_rows} "
-        f"--{'' if request.refits else 'no-'}refit"
+        f"--{'' if request.refits else 'no-'}refit --eps {request.eps}"
         + "".join(f" {option.flag} {values[option.name]}" for option in method.takes)
         + (f" --round-to {request.round_to}" if request.round_to else "")
         + (f" --for {request.engine}" if request.engine else "")
         + (f" --dtype {str(request.dtype).removeprefix('torch.')}" if request.dtype else "")
         + (f" --text {request.text.name}" if request.text else "")
     )
-    facts = cut_before(checkpoint.folder) | pruned_facts(selection, request.ratio)
-    shape = cut_shape(checkpoint, selection)
+    facts = cut_before(checkpoint.folder) | pruned_facts(
+        selection, request.ratio, checkpoint, request.eps
+    )
+    shape = selection.cut(checkpoint.shape)
     table: list[str] = []
     if request.state is not None and comparison:
         facts["state"] = state_in_words(request.state, checkpoint.shape, shape)
@@ -260,16 +270,6 @@ def cautions(request: Request, checkpoint: Checkpoint, cut: MixerShape) -> Itera
     """Engines that compute the cut model wrong without an error."""
     model_type, by_ratio = checkpoint.architecture.model_type, request.ratio is not None
     return computed_wrong(model_type, cut, checkpoint.shape, by_ratio=by_ratio)
-
-
-def cut_shape(checkpoint: Checkpoint, selection: Selection) -> MixerShape:
-    """Of the model with the channels that a selection keeps."""
-    shape = checkpoint.shape
-    if keys := selection.change():
-        shape = replace(shape, width=keys.width)
-    if values := selection.value_change():
-        shape = replace(shape, value_width=values.width)
-    return shape
 
 
 def what_is_fewer(selection: Selection) -> str:

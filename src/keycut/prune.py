@@ -25,7 +25,7 @@ from keycut.artefact import (
 )
 from keycut.calibration import Calibration, calibrate_folder
 from keycut.config import width as width_of
-from keycut.config.section import check_counts, check_seed
+from keycut.config.section import Eps, check_counts, check_seed
 from keycut.data.documentation import documentation, documentation_source
 from keycut.data.packing import PackedTokens, pack
 from keycut.data.sources import describe, read, text_files
@@ -42,7 +42,14 @@ from keycut.outcome import (
     pruned_card,
     summary,
 )
-from keycut.refit import HELD_OUT, check_refit, perplexity, refit, write_refitted
+from keycut.refit import (
+    HELD_OUT,
+    check_refit,
+    check_varied,
+    perplexity,
+    refit,
+    write_refitted,
+)
 from keycut.selection.method import Target
 from keycut.selection.methods import METHODS, method_named
 from keycut.selection.select import check_chooses_values, select, select_values
@@ -77,6 +84,7 @@ class Request:
     round_to: int | None = None  # multiples of it are kept
     engine: str | None = None  # that is to compute these widths right
     refit: bool | None = None  # if not said, what a comparison needs, or the default
+    eps: Eps = "matched"  # of the output norm
     dtype: torch.dtype | None = None  # the model's own
     device: str = "cpu"
     force: bool = False
@@ -125,6 +133,10 @@ def prune(request: Request) -> list[str]:
                     length=request.length,
                     seed=request.seed,
                 )
+        if request.refits:
+            check_varied(
+                checkpoint, torch.from_numpy(PackedTokens(packed, slice_name="calibration")[:])
+            )
         if calibrates:
             data = PackedTokens(packed, slice_name="calibration")
             calibration = calibrate_on(data, request, values=cuts_values)
@@ -153,6 +165,7 @@ def prune(request: Request) -> list[str]:
                     request.out,
                     values=selection.value_change(),
                     dtype=dtype,
+                    eps=request.eps,
                     card=pruned_card(request, checkpoint, selection),
                     force=request.force,
                 )
@@ -443,6 +456,7 @@ def slice_and_refit(
                 sliced_folder,
                 values=selection.value_change(),
                 dtype=dtype,
+                eps=request.eps,
             )
             sliced = Checkpoint(sliced_folder)
             began = time.monotonic()

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -45,6 +46,7 @@ logger = logging.getLogger(__name__)
 RIDGES = (math.inf, 1.0, 1e-1, 1e-2, 1e-3, 1e-4)
 """Of these the best is taken, the first of equals."""
 HELD_OUT = 8  # one sequence of so many chooses the ridge
+CONTEXT = 8  # tokens that make a place in a text another one
 DOWN_PROJ = "mlp.down_proj"
 
 
@@ -81,6 +83,7 @@ def refit(
             f"{widths_of(student, teacher)}: nothing was cut, so there is nothing to refit"
         )
     check_refit(student, sequences=len(ids), length=ids.shape[1])
+    check_varied(student, ids)
     check_cut_from(student, teacher)
     return _refit(student, teacher, ids, device=device, batch=batch)
 
@@ -130,13 +133,32 @@ def check_refit(checkpoint: Checkpoint, *, sequences: int, length: int) -> None:
     if sequences < 2:
         raise InputError(f"refit: {sequences} sequence of text; give at least 2, one is held out")
     tokens = (sequences - math.ceil(sequences / HELD_OUT)) * length
-    fitted = (f".{checkpoint.architecture.o_proj}", f".{DOWN_PROJ}.weight")
-    widest = max((t.shape[1], name) for name, t in checkpoint.headers() if name.endswith(fitted))
-    if tokens < widest[0]:
+    unknowns, name = _widest(checkpoint)
+    if tokens < unknowns:
         raise InputError(
-            f"refit: {tokens:,} tokens of text for the {widest[0]:,} unknowns that each output "
-            f"of {widest[1]} has; give at least as many, better ten times that"
+            f"refit: {tokens:,} tokens of text for the {unknowns:,} unknowns that each output "
+            f"of {name} has; give at least as many, better ten times that"
         )
+
+
+def check_varied(checkpoint: Checkpoint, ids: Tensor) -> None:
+    """An error if the text (sequences, length) says the same over and over: least squares would
+    fit that alone, and ruin all other text."""
+    stretches = ids.unfold(1, min(CONTEXT, ids.shape[1]), 1).flatten(0, 1)
+    different = len(np.unique(stretches.numpy(), axis=0))
+    unknowns, name = _widest(checkpoint)
+    if different < min(unknowns, len(stretches)):
+        raise InputError(
+            f"refit: the text repeats itself: its {ids.numel():,} tokens have {different:,} "
+            f"different stretches of {CONTEXT}, for the {unknowns:,} unknowns that each output of "
+            f"{name} has; give a --text that says more"
+        )
+
+
+def _widest(checkpoint: Checkpoint) -> tuple[int, str]:
+    """The most inputs that a fitted projection has, and its name."""
+    fitted = (f".{checkpoint.architecture.o_proj}", f".{DOWN_PROJ}.weight")
+    return max((t.shape[1], name) for name, t in checkpoint.headers() if name.endswith(fitted))
 
 
 def perplexity(

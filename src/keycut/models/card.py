@@ -10,12 +10,14 @@ from typing import Any
 
 from keycut import __version__
 from keycut.config import width as width_of
+from keycut.config.section import Eps
 from keycut.config.training import Recipe, Recovery
 from keycut.models.architectures import architecture
-from keycut.models.architectures.base import softmax_kinds
+from keycut.models.architectures.base import MixerShape, softmax_kinds
 from keycut.models.checkpoint import Checkpoint
 from keycut.refit import Refit
 from keycut.selection.selection import Selection
+from keycut.slicing import eps_factor
 
 # Pruned models of both kinds were loaded with its releases from this one to 0.6.0. Without
 # `.models`, those from 0.3.2 to 0.5.0 tell transformers nothing of their models.
@@ -99,7 +101,30 @@ def _on_a_cpu(name: str, config: dict[str, Any]) -> str:
     )
 
 
-def pruned_facts(selection: Selection, ratio: float | None) -> dict[str, object]:
+def eps_in_words(base: Checkpoint, cut: MixerShape, eps: Eps) -> str:
+    """What a cut does to the eps of the output norm, and why."""
+    kind, full = base.architecture, base.shape
+    before = kind.eps(base.config)
+    factors = [
+        f"{old}/{new}"
+        for old, new in ((full.width, cut.width), (full.value_width, cut.value_width))
+        if new < old
+    ]
+    projection = ""
+    if eps == "matched" and cut.value_width < full.value_width:
+        projection = f", and the output projection times sqrt({factors[-1]})"
+    if before is None:
+        return f"as it was: no config of a {kind.model_type} says it{projection}"
+    if eps == "kept":
+        return f"{before:g}, as it was"
+    after = before * eps_factor(full, cut)
+    why = f"times {' x '.join(factors)}{projection}: cut channels count as zeros"
+    return f"{before:g} -> {after:.6g} ({why})"
+
+
+def pruned_facts(
+    selection: Selection, ratio: float | None, base: Checkpoint, eps: Eps
+) -> dict[str, object]:
     """Without a ratio the widths say what was cut."""
     about, values = selection.about, selection.about.get("values")
     facts: dict[str, object] = {"method": (values or about)["method"]}
@@ -110,6 +135,7 @@ def pruned_facts(selection: Selection, ratio: float | None) -> dict[str, object]
         facts["key channels a head"] = f"{about['width']} of {about['full_width']}"
     if values:
         facts["value channels a head"] = f"{values['width']} of {values['full_width']}"
+    facts["output norm's eps"] = eps_in_words(base, selection.cut(base.shape), eps)
     facts["base model digest"] = about["model_digest"]
     if "calibration" in about:
         text = about["calibration"]["text"]

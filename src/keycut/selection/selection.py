@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from keycut.artefact import atomic_write, canonical_json
 from keycut.errors import InputError
+from keycut.models.architectures.base import MixerShape
 from keycut.models.checkpoint import Checkpoint, open_safetensors, read_tensors
 from keycut.slicing import Change, Keep, Rotate
 
@@ -49,6 +50,15 @@ class Selection:
 
     def value_change(self) -> Keep | None:
         return Keep(self.tensors["values.kept"]) if "values.kept" in self.tensors else None
+
+    def cut(self, shape: MixerShape) -> MixerShape:
+        """Of a model with the channels that stay."""
+        keys, values = self.change(), self.value_change()
+        return replace(
+            shape,
+            width=keys.width if keys else shape.width,
+            value_width=values.width if values else shape.value_width,
+        )
 
     def with_values(self, values: Selection) -> Selection:
         """This choice of key channels and another one's of value channels."""
