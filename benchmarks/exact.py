@@ -30,7 +30,7 @@ import argparse
 import itertools
 import sys
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -56,6 +56,7 @@ from keycut.training.recovery import scale_eps
 Row = dict[str, Any]
 KEY = ("model", "method", "d_k", "d_v", "way", "factor", "recover")
 WAYS = ("kept", "keys", "exact", "eps")
+STAGES = ("sliced", "refitted")
 OTHER_NORMS = "other norms"  # the method of rows of uncut models
 
 
@@ -161,29 +162,50 @@ def line(row: Row) -> str:
 
 
 def table(rows: list[Row]) -> list[str]:
-    """Markdown: a line per model, method, widths, and a column per stage with its ways or factors,
-    perplexities of all texts."""
-    cells: dict[tuple[Any, ...], dict[tuple[str, float], dict[str, dict[str, float]]]]
-    cells = defaultdict(dict)
+    """Markdown: keys with eps kept → exact, values by ways, factors of eps, other norms."""
+    widest: dict[str, int] = defaultdict(int)
     for row in rows:
-        cells[tuple(row[key] for key in KEY[:4])][row["way"], row["factor"]] = row["perplexity"]
-    stages = list(dict.fromkeys(stage for row in rows for stage in row["perplexity"]))[1:]
-    texts = list(rows[0]["perplexity"]["unpruned"])
-    lines = [
-        f"| model | method | d_k x d_v | eps | {' | '.join(stages)} |",
-        "|---" * (4 + len(stages)) + "|",
-    ]
-    for (model, method, d_k, d_v), ways in sorted(cells.items(), key=lambda cell: cell[0][:3]):
-        for (way, factor), values in ways.items():
-            columns = [
-                " / ".join(f"{values[stage][text]:,.2f}" for text in texts)
-                if stage in values
-                else ""
-                for stage in stages
-            ]
-            name = way if factor == 1 else f"{way} x {factor:g}"
-            lines.append(f"| {model} | {method} | {d_k} x {d_v} | {name} | {' | '.join(columns)} |")
-    return lines
+        widest[row["model"]] = max(widest[row["model"]], row["d_v"])
+    parts: dict[str, list[tuple[str, str, str, str]]] = defaultdict(list)
+
+    def add(title: str, row: Row, column: str, stages: Sequence[str], texts: Sequence[str]) -> None:
+        """A cell: each of these perplexities, in a line of its model and cut."""
+        values, width = row["perplexity"], f"{row['d_k']} x {row['d_v']}"
+        unpruned, cell = (
+            " / ".join(f"{values[stage][text]:.1f}" for stage in some for text in texts)
+            for some in (["unpruned"], stages)
+        )
+        parts[title].append(
+            (f"{row['model']} ({unpruned})", f"{row['method']}, {width}", column, cell)
+        )
+
+    for row in sorted(rows, key=lambda row: (row["method"], -row["d_k"], -row["d_v"])):
+        texts, factor = list(row["perplexity"]["unpruned"]), f"x {row['factor']:g}"
+        if row["method"] == OTHER_NORMS:
+            add("other norms, " + " / ".join(texts), row, factor, ["sliced"], texts)
+        elif row["recover"]:
+            for text, stage in itertools.product(texts, list(row["perplexity"])[1:]):
+                add(f"kept → exact, {text}", row, stage, [stage], [text])
+        elif row["d_v"] < widest[row["model"]]:
+            add(f"sliced / refitted by ways, {texts[0]}", row, row["way"], STAGES, texts[:1])
+        else:
+            add(f"sliced / refitted by factors, {texts[0]}", row, factor, STAGES, texts[:1])
+    return list(itertools.chain(*(pivot(title, cells) for title, cells in parts.items())))
+
+
+def pivot(title: str, cells: list[tuple[str, str, str, str]]) -> list[str]:
+    """A line per model and cut; what stands in one place is joined by arrows."""
+    lines: dict[tuple[str, str], dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+    for model, cut, column, text in cells:
+        lines[model, cut][column].append(text)
+    columns = list(dict.fromkeys(column for _, _, column, _ in cells))
+    heads = ["model (unpruned)", "cut to", *columns]
+    result = [f"{title}:", "", f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    for (model, cut), by_column in sorted(lines.items(), key=lambda line: line[0][0]):
+        result.append(
+            f"| {model} | {cut} | {' | '.join(' → '.join(by_column[c]) for c in columns)} |"
+        )
+    return [*result, ""]
 
 
 def main() -> None:
