@@ -184,7 +184,7 @@ def test_the_library_prunes_a_model_without_the_workflow(library_alone, tmp_path
     train_tokenizer(["the quick brown fox"] * 9, tmp_path / "tokenizer", vocabulary_size=270)
     model = create({**SMALL["delta_net"], "vocab_size": 270}, seed=1)
     save(model, tmp_path / "model", tokenizer=tmp_path / "tokenizer")
-    (tmp_path / "text.txt").write_text("the quick brown fox jumps " * 400)
+    (tmp_path / "text.txt").write_text(" ".join(f"fox {number} jumps" for number in range(900)))
 
     def keycut(*arguments):
         start = f"import sys; sys.path.append({str(library_alone)!r}); from keycut.cli import main;"

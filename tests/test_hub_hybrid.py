@@ -104,7 +104,7 @@ def test_the_configuration_of_a_public_hybrid_runs_from_its_download_to_its_tabl
         capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    refitted = checkout / "results/qwen3_5/refitted/qwen3_5_0.8B/drrqr-kq-0.5-0"
+    refitted = checkout / "results/qwen3_5/refitted/qwen3_5_0.8B/drrqr-kq-0.5-0-matched"
     assert read_json(refitted / "config.json")["text_config"]["linear_key_head_dim"] == 8
     before, after = load_file(folder / SHARD), load_file(refitted / SHARD)
     assert set(after) == set(before)

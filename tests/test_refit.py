@@ -153,6 +153,16 @@ def test_a_norm_that_was_folded_leaves_nothing_to_fit(name, tmp_path):
         refit(folded, teacher, IDS)
 
 
+def test_text_that_says_the_same_over_and_over_is_refused(tmp_path):
+    student, teacher = models("gated", tmp_path)
+    sentence = torch.arange(19).repeat(20)
+    same = sentence[: 6 * IDS.shape[1]].unfold(0, IDS.shape[1], 11)
+    with pytest.raises(
+        InputError, match=r"the text repeats itself: its .* tokens have 19 different"
+    ):
+        refit(student, teacher, same)
+
+
 def test_the_batch_size_makes_no_difference(tmp_path):
     student, teacher = models("gated", tmp_path)
     one, seven = (fit(student, teacher, batch=batch) for batch in (1, 7))
