@@ -163,7 +163,7 @@ def test_an_eps_in_the_code_stays_and_is_told(tmp_path, caplog):
     save(small_model(SMALL["olmo_hybrid"]), tmp_path / "model")
     whole = Checkpoint(tmp_path / "model")
     slice_model(whole, some(whole.shape, 3, "key"), tmp_path / "cut", dtype=None)
-    assert "the eps of a olmo_hybrid's output norm stands in the library's code" in caplog.text
+    assert "the eps of olmo_hybrid's output norm stands in the library's code" in caplog.text
     cut = json.loads((tmp_path / "cut" / "config.json").read_text())
     assert cut["rms_norm_eps"] == whole.config["rms_norm_eps"]
 

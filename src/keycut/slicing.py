@@ -351,7 +351,7 @@ def change_channels(
 
 def no_eps_in_config(kind: Architecture) -> str:
     return (
-        f"the eps of a {kind.model_type}'s output norm stands in the library's code, so the cut "
+        f"the eps of {kind.model_type}'s output norm stands in the library's code, so the cut "
         "model differs from the unpruned one with those channels set to zero"
     )
 

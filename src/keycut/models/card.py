@@ -114,7 +114,7 @@ def eps_in_words(base: Checkpoint, cut: MixerShape, eps: Eps) -> str:
     if eps == "matched" and cut.value_width < full.value_width:
         projection = f", and the output projection times sqrt({factors[-1]})"
     if before is None:
-        return f"as it was: no config of a {kind.model_type} says it{projection}"
+        return f"as it was: no config of {kind.model_type} says it{projection}"
     if eps == "kept":
         return f"{before:g}, as it was"
     after = before * eps_factor(full, cut)
