@@ -115,7 +115,7 @@ def test_one_selection_serves_cuts_with_eps_kept_and_matched(checkout):
     code, said = snakemake(checkout, "results/demo/tables/small_eps.tex")
     assert code == 0, said
     found = counts(said)
-    selections = 2 * 2 * 2  # models x methods x ratios
+    selections = 2 * 2  # models x ratios
     assert found["score"] == selections
     assert found["slice"] == found["refit"] == 2 * selections
     assert found["evaluate"] == 2 + 2 * 2 * selections  # unpruned; sliced and refitted
