@@ -1,1 +1,1 @@
-"""What the states of a model look like, and what the paper proves of them."""
+"""What the states and the filters of a model look like."""
