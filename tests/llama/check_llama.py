@@ -4,7 +4,9 @@ llama.cpp's own converter writes the GGUF file, except for the tokenizer: it tak
 it has on a list. These tests give token ids, so the file has none.
 """
 
+import importlib
 import json
+from functools import partial
 
 import pytest
 import torch
@@ -73,19 +75,30 @@ def llama_logits(file, batches):
     return torch.from_numpy(model.scores[: model.n_tokens].copy())
 
 
-def assert_same_logits(folder):
-    """All tokens at once, and one after the other."""
+def l2_norm(x, dim=-1, eps=1e-6, *, eps_of_config):
+    return x / (x.square().sum(dim, keepdim=True) + eps_of_config).sqrt()
+
+
+def assert_same_logits(folder, monkeypatch):
+    """All tokens at once, and one after the other.
+
+    llama.cpp takes rms_norm_eps for the L2 norm of queries and keys, too, where transformers has
+    1e-6; so transformers gets that eps here.
+    """
     file = convert(folder)
+    model, eps = load(folder), Checkpoint(folder).text_config["rms_norm_eps"]
+    place = importlib.import_module(type(model).__module__)
+    monkeypatch.setattr(place, "l2norm", partial(l2_norm, eps_of_config=eps))
     with torch.no_grad():
-        expected = load(folder)(torch.tensor([IDS])).logits[0]
+        expected = model(torch.tensor([IDS])).logits[0]
     for batches in ([IDS], [[token] for token in IDS]):
         torch.testing.assert_close(llama_logits(file, batches), expected, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("kind", TEXT_CONFIGS)
-def test_every_square_has_the_logits_of_transformers(kind, width, tmp_path):
-    assert_same_logits(tiny_model(kind, width, width, tmp_path / "model"))
+def test_every_square_has_the_logits_of_transformers(kind, width, tmp_path, monkeypatch):
+    assert_same_logits(tiny_model(kind, width, width, tmp_path / "model"), monkeypatch)
 
 
 def keep_some(heads, full, width):
@@ -95,19 +108,21 @@ def keep_some(heads, full, width):
 
 @pytest.mark.parametrize("width", [16, 20])
 @pytest.mark.parametrize("kind", TEXT_CONFIGS)
-def test_keys_cut_to_the_width_of_the_values_have_the_logits_of_transformers(kind, width, tmp_path):
+def test_keys_cut_to_the_width_of_the_values_have_the_logits_of_transformers(
+    kind, width, tmp_path, monkeypatch
+):
     whole = Checkpoint(tiny_model(kind, 32, width, tmp_path / "whole"))
     slice_model(whole, keep_some(2, 32, width), tmp_path / "pruned", dtype=None)
-    assert_same_logits(tmp_path / "pruned")
+    assert_same_logits(tmp_path / "pruned", monkeypatch)
 
 
 @pytest.mark.parametrize("width", [16, 20])
 @pytest.mark.parametrize("kind", TEXT_CONFIGS)
-def test_both_cut_to_a_square_have_the_logits_of_transformers(kind, width, tmp_path):
+def test_both_cut_to_a_square_have_the_logits_of_transformers(kind, width, tmp_path, monkeypatch):
     whole = Checkpoint(tiny_model(kind, 32, 32, tmp_path / "whole"))
     keys, values = keep_some(2, 32, width), keep_some(4, 32, width)
     slice_model(whole, keys, tmp_path / "pruned", values=values, dtype=None)
-    assert_same_logits(tmp_path / "pruned")
+    assert_same_logits(tmp_path / "pruned", monkeypatch)
 
 
 @pytest.mark.parametrize(("d_k", "d_v"), [(16, 32), (32, 16)])
