@@ -50,7 +50,7 @@ from keycut.models.checkpoint import Checkpoint
 from keycut.selection.methods import METHODS
 from keycut.selection.select import select, select_values
 from keycut.selection.statistics import ModelStatistics
-from keycut.slicing import slice_model
+from keycut.slicing import eps_factor, slice_model
 from keycut.training.recovery import scale_eps
 
 Row = dict[str, Any]
@@ -70,14 +70,14 @@ def cut(
     teacher: Checkpoint, channels: dict[str, Any], way: str, factor: float, out: Path, device: str
 ) -> None:
     """Write a model cut in one of the ways."""
-    matched = way == "exact"
     slice_model(
         teacher, channels["keys"], out, values=channels["values"],
-        dtype=teacher.compute_dtype(device), eps="matched" if matched else "kept", force=True,
+        dtype=teacher.compute_dtype(device), eps="matched" if way == "exact" else "kept",
+        force=True,
     )  # fmt: skip
     whole, small = teacher.shape, Checkpoint(out).shape
-    by_keys, by_values = whole.width / small.width, whole.value_width / small.value_width
-    set_eps(out, factor * {"kept": 1, "exact": 1, "keys": by_keys, "eps": by_keys * by_values}[way])
+    missing = {"keys": whole.width / small.width, "eps": eps_factor(whole, small)}
+    set_eps(out, factor * missing.get(way, 1))
 
 
 def rows(bench: Bench, options: argparse.Namespace, done: set[tuple[Any, ...]]) -> Iterator[Row]:
@@ -103,7 +103,7 @@ def rows(bench: Bench, options: argparse.Namespace, done: set[tuple[Any, ...]]) 
                     change = chosen.change if side == "keys" else chosen.value_change
                     channels[side] = change()
             for way, factor in itertools.product(options.ways, options.factors):
-                key = (folder.name, method, *split, way, factor, max(bench.steps, default=0))
+                key = (folder.name, method, *split, way, factor, sum(bench.steps))
                 if key in done:
                     continue
                 sliced, refitted = bench.work / "sliced", bench.work / "refitted"
@@ -130,15 +130,21 @@ def other_norms(bench: Bench, options: argparse.Namespace, done: set[tuple[Any, 
         model = load(
             folder, device=bench.device, dtype=Checkpoint(folder).compute_dtype(bench.device)
         )
-        texts, values = bench.texts(), {}
-        for state in ("unpruned", "sliced"):
-            values[state] = {text: in_memory(model, ids) for text, ids in texts.items()}
-            scale_eps(model, 1 / factor)
-            for module in model.modules():
-                for name in ("eps", "variance_epsilon"):
-                    if isinstance(getattr(module, name, None), float):
-                        setattr(module, name, getattr(module, name) * factor)
+        texts = bench.texts()
+        unpruned = {text: in_memory(model, ids) for text, ids in texts.items()}
+        scale_other_norms(model, factor)
+        scaled = {text: in_memory(model, ids) for text, ids in texts.items()}
+        values = {"unpruned": unpruned, "sliced": scaled}
         yield {**dict(zip(KEY, key, strict=True)), "perplexity": values}
+
+
+def scale_other_norms(model: Any, factor: float) -> None:
+    """Multiply the eps of all norms but the output norms."""
+    for module in model.modules():
+        for name in ("eps", "variance_epsilon"):
+            if isinstance(getattr(module, name, None), float):
+                setattr(module, name, getattr(module, name) * factor)
+    scale_eps(model, 1 / factor)
 
 
 @torch.no_grad()
@@ -222,7 +228,9 @@ def main() -> None:
         print("\n".join(table(read_rows(options.table))))
         return
     check_options(parser, options)
-    options.seed = options.seeds[0]
+    if len(options.seeds) > 1 or len(options.recover) > 1:
+        parser.error("give one of --seeds, and one of --recover: a row has no place for more")
+    (options.seed,) = options.seeds
     done = {tuple(row[key] for key in KEY) for row in read_rows(options.out)}
     work = other_norms if options.other_norms else rows
     write_rows(
