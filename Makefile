@@ -1,4 +1,4 @@
-# Keycut. Every target sets itself up first: two commands are enough on a fresh machine.
+# Statecut. Every target sets itself up first: two commands are enough on a fresh machine.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 # Two test processes on two cores: more threads in each would only get in the other's way.
@@ -13,14 +13,14 @@ setup: .venv/installed  ## make .venv and install everything the demo and the te
 
 .venv/installed: envs/constraints.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' \
-	  || { echo "Keycut needs Python 3.11; say where it is: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)"; exit 1; }
+	  || { echo "Statecut needs Python 3.11; say where it is: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)"; exit 1; }
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check -c envs/constraints.txt -e '.[workflow,dev]'
 	@touch $@
 
 # The server beside it saves every job the imports; without it the same jobs take longer.
 demo: setup  ## the whole workflow at toy size, on a CPU, without a network
-	$(BIN)/python -m keycut.running.forkserver $(BIN)/snakemake --profile profiles/demo
+	$(BIN)/python -m reproduction.running.forkserver $(BIN)/snakemake --profile profiles/demo
 
 test: demo  ## the demo, then all tests
 	$(THREADS) $(BIN)/python -m pytest -n 2

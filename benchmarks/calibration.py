@@ -27,8 +27,8 @@ CASES = {
 def measure(case: str, sequences: int, length: int, batch: int, device: str) -> dict[str, object]:
     import torch
 
-    from keycut.calibration import calibrate
-    from keycut.models import create
+    from statecut.models import create
+    from statecut.pruning.calibration import calibrate
 
     torch.manual_seed(0)
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
@@ -64,7 +64,7 @@ def in_a_process(*arguments: object) -> dict[str, object]:
 
 
 def main() -> None:
-    from keycut import logs
+    from statecut import logs
 
     logs.start()
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])

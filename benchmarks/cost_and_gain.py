@@ -16,9 +16,9 @@ from typing import get_args
 import pandas as pd
 from arguments import existing
 
-from keycut.config.section import Eps
-from keycut.reporting.figures import quality
-from keycut.reporting.frame import read_frame
+from reproduction.reporting.figures import quality
+from reproduction.reporting.frame import read_frame
+from statecut.arguments import Eps
 
 STAGES = {**quality.STAGES, "pre": "sliced"}
 STATE, MOST, SPEED = (

@@ -14,7 +14,7 @@ The parts, each in processes of its own with a time limit:
               step launched from Python; multiple choice at the batch size found and one at a time
 
 DATA holds wikitext2_test.raw and lambada_openai_test.jsonl; for `train` also tokens/ (made by
-`keycut pack`) and tokenizer/; for `paths` it may hold demo/MODEL folders and demo/tasks/. Without
+`statecut pack`) and tokenizer/; for `paths` it may hold demo/MODEL folders and demo/tasks/. Without
 it, texts are the documentation of installed packages, and the model is a random one of the demo's
 size. Triton's tuning is cut short (two configurations of each kernel) unless --tuned is given.
 """
@@ -79,7 +79,7 @@ class Job:
 
 def texts(settings: Settings) -> Iterator[str]:
     if settings.data is None:
-        from keycut.data.documentation import documentation
+        from statecut.data.documentation import documentation
 
         return iter(documentation())
     from plain_perplexity import pages
@@ -98,7 +98,7 @@ def pieces(settings: Settings, words: int, count: int) -> list[list[str]]:
 
 def retrieval_documents(settings: Settings, tokenizer: Any) -> list[dict[str, Any]]:
     """NQ's form: eight words of a long text, and what came after them?"""
-    from keycut.evaluation.retrieval import cut
+    from reproduction.suites.retrieval import cut
 
     draw = random.Random(0)
     documents = []
@@ -134,11 +134,11 @@ def choice_documents(settings: Settings) -> list[dict[str, Any]]:
 
 
 def train(settings: Settings) -> dict[str, Any]:
-    from keycut.config.training import Recipe
-    from keycut.data.packing import PackedTokens
-    from keycut.models import create
-    from keycut.training.output import Output
-    from keycut.training.pretrain import pretrain
+    from reproduction.config.training import Recipe
+    from reproduction.pretraining.pretrain import pretrain
+    from statecut.data.packing import PackedTokens
+    from statecut.models import create
+    from statecut.recovery.output import Output
 
     data, work = Path(str(settings.data)), Path(settings.work)
     tokens = PackedTokens(data / "tokens")
@@ -186,8 +186,8 @@ def paths(settings: Settings) -> dict[str, Any]:
     import torch
     from perplexity import COLUMNS, cut, one_suite
 
-    from keycut.data.tokenizer import load_tokenizer
-    from keycut.evaluation.suite import evaluate
+    from reproduction.suites.suite import evaluate
+    from statecut.data.tokenizer import load_tokenizer
 
     work = Path(settings.work) / f"paths-{os.getpid()}"
     work.mkdir(parents=True)
@@ -231,7 +231,7 @@ def paths(settings: Settings) -> dict[str, Any]:
 def language_model(settings: Settings, kind: Any = None, **more: Any) -> Any:
     import torch
 
-    from keycut.evaluation.language_model import LanguageModel
+    from statecut.evaluation.language_model import LanguageModel
 
     return (kind or LanguageModel)(
         settings.model, window=WINDOW, device=settings.device,
@@ -338,7 +338,7 @@ def memory(settings: Settings) -> dict[str, Any]:
 def recomputing() -> Any:
     import torch
 
-    from keycut.evaluation.language_model import LanguageModel
+    from statecut.evaluation.language_model import LanguageModel
 
     class Recomputing(LanguageModel):
         """Without a recurrent state: the whole prefix is read again for every token."""
@@ -359,8 +359,8 @@ def recomputing() -> Any:
 def launching() -> Any:
     from unittest.mock import patch
 
-    from keycut.evaluation import language_model
-    from keycut.models.generation import GreedyGeneration
+    from statecut.evaluation import language_model
+    from statecut.models.generation import GreedyGeneration
 
     def steps(*start: Any) -> Iterator[Any]:
         generation = GreedyGeneration(*start)
@@ -387,7 +387,7 @@ def unstoppable(lm: Any) -> None:
 
 
 def throughput(settings: Settings) -> dict[str, Any]:
-    from keycut.evaluation.harness import make_requests, measure
+    from reproduction.suites.harness import make_requests, measure
 
     found = language_model(settings)
     # On a GPU the first run compiles kernels. A busy machine takes nothing from CPU seconds.
@@ -447,7 +447,7 @@ LIMITS = {"train": 240, "compare": 240, "paths": 240, "padding": 150, "memory": 
 
 
 def child(name: str, settings: Settings, out: Path) -> None:
-    from keycut import logs
+    from statecut import logs
 
     logs.start()
     sys.path.insert(0, str(Path(__file__).parent))
@@ -534,9 +534,9 @@ def side_by_side(found: dict[str, Any]) -> list[dict[str, Any]]:
 
 def random_model(folder: Path) -> Path:
     """The demo's DeltaNet, untrained: its speed is the same."""
-    from keycut.data.documentation import documentation
-    from keycut.data.tokenizer import train_tokenizer
-    from keycut.models import create, save
+    from statecut.data.documentation import documentation
+    from statecut.data.tokenizer import train_tokenizer
+    from statecut.models import create, save
 
     train_tokenizer(islice(documentation(), 2000), folder / "words", vocabulary_size=1024)
     save(create(SMALL, seed=0), folder / "random", tokenizer=folder / "words")

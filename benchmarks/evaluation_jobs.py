@@ -5,8 +5,8 @@
     PYTHONPATH=OTHER_CHECKOUT/src python benchmarks/evaluation_jobs.py ...  the same of other code
 
 A job is the lab's suite `ppl`, WikiText and LAMBADA, on a model of its own. It runs in a fork of a
-process that has the libraries loaded, as `keycut.running.forkserver` has: first one alone, which
-compiles kernels and keeps what others can use, then --jobs at once. CPU seconds go to the
+process that has the libraries loaded, as `reproduction.running.forkserver` has: first one alone,
+which compiles kernels and keeps what others can use, then --jobs at once. CPU seconds go to the
 innermost of the stages that is at work.
 
 --work keeps models and texts for the next call, but nothing that evaluations keep. The model is a
@@ -34,10 +34,10 @@ from typing import Any
 
 from arguments import existing
 
-from keycut import logs
-from keycut.artefact import read_json, write_json
-from keycut.running.code import SOURCE
-from keycut.running.forkserver import GPU, before_the_fork, fork
+from reproduction.running.code import SOURCE
+from reproduction.running.forkserver import GPU, before_the_fork, fork
+from statecut import logs
+from statecut.files import read_json, write_json
 
 LAB = {"model_type": "delta_net", "hidden_size": 512, "num_hidden_layers": 7, "num_heads": 4,
        "vocab_size": 32000, "tie_word_embeddings": True}  # fmt: skip
@@ -50,17 +50,17 @@ COLUMNS = {
 WORDS = {"wikitext": ("page", 62, 3900), "lambada_openai": ("text", 5153, 75)}
 # What is timed, of this checkout or another one, which may lack some.
 STAGES = {
-    "start": ["keycut.models.checkpoint:_auto_classes"],
-    "read": ["keycut.evaluation.data:documents", "keycut.evaluation.suite:_requests"],
-    "tokenise": ["keycut.data.tokenizer:Tokenizer.encode",
-                 "keycut.evaluation.suite:load_tokenizer",
-                 "keycut.evaluation.language_model:load_tokenizer"],
-    "digests": ["keycut.evaluation.suite:_conditions"],
-    "load": ["keycut.evaluation.language_model:load"],
-    "model": ["keycut.evaluation.language_model:LanguageModel._scores"],
-    "lm-eval": ["keycut.evaluation.suite:measure", "keycut.evaluation.suite:make_requests"],
-    "statistics": ["keycut.evaluation.harness:standard_error",
-                   "keycut.evaluation.harness:kept_draws"],
+    "start": ["statecut.models.checkpoint:_auto_classes"],
+    "read": ["reproduction.suites.data:documents", "reproduction.suites.suite:_requests"],
+    "tokenise": ["statecut.data.tokenizer:Tokenizer.encode",
+                 "reproduction.suites.suite:load_tokenizer",
+                 "statecut.evaluation.language_model:load_tokenizer"],
+    "digests": ["reproduction.suites.suite:_conditions"],
+    "load": ["statecut.evaluation.language_model:load"],
+    "model": ["statecut.evaluation.language_model:LanguageModel._scores"],
+    "lm-eval": ["reproduction.suites.suite:measure", "reproduction.suites.suite:make_requests"],
+    "statistics": ["reproduction.suites.harness:standard_error",
+                   "reproduction.suites.harness:kept_draws"],
 }  # fmt: skip
 
 
@@ -106,10 +106,10 @@ def made_up(_: Any, rows: list[tuple[list[int], int]]) -> list[tuple[float, bool
 def job(model: Path, folder: Path, options: argparse.Namespace, started: float) -> None:
     """One evaluation: the child's part."""
     clock = Clock()
-    clock.timed("start", importlib.import_module)("keycut.evaluation.suite")
+    clock.timed("start", importlib.import_module)("reproduction.suites.suite")
     from perplexity import one_suite
 
-    from keycut.evaluation import suite
+    from reproduction.suites import suite
 
     if not options.gpu:
         suite.LanguageModel._scores = made_up
@@ -121,7 +121,7 @@ def job(model: Path, folder: Path, options: argparse.Namespace, started: float) 
 
         quickly_tuned()
     if options.gpu:
-        from keycut.running.gpus import limit_memory
+        from reproduction.running.gpus import limit_memory
 
         limit_memory(1 / options.jobs)
     suite.evaluate(
@@ -154,9 +154,9 @@ def test_sets(options: argparse.Namespace) -> dict[str, Path]:
 def make(options: argparse.Namespace) -> None:
     """The texts, and a model to make copies of. In a process of its own: nothing that computes
     may come before a fork."""
-    from keycut.data.documentation import documentation
-    from keycut.data.tokenizer import convert_sentencepiece, train_tokenizer
-    from keycut.models import create, save
+    from statecut.data.documentation import documentation
+    from statecut.data.tokenizer import convert_sentencepiece, train_tokenizer
+    from statecut.models import create, save
 
     texts: list[str] = []
     if not options.data or not (options.model or options.tokenizer):

@@ -7,14 +7,14 @@
     python benchmarks/exact.py ... --other-norms
     python benchmarks/exact.py --table rows.jsonl                                  as Markdown
 
-Models are folders of unpruned ones; options are those of refit.py. Text is packed (`keycut pack`)
+Models are folders of unpruned ones; options are those of refit.py. Text is packed (`statecut pack`)
 with slices `calibration`, `held_out` and with --recover `recovery`; each folder of --also is packed
 text whose perplexity is computed, too. Keys are cut by --ratios, or keys and values to --splits.
 --ways are what a cut does beside leaving channels out:
 
     kept    nothing
     keys    eps times D/k, whatever becomes of the values
-    exact   eps times D/k V/v, the output projection times sqrt(V/v): what `keycut prune` does
+    exact   eps times D/k V/v, the output projection times sqrt(V/v): what `statecut prune` does
     eps     as exact, without the factor of the projection
 
 --factors multiply the eps that follows. --other-norms: nothing is cut; the eps of all norms but the
@@ -40,18 +40,18 @@ from arguments import existing
 from refit import Bench, check_options, read_rows, shared_parser, write_rows
 from values import Split, split_named
 
-from keycut.artefact import write_json
-from keycut.calibration import calibrate_folder
-from keycut.config import width as width_of
-from keycut.data.packing import PackedTokens
-from keycut.errors import InputError
-from keycut.models import load
-from keycut.models.checkpoint import Checkpoint
-from keycut.selection.methods import METHODS
-from keycut.selection.select import select, select_values
-from keycut.selection.statistics import ModelStatistics
-from keycut.slicing import eps_factor, slice_model
-from keycut.training.recovery import scale_eps
+from statecut.arguments import width as width_of
+from statecut.data.packing import PackedTokens
+from statecut.errors import InputError
+from statecut.files import write_json
+from statecut.models import load
+from statecut.models.checkpoint import Checkpoint
+from statecut.pruning.calibration import calibrate_folder
+from statecut.pruning.methods import METHODS
+from statecut.pruning.select import select, select_values
+from statecut.pruning.slicing import eps_factor, slice_model
+from statecut.pruning.statistics import ModelStatistics
+from statecut.recovery.recovery import scale_eps
 
 Row = dict[str, Any]
 KEY = ("model", "method", "d_k", "d_v", "way", "factor", "recover")

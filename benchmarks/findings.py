@@ -19,8 +19,8 @@ from statistics import fmean
 import torch
 from arguments import existing
 
-from keycut.analysis.rank import RankAnalysis
-from keycut.selection.selection import Selection
+from reproduction.analysis.rank import RankAnalysis
+from statecut.pruning.selection import Selection
 
 SKIP = 128  # tokens before the state has filled
 

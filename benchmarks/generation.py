@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from arguments import existing
 
-from keycut.config import load_config
+from reproduction.config import load_config
 
 PAPER = Path(__file__).parents[1] / "config" / "paper.yaml"
 
@@ -31,8 +31,8 @@ PAPER = Path(__file__).parents[1] / "config" / "paper.yaml"
 def prompts(model: Any, folder: Path | None, batch: int, length: int) -> torch.Tensor:
     if folder is None:
         return torch.randint(0, model.config.vocab_size, (batch, length), device="cuda")
-    from keycut.data.documentation import documentation
-    from keycut.data.tokenizer import load_tokenizer
+    from statecut.data.documentation import documentation
+    from statecut.data.tokenizer import load_tokenizer
 
     words, ids = load_tokenizer(folder), []
     for text in documentation():
@@ -47,7 +47,7 @@ def plain(going: Any, count: int) -> list[list[int]]:
 
 
 def replayed(going: Any, count: int) -> list[list[int]]:
-    from keycut.models.generation import generate
+    from statecut.models.generation import generate
 
     steps = generate(going.model, going.state, going.last)
     return [tokens[:, 0].tolist() for tokens, _ in islice(steps, count)]
@@ -63,7 +63,7 @@ def timed(write: Callable[..., list[list[int]]], going: Any, count: int) -> tupl
 @torch.inference_mode()
 def prompted(model: Any, ids: torch.Tensor) -> tuple[Any, list[torch.Tensor]]:
     """A generation after its prompts, and a copy of all that the next token depends on."""
-    from keycut.models.generation import GreedyGeneration
+    from statecut.models.generation import GreedyGeneration
 
     out = model(ids, use_cache=True, logits_to_keep=1)
     going = GreedyGeneration(model, out.past_key_values, out.logits.argmax(-1))
@@ -73,7 +73,7 @@ def prompted(model: Any, ids: torch.Tensor) -> tuple[Any, list[torch.Tensor]]:
 @torch.inference_mode()
 def compare(model: Any, ids: torch.Tensor, count: int) -> bool:
     """One row of the table; whether the tokens are the same."""
-    from keycut.models.generation import put
+    from statecut.models.generation import put
 
     going, start = prompted(model, ids)
     found: dict[str, list[list[int]]] = {}
@@ -98,7 +98,7 @@ def compare(model: Any, ids: torch.Tensor, count: int) -> bool:
 @torch.inference_mode()
 def refused(model: Any, ids: torch.Tensor, count: int) -> bool:
     """Whether there is no memory for a graph, and generation goes on as well."""
-    from keycut.models.generation import generate, is_free, memory_of, put
+    from statecut.models.generation import generate, is_free, memory_of, put
 
     going, start = prompted(model, ids)
     expected, step = memory_of(lambda: plain(going, count))
@@ -132,9 +132,9 @@ def main() -> None:
         parser.error(f"--model {options.model}: {PAPER.name} has {', '.join(models)}")
     if not torch.cuda.is_available():
         parser.error(f"torch {torch.__version__} finds no GPU here")
-    from keycut.benchmarking.decoding import many_first
-    from keycut.benchmarking.random_models import random_model
-    from keycut.models import load
+    from reproduction.benchmarking.decoding import many_first
+    from statecut.models import load
+    from statecut.preflight.random_models import random_model
 
     if options.folder is None:
         model = random_model(models[options.model], options.width, "cuda").eval()

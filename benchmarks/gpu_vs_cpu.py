@@ -3,7 +3,7 @@
     python benchmarks/gpu_vs_cpu.py [--jobs N] [CASE ...]
 
 Every case is a small model (two layers, values 128 wide) computed three times in processes of
-their own: by fla's kernels on the GPU, by Keycut's plain PyTorch on the CPU in the same type, and
+their own: by fla's kernels on the GPU, by Statecut's plain PyTorch on the CPU in the same type, and
 on the CPU in float32, which is the measure for both. Printed: the largest difference of a logit
 over the largest logit, and the worst relative error (norm) of a parameter's gradient. On the GPU
 also single steps against the full pass, and a left-padded batch against its rows alone.
@@ -38,7 +38,7 @@ def compute(folder: Path, out: Path, device: str, dtype: str) -> None:
     """One process: logits and gradients, and on the GPU what depends on caches and padding."""
     import torch
 
-    from keycut.models import load
+    from statecut.models import load
 
     model = load(folder, dtype=getattr(torch, dtype), device=device)
     ids = torch.randint(0, 1000, (2, 300), generator=torch.Generator().manual_seed(0)).to(device)
@@ -125,7 +125,7 @@ def main() -> None:
 
     import torch
 
-    from keycut.models import create, save
+    from statecut.models import create, save
 
     names = options.cases or list(CASES)
     rows = []

@@ -48,19 +48,19 @@ from arguments import existing
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
-from keycut import logs
-from keycut.benchmarking.decoding import free, largest, many_first, peak_bytes, why_not
-from keycut.benchmarking.machine import machine, timed_dtype
-from keycut.benchmarking.process import FIXED, NotMeasured, in_one_line
-from keycut.benchmarking.random_models import SEED, random_tokens, relative_error
-from keycut.benchmarking.timing import memory_for, out_of_memory, time_runs
-from keycut.calibration import calibrate, calibrate_layerwise
-from keycut.models import create, save
-from keycut.models.architectures import architecture
-from keycut.models.checkpoint import Checkpoint
-from keycut.models.generation import GreedyGeneration
-from keycut.refit import refit
-from keycut.slicing import Keep, slice_model
+from reproduction.benchmarking.decoding import free, largest, many_first, peak_bytes, why_not
+from reproduction.benchmarking.machine import machine, timed_dtype
+from reproduction.benchmarking.timing import memory_for, out_of_memory, time_runs
+from statecut import logs
+from statecut.models import create, save
+from statecut.models.architectures import architecture
+from statecut.models.checkpoint import Checkpoint
+from statecut.models.generation import GreedyGeneration
+from statecut.preflight.process import FIXED, NotMeasured, in_one_line
+from statecut.preflight.random_models import SEED, random_tokens, relative_error
+from statecut.pruning.calibration import calibrate, calibrate_layerwise
+from statecut.pruning.refit import refit
+from statecut.pruning.slicing import Keep, slice_model
 
 SHAPES: dict[str, Any] = {
     "model_type": "qwen3_5_text", "vocab_size": 248320, "hidden_size": 2560,
@@ -372,7 +372,7 @@ def decode(bench: Bench, job: Job) -> Iterator[Row]:
 
 
 def cache_sizes(bench: Bench, model: Any, prompt: Prompt, width: int) -> Row:
-    """Bytes of one sequence: those computed by Keycut, and those measured behind the prompt."""
+    """Bytes of one sequence: those computed by Statecut, and those measured behind the prompt."""
     kind = architecture(bench.shapes)
     cache = kind.cache(bench.config(width))
     computed = {

@@ -32,7 +32,7 @@ from typing import Any, NoReturn
 import psutil
 import yaml
 
-from keycut.running.paths import PROVENANCE
+from reproduction.running.paths import PROVENANCE
 
 ROOT = Path(__file__).parents[1]
 RUN = "small"
@@ -50,7 +50,7 @@ RUNS, KILLS = 3, 6
 LIMIT = 600  # seconds until a command counts as hanging
 TIMES = {"started", "seconds", "peak_mib"}
 NOT_COMPARED = ("logs", "timings", "report.html")
-# Empty temporary folders that are not Keycut's: torch makes one for each user, and leaves it;
+# Empty temporary folders that are not Statecut's: torch makes one for each user, and leaves it;
 # Snakemake makes one that it removes at its end, unless that is `kill -9`.
 FOREIGN_FOLDERS = ("torchinductor_", "snakemake")
 
@@ -109,7 +109,7 @@ class Run:
     def start(self, *options: str, server: bool = True) -> None:
         command = [sys.executable, "-m", "snakemake", "--configfile=run.yaml", "--cores=2"]
         if server:
-            command = [sys.executable, "-m", "keycut.running.forkserver", *command]
+            command = [sys.executable, "-m", "reproduction.running.forkserver", *command]
         changes = {"PYTHONPATH": str(self.folder / "src"), "TMPDIR": str(self.temporary)}
         with self.log.open("a") as log:
             self.command = psutil.Popen(
@@ -205,7 +205,7 @@ class Run:
 
 def _is_fork(words: list[str]) -> bool:
     """Forks of the server are called as it was."""
-    return "keycut.running.forkserver" in words
+    return "reproduction.running.forkserver" in words
 
 
 def timings(run: Run) -> dict[str, list[Path]]:

@@ -1,8 +1,8 @@
 """A large model in several files: seconds and peak memory of pruning by L1, of inspection and of
 calibration.
 
-    python benchmarks/large.py --folder FOLDER                `keycut inspect`, and `keycut prune`
-                                                              by L1
+    python benchmarks/large.py --folder FOLDER                `statecut inspect`, and
+                                                              `statecut prune` by L1
     python benchmarks/large.py --folder FOLDER --calibrate cuda --layers 48
                                                               layer by layer, on 128 x 2,048 tokens
 
@@ -32,7 +32,7 @@ def parameter_shapes(config: dict) -> dict[str, list[int]]:
     """Of all its parameters, by name."""
     import torch
 
-    from keycut.models import kernels
+    from statecut.models import kernels
 
     kernels.prepare()
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -85,14 +85,14 @@ def write_shards(folder: Path, layers: int, shard_bytes: int) -> dict[str, objec
 
 
 def time_command(*arguments: object) -> dict[str, object]:
-    """Of keycut."""
-    command = [sys.executable, "-m", "keycut.cli", *map(str, arguments)]
+    """Of statecut."""
+    command = [sys.executable, "-m", "statecut.cli", *map(str, arguments)]
     started = time.monotonic()
     process = subprocess.Popen(command, stdout=sys.stderr)
     _, status, usage = os.wait4(process.pid, 0)
     seconds = time.monotonic() - started
     if status:
-        sys.exit(f"keycut {arguments[0]} failed with status {status}")
+        sys.exit(f"statecut {arguments[0]} failed with status {status}")
     return {"seconds": round(seconds, 1), "peak_GiB": round(usage.ru_maxrss / 2**20, 2)}
 
 
@@ -101,8 +101,8 @@ def time_calibration(
 ) -> dict[str, object]:
     import torch
 
-    from keycut.calibration import calibrate_layerwise
-    from keycut.models.checkpoint import Checkpoint
+    from statecut.models.checkpoint import Checkpoint
+    from statecut.pruning.calibration import calibrate_layerwise
 
     checkpoint = Checkpoint(model)
     ids = torch.randint(0, checkpoint.config["vocab_size"], (sequences, length))
@@ -157,7 +157,7 @@ if __name__ == "__main__":
         case ["--write", folder, layers, shard_bytes]:
             print(json.dumps(write_shards(Path(folder), int(layers), int(shard_bytes))))
         case ["--time-calibration", folder, device, *counts]:
-            from keycut import logs
+            from statecut import logs
 
             logs.start()
             print(json.dumps(time_calibration(Path(folder), device, *map(int, counts))))

@@ -1,4 +1,4 @@
-"""A model's perplexities through Keycut's suite, and by a page of plain PyTorch: are they equal?
+"""A model's perplexities through Statecut's suite, and by a page of plain PyTorch: are they equal?
 
     python benchmarks/perplexity.py MODEL --wikitext wiki.test.raw --lambada lambada.jsonl
         [--windows 2048,10000] [--batches 1,16] [--dtype bfloat16] [--gpu] [--out FILE]
@@ -20,10 +20,10 @@ import yaml
 from arguments import existing
 from plain_perplexity import PlainModel, lambada, pages, wikitext
 
-from keycut import logs
-from keycut.artefact import write_json
-from keycut.config import Config, parse_config
-from keycut.evaluation.suite import evaluate
+from reproduction.config import Config, parse_config
+from reproduction.suites.suite import evaluate
+from statecut import logs
+from statecut.files import write_json
 
 DEMO = Path(__file__).parents[1] / "config" / "demo.yaml"
 COLUMNS = {

@@ -1,7 +1,7 @@
 """WikiText's word perplexity and LAMBADA's perplexity and accuracy, written out once more.
 
 A page of plain PyTorch that reads a folder with DeltaNet or Gated DeltaNet by itself and computes
-one token after the other in float64. It shares no code with Keycut, lm-eval's requests,
+one token after the other in float64. It shares no code with Statecut, lm-eval's requests,
 flash-linear-attention or transformers, so that it can be held against them. Of lm-eval it takes
 what a text is: how WikiText's spaces around punctuation are removed.
 """

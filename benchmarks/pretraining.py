@@ -26,10 +26,10 @@ from typing import Any
 
 from arguments import existing
 
-from keycut import logs
-from keycut.artefact import read_json, write_json
-from keycut.config import load_config
-from keycut.errors import InputError
+from reproduction.config import load_config
+from statecut import logs
+from statecut.errors import InputError
+from statecut.files import read_json, write_json
 
 CONFIG = Path(__file__).parents[1] / "config" / "paper.yaml"
 MODELS = ("delta_net_370M", "delta_net_370M_head", "gated_deltanet_370M")
@@ -38,10 +38,10 @@ CORPUS, SLICE, LENGTH = "text", "pretraining", 2048
 
 
 def prepare(folder: Path, files: list[Path], tokenizer: Path | None) -> None:
-    from keycut.data.documentation import documentation, documentation_source
-    from keycut.data.packing import pack
-    from keycut.data.sources import describe, read
-    from keycut.data.tokenizer import convert_sentencepiece, train_tokenizer
+    from statecut.data.documentation import documentation, documentation_source
+    from statecut.data.packing import pack
+    from statecut.data.sources import describe, read
+    from statecut.data.tokenizer import convert_sentencepiece, train_tokenizer
 
     def texts() -> Iterator[str]:
         return read(*files) if files else documentation()
@@ -62,7 +62,7 @@ def warm(name: str, batch: int) -> None:
     on all cores, and there one after another."""
     import torch
 
-    from keycut.models import create
+    from statecut.models import create
 
     one_layer = load_config(CONFIG).models[name].model_copy(update={"num_hidden_layers": 1})
     model = create(one_layer.fla_config(), seed=0).cuda()
@@ -76,11 +76,11 @@ def one(arguments: argparse.Namespace, cell: str) -> dict[str, Any]:
     """Train, convert and load one model, with one way of activation checkpointing."""
     import torch
 
-    from keycut.data.packing import PackedTokens
-    from keycut.models import load
-    from keycut.training.loop import Saving
-    from keycut.training.output import Output
-    from keycut.training.trainers import pretrain_model, recipe_of
+    from reproduction.pretraining.trainers import pretrain_model, recipe_of
+    from statecut.data.packing import PackedTokens
+    from statecut.models import load
+    from statecut.recovery.loop import Saving
+    from statecut.recovery.output import Output
 
     name, mode = cell.rsplit("-", 1)
     if mode == WARM:

@@ -3,7 +3,7 @@
     python benchmarks/rank.py [--tokens N] [--svds N]           a small DeltaNet on the CPU
     python benchmarks/rank.py --gpu [CASE ...]                  370M shapes on the GPU, bf16
 
-Both begin with keys, values and gates from a forward pass, which is timed apart. Keycut goes
+Both begin with keys, values and gates from a forward pass, which is timed apart. Statecut goes
 through all states and ends with their effective ranks. The other way steps through the tokens and
 takes an SVD of every state; it is timed on some states, spread over tokens and heads, and the
 total is the median of these times the number of states, stepping not counted. Printed beside it:
@@ -23,12 +23,12 @@ from functools import partial
 
 import torch
 
-from keycut.analysis.rank import BLOCK_BYTES, Writes, states_in_blocks, writes
-from keycut.analysis.spectra import effective_ranks
-from keycut.models import create
-from keycut.models.precision import no_tf32
-from keycut.patches.fla import plain_kernels_in_place
-from keycut.selection.conditioning import effective_rank
+from reproduction.analysis.rank import BLOCK_BYTES, Writes, states_in_blocks, writes
+from reproduction.analysis.spectra import effective_ranks
+from statecut.models import create
+from statecut.models.fixes.fla import plain_kernels_in_place
+from statecut.models.precision import no_tf32
+from statecut.pruning.conditioning import effective_rank
 
 LARGE = {"hidden_size": 1024, "vocab_size": 32000, "intermediate_size": 2816}
 CASES = {

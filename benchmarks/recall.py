@@ -9,8 +9,8 @@ its value (multi-query associative recall): k1 v1 k2 v2 k3 v3 k2 v2 k1 v1 ... Sm
 give the answers, and are cut by each method to each width; in percent of answers that are right:
 
     sliced      as it is cut
-    refitted    by keycut.refit
-    recovered   sliced, and trained for --recover steps by keycut.training.recovery
+    refitted    by statecut.pruning.refit
+    recovered   sliced, and trained for --recover steps by statecut.recovery.recovery
     unpruned    and with its whole state held in fewer bits (benchmarks/state_precision.py)
 
 The loss is of the answers alone, since all other tokens are random: in training, in the gradients
@@ -47,27 +47,27 @@ from arguments import existing
 from state_precision import TYPES, states_held_in
 from torch import Tensor
 
-from keycut import __version__, logs
-from keycut.artefact import atomic_write, read_json, sha256, write_json
-from keycut.calibration import Calibration, calibrate, drawn_sequences
-from keycut.config.section import Eps
-from keycut.config.training import Recipe, Recovery
-from keycut.data.packing import Manifest, PackedTokens
-from keycut.data.sources import Source
-from keycut.errors import InputError
-from keycut.models import create, kernels, load
-from keycut.models.checkpoint import Checkpoint
-from keycut.patches.fla import plain_kernels_in_place
-from keycut.refit import refit, write_refitted
-from keycut.running.locks import exclusive_lock
-from keycut.selection.methods import method_named
-from keycut.selection.select import select
-from keycut.selection.statistics import ModelStatistics
-from keycut.slicing import slice_model
-from keycut.training import recovery
-from keycut.training.distillation import IGNORED, distillation_losses, next_tokens
-from keycut.training.output import Output
-from keycut.training.pretrain import pretrain
+from reproduction.config.training import Recipe, Recovery
+from reproduction.pretraining.pretrain import pretrain
+from reproduction.running.locks import exclusive_lock
+from statecut import __version__, logs
+from statecut.arguments import Eps
+from statecut.data.packing import Manifest, PackedTokens
+from statecut.data.sources import Source
+from statecut.errors import InputError
+from statecut.files import atomic_write, read_json, sha256, write_json
+from statecut.models import create, kernels, load
+from statecut.models.checkpoint import Checkpoint
+from statecut.models.fixes.fla import plain_kernels_in_place
+from statecut.pruning.calibration import Calibration, calibrate, drawn_sequences
+from statecut.pruning.methods import method_named
+from statecut.pruning.refit import refit, write_refitted
+from statecut.pruning.select import select
+from statecut.pruning.slicing import slice_model
+from statecut.pruning.statistics import ModelStatistics
+from statecut.recovery import recovery
+from statecut.recovery.distillation import IGNORED, distillation_losses, next_tokens
+from statecut.recovery.output import Output
 
 MODELS = ("delta_net", "gated_deltanet")
 METHODS = ("drrqr", "fisher", "grad", "s_wanda", "l1", "rand")
@@ -154,7 +154,7 @@ def write_text(folder: Path, settings: dict[str, Any]) -> None:
             sequences=stops[-1],
             slices=dict(zip(parts, zip([0, *stops], stops, strict=False), strict=True)),
             vocabulary_size=2 * keys, tokenizer="none", tokenizer_digest="none", boundary="eos",
-            source=Source("associative recall", "1"), seed=0, keycut=__version__,
+            source=Source("associative recall", "1"), seed=0, statecut=__version__,
         )  # fmt: skip
         write_json(aside / "manifest.json", asdict(manifest))
 
@@ -434,7 +434,7 @@ def main() -> None:
 if __name__ == "__main__":
     logs.start()
     for name in ("refit", "training.recovery"):  # several lines for each cell
-        logging.getLogger(f"keycut.{name}").setLevel(logging.WARNING)
+        logging.getLogger(f"statecut.{name}").setLevel(logging.WARNING)
     try:
         main()
     except InputError as error:

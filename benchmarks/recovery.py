@@ -8,7 +8,7 @@
 
 A model of the shape of config/paper.yaml's DeltaNet 370M, with random weights, is cut to 50 % of
 its key channels and to 25 %, the latter padded while it trains, and both are recovered for some
-steps on random text by `keycut.training.recovery.recover`, as it is. Neither time nor memory
+steps on random text by `statecut.recovery.recovery.recover`, as it is. Neither time nor memory
 depends on what the numbers are. Parts, each a process of its own with a time limit:
 
     half, quarter                    steps of both: tokens/s, peak memory; merged, saved, reloaded
@@ -46,10 +46,10 @@ from typing import Any
 from training import CONFIG as DEMO
 from training import tokens
 
-from keycut import logs
-from keycut.artefact import read_json, write_json
-from keycut.config import load_config, pruning
-from keycut.errors import InputError
+from reproduction.config import load_config, pruning
+from statecut import logs
+from statecut.errors import InputError
+from statecut.files import read_json, write_json
 
 CONFIG = Path(__file__).parents[1] / "config" / "paper.yaml"
 FITS = 76  # GiB in use that fit into a GPU of 80 GB, beside what its driver takes
@@ -76,9 +76,9 @@ def size(gpu: bool, batch: int) -> Size:
 
 def prepare(folder: Path, size: Size) -> None:
     """The teacher and its two students."""
-    from keycut.models import create, save
-    from keycut.models.checkpoint import Checkpoint
-    from keycut.slicing import cut_back, slice_model
+    from statecut.models import create, save
+    from statecut.models.checkpoint import Checkpoint
+    from statecut.pruning.slicing import cut_back, slice_model
 
     if not (folder / "teacher").exists():
         save(create(size.model, seed=0), folder / "teacher")
@@ -93,8 +93,8 @@ def logits_loss(adapted: Any, teacher: Any, ids: Any, settings: Any) -> Any:
     import torch
     import torch.nn.functional as F
 
-    from keycut.training.distillation import IGNORED, next_tokens
-    from keycut.training.loop import Losses
+    from statecut.recovery.distillation import IGNORED, next_tokens
+    from statecut.recovery.loop import Losses
 
     student = adapted.get_base_model()
     T = settings.distillation.temperature
@@ -148,10 +148,10 @@ def recovered(
     """Recover a student for some steps, with a clock; then load what was written."""
     import torch
 
-    from keycut.models import load
-    from keycut.training import recovery
-    from keycut.training.loop import Saving
-    from keycut.training.output import Output
+    from statecut.models import load
+    from statecut.recovery import recovery
+    from statecut.recovery.loop import Saving
+    from statecut.recovery.output import Output
 
     gpu = torch.cuda.is_available()
     settings = load_config(CONFIG).recovery
@@ -208,9 +208,9 @@ def prepare_model(arguments: argparse.Namespace, name: str) -> None:
     """A model of the configuration with random weights, and its students."""
     import torch
 
-    from keycut.models import create, save
-    from keycut.models.checkpoint import Checkpoint
-    from keycut.slicing import cut_back, slice_model
+    from statecut.models import create, save
+    from statecut.models.checkpoint import Checkpoint
+    from statecut.pruning.slicing import cut_back, slice_model
 
     model = load_config(CONFIG if arguments.gpu else DEMO).models[name]
     if not (arguments.folder / name).exists():
@@ -249,9 +249,9 @@ def memory(arguments: argparse.Namespace, cell: str) -> dict[str, Any]:
     """Some steps of recovery as the workflow does them: their memory and their pace."""
     import torch
 
-    from keycut.models.checkpoint import Checkpoint
-    from keycut.training import recovery
-    from keycut.training.output import Output
+    from statecut.models.checkpoint import Checkpoint
+    from statecut.recovery import recovery
+    from statecut.recovery.output import Output
 
     model, ratio, parts = cell.rsplit("-", 2)
     parts, _, padded_to = parts.partition("p")
@@ -340,7 +340,7 @@ def fused(size: Size) -> dict[str, Any]:
     import torch.nn.functional as F
     from fla.modules import FusedKLDivLoss, FusedLinearCrossEntropyLoss
 
-    from keycut.training.distillation import IGNORED, distillation_losses
+    from statecut.recovery.distillation import IGNORED, distillation_losses
 
     T, vocabulary, hidden = 2.0, size.model["vocab_size"], size.model["hidden_size"]
     draw = torch.Generator("cuda").manual_seed(0)
@@ -381,7 +381,7 @@ def fused(size: Size) -> dict[str, Any]:
 
     result: dict[str, Any] = {}
     gradients = {}
-    for name, function in (("obvious", obvious), ("keycut", ours), ("fla", theirs)):
+    for name, function in (("obvious", obvious), ("statecut", ours), ("fla", theirs)):
         try:
             times = []
             for _ in range(1 if name == "obvious" else 5):

@@ -6,7 +6,7 @@
     python benchmarks/refit.py --models M --text T --sequences 16 --out rows.jsonl       on a CPU
     python benchmarks/refit.py --table rows.jsonl                              as in docs/refit.md
 
-Models are folders of unpruned ones. Text is a folder of packed tokens (`keycut pack`) with slices
+Models are folders of unpruned ones. Text is a folder of packed tokens (`statecut pack`) with slices
 `calibration`, of which each seed draws its sequences for selection and refit, `held_out`, whose
 perplexity is computed, and with --recover `recovery`. With --config, the suite `ppl` of that
 configuration is evaluated, too. --recover N: sliced and refitted models are recovered for N steps
@@ -37,20 +37,20 @@ import torch
 from arguments import existing
 from torch import Tensor
 
-from keycut.benchmarking.random_models import random_model
-from keycut.calibration import calibrate_folder, drawn_sequences
-from keycut.config import Config, load_config
-from keycut.config import width as width_of
-from keycut.data.packing import PackedTokens
-from keycut.errors import InputError
-from keycut.models.checkpoint import Checkpoint, save
-from keycut.refit import perplexity, refit, write_refitted
-from keycut.selection.methods import METHODS, method_named
-from keycut.selection.select import select
-from keycut.selection.statistics import ModelStatistics
-from keycut.slicing import Keep, slice_model
-from keycut.training.output import Output
-from keycut.training.recovery import recover
+from reproduction.config import Config, load_config
+from statecut.arguments import width as width_of
+from statecut.data.packing import PackedTokens
+from statecut.errors import InputError
+from statecut.models.checkpoint import Checkpoint, save
+from statecut.preflight.random_models import random_model
+from statecut.pruning.calibration import calibrate_folder, drawn_sequences
+from statecut.pruning.methods import METHODS, method_named
+from statecut.pruning.refit import perplexity, refit, write_refitted
+from statecut.pruning.select import select
+from statecut.pruning.slicing import Keep, slice_model
+from statecut.pruning.statistics import ModelStatistics
+from statecut.recovery.output import Output
+from statecut.recovery.recovery import recover
 
 PAPER = Path(__file__).parents[1] / "config" / "paper.yaml"
 SUITE = "ppl"
@@ -84,7 +84,7 @@ class Bench:
             name: perplexity(model, ids, device=self.device) for name, ids in self.texts().items()
         }
         if self.config and self.suite:
-            from keycut.evaluation.suite import evaluate  # lm-eval, which nothing else here needs
+            from reproduction.suites.suite import evaluate  # lm-eval, which nothing else here needs
 
             record = evaluate(
                 folder, SUITE, self.config, self.work / "suite.json", cache=self.work / "cache",

@@ -7,7 +7,7 @@
 A step of a model of config/paper.yaml, with random weights in bf16, has to read all weights (of the
 embeddings one row a sequence), to read and write the states of all sequences, and to write and read
 the logits. What its kernels pass on to one another is not counted: the GPU's cache holds it. Steps
-are timed as keycut.benchmarking.decoding does it, 32 of them in one CUDA graph.
+are timed as reproduction.benchmarking.decoding does it, 32 of them in one CUDA graph.
 
 At batch 256 the matrix products need about as long to compute as to read their weights, which the
 roofline does not know.
@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from keycut.benchmarking.process import FIXED
-from keycut.config import load_config
+from reproduction.config import load_config
+from statecut.preflight.process import FIXED
 
 PAPER = Path(__file__).parents[1] / "config" / "paper.yaml"
 TOKENS = 32  # steps of a graph
@@ -44,7 +44,7 @@ PUT_BACK = r"Memcpy|CatArray"  # once a graph: tokens collected, states put wher
 
 def step_bytes(generation: Any) -> dict[str, int]:
     """What one more token of all sequences must read and write, by parts."""
-    from keycut.models.generation import state_tensors
+    from statecut.models.generation import state_tensors
 
     model, batch = generation.model, len(generation.last)
     table, head = model.get_input_embeddings().weight, model.lm_head.weight
@@ -63,7 +63,7 @@ def copy_bandwidth() -> float:
     """Bytes per second that a copy within the GPU's memory reads and writes."""
     import torch
 
-    from keycut.benchmarking.timing import time_runs
+    from reproduction.benchmarking.timing import time_runs
 
     source = torch.zeros(COPIED_BYTES, dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
@@ -180,8 +180,8 @@ def tile_rows(model: Any, batch: int, width: int) -> Iterator[str]:
 
 def step(model: Any, batch: int, tokens: int = TOKENS) -> tuple[dict[str, int], float, Any]:
     """Its bytes by parts, its milliseconds, and the graph of several."""
-    from keycut.benchmarking.decoding import Generation, capture_graph
-    from keycut.benchmarking.timing import time_runs
+    from reproduction.benchmarking.decoding import Generation, capture_graph
+    from reproduction.benchmarking.timing import time_runs
 
     generation = Generation(model, batch, 1)
     parts = step_bytes(generation)
@@ -197,8 +197,8 @@ def row(*cells: object) -> str:
 def measured(options: argparse.Namespace, spec: Any, widths: Iterable[int]) -> None:
     import torch
 
-    from keycut.benchmarking.decoding import many_first
-    from keycut.benchmarking.random_models import random_model
+    from reproduction.benchmarking.decoding import many_first
+    from statecut.preflight.random_models import random_model
 
     bandwidth = copy_bandwidth()
     print(f"{options.model}, {torch.cuda.get_device_name()}, torch {torch.__version__}; "
@@ -249,7 +249,7 @@ def main() -> None:
     if not torch.cuda.is_available():
         parser.error(f"torch {torch.__version__} finds no GPU here")
     os.environ.update(FIXED)  # before fla is imported, which reads it
-    from keycut.models.architectures import architecture
+    from statecut.models.architectures import architecture
 
     config = models[options.model].fla_config()
     full = architecture(config).shape(config).width

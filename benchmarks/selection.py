@@ -3,7 +3,7 @@
     python benchmarks/selection.py [--all] [--repeats N]
 
 Channels are selected at four compression ratios in every head of a model of 24 layers, 16 heads
-and 128 key channels. Keycut starts from the Gram matrices that calibration leaves, factors each
+and 128 key channels. Statecut starts from the Gram matrices that calibration leaves, factors each
 once and then makes the swaps for every width. The other way is a column-pivoted QR of 5,000 rows
 for each head and ratio: R alone, its swaps not counted. It is timed in one head of every layer, or
 in all with --all, and the total is the fastest of these times the number of heads and ratios, so
@@ -25,7 +25,7 @@ import scipy.linalg
 import torch
 from torch import Tensor
 
-from keycut.selection.rrqr import StrongRRQR, pivoted_cholesky, strong_swaps
+from statecut.pruning.rrqr import StrongRRQR, pivoted_cholesky, strong_swaps
 
 LAYERS, HEADS, D_K, ROWS = 24, 16, 128, 5000
 WIDTHS = {0.3: 89, 0.4: 76, 0.5: 64, 0.75: 32}

@@ -35,20 +35,21 @@ from typing import Any
 from arguments import existing
 from speed_tables import TRAINING, tables
 
-from keycut.artefact import read_json, write_json
-from keycut.benchmarking import CellRecord, decoding, measure, preflight
-from keycut.benchmarking.process import Worker
-from keycut.benchmarking.record import from_json
-from keycut.config import (
+from reproduction.benchmarking import CellRecord, decoding, measure
+from reproduction.benchmarking.record import from_json
+from reproduction.config import (
     Config,
     DecodingBenchmark,
     Measurement,
     MixerBenchmark,
     ModelBenchmark,
-    Shape,
     load_config,
     shape_of,
 )
+from statecut.files import read_json, write_json
+from statecut.models.shapes import Shape
+from statecut.preflight import preflight
+from statecut.preflight.process import Worker
 
 ROOT = Path(__file__).parent.parent
 SMALL = ROOT / "config" / "lab.yaml"

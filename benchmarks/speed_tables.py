@@ -21,10 +21,10 @@ from typing import Any
 
 from arguments import existing
 
-from keycut.artefact import read_json
-from keycut.benchmarking import preflight
-from keycut.benchmarking.record import CellRecord, Reading, from_json
-from keycut.config import load_config
+from reproduction.benchmarking.record import CellRecord, Reading, from_json
+from reproduction.config import load_config
+from statecut.files import read_json
+from statecut.preflight import preflight
 
 ROOT = Path(__file__).parent.parent
 LABELS = {
@@ -236,7 +236,7 @@ def _twice(cells: dict[str, CellRecord]) -> str:
 
 def plot_widths(record: dict[str, Any], out: Path) -> None:
     """Throughput against head width, of the mixers whose every width was looked at."""
-    from keycut.reporting.figures import draw
+    from reproduction.reporting.figures import draw
 
     config = load_config(ROOT / "config" / "paper.yaml")
     name, figure = next(

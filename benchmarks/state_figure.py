@@ -23,9 +23,9 @@ from matplotlib.lines import Line2D
 from refit import read_rows
 from state_precision import OWN_KERNELS, TYPES
 
-from keycut.config import Config, load_config
-from keycut.reporting.figures.quality import set_logarithmic
-from keycut.reporting.style import INK, PAGE, SOLID, colour, drawing, label, new_figure, save
+from reproduction.config import Config, load_config
+from reproduction.reporting.figures.quality import set_logarithmic
+from reproduction.reporting.style import INK, PAGE, SOLID, colour, drawing, label, new_figure, save
 
 CONFIG = Path(__file__).parents[1] / "config" / "lab.yaml"  # names and colours of methods
 DASHED, DOTTED = (0, (3, 1.5)), (0, (1, 1.2))

@@ -5,13 +5,13 @@
     python benchmarks/state_precision.py --table rows.jsonl                          as Markdown
 
 Models are folders of unpruned ones of flash-linear-attention. Text is a folder of packed tokens
-(`keycut pack`) with slices `calibration`, for selection and refit, and `held_out`, whose perplexity
-is computed. Engines hold the state in float32; half or a quarter of its bytes is also the whole
-state in 16 or 8 bits. That is emulated as an engine decodes: the recurrence, token by token, is
-computed in float32 and gives its output, and what it leaves for the next token is rounded to the
-nearest number of the type. In 8 bits each head has a scale, the smallest power of two with which
-its largest number fits; that is exact, so a number that does not change is not rounded again. The
-scale's byte a head is not counted.
+(`statecut pack`) with slices `calibration`, for selection and refit, and `held_out`, whose
+perplexity is computed. Engines hold the state in float32; half or a quarter of its bytes is also
+the whole state in 16 or 8 bits. That is emulated as an engine decodes: the recurrence, token by
+token, is computed in float32 and gives its output, and what it leaves for the next token is rounded
+to the nearest number of the type. In 8 bits each head has a scale, the smallest power of two with
+which its largest number fits; that is exact, so a number that does not change is not rounded again.
+The scale's byte per head is not counted.
 
 Whole models are evaluated in each type, and by their own kernels, with which the emulation in
 float32 must agree; cut models sliced in float32, and refitted in each type. Apart from the own
@@ -40,18 +40,18 @@ import torch
 from arguments import existing
 from torch import Tensor
 
-from keycut.calibration import calibrate_folder, drawn_sequences
-from keycut.config import width as width_of
-from keycut.data.packing import PackedTokens
-from keycut.errors import InputError
-from keycut.models import plain_kernels
-from keycut.models.checkpoint import Checkpoint
-from keycut.patches.fla import plain_kernels_in_place
-from keycut.refit import perplexity, refit, write_refitted
-from keycut.selection.methods import METHODS, method_named
-from keycut.selection.select import select
-from keycut.selection.statistics import ModelStatistics
-from keycut.slicing import slice_model
+from statecut.arguments import width as width_of
+from statecut.data.packing import PackedTokens
+from statecut.errors import InputError
+from statecut.models import plain_kernels
+from statecut.models.checkpoint import Checkpoint
+from statecut.models.fixes.fla import plain_kernels_in_place
+from statecut.pruning.calibration import calibrate_folder, drawn_sequences
+from statecut.pruning.methods import METHODS, method_named
+from statecut.pruning.refit import perplexity, refit, write_refitted
+from statecut.pruning.select import select
+from statecut.pruning.slicing import slice_model
+from statecut.pruning.statistics import ModelStatistics
 
 TYPES = {
     "float32": torch.float32,
@@ -79,7 +79,7 @@ def rounded(state: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def delta_rule_held_in(dtype: torch.dtype) -> Callable[..., tuple[Tensor, Tensor]]:
-    """`keycut.models.delta_rule.recurrent_delta_rule` with the state rounded between tokens."""
+    """`statecut.models.delta_rule.recurrent_delta_rule` with the state rounded between tokens."""
 
     def rule(
         q: Tensor, k: Tensor, v: Tensor, beta: Tensor, g: Tensor, scale: float, state: Tensor

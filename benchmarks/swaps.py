@@ -14,13 +14,13 @@ from tempfile import TemporaryDirectory
 import torch
 from arguments import existing
 
-from keycut import logs
-from keycut.config import width
-from keycut.data.packing import PackedTokens
-from keycut.models.checkpoint import Checkpoint
-from keycut.prune import Request, calibrate_on, pack_text
-from keycut.selection.select import select
-from keycut.selection.statistics import ModelStatistics
+from statecut import logs
+from statecut.arguments import width
+from statecut.data.packing import PackedTokens
+from statecut.models.checkpoint import Checkpoint
+from statecut.pruning.prune import Request, calibrate_on, pack_text
+from statecut.pruning.select import select
+from statecut.pruning.statistics import ModelStatistics
 
 RATIOS = (0.3, 0.4, 0.5, 0.75)
 

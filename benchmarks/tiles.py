@@ -1,6 +1,6 @@
 """Collect the tiles that runs on this machine's kind of GPU chose, for others with the same GPU.
 
-    python benchmarks/tiles.py FOLDER [FOLDER ...] --out src/keycut/models/tuned
+    python benchmarks/tiles.py FOLDER [FOLDER ...] --out src/statecut/models/tuned
 
 FOLDER is a Triton cache (TRITON_CACHE_DIR; of the workflow's runs, results/.triton). For each kind
 of GPU one file is written; what is in it already stays, unless a folder has another choice.
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from arguments import existing
 
-from keycut.artefact import read_json, write_json
+from statecut.files import read_json, write_json
 
 VERSIONS = ("triton", "flash-linear-attention")
 

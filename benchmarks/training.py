@@ -22,15 +22,15 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from keycut import logs
-from keycut.artefact import sha256, write_json
-from keycut.config import load_config
-from keycut.data.packing import PackedTokens
+from reproduction.config import load_config
+from statecut import logs
+from statecut.data.packing import PackedTokens
+from statecut.files import sha256, write_json
 
 CONFIG = Path(__file__).parents[1] / "config" / "demo.yaml"
 CURVE = "loss.csv"
 PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(["keycut.training.recovery", "keycut.models.shared_conv"])
+PROCESSES.set_forkserver_preload(["statecut.recovery.recovery", "statecut.models.shared_conv"])
 WARMUP = 5  # steps before the clock: on a GPU the first ones tune kernels
 
 
@@ -42,7 +42,7 @@ def tokens(folder: Path, sequences: int, length: int, vocabulary: int) -> Packed
         "sha256": sha256(folder / "tokens.bin"), "dtype": "uint16", "tokens": rows.size,
         "sequence_length": length, "sequences": sequences, "slices": {},
         "vocabulary_size": vocabulary, "tokenizer": "none", "tokenizer_digest": "", "seed": 0,
-        "boundary": "eos", "source": {"name": "random", "revision": "0"}, "keycut": "0",
+        "boundary": "eos", "source": {"name": "random", "revision": "0"}, "statecut": "0",
     })  # fmt: skip
     return PackedTokens(folder)
 
@@ -52,13 +52,13 @@ def run(root: Path, work: str, steps: int, out: str) -> None:
     logs.start()
     import torch
 
-    from keycut.models import create, save
-    from keycut.models.checkpoint import Checkpoint
-    from keycut.slicing import cut_back, slice_model
-    from keycut.training.loop import Saving
-    from keycut.training.output import Output
-    from keycut.training.pretrain import pretrain
-    from keycut.training.recovery import recover
+    from reproduction.pretraining.pretrain import pretrain
+    from statecut.models import create, save
+    from statecut.models.checkpoint import Checkpoint
+    from statecut.pruning.slicing import cut_back, slice_model
+    from statecut.recovery.loop import Saving
+    from statecut.recovery.output import Output
+    from statecut.recovery.recovery import recover
 
     config = load_config(CONFIG)
     device = "cuda" if torch.cuda.is_available() else "cpu"

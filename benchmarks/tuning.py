@@ -5,7 +5,7 @@
 
     fla         as it comes: Triton compiles and times candidates one after another
     compiled    candidates are compiled on all cores
-    kept        and timed with short trials, by one process for all (`keycut.models.tiles`)
+    kept        and timed with short trials, by one process for all (`statecut.models.tiles`)
     known       tiles as kept before, nothing compiled
     again       tiles as kept before, everything compiled
 
@@ -25,7 +25,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from keycut.running.forkserver import GPU
+from reproduction.running.forkserver import GPU
 
 WAYS = ("fla", "compiled", "kept", "known", "again")
 OURS = {  # what a way does not have of ours
@@ -38,8 +38,8 @@ def first_step(options: argparse.Namespace) -> float:
     import torch
     from triton.runtime.autotuner import Autotuner
 
-    from keycut.benchmarking.random_models import random_layer
-    from keycut.models import tiles
+    from statecut.models import tiles
+    from statecut.preflight.random_models import random_layer
 
     tritons = dict(vars(Autotuner))
     tiles.SHIPPED = Path("none")

@@ -4,8 +4,8 @@
 
 For each model and for 1/2, 1/4 and 1/8 of the channels: the share of the energy that the channels
 which DRRQR keeps cannot rebuild linearly, of keys and queries together and of what enters the
-output projection, mean over heads; and the entropy rank of both. FOLDER is text that `keycut pack`
-has packed with the models' tokenizer, of which the slice `calibration` is taken.
+output projection, mean over heads; and the entropy rank of both. FOLDER is text that
+`statecut pack` has packed with the models' tokenizer, of which the slice `calibration` is taken.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import torch
 from arguments import existing
 from torch import Tensor
 
-from keycut.calibration import calibrate_folder
-from keycut.data.packing import PackedTokens
-from keycut.models.checkpoint import Checkpoint
-from keycut.selection.select import select, select_values
-from keycut.selection.statistics import ModelStatistics
+from statecut.data.packing import PackedTokens
+from statecut.models.checkpoint import Checkpoint
+from statecut.pruning.calibration import calibrate_folder
+from statecut.pruning.select import select, select_values
+from statecut.pruning.statistics import ModelStatistics
 
 PARTS = (2, 4, 8)
 

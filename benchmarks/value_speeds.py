@@ -21,16 +21,16 @@ import hybrid
 import torch
 from torch import Tensor
 
-from keycut.benchmarking import Reading, decoding
-from keycut.benchmarking.cell import readings
-from keycut.benchmarking.machine import machine, timed_dtype
-from keycut.benchmarking.passes import capture_graph
-from keycut.benchmarking.process import NotMeasured, Worker, in_one_line, run_work
-from keycut.benchmarking.random_models import random_model
-from keycut.benchmarking.timing import memory_for, time_runs
-from keycut.config import Config, DecodingBenchmark, Measurement, ModelBenchmark
-from keycut.config.models import Model
-from keycut.errors import InputError
+from reproduction.benchmarking import Reading, decoding
+from reproduction.benchmarking.cell import readings
+from reproduction.benchmarking.machine import machine, timed_dtype
+from reproduction.benchmarking.passes import capture_graph
+from reproduction.benchmarking.timing import memory_for, time_runs
+from reproduction.config import Config, DecodingBenchmark, Measurement, ModelBenchmark
+from reproduction.config.models import Model
+from statecut.errors import InputError
+from statecut.preflight.process import NotMeasured, Worker, in_one_line, run_work
+from statecut.preflight.random_models import random_model
 
 LIMIT_S, TUNING_LIMIT_S = 300.0, 480.0
 PARTS = ("layer", "forward", "training", "decoding")  # the last one needs all memory for itself

@@ -35,14 +35,14 @@ from typing import Any
 import torch
 from refit import Bench, check_options, compared, read_rows, shared_parser, write_rows
 
-from keycut.calibration import calibrate_folder
-from keycut.data.packing import PackedTokens
-from keycut.errors import InputError
-from keycut.models.checkpoint import Checkpoint
-from keycut.selection.methods import METHODS
-from keycut.selection.select import select, select_values
-from keycut.selection.statistics import ModelStatistics
-from keycut.slicing import Change, Keep, check_sliceable, check_widths, slice_model
+from statecut.data.packing import PackedTokens
+from statecut.errors import InputError
+from statecut.models.checkpoint import Checkpoint
+from statecut.pruning.calibration import calibrate_folder
+from statecut.pruning.methods import METHODS
+from statecut.pruning.select import select, select_values
+from statecut.pruning.slicing import Change, Keep, check_sliceable, check_widths, slice_model
+from statecut.pruning.statistics import ModelStatistics
 
 Split = tuple[int, int]  # d_k, d_v
 Row = dict[str, Any]

@@ -18,8 +18,8 @@ from pathlib import Path
 import pandas as pd
 from arguments import existing
 
-from keycut.config import Config, load_config
-from keycut.reporting.frame import (
+from reproduction.config import Config, load_config
+from reproduction.reporting.frame import (
     Key,
     Printed,
     from_frame,
@@ -28,7 +28,7 @@ from keycut.reporting.frame import (
     table_frame,
     to_frame,
 )
-from keycut.reporting.verdict import DECIDED, OUTSIDE, judge, read_errata
+from reproduction.reporting.verdict import DECIDED, OUTSIDE, judge, read_errata
 
 ROOT = Path(__file__).parents[1]
 PUBLISHED = ROOT / "config" / "published"

@@ -20,10 +20,10 @@ REPORT = ["pandas", "pandera", "pyarrow", "Jinja2", "matplotlib", "numpy", "pyda
 WORKFLOW = ["snakemake", "snakemake-executor-plugin-slurm"]
 
 ENVIRONMENTS = {
-    "environment.yml": ("keycut", sorted({*MODEL, *REPORT, *WORKFLOW}, key=str.lower)),
-    "envs/model.yaml": ("keycut-model", sorted(MODEL, key=str.lower)),
-    "envs/pretrain.yaml": ("keycut-pretrain", sorted(MODEL, key=str.lower), ("git",)),
-    "envs/report.yaml": ("keycut-report", sorted(REPORT, key=str.lower)),
+    "environment.yml": ("statecut", sorted({*MODEL, *REPORT, *WORKFLOW}, key=str.lower)),
+    "envs/model.yaml": ("statecut-model", sorted(MODEL, key=str.lower)),
+    "envs/pretrain.yaml": ("statecut-pretrain", sorted(MODEL, key=str.lower), ("git",)),
+    "envs/report.yaml": ("statecut-report", sorted(REPORT, key=str.lower)),
 }
 
 

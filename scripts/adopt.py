@@ -1,7 +1,7 @@
-from keycut.running.job import job
+from reproduction.running.job import job
 
 with job(snakemake) as run:
-    from keycut.models.adoption import adopt
+    from reproduction.running.import_model import adopt
 
     adopt(
         run.models[snakemake.wildcards.model],

@@ -1,11 +1,11 @@
-from keycut.running.job import job
+from reproduction.running.job import job
 
 with job(snakemake) as run:
     import torch
 
-    from keycut.analysis.rank import analyse_rank
-    from keycut.data.packing import PackedTokens
-    from keycut.models.checkpoint import Checkpoint, load
+    from reproduction.analysis.rank import analyse_rank
+    from statecut.data.packing import PackedTokens
+    from statecut.models.checkpoint import Checkpoint, load
 
     model = Checkpoint(snakemake.input.model)
     text = PackedTokens(snakemake.input.tokens, slice_name=run.analysis.data.split("/")[1])

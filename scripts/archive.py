@@ -1,6 +1,6 @@
-from keycut.running.job import job
+from reproduction.running.job import job
 
 with job(snakemake) as run:
-    from keycut.running.archive import write_archive
+    from reproduction.running.archive import write_archive
 
     write_archive(run, snakemake.output.archive)

@@ -1,8 +1,8 @@
-from keycut.running.job import job
+from reproduction.running.job import job
 
 with job(snakemake) as run:
-    from keycut.calibration import calibrate_folder
-    from keycut.data.packing import PackedTokens
+    from statecut.data.packing import PackedTokens
+    from statecut.pruning.calibration import calibrate_folder
 
     calibration = calibrate_folder(
         snakemake.input.model,

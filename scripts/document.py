@@ -1,7 +1,7 @@
-from keycut.running.job import job
+from reproduction.running.job import job
 
 with job(snakemake) as run:
-    from keycut.reporting.writing import write_document
+    from reproduction.reporting.writing import write_document
 
     write_document(
         run,

@@ -1,7 +1,7 @@
-from keycut.running.job import job
+from reproduction.running.job import job
 
 with job(snakemake, online=True) as run:
-    from keycut.hub.check import download_and_check
+    from reproduction.hub.check import download_and_check
 
     report = download_and_check(run)
     print(report.table())

@@ -1,9 +1,9 @@
 from pathlib import Path
 
-from keycut.running.job import job
+from reproduction.running.job import job
 
 with job(snakemake) as run:
-    from keycut.evaluation.suite import evaluate
+    from reproduction.suites.suite import evaluate
 
     evaluate(
         snakemake.input.model,

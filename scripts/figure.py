@@ -1,7 +1,7 @@
-from keycut.running.job import job
+from reproduction.running.job import job
 
 with job(snakemake) as run:
-    from keycut.reporting.figures import draw
+    from reproduction.reporting.figures import draw
 
     draw(
         run,

@@ -1,6 +1,6 @@
-from keycut.running.job import job
+from reproduction.running.job import job
 
 with job(snakemake) as run:
-    from keycut.reporting.frame import make_frame
+    from reproduction.reporting.frame import make_frame
 
     make_frame(run, snakemake.wildcards.table, snakemake.params.sources, snakemake.output.frame)

@@ -1,10 +1,10 @@
 from pathlib import Path
 
-from keycut.running.job import job
+from reproduction.running.job import job
 
 with job(snakemake) as run:
-    from keycut.reporting.jobs import result_records
-    from keycut.reporting.report import write_report
+    from reproduction.reporting.jobs import result_records
+    from reproduction.reporting.report import write_report
 
     results, variants = Path(snakemake.params.results), run.variants()
     curves = {v: Path(p) for v, p in zip(variants, snakemake.params.curves, strict=True)}

@@ -1,10 +1,10 @@
 from pathlib import Path
 
-from keycut.running.job import job
+from reproduction.running.job import job
 
 with job(snakemake) as run:
-    from keycut.benchmarking.preflight import check_shape
-    from keycut.config import Shape
+    from statecut.models.shapes import Shape
+    from statecut.preflight.preflight import check_shape
 
     shape = Shape(**snakemake.params.shape)
     check_shape(shape, run.preflight, Path(snakemake.output.verdict), device=run.device)

@@ -1,13 +1,13 @@
-from keycut.running.job import job
+from reproduction.running.job import job
 
 with job(snakemake) as run:
     import torch
 
-    from keycut.benchmarking.preflight import padding
-    from keycut.data.packing import PackedTokens
-    from keycut.models.card import card, pretrained_facts
-    from keycut.training.output import Output
-    from keycut.training.trainers import pretrain_model, recipe_of
+    from reproduction.pretraining.trainers import pretrain_model, recipe_of
+    from statecut.card import card, pretrained_facts
+    from statecut.data.packing import PackedTokens
+    from statecut.preflight.preflight import padding
+    from statecut.recovery.output import Output
 
     padding(snakemake.input.preflight, may_pad=False)
     name = snakemake.wildcards.model
@@ -21,7 +21,7 @@ with job(snakemake) as run:
         tokenizer=snakemake.input.tokenizer,
         card=card(
             name,
-            f"{name}, trained from scratch by Keycut.",
+            f"{name}, trained from scratch by Statecut.",
             pretrained_facts(recipe, length),
             command=f"snakemake {snakemake.output.model}",
             config=run.models[name].fla_config(),

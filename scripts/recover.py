@@ -1,12 +1,12 @@
-from keycut.running.job import job
+from reproduction.running.job import job
 
 with job(snakemake) as run:
-    from keycut.benchmarking.preflight import padding
-    from keycut.data.packing import PackedTokens
-    from keycut.models.card import card, recovered_facts
-    from keycut.models.checkpoint import Checkpoint
-    from keycut.training.output import Output
-    from keycut.training.recovery import recover
+    from statecut.card import card, recovered_facts
+    from statecut.data.packing import PackedTokens
+    from statecut.models.checkpoint import Checkpoint
+    from statecut.preflight.preflight import padding
+    from statecut.recovery.output import Output
+    from statecut.recovery.recovery import recover
 
     out, name, cut = snakemake.output.model, snakemake.wildcards.model, snakemake.wildcards.cut
     student, teacher = Checkpoint(snakemake.input.student), Checkpoint(snakemake.input.teacher)
@@ -17,7 +17,7 @@ with job(snakemake) as run:
         checkpoints=snakemake.params.checkpoints,
         card=card(
             f"{name}-{cut}",
-            f"{name} after the cut {cut}, recovered by Keycut.",
+            f"{name} after the cut {cut}, recovered by Statecut.",
             recovered_facts(settings, data.manifest.sequence_length, student, teacher),
             command=f"snakemake {out}",
             config=student.config,

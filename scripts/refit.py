@@ -1,11 +1,11 @@
-from keycut.running.job import job
+from reproduction.running.job import job
 
 with job(snakemake) as run:
-    from keycut.calibration import drawn_sequences
-    from keycut.data.packing import PackedTokens
-    from keycut.models.card import card, refitted_facts
-    from keycut.models.checkpoint import Checkpoint
-    from keycut.refit import refit, write_refitted
+    from statecut.card import card, refitted_facts
+    from statecut.data.packing import PackedTokens
+    from statecut.models.checkpoint import Checkpoint
+    from statecut.pruning.calibration import drawn_sequences
+    from statecut.pruning.refit import refit, write_refitted
 
     out, wildcards = snakemake.output.model, snakemake.wildcards
     student, teacher = Checkpoint(snakemake.input.student), Checkpoint(snakemake.input.teacher)
@@ -14,7 +14,7 @@ with job(snakemake) as run:
     result = refit(student, teacher, ids, device=run.device)
     text = card(
         f"{wildcards.model}-{wildcards.method}-refitted",
-        f"{wildcards.model} with fewer key and query channels, pruned and refitted by Keycut.",
+        f"{wildcards.model} with fewer key and query channels, pruned and refitted by Statecut.",
         {
             **{name: wildcards[name] for name in ("method", "target", "ratio")},
             "sliced model digest": student.digest(),

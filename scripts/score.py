@@ -1,10 +1,10 @@
-from keycut.running.job import job
+from reproduction.running.job import job
 
 with job(snakemake) as run:
-    from keycut.calibration import Calibration
-    from keycut.models.checkpoint import Checkpoint
-    from keycut.selection.select import select
-    from keycut.selection.statistics import ModelStatistics
+    from statecut.models.checkpoint import Checkpoint
+    from statecut.pruning.calibration import Calibration
+    from statecut.pruning.select import select
+    from statecut.pruning.statistics import ModelStatistics
 
     inputs, wildcards = snakemake.input, snakemake.wildcards
     method = run.methods[wildcards.method]

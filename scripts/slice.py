@@ -1,10 +1,10 @@
-from keycut.running.job import job
+from reproduction.running.job import job
 
 with job(snakemake):
-    from keycut.models.card import card, pruned_facts
-    from keycut.models.checkpoint import Checkpoint
-    from keycut.selection.selection import Selection
-    from keycut.slicing import slice_model
+    from statecut.card import card, pruned_facts
+    from statecut.models.checkpoint import Checkpoint
+    from statecut.pruning.selection import Selection
+    from statecut.pruning.slicing import slice_model
 
     out, name = snakemake.output.model, snakemake.wildcards.model
     eps = "matched" if snakemake.wildcards.eps else "kept"
@@ -18,7 +18,7 @@ with job(snakemake):
         eps=eps,
         card=card(
             f"{name}-{snakemake.wildcards.method}",
-            f"{name} with fewer key and query channels, pruned by Keycut.",
+            f"{name} with fewer key and query channels, pruned by Statecut.",
             pruned_facts(selection, float(snakemake.wildcards.ratio), model, eps),
             command=f"snakemake {out}",
             config=model.config,

@@ -1,9 +1,9 @@
 from pathlib import Path
 
-from keycut.running.job import job
+from reproduction.running.job import job
 
 with job(snakemake) as run:
-    from keycut.reporting.writing import write_table
+    from reproduction.reporting.writing import write_table
 
     write_table(
         run,

@@ -1,9 +1,9 @@
 from pathlib import Path
 
-from keycut.running.job import job
+from reproduction.running.job import job
 
 with job(snakemake):
-    from keycut.evaluation.demo import make_demo_tasks
+    from reproduction.suites.demo import make_demo_tasks
 
     make_demo_tasks(
         snakemake.input.tokens,

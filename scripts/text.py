@@ -1,7 +1,7 @@
-from keycut.running.job import job
+from reproduction.running.job import job
 
 with job(snakemake):
-    from keycut.data.corpora import write_text
+    from reproduction.corpora import write_text
 
     parts = snakemake.params.parts
     write_text(dict(zip(snakemake.output[: len(parts)], parts, strict=True)))

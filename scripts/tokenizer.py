@@ -1,9 +1,9 @@
 from pathlib import Path
 
-from keycut.running.job import job
+from reproduction.running.job import job
 
 with job(snakemake) as run:
-    from keycut.data.corpora import make_tokenizer
+    from reproduction.corpora import make_tokenizer
 
     make_tokenizer(
         run,

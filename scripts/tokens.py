@@ -1,10 +1,10 @@
 from pathlib import Path
 
-from keycut.running.job import job
+from reproduction.running.job import job
 
 with job(snakemake) as run:
-    from keycut.data.corpora import pack_corpus
-    from keycut.data.tokenizer import load_tokenizer
+    from reproduction.corpora import pack_corpus
+    from statecut.data.tokenizer import load_tokenizer
 
     pack_corpus(
         run,

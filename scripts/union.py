@@ -1,6 +1,6 @@
-from keycut.running.job import job
+from reproduction.running.job import job
 
 with job(snakemake):
-    from keycut.reporting.frame import make_union
+    from reproduction.reporting.frame import make_union
 
     make_union(snakemake.input.frames, snakemake.output.frame)

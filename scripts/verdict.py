@@ -1,9 +1,9 @@
 from pathlib import Path
 
-from keycut.running.job import job
+from reproduction.running.job import job
 
 with job(snakemake) as run:
-    from keycut.reporting.verdict import make_verdict
+    from reproduction.reporting.verdict import make_verdict
 
     make_verdict(
         run,

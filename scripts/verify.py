@@ -1,8 +1,8 @@
 from pathlib import Path
 
-from keycut.running.job import job
+from reproduction.running.job import job
 
 with job(snakemake):
-    from keycut.reporting.verdict import verify
+    from reproduction.reporting.verdict import verify
 
     verify(Path(snakemake.input.verdict) / "cells.csv")

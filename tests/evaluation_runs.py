@@ -6,9 +6,9 @@ from pathlib import Path
 import yaml
 from small_models import COMMON, SMALL
 
-from keycut.config import parse_config
-from keycut.data.tokenizer import train_tokenizer
-from keycut.models import create, save
+from reproduction.config import parse_config
+from statecut.data.tokenizer import train_tokenizer
+from statecut.models import create, save
 
 WORDS = [
     "the",

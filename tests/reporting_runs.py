@@ -10,12 +10,11 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import save_file
 
-from keycut.analysis.rank import RankAnalysis
-from keycut.artefact import canonical_json, digest, write_json
-from keycut.config import Config, DecodingBenchmark, Measurement, QualityTable, Variant, width
-from keycut.config.evaluation import FRACTIONS
-from keycut.reporting.figures import draw
-from keycut.reporting.frame import (
+from reproduction.analysis.rank import RankAnalysis
+from reproduction.config import Config, DecodingBenchmark, Measurement, QualityTable, Variant
+from reproduction.config.evaluation import FRACTIONS
+from reproduction.reporting.figures import draw
+from reproduction.reporting.frame import (
     LOWER_IS_BETTER,
     PAPER,
     Key,
@@ -27,14 +26,16 @@ from keycut.reporting.frame import (
     table_frame,
     variant_key,
 )
-from keycut.reporting.jobs import result_records
-from keycut.reporting.verdict import make_verdict
-from keycut.running.paths import PROVENANCE
+from reproduction.reporting.jobs import result_records
+from reproduction.reporting.verdict import make_verdict
+from reproduction.running.paths import PROVENANCE
+from statecut.arguments import width
+from statecut.files import canonical_json, digest, write_json
 
 ROOT = Path(__file__).parents[1]
 TEMPLATES = ROOT / "workflow" / "templates"
 PUBLISHED = ROOT / "config" / "published"
-VERSIONS = {"keycut": "0.1", "python": "3.11.2", "torch": "2.13.0", "triton": "3.7.1"}
+VERSIONS = {"statecut": "0.1", "python": "3.11.2", "torch": "2.13.0", "triton": "3.7.1"}
 
 # How much each method harms a model at half its channels, as a factor of its perplexity.
 DRAWN = [random.Random(number).gauss(0, 0.01) for number in range(60)]
@@ -44,7 +45,7 @@ HARM = {"grad": 1.05, "drrqr": 1.08, "s_wanda": 1.3, "l1": 1.6, "rand": 2.0}
 def evaluation_files(
     config: Config, folder: Path, near: Mapping[Key, float] | None = None
 ) -> dict[tuple[Variant, str], Path]:
-    """One file per evaluation of a run, as `keycut.evaluation` writes them.
+    """One file per evaluation of a run, as `reproduction.suites` writes them.
 
     Numbers are invented, or a little off those that are given.
     """
@@ -110,7 +111,7 @@ def invented(variant: Variant, column: str, *, lower: bool) -> float:
 
 
 def measurement_files(config: Config, folder: Path) -> dict[Measurement, Path]:
-    """One file per cell of a run's benchmarks, as `keycut.benchmarking` writes them."""
+    """One file per cell of a run's benchmarks, as `reproduction.benchmarking` writes them."""
     files = {}
     for cell in config.measurements():
         parts = [cell.benchmark, cell.subject, cell.ratio, cell.width, cell.does]

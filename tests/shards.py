@@ -5,7 +5,7 @@ import shutil
 
 from safetensors.torch import save_file
 
-from keycut.models.checkpoint import Checkpoint
+from statecut.models.checkpoint import Checkpoint
 
 
 def shard(folder, out):

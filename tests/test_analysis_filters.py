@@ -5,10 +5,10 @@ import pytest
 import torch
 from small_models import SMALL
 
-from keycut.analysis.filters import filters
-from keycut.errors import InputError
-from keycut.models import create, save
-from keycut.models.checkpoint import Checkpoint
+from reproduction.analysis.filters import filters
+from statecut.errors import InputError
+from statecut.models import create, save
+from statecut.models.checkpoint import Checkpoint
 
 SHAPES = {  # (heads, channels) of q and k, and of v
     "delta_net": ((2, 16), (2, 16)),

@@ -11,17 +11,11 @@ from hypothesis import strategies as st
 from plain_model import plain_logits, projected, queries_and_keys
 from small_models import SMALL
 
-from keycut.analysis.rank import (
-    RankAnalysis,
-    Writes,
-    analyse_rank,
-    states_in_blocks,
-    writes,
-)
-from keycut.analysis.spectra import effective_ranks, er, largest_eigenvalues
-from keycut.errors import InputError
-from keycut.models import create
-from keycut.models.precision import no_tf32
+from reproduction.analysis.rank import RankAnalysis, Writes, analyse_rank, states_in_blocks, writes
+from reproduction.analysis.spectra import effective_ranks, er, largest_eigenvalues
+from statecut.errors import InputError
+from statecut.models import create
+from statecut.models.precision import no_tf32
 
 NAMES = ["delta_net", "shared_head", "gated", "gated_value_heads"]
 T, SKIP = 90, 7

@@ -6,15 +6,21 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keycut.benchmarking import decoding, measure, read
-from keycut.benchmarking.decoding import FINENESS, Generation, first_guess, largest, state_size
-from keycut.benchmarking.passes import layer_pass
-from keycut.benchmarking.random_models import random_model
-from keycut.benchmarking.record import Runs, metrics
-from keycut.benchmarking.timing import FEWEST, time_runs
-from keycut.config import Config, DecodingBenchmark, load_config
-from keycut.errors import InputError
-from keycut.models.architectures import architecture
+from reproduction.benchmarking import decoding, measure, read
+from reproduction.benchmarking.decoding import (
+    FINENESS,
+    Generation,
+    first_guess,
+    largest,
+    state_size,
+)
+from reproduction.benchmarking.passes import layer_pass
+from reproduction.benchmarking.record import Runs, metrics
+from reproduction.benchmarking.timing import FEWEST, time_runs
+from reproduction.config import Config, DecodingBenchmark, load_config
+from statecut.errors import InputError
+from statecut.models.architectures import architecture
+from statecut.preflight.random_models import random_model
 
 FOLDER = Path(__file__).parent.parent / "config"
 

@@ -8,13 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keycut.artefact import write_json
-from keycut.benchmarking import examination, preflight
-from keycut.benchmarking.preflight import ShapeVerdict, check_shape, check_shapes, judge, read
-from keycut.benchmarking.process import Outcome
-from keycut.cli import main
-from keycut.config import Preflight, Shape
-from keycut.errors import InputError
+from reproduction.config import Preflight
+from statecut.cli import main
+from statecut.errors import InputError
+from statecut.files import write_json
+from statecut.models.shapes import Shape
+from statecut.preflight import examination, preflight
+from statecut.preflight.preflight import ShapeVerdict, check_shape, check_shapes, judge, read
+from statecut.preflight.process import Outcome
 
 SETTINGS = Preflight(length=80, tolerance=0.01)
 RIGHT = {

@@ -8,8 +8,8 @@ import time
 import numpy as np
 import pytest
 
-from keycut.benchmarking.process import Outcome, Worker, run_work
-from keycut.running.forkserver import pidfd
+from reproduction.running.forkserver import pidfd
+from statecut.preflight.process import Outcome, Worker, run_work
 
 # Work that any process can import: a generator that maps a function over values.
 
@@ -58,7 +58,7 @@ def test_a_process_that_cannot_import_says_so() -> None:
 
 def test_work_ends_with_the_process_that_waits_for_it() -> None:
     code = (
-        "import time\nfrom keycut.benchmarking.process import Worker\n"
+        "import time\nfrom statecut.preflight.process import Worker\n"
         "worker = Worker(())\nworker.wait()\nprint(worker.process.pid, flush=True)\n"
         "worker.run(map, time.sleep, [1000], limit_s=1000)"
     )

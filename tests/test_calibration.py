@@ -11,13 +11,18 @@ import torch.nn.functional as F
 from plain_model import plain_logits
 from small_models import SMALL
 
-from keycut.calibration import Calibration, calibrate, calibrate_layerwise, sampled_positions
-from keycut.errors import InputError
-from keycut.models import create, load, save
-from keycut.models.architectures import ARCHITECTURES
-from keycut.models.architectures.gated_deltanet import ARCHITECTURE as GATED_DELTANET
-from keycut.models.capture import mixers
-from keycut.models.checkpoint import Checkpoint
+from statecut.errors import InputError
+from statecut.models import create, load, save
+from statecut.models.architectures import ARCHITECTURES
+from statecut.models.architectures.gated_deltanet import ARCHITECTURE as GATED_DELTANET
+from statecut.models.capture import mixers
+from statecut.models.checkpoint import Checkpoint
+from statecut.pruning.calibration import (
+    Calibration,
+    calibrate,
+    calibrate_layerwise,
+    sampled_positions,
+)
 
 NAMES = ["delta_net", "shared_head", "gated", "gated_value_heads", "kda_value_heads"]
 ROWS, SEED = 50, 11

@@ -9,13 +9,13 @@ from hub_server import Hub
 from safetensors.torch import load_file, save_file
 from small_models import SMALL
 
-from keycut.errors import InputError
-from keycut.hub.downloads import HubItem
-from keycut.hub.fetch import fetch
-from keycut.models import create, load, save
-from keycut.models.architectures import ARCHITECTURES, architecture
-from keycut.models.checkpoint import Checkpoint, current_name
-from keycut.selection.statistics import ModelStatistics
+from statecut.errors import InputError
+from statecut.hub.downloads import HubItem
+from statecut.hub.fetch import fetch
+from statecut.models import create, load, save
+from statecut.models.architectures import ARCHITECTURES, architecture
+from statecut.models.checkpoint import Checkpoint, current_name
+from statecut.pruning.statistics import ModelStatistics
 
 IDS = torch.arange(20)[None]
 
@@ -137,7 +137,7 @@ def test_a_truncated_file_is_named(folder):
 
 def test_a_pickle_is_refused_and_it_is_said_how(folder):
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    with pytest.raises(InputError, match=r"pickled weights only .* `keycut download` converts"):
+    with pytest.raises(InputError, match=r"pickled weights only .* `statecut download` converts"):
         load(folder)
 
 

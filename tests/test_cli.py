@@ -19,16 +19,16 @@ from safetensors.torch import load_file, save_file
 from small_models import SMALL
 from training_runs import sentences
 
-from keycut.artefact import atomic_write
-from keycut.calibration import calibrate_layerwise
-from keycut.cli import main
-from keycut.data.sources import Source
-from keycut.data.tokenizer import train_tokenizer
-from keycut.errors import InputError
-from keycut.models import create, load, save
-from keycut.outcome import HeldOut, Refitting
-from keycut.refit import Refit
-from keycut.selection.methods import METHODS
+from statecut.cli import main
+from statecut.data.sources import Source
+from statecut.data.tokenizer import train_tokenizer
+from statecut.errors import InputError
+from statecut.files import atomic_write
+from statecut.models import create, load, save
+from statecut.pruning.calibration import calibrate_layerwise
+from statecut.pruning.methods import METHODS
+from statecut.pruning.outcome import HeldOut, Refitting
+from statecut.pruning.refit import Refit
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +69,9 @@ def test_prune_writes_a_smaller_model_with_a_card(workplace, capsys, name):
     newer = "Loads with flash-linear-attention 0.2.2 or newer.\n\n    import fla.models\n"
     assert (newer in card) == (name != "shared_head")
     cpu = "The kernels of flash-linear-attention need a GPU. On a CPU, in plain PyTorch:"
-    assert f'{cpu}\n\n    import keycut.models\n    model = keycut.models.load("{out}")\n' in card
+    assert (
+        f'{cpu}\n\n    import statecut.models\n    model = statecut.models.load("{out}")\n' in card
+    )
     assert (workplace / out / "tokenizer.json").is_file()
     shown = capsys.readouterr()
     for line in ("key channels a head  16 -> 8", "condition of keys", "swaps made"):
@@ -106,8 +108,10 @@ def test_on_a_gpu_it_calibrates_in_bf16(workplace, monkeypatch, capsys, method):
 
         return on_gpu
 
-    monkeypatch.setattr("keycut.calibration.load", on_cpu(load))
-    monkeypatch.setattr("keycut.calibration.calibrate_layerwise", on_cpu(calibrate_layerwise))
+    monkeypatch.setattr("statecut.pruning.calibration.load", on_cpu(load))
+    monkeypatch.setattr(
+        "statecut.pruning.calibration.calibrate_layerwise", on_cpu(calibrate_layerwise)
+    )
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     arguments = ["--device", "cuda", "--method", method]
     assert prune(workplace, *arguments, out=f"on-gpu-{method}") == 0
@@ -156,7 +160,7 @@ def test_what_comes_into_an_empty_folder_meanwhile_is_not_lost(tmp_path):
 def test_a_folder_that_cannot_be_renamed_is_refused_before_any_work(
     workplace, tmp_path, capsys, monkeypatch
 ):
-    monkeypatch.setattr("keycut.prune.slice_model", None)
+    monkeypatch.setattr("statecut.pruning.prune.slice_model", None)
     for name in ("here", "mounted", "linked"):
         (tmp_path / name).mkdir()
     monkeypatch.chdir(tmp_path / "here")
@@ -166,7 +170,7 @@ def test_a_folder_that_cannot_be_renamed_is_refused_before_any_work(
     for out in (Path(), tmp_path / "here", tmp_path / "mounted"):
         arguments = ["prune", workplace / "delta_net", out, "--ratio", "0.5", "--method", "l1"]
         assert main([*map(str, arguments)]) == 2
-        assert stderr(capsys) == f"keycut: {out} {message}"
+        assert stderr(capsys) == f"statecut: {out} {message}"
     assert prune(workplace, "--method", "l1", out=tmp_path / "link") == 2
     assert "link exists and is no model" in stderr(capsys)
 
@@ -298,7 +302,7 @@ def test_bad_values_are_named_and_nothing_is_written(workplace, capsys, case):
     arguments, message = BAD[case]
     assert prune(workplace, *arguments, out="bad") == 2
     line = stderr(capsys).splitlines()[-1]
-    assert line.startswith("keycut: ")
+    assert line.startswith("statecut: ")
     assert message in line
     assert not (workplace / "bad").exists()
 
@@ -335,7 +339,7 @@ def test_a_hybrid_of_transformers_is_cut_and_refitted(workplace, capsys, method)
 
 def test_a_hybrid_is_cut_and_not_run(workplace, capsys, monkeypatch):
     """Its softmax layers need flash-attn: said before anything is read, loaded or packed."""
-    monkeypatch.setattr("keycut.prune.pack", None)
+    monkeypatch.setattr("statecut.pruning.prune.pack", None)
     shutil.copytree(workplace / "delta_net", workplace / "hybrid")
     config = json.loads((workplace / "hybrid" / "config.json").read_text())
     config["attn"] = {"layers": [1], "num_heads": 2}
@@ -364,7 +368,7 @@ def test_a_disk_without_room_is_refused_before_and_explained_after(workplace, ca
     def full(*_args, **_kwargs):
         raise SafetensorError(f"I/O error: {os.strerror(errno.ENOSPC)} (os error 28)")
 
-    monkeypatch.setattr("keycut.models.checkpoint.save_file", full)
+    monkeypatch.setattr("statecut.models.checkpoint.save_file", full)
     assert prune(workplace, *arguments, out="bad") == 2
     message = stderr(capsys).splitlines()[-1]
     assert "bad: I/O error: No space left on device (os error 28): make room" in message
@@ -373,7 +377,7 @@ def test_a_disk_without_room_is_refused_before_and_explained_after(workplace, ca
 
 def test_text_shorter_than_one_sequence_is_refused(workplace, capsys, monkeypatch):
     """Before the model is loaded."""
-    monkeypatch.setattr("keycut.calibration.calibrate_layerwise", None)
+    monkeypatch.setattr("statecut.pruning.calibration.calibrate_layerwise", None)
     (workplace / "short.txt").write_text("four words and more")
     assert prune(workplace, out="bad", text="short.txt") == 2
     assert "less than one sequence of 40" in stderr(capsys)
@@ -431,7 +435,7 @@ def test_pack_says_what_it_made(workplace, capsys):
 def test_pack_names_the_option_that_is_wrong(workplace, tmp_path, capsys, option):
     arguments = ["pack", workplace / "text.jsonl", tmp_path / "out", option, "0"]
     assert main([*map(str, arguments), "--tokenizer", str(workplace / "tokenizer")]) == 2
-    assert stderr(capsys) == f"keycut: {option} 0: must be 1 or more"
+    assert stderr(capsys) == f"statecut: {option} 0: must be 1 or more"
 
 
 def test_force_replaces_packed_text_and_nothing_else(workplace, tmp_path, capsys):
@@ -453,9 +457,9 @@ def test_force_replaces_packed_text_and_nothing_else(workplace, tmp_path, capsys
     assert pack(tmp_path / "packed") == pack(tmp_path / "packed") == 0
 
 
-def test_importing_keycut_imports_nothing_slow():
+def test_importing_statecut_imports_nothing_slow():
     code = (
-        "import sys, keycut, keycut.cli, keycut.config, keycut.hub.downloads;"
+        "import sys, statecut, statecut.cli, reproduction.config, statecut.hub.downloads;"
         "print([m for m in ('torch', 'fla', 'transformers', 'scipy') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -470,7 +474,9 @@ def test_refit_changes_the_projections_and_says_what_it_brought(
     workplace, capsys, monkeypatch, name, method
 ):
     assert prune(workplace, "--method", method, model=name, out=f"{name}-cut") == 0
-    monkeypatch.setattr("keycut.calibration.load", None)  # the whole model is never in memory
+    monkeypatch.setattr(
+        "statecut.pruning.calibration.load", None
+    )  # the whole model is never in memory
     capsys.readouterr()
     out = workplace / f"{name}-refitted"
     assert prune(workplace, "--method", method, "--refit", model=name, out=out.name) == 0
@@ -539,9 +545,9 @@ def test_a_refit_that_fails_leaves_nothing(workplace, capsys, monkeypatch):
     def fail(*_args, **_kwargs):
         raise InputError("layer 0: NaN")
 
-    monkeypatch.setattr("keycut.prune.refit", fail)
+    monkeypatch.setattr("statecut.pruning.prune.refit", fail)
     assert prune(workplace, "--refit", out="bad") == 2
-    assert stderr(capsys).endswith("keycut: layer 0: NaN")
+    assert stderr(capsys).endswith("statecut: layer 0: NaN")
     assert not (workplace / "bad").exists()
     assert not list(workplace.glob(".*"))
 
@@ -557,7 +563,7 @@ UNFIT = {
 def test_what_cannot_be_refitted_is_refused_before_any_work(
     workplace, capsys, monkeypatch, case, method
 ):
-    monkeypatch.setattr("keycut.prune.pack", None)
+    monkeypatch.setattr("statecut.pruning.prune.pack", None)
     arguments, message = UNFIT[case]
     assert prune(workplace, "--refit", "--method", method, *arguments, out="bad") == 2
     assert message in stderr(capsys)

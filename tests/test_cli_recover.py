@@ -1,4 +1,4 @@
-"""`keycut recover`: recovery of a model of one's own."""
+"""`statecut recover`: recovery of a model of one's own."""
 
 import os
 import re
@@ -12,20 +12,20 @@ from safetensors.torch import load_file
 from small_models import SMALL
 from test_cli import sentences
 
-from keycut import recover as command
-from keycut.artefact import read_json
-from keycut.benchmarking.preflight import ShapeVerdict
-from keycut.cli import main, parser
-from keycut.config import load_config
-from keycut.data.tokenizer import train_tokenizer
-from keycut.errors import InputError
-from keycut.models import create, load, save
-from keycut.models.card import stored_facts
-from keycut.models.checkpoint import Checkpoint
-from keycut.slicing import cut_back, slice_model
-from keycut.training.checkpoints import CURVE
-from keycut.training.loop import EXIT_UNFINISHED
-from keycut.training.recovery import TRAINABLE
+from reproduction.config import load_config
+from statecut.card import stored_facts
+from statecut.cli import main, parser
+from statecut.data.tokenizer import train_tokenizer
+from statecut.errors import InputError
+from statecut.files import read_json
+from statecut.models import create, load, save
+from statecut.models.checkpoint import Checkpoint
+from statecut.preflight.preflight import ShapeVerdict
+from statecut.pruning.slicing import cut_back, slice_model
+from statecut.recovery import command
+from statecut.recovery.checkpoints import CURVE
+from statecut.recovery.loop import EXIT_UNFINISHED
+from statecut.recovery.recovery import TRAINABLE
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +95,7 @@ def test_a_recovered_model_is_written_with_its_card_and_curve(workplace, capsys)
     numbers = re.search(line, shown.out)[0].split()[1:6:2]
     fact = "| perplexity after recovery | {} teacher, {} pruned, {} recovered, on 24 tokens"
     assert fact.format(*numbers) in card
-    assert "keycut recover student teacher out --steps 4 --batch 2 --length 24" in card
+    assert "statecut recover student teacher out --steps 4 --batch 2 --length 24" in card
     assert not (workplace / "out.checkpoints").exists()
 
 
@@ -111,7 +111,7 @@ def test_the_card_keeps_what_the_pruned_models_said(workplace, capsys):
     assert any(row.startswith("| perplexity |") for row in rows)
     assert all(row in after for row in rows)
     assert after.count("| made by |") == 1
-    # A card that Keycut did not write says nothing.
+    # A card that Statecut did not write says nothing.
     assert stored_facts(workplace / "recovered")["method"] == "l1"
     (workplace / "recovered" / "README.md").write_text("| method | mine |\n")
     assert stored_facts(workplace / "recovered") == {}
@@ -219,7 +219,7 @@ def test_a_recovery_that_is_killed_before_it_trains_leaves_nothing(
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setattr(command, "pack_text", lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM))
     assert recover(workplace, out="killed") == 130
-    assert stderr(capsys) == "keycut: interrupted"
+    assert stderr(capsys) == "statecut: interrupted"
     assert not list(tmp_path.iterdir())
     assert sorted(workplace.rglob("*")) == before
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from keycut.selection.conditioning import condition_number, effective_rank, spectrum_from_gram
+from statecut.pruning.conditioning import condition_number, effective_rank, spectrum_from_gram
 
 KEPT = torch.tensor([[0, 2, 5], [1, 3, 4]])
 

@@ -22,22 +22,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from keycut.config import (
-    TASKS,
-    Config,
-    QualityTable,
-    Shape,
-    Variant,
-    load_config,
-    parse_config,
-    width,
-)
-from keycut.config.documentation import reference, schema
-from keycut.config.evaluation import DATA_SETS
-from keycut.config.needs import hub_sources
-from keycut.config.section import PATTERNS
-from keycut.errors import InputError
-from keycut.hub.downloads import DEFAULT_PATTERNS, HubItem
+from reproduction.config import TASKS, Config, QualityTable, Variant, load_config, parse_config
+from reproduction.config.documentation import reference, schema
+from reproduction.config.evaluation import DATA_SETS
+from reproduction.config.needs import hub_sources
+from reproduction.config.section import PATTERNS
+from statecut.arguments import width
+from statecut.errors import InputError
+from statecut.hub.downloads import DEFAULT_PATTERNS, HubItem
+from statecut.models.shapes import Shape
 
 FOLDER = Path(__file__).parents[1] / "config"
 RUNS = ("demo", "lab", "qwen3_5", "paper")
@@ -307,7 +300,7 @@ def test_no_key_of_the_demo_reaches_the_paper(configs: dict[str, Config], paper:
         assert not getattr(configs["demo"], part).keys() & getattr(paper, part).keys(), part
 
 
-_DUMP = "import sys, keycut.config as c; print(c.load_config(sys.argv[1]).model_dump_json())"
+_DUMP = "import sys, reproduction.config as c; print(c.load_config(sys.argv[1]).model_dump_json())"
 
 
 @pytest.mark.parametrize("run", RUNS)
@@ -431,7 +424,7 @@ def test_editors_refuse_an_empty_list(demo_data: dict[str, Any]) -> None:
 @pytest.mark.parametrize(("name", "generate"), [("schema.json", schema), ("README.md", reference)])
 def test_generated_files_are_current(name: str, generate: Callable[[], str]) -> None:
     assert (FOLDER / name).read_text() == generate(), (
-        f"config/{name} is not what src/keycut/config says; run `python -m keycut.config`"
+        f"config/{name} is not what the sections say; run `python -m reproduction.config`"
     )
 
 
@@ -443,7 +436,7 @@ def test_every_key_is_described() -> None:
 
 def test_importing_is_cheap() -> None:
     heavy = "{'torch', 'transformers', 'fla', 'numpy', 'lm_eval'} & set(sys.modules)"
-    command = f"import sys, keycut.config; sys.exit(str({heavy}) if {heavy} else 0)"
+    command = f"import sys, reproduction.config; sys.exit(str({heavy}) if {heavy} else 0)"
     subprocess.run([sys.executable, "-c", command], check=True)
 
 

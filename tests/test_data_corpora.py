@@ -8,13 +8,13 @@ import pyarrow.parquet as pq
 import pytest
 from hub_server import Hub
 
-from keycut.config import load_config, parse_config
-from keycut.data.corpora import documents, make_tokenizer, pack_corpus, source
-from keycut.data.packing import PackedTokens
-from keycut.data.tokenizer import load_tokenizer
-from keycut.errors import InputError
-from keycut.hub.downloads import Downloads, HubItem
-from keycut.hub.fetch import fetch
+from reproduction.config import load_config, parse_config
+from reproduction.corpora import documents, make_tokenizer, pack_corpus, source
+from statecut.data.packing import PackedTokens
+from statecut.data.tokenizer import load_tokenizer
+from statecut.errors import InputError
+from statecut.hub.downloads import Downloads, HubItem
+from statecut.hub.fetch import fetch
 
 CONFIG = Path(__file__).parents[1] / "config"
 TEXTS = [f"Sentence number {i} has some words in it, and {i * i} is a square." for i in range(300)]
@@ -105,7 +105,7 @@ def test_hub_text_and_tokenizer_at_their_commit(text, tmp_path):
 
 def test_hub_text_that_was_not_downloaded_is_refused(tmp_path):
     config = configured({"kind": "hub", "name": "owner/text"})
-    with pytest.raises(InputError, match=r"owner/text is not in .*: run `keycut download"):
+    with pytest.raises(InputError, match=r"owner/text is not in .*: run `statecut download"):
         source(config.corpora["documentation"])
 
 

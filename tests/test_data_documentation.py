@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from keycut.data import documentation as own
-from keycut.data.documentation import documentation, documentation_source, prose, word_runs
-from keycut.data.tokenizer import train_tokenizer
-from keycut.errors import InputError
+from statecut.data import documentation as own
+from statecut.data.documentation import documentation, documentation_source, prose, word_runs
+from statecut.data.tokenizer import train_tokenizer
+from statecut.errors import InputError
 
 DOCSTRING = """Return the sum of array elements over a given axis, as one number.
 
@@ -105,7 +105,7 @@ def test_its_revision_is_what_is_installed() -> None:
 
 def test_it_is_the_same_in_every_process() -> None:
     program = (
-        "import hashlib; from keycut.data import documentation as own;"
+        "import hashlib; from statecut.data import documentation as own;"
         "own.PACKAGES = ('numpy',);"
         "print(hashlib.sha256('|'.join(own.documentation()).encode()).hexdigest())"
     )
@@ -123,7 +123,7 @@ def test_it_is_the_same_in_every_process() -> None:
 
 def test_it_is_read_without_importing_the_packages() -> None:
     program = (
-        "import sys; from keycut.data import documentation as own; next(own.documentation());"
+        "import sys; from statecut.data import documentation as own; next(own.documentation());"
         "own.documentation_source(); own._folder('torch');"
         "print({'torch', 'scipy', 'pandas'} & set(sys.modules))"
     )

@@ -18,12 +18,12 @@ import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keycut.data import packing
-from keycut.data.packing import PackedTokens, pack
-from keycut.data.progress import Progress
-from keycut.data.sources import Source, read, shuffled
-from keycut.data.tokenizer import Tokenizer, train_tokenizer
-from keycut.errors import InputError
+from statecut.data import packing
+from statecut.data.packing import PackedTokens, pack
+from statecut.data.progress import Progress
+from statecut.data.sources import Source, read, shuffled
+from statecut.data.tokenizer import Tokenizer, train_tokenizer
+from statecut.errors import InputError
 
 SOURCE = Source("invented", "1")
 
@@ -380,8 +380,8 @@ def test_every_pass_holds_every_sequence_once_in_an_order_of_its_own(packed: Pat
 MEMORY = textwrap.dedent("""
     import functools, gzip, resource, sys
     import tokenizers
-    from keycut.data import packing, sources
-    from keycut.data.tokenizer import Tokenizer
+    from statecut.data import packing, sources
+    from statecut.data.tokenizer import Tokenizer
 
     count, folder = int(sys.argv[1]), sys.argv[2]
     with gzip.open(f"{folder}/{count}.jsonl.gz", "wt", compresslevel=1) as file:
@@ -420,7 +420,7 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path: Path) -> None:
 
 def test_packing_imports_nothing_heavy() -> None:
     program = (
-        "import sys, keycut.data.packing, keycut.data.documentation;"
+        "import sys, statecut.data.packing, statecut.data.documentation;"
         "print({'torch', 'transformers', 'datasets', 'pandas', 'pyarrow'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
@@ -432,7 +432,7 @@ def test_progress_says_what_is_left_and_only_of_long_work(
 ) -> None:
     caplog.set_level("INFO")
     clock = iter([0.0, 3.0, 9.9, 10.0, 15.0])
-    monkeypatch.setattr("keycut.data.progress.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr("statecut.data.progress.time.monotonic", lambda: next(clock))
     progress = Progress("packing", tokens=5_000_000)
     for _ in range(2):
         progress.add(documents=500, tokens=500_000)

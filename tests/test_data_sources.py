@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet
 
-from keycut.data import sources
-from keycut.data.sources import (
+from statecut.data import sources
+from statecut.data.sources import (
     at_even_distances,
     describe,
     matching,
@@ -26,7 +26,7 @@ from keycut.data.sources import (
     survey,
     write,
 )
-from keycut.errors import InputError
+from statecut.errors import InputError
 
 DOCUMENTS = ["One day.\n\nThe next.", "Ünïcode  and two spaces", "third 🤖"]
 

@@ -21,16 +21,16 @@ import pytest
 import torch
 import yaml
 
-from keycut.cli import main
-from keycut.config import load_config
-from keycut.data.documentation import word_runs
-from keycut.data.packing import PackedTokens
-from keycut.data.sources import read
-from keycut.models import load
-from keycut.models.checkpoint import Checkpoint
-from keycut.prune import pack_text
-from keycut.refit import perplexity
-from keycut.running.archive import write_archive
+from reproduction.cli import main
+from reproduction.config import load_config
+from reproduction.running.archive import write_archive
+from statecut.data.documentation import word_runs
+from statecut.data.packing import PackedTokens
+from statecut.data.sources import read
+from statecut.models import load
+from statecut.models.checkpoint import Checkpoint
+from statecut.pruning.prune import pack_text
+from statecut.pruning.refit import perplexity
 
 ROOT = Path(__file__).parents[1]
 DEMO = ROOT / "results" / "demo"
@@ -87,7 +87,7 @@ def test_an_archive_gives_the_same_report_and_tables_in_another_checkout(tmp_pat
         files.extractall(tmp_path, filter="data")
     outs = [TARGET, "results/demo/tables/summary.tex"]
     done = subprocess.run(
-        [sys.executable, "-m", "keycut.running.forkserver",
+        [sys.executable, "-m", "reproduction.running.forkserver",
          *command(*outs, "--config", "partial=archived")],
         cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True,
     )  # fmt: skip
@@ -260,7 +260,7 @@ def test_another_seed_reruns_what_is_drawn(copy):
 
 def test_a_change_to_one_method_reruns_that_method(copy):
     edit(
-        copy / "src/keycut/selection/methods/grad.py", "def score", "CHANGED = True\n\n\ndef score"
+        copy / "src/statecut/pruning/methods/grad.py", "def score", "CHANGED = True\n\n\ndef score"
     )
     jobs = planned(copy)
     touched = [
@@ -272,7 +272,7 @@ def test_a_change_to_one_method_reruns_that_method(copy):
 
 
 def test_a_change_of_words_reruns_nothing(copy):
-    edit(copy / "src/keycut/selection/methods/grad.py", '"""Grad: ', '"""Once more: ')
+    edit(copy / "src/statecut/pruning/methods/grad.py", '"""Grad: ', '"""Once more: ')
     assert planned(copy) == Counter()
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from keycut.cli import parser
-from keycut.models.architectures.base import Architecture
-from keycut.selection.methods import METHODS
+from statecut.cli import parser
+from statecut.models.architectures.base import Architecture
+from statecut.pruning.methods import METHODS
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -48,7 +48,7 @@ def test_files_commands_and_options_exist(document):
     targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
     assert {*re.findall(r"(?m)(?:^    |`)make ([a-z-]+)", text)} <= {*targets}
     (commands,) = parser()._subparsers._group_actions
-    for name, arguments in re.findall(r"(?m)(?:^    |`)keycut ([a-z]+)([^`#\n]*)", text):
+    for name, arguments in re.findall(r"(?m)(?:^    |`)statecut ([a-z]+)([^`#\n]*)", text):
         options = commands.choices[name]._option_string_actions
         assert {*re.findall(r"--[a-z-]+", arguments)} <= {*options}
 

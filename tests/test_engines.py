@@ -1,4 +1,4 @@
-"""Widths that engines compute right: the table, and `keycut prune --for`."""
+"""Widths that engines compute right: the table, and `statecut prune --for`."""
 
 from pathlib import Path
 
@@ -7,13 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from small_models import SMALL
 
-from keycut.cli import main
-from keycut.engines import ENGINES, NO_KEYS_ALONE, QWEN, READ, computed_wrong, table
-from keycut.errors import InputError
-from keycut.models import create, save
-from keycut.models.architectures import ARCHITECTURES
-from keycut.models.architectures.base import MixerShape
-from keycut.models.checkpoint import Checkpoint
+from statecut.cli import main
+from statecut.errors import InputError
+from statecut.models import create, save
+from statecut.models.architectures import ARCHITECTURES
+from statecut.models.checkpoint import Checkpoint
+from statecut.models.shapes import MixerShape
+from statecut.serving.engines import ENGINES, NO_KEYS_ALONE, QWEN, READ, computed_wrong, table
 
 ROOT = Path(__file__).parents[1]
 
@@ -45,7 +45,7 @@ def test_a_width_is_rounded_up_to_the_narrowest_that_is_taken(
 
 @given(engine=st.sampled_from([*ENGINES.values()]), full=st.integers(2, 300), data=st.data())
 def test_the_ratio_that_an_error_names_works(engine, full, data):
-    from keycut.config import width as width_of
+    from statecut.arguments import width as width_of
 
     width = data.draw(st.integers(1, full - 1))
     try:
@@ -107,19 +107,21 @@ def test_every_entry_says_where_it_is_from():
         assert name == engine.name
         assert engine.source
         assert engine.date
-        assert READ in engine.evidence or "run in Keycut's tests" in engine.evidence
+        assert READ in engine.evidence or "run in Statecut's tests" in engine.evidence
 
 
 def test_the_page_has_the_table_as_it_is():
     page = (ROOT / "docs" / "engines.md").read_text()
-    assert table() in page, "docs/engines.md: put what `python -m keycut.engines` prints there"
+    assert table() in page, (
+        "docs/engines.md: put what `python -m statecut.serving.engines` prints there"
+    )
 
 
 def test_widths_computed_wrong_are_named_for_models_that_the_engine_takes():
     (line,) = computed_wrong("qwen3_next", shape(40), shape(128))
     assert line == (
         "CAUTION: mlx-lm computes d_k 40 wrong on a Mac's GPU, without an error: it takes "
-        "multiples of 32, `keycut prune --for mlx` rounds up to 64"
+        "multiples of 32, `statecut prune --for mlx` rounds up to 64"
     )
     assert not [*computed_wrong("qwen3_next", shape(64), shape(128))]
     assert not [*computed_wrong("delta_net", shape(40), shape(128))]
@@ -133,7 +135,7 @@ def test_a_caution_names_no_rounding_that_is_refused(full, way_out):
     assert line.endswith(f"it takes multiples of 32, {way_out}")
 
 
-# keycut prune --for
+# statecut prune --for
 
 
 @pytest.fixture(scope="module")
@@ -162,7 +164,7 @@ def test_prune_for_an_engine_rounds_up_and_says_what_to_do(model, capsys):
     assert "--for mlx: 32 channels a head instead of 24, as mlx-lm takes multiples of 32" in (
         shown.err
     )
-    assert "engine               mlx-lm: its CPU path is run in Keycut's tests" in shown.out
+    assert "engine               mlx-lm: its CPU path is run in Statecut's tests" in shown.out
     assert "48 -> 32 (ratio 0.5 asked, 0.333 cut)\n" in shown.out
     assert Checkpoint(model.parent / "out").shape.width == 32
     assert prune(model, "--for", "vllm", "--round-to", "16", out="served") == 0
@@ -197,7 +199,7 @@ def test_a_width_that_some_engine_computes_wrong_is_one_line(model, capsys):
 def test_what_an_engine_cannot_take_is_refused_before_any_work(
     model, capsys, monkeypatch, engine, ratio, message
 ):
-    monkeypatch.setattr("keycut.prune.select", None)
+    monkeypatch.setattr("statecut.pruning.prune.select", None)
     assert prune(model, "--for", engine, ratio=ratio) == 2
     assert message in capsys.readouterr().err
     assert not (model.parent / "out").exists()
@@ -212,5 +214,5 @@ def test_a_model_of_which_nothing_is_known_is_refused(tmp_path, capsys):
     ) in capsys.readouterr().err
 
 
-def test_models_of_the_table_are_models_that_keycut_has():
+def test_models_of_the_table_are_models_that_statecut_has():
     assert {*QWEN} <= {*ARCHITECTURES}

@@ -15,9 +15,9 @@ import pytest
 from packaging.requirements import Requirement
 from small_models import SMALL
 
-from keycut.data.tokenizer import train_tokenizer
-from keycut.models import create, load, save
-from keycut.running import code
+from reproduction.running import code
+from statecut.data.tokenizer import train_tokenizer
+from statecut.models import create, load, save
 
 ROOT = Path(__file__).parents[1]
 PINS = runpy.run_path(str(ROOT / "envs" / "pins.py"))
@@ -70,8 +70,10 @@ def module(file):
 
 
 def ours(names):
-    """The files of Keycut's own modules among them."""
-    found = (place(name.removeprefix("keycut.")) for name in names if name.startswith("keycut."))
+    """The files of Statecut's own modules among them."""
+    found = (
+        place(name.removeprefix("statecut.")) for name in names if name.startswith("statecut.")
+    )
     return {file for file in found if file}
 
 
@@ -98,7 +100,7 @@ def imported(script, on_gpu, named):
         for other in ours(names):
             waiting += [other, *map(place, code._parents(module(other)))]
         found |= {name.split(".")[0]: file.name for name in names}
-    return {name: by for name, by in found.items() if name != "keycut"}
+    return {name: by for name, by in found.items() if name != "statecut"}
 
 
 providers = cache(metadata.packages_distributions)
@@ -159,7 +161,7 @@ def test_what_pruning_imports_is_required_by_the_library():
     outside = {
         name: file
         for name, file in names.items()
-        if name not in {*sys.stdlib_module_names, "keycut"}
+        if name not in {*sys.stdlib_module_names, "statecut"}
         and not installed & {normal(provider) for provider in providers().get(name, ())}
     }
     assert outside == {}
@@ -170,7 +172,7 @@ def test_what_pruning_imports_is_required_by_the_library():
 def library_alone(tmp_path_factory):
     """A folder for sys.path with the library's requirements, what these require, and no more."""
     folder = tmp_path_factory.mktemp("site")
-    packages = {"keycut": code.SOURCE}
+    packages = {"statecut": code.SOURCE}
     for name in set().union(*map(required, LIBRARY)):
         distribution = metadata.distribution(name)
         tops = {file.parts[0] for file in distribution.files} - {"..", "__pycache__"}
@@ -186,24 +188,26 @@ def test_the_library_prunes_a_model_without_the_workflow(library_alone, tmp_path
     save(model, tmp_path / "model", tokenizer=tmp_path / "tokenizer")
     (tmp_path / "text.txt").write_text(" ".join(f"fox {number} jumps" for number in range(900)))
 
-    def keycut(*arguments):
-        start = f"import sys; sys.path.append({str(library_alone)!r}); from keycut.cli import main;"
+    def statecut(*arguments):
+        start = (
+            f"import sys; sys.path.append({str(library_alone)!r}); from statecut.cli import main;"
+        )
         return subprocess.run(
             [sys.executable, "-ISc", f"{start} sys.exit(main())", *map(str, arguments)],
             cwd=tmp_path, capture_output=True, text=True, timeout=300,
         )  # fmt: skip
 
-    pruned = keycut("prune", "model", "out", "--ratio", "0.5", "--text", "text.txt",
+    pruned = statecut("prune", "model", "out", "--ratio", "0.5", "--text", "text.txt",
                     "--sequences", "4", "--length", "32", "--rows", "50", "--refit")  # fmt: skip
     assert pruned.returncode == 0, pruned.stderr
     assert "key channels a head  16 -> 8" in pruned.stdout
     assert load(tmp_path / "out").model.layers[0].attn.head_k_dim == 8
-    inspected = keycut("inspect", "out")
+    inspected = statecut("inspect", "out")
     assert "d_k 8, d_v 16" in inspected.stdout, inspected.stderr
-    recovered = keycut("recover", "out", "model", "recovered")
+    recovered = statecut("recover", "out", "model", "recovered")
     assert recovered.returncode == 2
     assert "peft is not installed, and this needs the packages of the work" in recovered.stderr
-    refused = keycut("check", ROOT / "config" / "demo.yaml", "--profile", ROOT / "profiles/slurm")
+    refused = statecut("check", ROOT / "config" / "demo.yaml", "--profile", ROOT / "profiles/slurm")
     assert refused.returncode == 2
-    assert refused.stderr.splitlines()[-1].startswith("keycut: snakemake is not installed")
+    assert refused.stderr.splitlines()[-1].startswith("statecut: snakemake is not installed")
     assert "Traceback" not in refused.stderr

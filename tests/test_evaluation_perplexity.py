@@ -9,10 +9,10 @@ import torch
 from evaluation_runs import WORDS, column, make_model, run_config, write_lines
 from plain_model import plain_logits
 
-from keycut.evaluation import data
-from keycut.evaluation.statistics import KEPT, kept_draws, resampled, standard_error
-from keycut.evaluation.suite import evaluate
-from keycut.models import load
+from reproduction.suites import data
+from reproduction.suites.suite import evaluate
+from statecut.evaluation.statistics import KEPT, kept_draws, resampled, standard_error
+from statecut.models import load
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 from plain_perplexity import PlainModel, lambada, pages, wikitext

@@ -7,9 +7,9 @@ import tokenizers
 from evaluation_runs import TEXT
 from lm_eval.api.model import LM
 
-from keycut.data.tokenizer import load_tokenizer, train_tokenizer
-from keycut.evaluation.harness import make_requests, make_task, measure
-from keycut.evaluation.retrieval import ANSWER_TOKENS, EXAMPLES, contains, cut
+from reproduction.suites.harness import make_requests, make_task, measure
+from reproduction.suites.retrieval import ANSWER_TOKENS, EXAMPLES, contains, cut
+from statecut.data.tokenizer import load_tokenizer, train_tokenizer
 
 QA = {
     "context": "Paris is the capital. It is old.",

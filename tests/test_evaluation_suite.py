@@ -20,16 +20,11 @@ from evaluation_runs import TEXT, WORDS, column, make_model, run_config, write_l
 from lm_eval.api.instance import Instance
 from lm_eval.evaluator import evaluate as run_lm_eval
 
-from keycut.artefact import canonical_json, sha256
-from keycut.config import Task, load_config, parse_config
-from keycut.config.evaluation import DATA_SETS, TASKS
-from keycut.data.packing import pack
-from keycut.data.sources import Source
-from keycut.data.tokenizer import load_tokenizer
-from keycut.errors import InputError
-from keycut.evaluation import data, demo, suite
-from keycut.evaluation.demo import make_demo_tasks
-from keycut.evaluation.harness import (
+from reproduction.config import Task, load_config, parse_config
+from reproduction.config.evaluation import DATA_SETS, TASKS
+from reproduction.suites import data, demo, suite
+from reproduction.suites.demo import make_demo_tasks
+from reproduction.suites.harness import (
     SHIPPED,
     Requests,
     make_requests,
@@ -37,11 +32,16 @@ from keycut.evaluation.harness import (
     measure,
     task_file,
 )
-from keycut.evaluation.language_model import Encoder, LanguageModel
-from keycut.evaluation.protocol import PAPER, check_protocol, check_task_file
-from keycut.evaluation.statistics import standard_error
-from keycut.evaluation.suite import evaluate
-from keycut.hub.downloads import Downloads
+from reproduction.suites.protocol import PAPER, check_protocol, check_task_file
+from reproduction.suites.suite import evaluate
+from statecut.data.packing import pack
+from statecut.data.sources import Source
+from statecut.data.tokenizer import load_tokenizer
+from statecut.errors import InputError
+from statecut.evaluation.language_model import Encoder, LanguageModel
+from statecut.evaluation.statistics import standard_error
+from statecut.files import canonical_json, sha256
+from statecut.hub.downloads import Downloads
 
 TASK_FIELDS = {
     "demo_prose": [{"page": line} for line in TEXT.split("\n")[:4]],
@@ -458,7 +458,7 @@ def test_another_window_or_file_is_another_result(model, files, tmp_path):
 def test_what_other_code_has_finished_is_not_taken_up(tmp_path, monkeypatch):
     caches = []
     run = SimpleNamespace(device="cpu")
-    monkeypatch.setattr("keycut.running.job.job", lambda *_, **__: nullcontext(run))
+    monkeypatch.setattr("reproduction.running.job.job", lambda *_, **__: nullcontext(run))
     monkeypatch.setattr(suite, "evaluate", lambda *_, cache, **__: caches.append(cache))
     for digest in ("this", "other", "this"):
         params = SimpleNamespace(checkpoints=tmp_path, code={"digest": digest})

@@ -8,10 +8,10 @@ import zipfile
 import pyarrow as pa
 import pytest
 
-from keycut.config.evaluation import TASKS, Task
-from keycut.errors import InputError
-from keycut.evaluation import task_files
-from keycut.evaluation.data import documents
+from reproduction.config.evaluation import TASKS, Task
+from reproduction.suites import task_files
+from reproduction.suites.data import documents
+from statecut.errors import InputError
 
 ROWS = {
     "hellaswag": [

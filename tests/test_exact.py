@@ -17,14 +17,14 @@ from small_models import SMALL
 from test_values import relative, small_model, some
 from torch import nn
 
-from keycut.errors import InputError
-from keycut.models import create, load, save
-from keycut.models.architectures import ARCHITECTURES
-from keycut.models.architectures.base import DEFAULT_EPS
-from keycut.models.capture import mixers
-from keycut.models.checkpoint import Checkpoint
-from keycut.slicing import Rotate, eps_factor, slice_model
-from keycut.training.recovery import scale_eps
+from statecut.errors import InputError
+from statecut.models import create, load, save
+from statecut.models.architectures import ARCHITECTURES
+from statecut.models.architectures.base import DEFAULT_EPS
+from statecut.models.capture import mixers
+from statecut.models.checkpoint import Checkpoint
+from statecut.pruning.slicing import Rotate, eps_factor, slice_model
+from statecut.recovery.recovery import scale_eps
 
 IDS = torch.randint(0, 97, (2, 20), generator=torch.Generator().manual_seed(1))
 ALL = sorted(SMALL)

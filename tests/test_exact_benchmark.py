@@ -11,7 +11,7 @@ from training_runs import packed
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 import exact
 
-from keycut.models import create, save
+from statecut.models import create, save
 
 ROOT = Path(__file__).parents[1]
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from keycut.selection.selection import Selection
+from statecut.pruning.selection import Selection
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 

@@ -23,10 +23,10 @@ from typing import Any
 import pytest
 from hub_server import Hub
 
-from keycut.errors import InputError
-from keycut.hub.downloads import Downloads, HubItem
-from keycut.hub.fetch import fetch
-from keycut.running.locks import exclusive_lock
+from reproduction.running.locks import exclusive_lock
+from statecut.errors import InputError
+from statecut.hub.downloads import Downloads, HubItem
+from statecut.hub.fetch import fetch
 
 MODEL = HubItem("model", "owner/net")
 DATA = HubItem("dataset", "owner/text", patterns=("data/*",))
@@ -162,7 +162,8 @@ def test_a_broken_connection_is_taken_up_again_at_once(desk: Desk) -> None:
 def test_what_a_killed_download_has_is_not_fetched_again(desk: Desk, tmp_path: Path) -> None:
     script = (
         "from pathlib import Path; import huggingface_hub.constants; "
-        "from keycut.hub.downloads import Downloads, HubItem; from keycut.hub.fetch import fetch; "
+        "from statecut.hub.downloads import Downloads, HubItem; "
+        "from statecut.hub.fetch import fetch; "
         "huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE = 50_000; "
         f"downloads = Downloads(Path({str(desk.folder)!r}), Path({str(desk.lock)!r})); "
         "assert not fetch([HubItem('model', 'owner/net')], downloads)"
@@ -268,7 +269,7 @@ def test_an_altered_file_is_refused_by_resolve_and_mended_by_download(desk: Desk
     with pytest.raises(InputError, match=r"config\.json has 2 bytes, .* says 28"):
         desk.resolve(MODEL)
     config.unlink()
-    with pytest.raises(InputError, match=r"config\.json is missing: run `keycut download"):
+    with pytest.raises(InputError, match=r"config\.json is missing: run `statecut download"):
         desk.resolve(MODEL)
 
 
@@ -488,7 +489,7 @@ def test_a_damaged_lock_is_an_error_that_names_it(desk: Desk, change: str) -> No
 def test_resolving_needs_neither_the_hub_client_nor_torch(desk: Desk) -> None:
     desk.download(MODEL)
     script = (
-        "import sys; from pathlib import Path; from keycut.hub.downloads import Downloads; "
+        "import sys; from pathlib import Path; from statecut.hub.downloads import Downloads; "
         f"downloads = Downloads(Path({str(desk.folder)!r}), Path({str(desk.lock)!r})); "
         "downloads.resolve('model', 'owner/net', verify=True); "
         "print(sorted({'torch', 'huggingface_hub', 'httpx'} & set(sys.modules)))"

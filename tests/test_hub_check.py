@@ -19,11 +19,11 @@ from evaluation_runs import TEXT, WORDS, demo_data, make_model, write_lines
 from hub_server import Hub
 from safetensors.torch import load_file, save
 
-from keycut.config import parse_config
-from keycut.data.tokenizer import train_tokenizer
-from keycut.errors import InputError
-from keycut.hub.check import DownloadReport, download_and_check
-from keycut.hub.downloads import Downloads
+from reproduction.config import parse_config
+from reproduction.hub.check import DownloadReport, download_and_check
+from statecut.data.tokenizer import train_tokenizer
+from statecut.errors import InputError
+from statecut.hub.downloads import Downloads
 
 ROWS = [
     {"goal": f"to {word}", "sol1": "a key", "sol2": word, "label": i % 2}
@@ -320,7 +320,9 @@ def test_a_model_without_a_configuration(world: World) -> None:
     world.hub.push("model", "owner/other", world.net | {"config.json": b'{"model_type": "llama"}'})
     report = world.download("owner/other", configured=False)
     report.raise_problems()
-    assert report.table().endswith("model_type 'llama' is none that Keycut knows: its hashes only")
+    assert report.table().endswith(
+        "model_type 'llama' is none that Statecut knows: its hashes only"
+    )
 
 
 def test_a_local_file_stands_in_for_a_dead_data_set(world: World) -> None:
@@ -364,7 +366,7 @@ def test_what_a_library_says_of_one_thing_does_not_keep_the_others_from_being_to
     def broken(*_: Any, **__: Any) -> int:
         raise RuntimeError("no such thing\nand more")
 
-    monkeypatch.setattr("keycut.hub.check.documents", broken)
+    monkeypatch.setattr("reproduction.hub.check.documents", broken)
     report = world.download()
     assert "task piqa: RuntimeError: no such thing" in problem(report)
     assert PARAMETERS in report.table()

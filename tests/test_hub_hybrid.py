@@ -17,10 +17,10 @@ from evaluation_runs import TEXT, write_lines
 from hub_server import Hub
 from safetensors.torch import load_file, save_file
 
-from keycut.artefact import read_json, write_json
-from keycut.config import load_config
-from keycut.data.tokenizer import train_tokenizer
-from keycut.hub.check import download_and_check
+from reproduction.config import load_config
+from reproduction.hub.check import download_and_check
+from statecut.data.tokenizer import train_tokenizer
+from statecut.files import read_json, write_json
 
 ROOT = Path(__file__).parents[1]
 NAME = "Qwen/Qwen3.5-0.8B"
@@ -99,7 +99,7 @@ def test_the_configuration_of_a_public_hybrid_runs_from_its_download_to_its_tabl
         hub.push("dataset", "HuggingFaceFW/fineweb-edu", corpus)
         download_and_check(config, endpoint=hub.url).raise_problems()
     done = subprocess.run(
-        [sys.executable, "-m", "keycut.running.forkserver", sys.executable, "-m", "snakemake",
+        [sys.executable, "-m", "reproduction.running.forkserver", sys.executable, "-m", "snakemake",
          "--configfile", path, "--cores", "2", "results/qwen3_5/tables/refit.tex"],
         capture_output=True, text=True,
     )  # fmt: skip

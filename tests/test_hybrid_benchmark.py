@@ -11,7 +11,7 @@ sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 import hybrid
 from hybrid import TINY, Bench, Job, Prompt, Step, changes, greedy_generation
 
-from keycut.models.architectures import architecture
+from statecut.models.architectures import architecture
 
 
 @pytest.fixture

@@ -9,19 +9,19 @@ import torch
 from evaluation_runs import demo_data
 from training_runs import packed, recipe, recovery
 
-from keycut.analysis.filters import filters
-from keycut.analysis.rank import analyse_rank
-from keycut.calibration import Calibration, calibrate_folder, drawn_sequences
-from keycut.config import parse_config
-from keycut.models import create, load
-from keycut.models.checkpoint import Checkpoint
-from keycut.refit import refit, write_refitted
-from keycut.selection.select import select
-from keycut.selection.statistics import ModelStatistics
-from keycut.slicing import slice_model
-from keycut.training.output import Output
-from keycut.training.pretrain import pretrain
-from keycut.training.recovery import recover
+from reproduction.analysis.filters import filters
+from reproduction.analysis.rank import analyse_rank
+from reproduction.config import parse_config
+from reproduction.pretraining.pretrain import pretrain
+from statecut.models import create, load
+from statecut.models.checkpoint import Checkpoint
+from statecut.pruning.calibration import Calibration, calibrate_folder, drawn_sequences
+from statecut.pruning.refit import refit, write_refitted
+from statecut.pruning.select import select
+from statecut.pruning.slicing import slice_model
+from statecut.pruning.statistics import ModelStatistics
+from statecut.recovery.output import Output
+from statecut.recovery.recovery import recover
 
 DELTA, SOFTMAX = (0, 2), 1
 WIDTH, KEPT = 16, 4

@@ -1,4 +1,4 @@
-"""`keycut inspect`: what a model keeps of a sequence, from config.json and headers alone."""
+"""`statecut inspect`: what a model keeps of a sequence, from config.json and headers alone."""
 
 import json
 import re
@@ -10,11 +10,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from small_models import SMALL
 
-from keycut.cli import main
-from keycut.inspection import inspect
-from keycut.models import create, load, save
-from keycut.models.architectures import ARCHITECTURES
-from keycut.models.architectures.base import SoftmaxLayers
+from statecut.cli import main
+from statecut.models import create, load, save
+from statecut.models.architectures import ARCHITECTURES
+from statecut.models.shapes import SoftmaxLayers
+from statecut.serving.inspection import inspect
 
 LINEAR = {
     "linear_num_key_heads": 16,
@@ -142,7 +142,7 @@ def test_a_model_without_softmax_layers(models, capsys):
         "      0    8     5.1 KiB     0 bytes  transformers\n",
         "    0.5    4     2.9 KiB     2.2 KiB  transformers\n",
         "--state  d_k x d_v to compare\n    0.5  4 x 16, 8 x 8\n   0.25  4 x 8, 8 x 4\n",
-        "transformers  takes any d_k; run in Keycut's tests",
+        "transformers  takes any d_k; run in Statecut's tests",
         "Nothing is known of gated_deltanet models in vllm, sglang",
     ):
         assert line in shown
@@ -191,7 +191,7 @@ def test_engines_are_named_with_the_widths_they_take(models, capsys):
 
 
 def test_the_numbers_of_the_weights_are_not_read(models, monkeypatch):
-    monkeypatch.setattr("keycut.models.checkpoint.read_tensors", None)
+    monkeypatch.setattr("statecut.models.checkpoint.read_tensors", None)
     before = inspect(models / "delta_net")
     file = models / "delta_net" / "model.safetensors"
     weights = file.read_bytes()
@@ -289,7 +289,7 @@ def softmax_without_heads(folder):
         (no_weights, "it has neither model.safetensors nor"),
         (cut_off, "model.safetensors is cut off or damaged"),
         (half_its_shards, "names are missing (1.safetensors)"),
-        (another_kind, "/broken: model_type 'llama' is none that Keycut knows"),
+        (another_kind, "/broken: model_type 'llama' is none that Statecut knows"),
         (softmax_without_heads, "attn has no num_heads"),
     ],
 )

@@ -13,15 +13,15 @@ import pytest
 import torch
 import yaml
 
-from keycut.artefact import read_json, write_json
-from keycut.cli import main
-from keycut.config import Model, load_config
-from keycut.config.sources import FromDisk
-from keycut.errors import InputError
-from keycut.models import create, load, save
-from keycut.models.adoption import adopt, check_sizes, model_files
-from keycut.models.checkpoint import Checkpoint
-from keycut.running.inputs import Inputs
+from reproduction.cli import main
+from reproduction.config import Model, load_config
+from reproduction.config.sources import FromDisk
+from reproduction.running.import_model import adopt, check_sizes, model_files
+from reproduction.running.inputs import Inputs
+from statecut.errors import InputError
+from statecut.files import read_json, write_json
+from statecut.models import create, load, save
+from statecut.models.checkpoint import Checkpoint
 
 ROOT = Path(__file__).parents[1]
 DEMO, PAPER = ROOT / "config" / "demo.yaml", ROOT / "config" / "paper.yaml"

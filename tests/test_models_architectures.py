@@ -12,20 +12,20 @@ import torch
 from small_models import SMALL
 from torch import nn
 
-from keycut.config import Kernel
-from keycut.errors import InputError
-from keycut.models import capture, create
-from keycut.models.architectures import ARCHITECTURES, RULES, architecture
-from keycut.models.architectures.base import Call, ChannelTensor, MixerShape
-from keycut.reporting.style import KERNELS
-from keycut.slicing import Keep, change_channels
+from reproduction.reporting.style import KERNELS
+from statecut.errors import InputError
+from statecut.models import capture, create
+from statecut.models.architectures import ARCHITECTURES, RULES, architecture
+from statecut.models.architectures.base import Call, ChannelTensor
+from statecut.models.shapes import Kernel, MixerShape
+from statecut.pruning.slicing import Keep, change_channels
 
 SHAPE = MixerShape(layers=(1,), heads=3, width=5, value_heads=6, value_width=4)
 
 
 def test_importing_them_is_cheap():
     heavy = "{'torch', 'transformers', 'fla', 'numpy'} & set(sys.modules)"
-    command = f"import sys, keycut.models.architectures; sys.exit(str({heavy}) if {heavy} else 0)"
+    command = f"import sys, statecut.models.architectures; sys.exit(str({heavy}) if {heavy} else 0)"
     subprocess.run([sys.executable, "-c", command], check=True)
 
 

@@ -16,10 +16,10 @@ from small_models import SMALL
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from keycut.evaluation import language_model
-from keycut.evaluation.language_model import LanguageModel
-from keycut.models import create, generation
-from keycut.models.generation import GenerationGraph, GreedyGeneration, generate
+from statecut.evaluation import language_model
+from statecut.evaluation.language_model import LanguageModel
+from statecut.models import create, generation
+from statecut.models.generation import GenerationGraph, GreedyGeneration, generate
 
 
 def tensors(values):

@@ -14,24 +14,24 @@ from safetensors.torch import load_file, save_file
 from shards import shard
 from small_models import EXPERTS, LINEAR, SMALL
 
-from keycut.calibration import calibrate, calibrate_layerwise
-from keycut.config.models import shape_of
-from keycut.errors import InputError
-from keycut.models import create, load, save
-from keycut.models.architectures import ARCHITECTURES, REFUSED, architecture
-from keycut.models.architectures.qwen3_5 import Qwen35Text
-from keycut.models.capture import capture_rule_inputs, mixers
-from keycut.models.card import card
-from keycut.models.checkpoint import Checkpoint, check_parameters
-from keycut.models.generation import generate
-from keycut.patches import fla as fla_patches
-from keycut.plan.work import parameters_at
-from keycut.refit import refit, write_refitted
-from keycut.selection.methods import METHODS
-from keycut.selection.select import select
-from keycut.selection.statistics import ModelStatistics
-from keycut.slicing import Keep, Pad, cut_back, eps_factor, slice_model
-from keycut.training.recovery import resize_model, scale_eps
+from reproduction.config.models import shape_of
+from reproduction.plan.work import parameters_at
+from statecut.card import card
+from statecut.errors import InputError
+from statecut.models import create, load, save
+from statecut.models.architectures import ARCHITECTURES, REFUSED, architecture
+from statecut.models.architectures.qwen3_5 import Qwen35Text
+from statecut.models.capture import capture_rule_inputs, mixers
+from statecut.models.checkpoint import Checkpoint, check_parameters
+from statecut.models.fixes import fla as fla_patches
+from statecut.models.generation import generate
+from statecut.pruning.calibration import calibrate, calibrate_layerwise
+from statecut.pruning.methods import METHODS
+from statecut.pruning.refit import refit, write_refitted
+from statecut.pruning.select import select
+from statecut.pruning.slicing import Keep, Pad, cut_back, eps_factor, slice_model
+from statecut.pruning.statistics import ModelStatistics
+from statecut.recovery.recovery import resize_model, scale_eps
 
 NAMES = [name for name in SMALL if "layer_types" in SMALL[name]]
 IDS = torch.randint(1, 97, (3, 40), generator=torch.Generator().manual_seed(1))
@@ -277,12 +277,12 @@ def test_experts_in_one_tensor_are_read_as_well(folders, tmp_path):
 @pytest.mark.parametrize("model_type", ["qwen3_5", "qwen3_5_text"])
 def test_the_card_of_a_multimodal_model_loads_all_of_it(model_type):
     config = {"model_type": model_type, **MULTIMODAL.get(model_type, {})}
-    text = card("name", "A model.", {}, command="keycut", config=config)
+    text = card("name", "A model.", {}, command="statecut", config=config)
     assert ("AutoModelForImageTextToText.from_pretrained" in text) == (model_type == "qwen3_5")
     assert ("On a CPU, in plain PyTorch, the text model alone:" in text) == (
         model_type == "qwen3_5"
     )
-    assert text.endswith('    model = keycut.models.load("name")\n')
+    assert text.endswith('    model = statecut.models.load("name")\n')
 
 
 def rewritten(source, target, change):
@@ -324,7 +324,7 @@ def test_filters_of_olmo_in_thirds_are_refused_with_what_mends_them(folders, tmp
 
 
 def test_saved_filters_of_olmo_are_those_of_queries_keys_and_values(folders):
-    """transformers cuts what it joined into thirds, of other widths (`keycut.patches`)."""
+    """transformers cuts what it joined into thirds, of other widths (`statecut.models.fixes`)."""
     shape = Checkpoint(folders / "olmo_hybrid").shape
     tensors = load_file(folders / "olmo_hybrid" / "model.safetensors")
     at = "model.layers.0.linear_attn."

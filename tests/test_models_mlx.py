@@ -10,9 +10,9 @@ import pytest
 import torch
 from small_models import EXPERTS, LINEAR, VISION
 
-from keycut.models import load
-from keycut.models.checkpoint import Checkpoint
-from keycut.slicing import Keep, slice_model
+from statecut.models import load
+from statecut.models.checkpoint import Checkpoint
+from statecut.pruning.slicing import Keep, slice_model
 
 # mlx-lm takes the last of every four layers for softmax attention.
 SIZES = {**LINEAR, "num_hidden_layers": 4, "linear_key_head_dim": 32}

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from plain_model import plain_logits
 from small_models import SMALL
 
-from keycut.models import create
-from keycut.models.delta_rule import chunked_delta_rule, log_decay, recurrent_delta_rule
-from keycut.models.plain_kernels import LinearCrossEntropyLoss
+from statecut.models import create
+from statecut.models.delta_rule import chunked_delta_rule, log_decay, recurrent_delta_rule
+from statecut.models.plain_kernels import LinearCrossEntropyLoss
 
 ALL = sorted(SMALL)
 FLA = [name for name in ALL if "layer_types" not in SMALL[name]]

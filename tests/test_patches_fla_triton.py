@@ -17,7 +17,7 @@ from triton.compiler.errors import CompileTimeAssertionFailure
 from triton.runtime.autotuner import Autotuner
 from triton.runtime.driver import driver
 
-from keycut.patches import triton as triton_patches
+from statecut.models.fixes import triton as triton_patches
 
 SIZES = [16, 32, 64, 128]
 

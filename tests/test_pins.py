@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from keycut.config.needs import FLAME
-from keycut.engines import ENGINES
+from reproduction.config.needs import FLAME
+from statecut.serving.engines import ENGINES
 
 ROOT = Path(__file__).parent.parent
 PINS = runpy.run_path(str(ROOT / "envs" / "pins.py"))

@@ -1,4 +1,4 @@
-"""`keycut plan`: the jobs are Snakemake's own, nothing costs nothing, what is scaled is said."""
+"""`reproduction plan`: the jobs are Snakemake's own, nothing costs nothing, scaled is said."""
 
 from __future__ import annotations
 
@@ -14,17 +14,34 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keycut.artefact import read_json
-from keycut.cli import main
-from keycut.config import BASELINE, TASKS, Shape, load_config
-from keycut.errors import InputError
-from keycut.plan.after import compare, comparison_text, finished_jobs, write_figures
-from keycut.plan.costs import RULES, SAME, SCALED, Estimate, MeasuredCost, estimate, read_costs
-from keycut.plan.graph import DagJob, Graph, read_graph
-from keycut.plan.planning import Planned, duration, make_plan, price, table, to_text, wall_time
-from keycut.plan.work import REQUESTS, Workload, Workloads, evaluation, parameters_at
-from keycut.running.code import KnownCode
-from keycut.running.provenance import Provenance
+from reproduction.cli import main
+from reproduction.config import BASELINE, TASKS, load_config
+from reproduction.plan.after import compare, comparison_text, finished_jobs, write_figures
+from reproduction.plan.costs import (
+    RULES,
+    SAME,
+    SCALED,
+    Estimate,
+    MeasuredCost,
+    estimate,
+    read_costs,
+)
+from reproduction.plan.graph import DagJob, Graph, read_graph
+from reproduction.plan.planning import (
+    Planned,
+    duration,
+    make_plan,
+    price,
+    table,
+    to_text,
+    wall_time,
+)
+from reproduction.plan.work import REQUESTS, Workload, Workloads, evaluation, parameters_at
+from reproduction.running.code import KnownCode
+from reproduction.running.provenance import Provenance
+from statecut.errors import InputError
+from statecut.files import read_json
+from statecut.models.shapes import Shape
 
 ROOT = Path(__file__).parents[1]
 COSTS = read_costs(ROOT / "config" / "costs.yaml")

@@ -12,9 +12,9 @@ sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 import recall
 from recall import answers, answers_only, draw
 
-from keycut.errors import InputError
-from keycut.models import create
-from keycut.training.distillation import IGNORED
+from statecut.errors import InputError
+from statecut.models import create
+from statecut.recovery.distillation import IGNORED
 
 KEYS, LENGTH = 12, 32
 TINY = {

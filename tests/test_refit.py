@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from small_models import SMALL
 from training_runs import packed
 
-from keycut import refit as fitting
-from keycut.errors import InputError
-from keycut.models import create, load, save
-from keycut.models.card import card, refitted_facts
-from keycut.models.checkpoint import Checkpoint
-from keycut.models.layerwise import LayerwiseModel
-from keycut.refit import RIDGES, _refit, _Sums, perplexity, refit, write_refitted
-from keycut.slicing import Keep, Pad, cut_back, slice_model
+from statecut.card import card, refitted_facts
+from statecut.errors import InputError
+from statecut.models import create, load, save
+from statecut.models.checkpoint import Checkpoint
+from statecut.models.layerwise import LayerwiseModel
+from statecut.pruning import refit as fitting
+from statecut.pruning.refit import RIDGES, _refit, _Sums, perplexity, refit, write_refitted
+from statecut.pruning.slicing import Keep, Pad, cut_back, slice_model
 
 NAMES = ["delta_net", "delta_net_gate", "delta_net_tied", "shared_head", "shared_all", "gated",
          "gated_no_gate", "gated_value_heads", "kda_value_heads", "qwen3_next", "qwen3_5",
@@ -278,7 +278,7 @@ def test_a_refitted_model_is_an_ordinary_model(name, dtype, tmp_path):
     student, teacher = models(name, tmp_path, dtype=dtype)
     result = refit(student, teacher, IDS)
     facts = refitted_facts(result, teacher)
-    text = card("refitted", "A model.", facts, command="keycut", config=student.config)
+    text = card("refitted", "A model.", facts, command="statecut", config=student.config)
     write_refitted(student, result, tmp_path / "refitted", card=text)
     expected = f"o_proj of 2 layers and down_proj of 2 layers, on {IDS.numel()} tokens"
     assert f"| refitted | {expected} |" in text

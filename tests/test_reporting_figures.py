@@ -11,20 +11,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from reporting_runs import ROOT, figure_sources
 
-from keycut.analysis.rank import RankAnalysis
-from keycut.artefact import read_json, write_json
-from keycut.config import Config, load_config
-from keycut.errors import InputError
-from keycut.reporting.figures import draw
-from keycut.reporting.figures.filters import pixels
-from keycut.reporting.figures.quality import Panel, draw_quality, in_rows
-from keycut.reporting.figures.rank import draw_spectrum, draw_utilization, missing_note
-from keycut.reporting.figures.state import draw_state
-from keycut.reporting.figures.sweep import draw_sweep
-from keycut.reporting.frame import read_frame, write_frame
-from keycut.reporting.picture import CURVES
-from keycut.reporting.style import INK, KERNELS, drawing, spread
-from keycut.selection.methods import METHODS
+from reproduction.analysis.rank import RankAnalysis
+from reproduction.config import Config, load_config
+from reproduction.reporting.figures import draw
+from reproduction.reporting.figures.filters import pixels
+from reproduction.reporting.figures.quality import Panel, draw_quality, in_rows
+from reproduction.reporting.figures.rank import draw_spectrum, draw_utilization, missing_note
+from reproduction.reporting.figures.state import draw_state
+from reproduction.reporting.figures.sweep import draw_sweep
+from reproduction.reporting.frame import read_frame, write_frame
+from reproduction.reporting.picture import CURVES
+from reproduction.reporting.style import INK, KERNELS, drawing, spread
+from statecut.errors import InputError
+from statecut.files import read_json, write_json
+from statecut.pruning.methods import METHODS
 
 
 @pytest.fixture(scope="module")

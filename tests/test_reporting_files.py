@@ -8,11 +8,9 @@ from pathlib import Path
 import pytest
 from reporting_runs import ROOT, TEMPLATES, evaluation_files, frame_files, measurement_files
 
-from keycut import benchmarking
-from keycut.artefact import read_json, write_json
-from keycut.config import Config, QualityTable, load_config
-from keycut.errors import InputError
-from keycut.reporting.frame import (
+from reproduction import benchmarking
+from reproduction.config import Config, QualityTable, load_config
+from reproduction.reporting.frame import (
     cells,
     from_frame,
     make_frame,
@@ -21,9 +19,11 @@ from keycut.reporting.frame import (
     timing_key,
     variant_key,
 )
-from keycut.reporting.verdict import make_verdict, verify
-from keycut.reporting.writing import write_document, write_table
-from keycut.running.inputs import Inputs
+from reproduction.reporting.verdict import make_verdict, verify
+from reproduction.reporting.writing import write_document, write_table
+from reproduction.running.inputs import Inputs
+from statecut.errors import InputError
+from statecut.files import read_json, write_json
 
 
 @pytest.fixture(scope="module")

@@ -11,10 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from reporting_runs import in_print
 
-from keycut.artefact import write_json
-from keycut.config import Config, QualityTable, load_config
-from keycut.errors import InputError
-from keycut.reporting.frame import (
+from reproduction.config import Config, QualityTable, load_config
+from reproduction.reporting.frame import (
     Draws,
     Key,
     Printed,
@@ -31,6 +29,8 @@ from keycut.reporting.frame import (
     variant_key,
     write_frame,
 )
+from statecut.errors import InputError
+from statecut.files import write_json
 
 FOLDER = Path(__file__).parents[1] / "config"
 KEY = Key("m", "none", "grad", "kq", 0.5, None, "pre", "wikitext_word_ppl")

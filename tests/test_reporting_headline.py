@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 from reporting_runs import ROOT
 
-from keycut.config import BASELINE, Config, Stage, Variant, load_config
-from keycut.reporting.frame import Cell, Draws, Key, variant_key
-from keycut.reporting.headline import Headline, format_bytes
-from keycut.reporting.picture import describe_headline, draw_headline
+from reproduction.config import BASELINE, Config, Stage, Variant, load_config
+from reproduction.reporting.frame import Cell, Draws, Key, variant_key
+from reproduction.reporting.headline import Headline, format_bytes
+from reproduction.reporting.picture import describe_headline, draw_headline
 
 CELL = Cell(None, None, None, 1, frozenset({"demo"}), "")
 
@@ -139,7 +139,7 @@ def test_the_picture_names_the_stages_and_sizes_that_it_shows(demo: Config) -> N
         assert f">{text}</text>" in svg or f">{text}<" in svg, text
     assert ">refitted<" not in svg
     assert "Recovered, the paper’s way" in describe_headline(first)
-    assert "Keycut’s way" not in describe_headline(first)
+    assert "Statecut’s way" not in describe_headline(first)
     assert draw_headline(first)["delta_net"] == svg
 
 

@@ -19,25 +19,25 @@ from markupsafe import escape
 from reporting_runs import ROOT, record, report_inputs
 from safetensors.numpy import save_file
 
-from keycut.artefact import write_json
-from keycut.config import Config, Variant, load_config
-from keycut.errors import InputError
-from keycut.reporting.curves import draw_curves, read_curve
-from keycut.reporting.frame import Cell, Draws, Key, from_frame, make_union, read_frame
-from keycut.reporting.grid import Box
-from keycut.reporting.headline import Headline
-from keycut.reporting.heat import (
+from reproduction.config import Config, Variant, load_config
+from reproduction.reporting.curves import draw_curves, read_curve
+from reproduction.reporting.frame import Cell, Draws, Key, from_frame, make_union, read_frame
+from reproduction.reporting.grid import Box
+from reproduction.reporting.headline import Headline
+from reproduction.reporting.heat import (
     against_baseline,
     against_paper,
     format_change,
     reference,
     shade_of,
 )
-from keycut.reporting.jobs import result_records, summarize_jobs
-from keycut.reporting.origins import Origins
-from keycut.reporting.report import group_claims, inline, write_report
-from keycut.reporting.verdict import Judgement
-from keycut.running.paths import PROVENANCE
+from reproduction.reporting.jobs import result_records, summarize_jobs
+from reproduction.reporting.origins import Origins
+from reproduction.reporting.report import group_claims, inline, write_report
+from reproduction.reporting.verdict import Judgement
+from reproduction.running.paths import PROVENANCE
+from statecut.errors import InputError
+from statecut.files import write_json
 
 
 @pytest.fixture(scope="module")

@@ -18,9 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from reporting_runs import in_print
 
-from keycut.config import Config, load_config, parse_config
-from keycut.errors import InputError
-from keycut.reporting.frame import (
+from reproduction.config import Config, load_config, parse_config
+from reproduction.reporting.frame import (
     Key,
     Printed,
     Result,
@@ -29,10 +28,10 @@ from keycut.reporting.frame import (
     table_frame,
     to_frame,
 )
-from keycut.reporting.grid import Box, Grid, Row, format_spread, marks, scientific_if_large
-from keycut.reporting.tables import TIMING_TABLES, VARIANT_TABLES, lay_out
-from keycut.reporting.verdict import read_errata
-from keycut.reporting.writing import (
+from reproduction.reporting.grid import Box, Grid, Row, format_spread, marks, scientific_if_large
+from reproduction.reporting.tables import TIMING_TABLES, VARIANT_TABLES, lay_out
+from reproduction.reporting.verdict import read_errata
+from reproduction.reporting.writing import (
     compile_document,
     escape_tex,
     to_html,
@@ -40,6 +39,7 @@ from keycut.reporting.writing import (
     to_tex,
     write_document,
 )
+from statecut.errors import InputError
 
 ROOT = Path(__file__).parents[1]
 TEMPLATES = ROOT / "workflow" / "templates"

@@ -17,9 +17,8 @@ from hypothesis import strategies as st
 from reporting_runs import in_print
 from scipy.stats import t as student
 
-from keycut.config import Config, load_config
-from keycut.errors import InputError
-from keycut.reporting.claims import (
+from reproduction.config import Config, load_config
+from reproduction.reporting.claims import (
     Answered,
     answer,
     answer_all,
@@ -27,7 +26,7 @@ from keycut.reporting.claims import (
     read_claims,
     uncertainty,
 )
-from keycut.reporting.frame import (
+from reproduction.reporting.frame import (
     Cell,
     Draws,
     Key,
@@ -39,7 +38,7 @@ from keycut.reporting.frame import (
     table_frame,
     to_frame,
 )
-from keycut.reporting.verdict import (
+from reproduction.reporting.verdict import (
     BLUNT,
     DECIDED,
     NUMERICAL,
@@ -57,6 +56,7 @@ from keycut.reporting.verdict import (
     verify,
     write_verdict,
 )
+from statecut.errors import InputError
 
 FOLDER = Path(__file__).parents[1] / "config"
 TABLE = "pre_rft_50_gated_only"

@@ -15,8 +15,8 @@ import pytest
 import readme
 import yaml
 
-from keycut import artefact
-from keycut.artefact import cached_sha256, write_json
+from statecut import files
+from statecut.files import cached_sha256, write_json
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = {
@@ -167,7 +167,7 @@ def test_another_commit_and_back_reruns_nothing(copy):
     git(copy, "commit", "-m", "one")
     git(copy, "checkout", "-b", "other")
     for path in [*copy.glob("scripts/*.py"), *copy.glob("workflow/templates/*"),
-                 *copy.glob("src/keycut/**/*.py"), copy / "text.jsonl"]:  # fmt: skip
+                 *copy.glob("src/statecut/**/*.py"), copy / "text.jsonl"]:  # fmt: skip
         path.write_text(path.read_text() + "\nx = 1\n")
     git(copy, "commit", "-am", "two")
     git(copy, "checkout", "main")
@@ -175,16 +175,16 @@ def test_another_commit_and_back_reruns_nothing(copy):
 
 
 def test_comments_and_planning_rerun_nothing(copy):
-    for path in (*copy.glob("scripts/*.py"), *copy.glob("src/keycut/**/*.py")):
+    for path in (*copy.glob("scripts/*.py"), *copy.glob("src/statecut/**/*.py")):
         path.write_text("# A comment.\n" + path.read_text())
     for name in ("plan/costs.py", "cli.py", "prune.py"):
-        path = copy / "src/keycut" / name
+        path = copy / "src/statecut" / name
         path.write_text(path.read_text() + "\nprint()\n")
     assert planned(copy) == {}
 
 
 def test_what_stands_in_for_kernels_computes_nothing_again_on_a_gpu(copy):
-    path = copy / "src/keycut/models/plain_kernels.py"
+    path = copy / "src/statecut/models/plain_kernels.py"
     path.write_text(path.read_text() + "\nprint()\n")
     # But the report marks the preflight, which compares kernels with it.
     assert planned(copy) == {"page": 1}
@@ -194,7 +194,7 @@ def test_a_new_option_with_a_default_computes_nothing_again(copy):
     for module, section in [("benchmarks", "Preflight"), ("pruning", "CalibrationText"),
                             ("pruning", "MethodBase"), ("training", "Training"),
                             ("training", "Lora"), ("sources", "CorpusBase")]:  # fmt: skip
-        path = copy / f"src/keycut/config/{module}.py"
+        path = copy / f"src/reproduction/config{module}.py"
         head = rf'(class {section}\(Section\):\n(?:    """[^"]*"""\n\n)?)'
         text, count = re.subn(head, r"\1    added: int = 0\n", path.read_text())
         assert count == 1
@@ -207,7 +207,7 @@ def test_a_new_option_with_a_default_computes_nothing_again(copy):
     [("curves", {"page": 1}), ("figures/sweep", {"figure": 3, **PRINTED}), ("frame", REPORTED)],
 )
 def test_a_change_of_reporting_reports_again(copy, module, expected):
-    path = copy / f"src/keycut/reporting/{module}.py"
+    path = copy / f"src/reproduction/reporting{module}.py"
     path.write_text(path.read_text() + "\nprint()\n")
     jobs = planned(copy)
     assert jobs == expected if isinstance(expected, dict) else {*jobs} == expected
@@ -265,7 +265,7 @@ def test_another_eps_cuts_the_same_channels_again(copy):
 
 
 def test_a_method_more_reruns_no_other(copy):
-    (copy / "src/keycut/selection/methods/ghost.py").write_text(readme.method_file())
+    (copy / "src/statecut/pruning/methods/ghost.py").write_text(readme.method_file())
     assert planned(copy) == {}
 
     def use(config):
@@ -297,15 +297,15 @@ def test_a_method_less_reruns_no_other(copy):
 
 
 def test_an_architecture_more_reruns_no_other(copy):
-    (copy / "src/keycut/models/architectures/other.py").write_text(
-        "from dataclasses import replace\n\nfrom keycut.models.architectures import delta_net\n\n"
+    (copy / "src/statecut/models/architectures/other.py").write_text(
+        "from dataclasses import replace\n\nfrom statecut.models.architectures import delta_net\n\n"
         'ARCHITECTURE = replace(delta_net.ARCHITECTURE, model_type="other")\n'
     )
     assert {*planned(copy)} == {"figure", *PRINTED}
 
 
 def test_code_of_an_architecture_evaluates_its_models_again(copy):
-    adapter = copy / "src/keycut/models/architectures/gated_deltanet.py"
+    adapter = copy / "src/statecut/models/architectures/gated_deltanet.py"
     adapter.write_text(adapter.read_text() + "\nunused = True\n")
     jobs = [line for line in snakemake(copy, "-n").splitlines() if line.startswith("Job ")]
     measured = [job for job in jobs if "measuring" in job]
@@ -315,7 +315,7 @@ def test_code_of_an_architecture_evaluates_its_models_again(copy):
 
 
 def test_another_colour_of_a_method_draws_figures_again(copy):
-    edit(copy / "src/keycut/selection/methods/grad.py", "#d37e17", "#d37e18")
+    edit(copy / "src/statecut/pruning/methods/grad.py", "#d37e17", "#d37e18")
     assert planned(copy) == {"figure": 1, **PRINTED}
 
 
@@ -323,7 +323,7 @@ def test_code_that_computes_a_result_reruns_it(copy):
     edit(copy / "scripts/evaluate.py", "    evaluate(\n", "    print()\n    evaluate(\n")
     evaluated = planned(copy)
     assert {*evaluated} == {"evaluate", *REPORTED} - {"figure"}
-    edit(copy / "src/keycut/selection/methods/grad.py", "return model", "return 2 * model")
+    edit(copy / "src/statecut/pruning/methods/grad.py", "return model", "return 2 * model")
     jobs = planned(copy)
     assert {rule: jobs[rule] for rule in ("score", "slice", "recover")} == {
         "score": 1, "slice": 1, "recover": 1,
@@ -332,7 +332,7 @@ def test_code_that_computes_a_result_reruns_it(copy):
 
 
 def test_code_that_all_stages_share_evaluates_again_and_trains_nothing(copy):
-    path = copy / "src/keycut/models/kernels.py"
+    path = copy / "src/statecut/models/kernels.py"
     path.write_text(path.read_text() + "\nprint()\n")
     jobs = planned(copy)
     assert {"evaluate", "measure", "analyze"} <= {*jobs}
@@ -340,13 +340,13 @@ def test_code_that_all_stages_share_evaluates_again_and_trains_nothing(copy):
 
 
 def test_training_reruns_when_its_authors_say_so_and_until_then_the_report_marks_it(copy):
-    path = copy / "src/keycut/training/loop.py"
+    path = copy / "src/statecut/recovery/loop.py"
     path.write_text(path.read_text() + "\nprint()\n")
     for name in ("slicing.py", "benchmarking/preflight.py", "selection/statistics.py"):
-        path = copy / "src/keycut" / name
+        path = copy / "src/statecut" / name
         path.write_text(path.read_text() + "\nunused = True\n")
     assert planned(copy) == {"page": 1}
-    command = [sys.executable, "-m", "keycut.running.code", "raise"]
+    command = [sys.executable, "-m", "reproduction.running.code", "raise"]
     environment = {**os.environ, "PYTHONPATH": str(copy / "src")}
     done = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True)
     assert "pretrain on cuda: version 2\nrecover on cpu: version 2" in done.stdout
@@ -372,7 +372,7 @@ def test_a_table_of_refitted_models_refits_and_the_code_of_refit_does_so_again(c
     }  # fmt: skip
     pretend_finished(copy)
     assert planned(copy) == {}
-    path = copy / "src/keycut/refit.py"
+    path = copy / "src/statecut/pruning/refit.py"
     path.write_text(path.read_text() + "\nunused = True\n")
     assert {rule: count for rule, count in planned(copy).items() if rule not in REPORTED} == {
         **computed, "evaluate": 2,
@@ -408,13 +408,13 @@ def test_notes_of_many_files_are_written_once_and_only_if_something_is_new(
     for path in paths:
         path.write_text(path.name)
     written = []
-    monkeypatch.setattr(artefact, "write_json", lambda *one: written.append(write_json(*one)))
+    monkeypatch.setattr(files, "write_json", lambda *one: written.append(write_json(*one)))
     found = cached_sha256(paths, notes)
-    assert found == {str(path): artefact.sha256(path) for path in paths}
+    assert found == {str(path): files.sha256(path) for path in paths}
     assert cached_sha256(paths, notes) == found
     assert len(written) == 1
     assert caplog.text == ""
-    monkeypatch.setattr(artefact, "ANNOUNCE_FROM", 1)
+    monkeypatch.setattr(files, "ANNOUNCE_FROM", 1)
     paths[7].write_text("other")
     paths[8].write_text("other")
     assert cached_sha256(paths, notes) != found

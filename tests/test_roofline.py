@@ -9,8 +9,8 @@ from small_models import SMALL
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 from roofline import PARTS, Kernel, Retiled, profile_tables, step_bytes
 
-from keycut.benchmarking.decoding import Generation, state_size
-from keycut.models import create
+from reproduction.benchmarking.decoding import Generation, state_size
+from statecut.models import create
 
 BATCH = 3
 

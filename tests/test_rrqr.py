@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from keycut.errors import InputError
-from keycut.selection import rrqr
-from keycut.selection.rrqr import (
+from statecut.errors import InputError
+from statecut.pruning import rrqr
+from statecut.pruning.rrqr import (
     PivotedFactor,
     StrongRRQR,
     pivoted_cholesky,

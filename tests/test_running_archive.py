@@ -2,8 +2,8 @@
 
 import torch
 
-from keycut.running.archive import archived_content
-from keycut.selection.selection import Selection
+from reproduction.running.archive import archived_content
+from statecut.pruning.selection import Selection
 
 
 def test_of_a_rotation_only_what_it_says_about_itself_is_archived(tmp_path):

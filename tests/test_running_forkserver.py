@@ -17,11 +17,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from keycut.running import forkserver
+from reproduction.running import forkserver
 
 JOB = """
 import os, sys, time
-from keycut.running import forkserver
+from reproduction.running import forkserver
 forkserver.hand_over({how})
 {body}
 """
@@ -54,7 +54,7 @@ def served(tmp_path):
     ) -> subprocess.Popen[str]:
         small = tmp_path / "small.py"
         small.write_text(
-            "import sys\nfrom keycut.running import forkserver\n"
+            "import sys\nfrom reproduction.running import forkserver\n"
             f"forkserver.LIBRARIES = {libraries}\nforkserver.main(sys.argv[1:])\n"
         )
         return subprocess.Popen(
@@ -70,7 +70,7 @@ def served(tmp_path):
 @pytest.fixture
 def name(served):
     """The name of a server whose command goes on until the test ends, and the server with it."""
-    running = served("sh", "-c", "echo $KEYCUT_FORK_SERVER; exec sleep 60")
+    running = served("sh", "-c", "echo $REPRODUCTION_FORK_SERVER; exec sleep 60")
     yield running.stdout.readline().strip()
     (server,) = children(running.pid)
     with ends_soon(server):
@@ -95,7 +95,7 @@ def ends_soon(*processes: int):
 def handed_over(folder: Path, name: str, body: str = LOADED) -> subprocess.CompletedProcess[str]:
     """A job that finds the server of this name."""
     return subprocess.run(
-        job(folder, body), env={**os.environ, "KEYCUT_FORK_SERVER": name}, cwd=folder,
+        job(folder, body), env={**os.environ, "REPRODUCTION_FORK_SERVER": name}, cwd=folder,
         capture_output=True, text=True, timeout=60,
     )  # fmt: skip
 
@@ -144,7 +144,7 @@ def test_without_a_server_the_job_runs_as_it_is(tmp_path):
 
 def test_what_is_timed_apart_is_a_fresh_process(served, tmp_path):
     body = (
-        "from keycut.benchmarking.process import run_work\n"
+        "from statecut.preflight.process import run_work\n"
         "loaded = \"'colorsys' in __import__('sys').modules\"\n"
         f"{LOADED}\nprint(run_work(map, eval, [loaded], limit_s=60, own_process=True).values)"
     )
@@ -154,7 +154,7 @@ def test_what_is_timed_apart_is_a_fresh_process(served, tmp_path):
 
 def test_what_is_timed_apart_ends_with_its_job(served, tmp_path):
     body = (
-        "from keycut.benchmarking.process import run_work\n"
+        "from statecut.preflight.process import run_work\n"
         "who = \"open('who', 'w').write(str(__import__('os').getpid()))\"\n"
         "work = [who, \"open('at-work', 'w').close()\", \"__import__('time').sleep(1000)\"]\n"
         "run_work(map, eval, work, limit_s=1000, own_process=True)"
@@ -239,7 +239,7 @@ def test_a_job_goes_on_to_its_end_when_the_server_is_killed(served, tmp_path):
 
 
 def test_a_job_that_finds_no_server_any_more_runs_as_it_is_and_says_so(served, tmp_path):
-    running = served("sh", "-c", "echo $KEYCUT_FORK_SERVER; exec sleep 60")
+    running = served("sh", "-c", "echo $REPRODUCTION_FORK_SERVER; exec sleep 60")
     name = running.stdout.readline().strip()
     (server,) = children(running.pid)
     os.kill(server, signal.SIGKILL)
@@ -315,11 +315,11 @@ class Staying:
     """A server with two workers, and jobs that may stay."""
 
     def __init__(self, served, folder: Path, **variables: str) -> None:
-        sleeps = ("sh", "-c", "echo $KEYCUT_FORK_SERVER; exec sleep 60")
+        sleeps = ("sh", "-c", "echo $REPRODUCTION_FORK_SERVER; exec sleep 60")
         self.command = served("--stay", "2", *sleeps, **variables)
         self.folder = folder
         self.environment = {**os.environ, **variables}
-        self.environment["KEYCUT_FORK_SERVER"] = self.command.stdout.readline().strip()
+        self.environment["REPRODUCTION_FORK_SERVER"] = self.command.stdout.readline().strip()
         (self.server,) = children(self.command.pid)
 
     def start(self, body: str, *arguments: str, **variables: str) -> subprocess.Popen[str]:
@@ -374,7 +374,7 @@ def test_a_worker_runs_one_job_after_another_each_as_if_it_were_alone(staying, t
 
 
 def test_without_workers_and_for_other_jobs_there_is_a_process_each(served, staying, tmp_path):
-    one = staying.environment["KEYCUT_FORK_SERVER"]
+    one = staying.environment["REPRODUCTION_FORK_SERVER"]
     forks = {handed_over(tmp_path, one, "print(os.getpid())").stdout for _ in range(2)}
     assert len(forks | {f"{staying.worker()}\n"}) == 3
     command = " ".join(job(tmp_path, "print(os.getpid())", "stays=True"))
@@ -483,13 +483,13 @@ MODULES = ("__init__", "forkserver", "gpus")
 
 
 def test_a_worker_that_has_imported_older_code_is_never_used(served, tmp_path):
-    package = tmp_path / "src" / "keycut"
+    package = tmp_path / "src" / "statecut"
     (package / "running").mkdir(parents=True)
     for name in ("__init__.py", "errors.py", *(f"running/{each}.py" for each in MODULES)):
         shutil.copyfile(forkserver.PACKAGE / name, package / name)
     (package / "rule.py").write_text("VALUE = 'old'")
     staying = Staying(served, tmp_path, PYTHONPATH=str(package.parent))
-    body = "import keycut.rule\nprint(os.getpid(), keycut.rule.VALUE)"
+    body = "import statecut.rule\nprint(os.getpid(), statecut.rule.VALUE)"
     first, again = staying.run(body), staying.run(body)
     assert first == again
     assert first[1].split()[1:] == ["old"]
@@ -533,7 +533,8 @@ def test_a_call_that_is_none_says_how_it_goes(arguments, capsys):
     with pytest.raises(SystemExit):
         forkserver.main(arguments.split())
     assert (
-        "usage: python -m keycut.running.forkserver [--stay N] COMMAND" in capsys.readouterr().err
+        "usage: python -m reproduction.running.forkserver [--stay N] COMMAND"
+        in capsys.readouterr().err
     )
 
 

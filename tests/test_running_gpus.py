@@ -7,8 +7,8 @@ from collections import Counter
 
 import pytest
 
-from keycut.errors import InputError
-from keycut.running.gpus import driver_version, gpus_taken, require_gpus, visible_gpus
+from reproduction.running.gpus import driver_version, gpus_taken, require_gpus, visible_gpus
+from statecut.errors import InputError
 
 
 @pytest.fixture(autouse=True)
@@ -19,8 +19,8 @@ def four(monkeypatch):
 
 def at_once(monkeypatch, works, gpus=("4", "5", "6", "7")):
     """Run each work in a thread of its own, which stands for a process: its own view, its locks."""
-    monkeypatch.setattr("keycut.running.gpus.visible_gpus", lambda: list(gpus))
-    monkeypatch.setattr("keycut.running.gpus.WAIT", 0.001)
+    monkeypatch.setattr("reproduction.running.gpus.visible_gpus", lambda: list(gpus))
+    monkeypatch.setattr("reproduction.running.gpus.WAIT", 0.001)
     threads = [threading.Thread(target=work) for work in works]
     for thread in threads:
         thread.start()
@@ -90,7 +90,7 @@ def test_shares_are_used_side_by_side_and_a_whole_gpu_alone(tmp_path, monkeypatc
 
 
 def test_a_run_without_shares_leaves_those_of_another_alone(tmp_path, monkeypatch):
-    monkeypatch.setattr("keycut.running.gpus.visible_gpus", lambda: ["4", "5"])
+    monkeypatch.setattr("reproduction.running.gpus.visible_gpus", lambda: ["4", "5"])
     with gpus_taken(1, shares=8, locks=tmp_path) as part, gpus_taken(1, locks=tmp_path) as whole:
         assert (part, whole) == (["4"], ["5"])
 
@@ -124,7 +124,7 @@ def test_where_none_is_seen_nothing_is_taken(tmp_path, monkeypatch):
         assert mine == []
     # Some containers have GPUs that only torch sees: they are hidden from who asked for none.
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    monkeypatch.setattr("keycut.running.gpus.visible_gpus", list)
+    monkeypatch.setattr("reproduction.running.gpus.visible_gpus", list)
     with gpus_taken(1, locks=tmp_path):
         assert "CUDA_VISIBLE_DEVICES" not in os.environ
     with gpus_taken(0, locks=tmp_path):
@@ -150,7 +150,7 @@ def test_fewer_than_were_asked_for_are_not_enough(monkeypatch):
 def test_the_kernel_names_the_driver(tmp_path, monkeypatch, said, version):
     file = tmp_path / "version"
     file.write_text(f"NVRM version: {said}\nGCC version:  gcc version 12.3.0\n")
-    monkeypatch.setattr("keycut.running.gpus.DRIVER", file)
+    monkeypatch.setattr("reproduction.running.gpus.DRIVER", file)
     assert driver_version() == version
 
 

@@ -16,13 +16,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from keycut.artefact import write_json
-from keycut.errors import InputError
-from keycut.running.code import KnownCode
-from keycut.running.job import job
-from keycut.running.job_context import check_up_to_date
-from keycut.running.paths import PROVENANCE
-from keycut.running.provenance import Provenance
+from reproduction.running.code import KnownCode
+from reproduction.running.job import job
+from reproduction.running.job_context import check_up_to_date
+from reproduction.running.paths import PROVENANCE
+from reproduction.running.provenance import Provenance
+from statecut.errors import InputError
+from statecut.files import write_json
 
 ROOT = Path(__file__).parents[1]
 
@@ -40,14 +40,14 @@ class Named(list):
 def planned(tmp_path, monkeypatch):
     """A job as Snakemake would start it, in a folder of its own."""
     monkeypatch.chdir(tmp_path)
-    for name in ("KEYCUT_FORK_SERVER", "SLURM_JOB_ID"):
+    for name in ("REPRODUCTION_FORK_SERVER", "SLURM_JOB_ID"):
         monkeypatch.delenv(name, raising=False)
     # What the job sets for itself is put back.
     for name in ("OMP_NUM_THREADS", "HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE",
                  "ONEDNN_JIT_PROFILE", "TOKENIZERS_PARALLELISM", "TRITON_CACHE_DIR"):  # fmt: skip
         monkeypatch.setenv(name, os.environ.get(name, ""))
     script = tmp_path / "work.py"
-    script.write_text("from keycut.artefact import digest\n\ndigest(1)\n")
+    script.write_text("from statecut.files import digest\n\ndigest(1)\n")
 
     def make(settings={"run": "demo", "device": "cpu"}, **inputs):  # noqa: B006
         return SimpleNamespace(
@@ -79,9 +79,9 @@ def around(capfd):
 HANDS_OVER = """
 import sys
 from types import SimpleNamespace
-from keycut.running import forkserver
-from keycut.running.job import job
-heavy = {"pydantic", "yaml", "keycut.config"}
+from reproduction.running import forkserver
+from reproduction.running.job import job
+heavy = {"pydantic", "yaml", "reproduction.config"}
 forkserver.hand_over = lambda **_: sys.exit(str(heavy & {*sys.modules}))
 job(SimpleNamespace(threads=1, rule="evaluate"))
 """
@@ -99,7 +99,7 @@ def test_a_script_that_hands_its_job_over_imports_only_what_that_takes():
 def test_of_all_jobs_evaluations_may_share_a_process(planned, around, monkeypatch, rule, stays):
     handed_over = {}
     monkeypatch.setattr(
-        "keycut.running.forkserver.hand_over", lambda **how: handed_over.update(how)
+        "reproduction.running.forkserver.hand_over", lambda **how: handed_over.update(how)
     )
     snakemake = planned()
     snakemake.rule = rule
@@ -163,7 +163,9 @@ def test_a_job_on_a_part_of_a_gpu_is_kept_to_that_part_of_its_memory(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", limits.append)
-    monkeypatch.setattr("keycut.running.provenance.gpu_names", lambda count: ["a GPU"] * count)
+    monkeypatch.setattr(
+        "reproduction.running.provenance.gpu_names", lambda count: ["a GPU"] * count
+    )
     monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     for asked in (0, 1, 4):
@@ -207,7 +209,7 @@ def test_a_job_that_asks_for_a_gpu_ends_at_once_where_torch_can_use_none(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.cuda, "init", init)
     monkeypatch.setattr(torch.version, "cuda", cuda)
-    monkeypatch.setattr("keycut.running.gpus.driver_version", lambda: driver)
+    monkeypatch.setattr("reproduction.running.gpus.driver_version", lambda: driver)
     monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
     if visible is None:
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -222,7 +224,7 @@ def test_a_job_that_asks_for_a_gpu_ends_at_once_where_torch_can_use_none(
     built = f"built for CUDA {cuda}" if cuda else "a CPU build"
     seen = "not set" if visible is None else repr(visible)
     assert lines[:2] == [
-        f"keycut: rule {rule} asks for 1 GPU, and torch can use none: {said}",
+        f"reproduction: rule {rule} asks for 1 GPU, and torch can use none: {said}",
         f"  on {platform.node()}: torch {torch.__version__}, {built}; "
         f"driver {driver or 'none found'}; CUDA_VISIBLE_DEVICES {seen}",
     ]
@@ -233,7 +235,7 @@ def test_a_job_that_asks_for_a_gpu_ends_at_once_where_torch_can_use_none(
 
 def test_a_run_that_says_cpu_leaves_gpus_alone(planned, around, tmp_path, monkeypatch):
     """Triton asks torch, and torch what is visible: with nothing there, stand-ins are installed."""
-    monkeypatch.setattr("keycut.running.gpus._folder", lambda: tmp_path / "locks")
+    monkeypatch.setattr("reproduction.running.gpus._folder", lambda: tmp_path / "locks")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     snakemake = planned()
     snakemake.resources = {"gpu": 1}
@@ -248,7 +250,7 @@ def test_bad_input_ends_a_job_with_its_message_alone(planned, around):
     with pytest.raises(SystemExit) as ended, around(planned()):
         raise InputError("ratio 2: must lie in (0, 1)")
     assert ended.value.code == 2
-    assert Path("work.log").read_text() == "keycut: ratio 2: must lie in (0, 1)\n"
+    assert Path("work.log").read_text() == "reproduction: ratio 2: must lie in (0, 1)\n"
     assert not Path("out.json.provenance.json").exists()
 
 
@@ -260,7 +262,7 @@ def test_a_full_disk_is_said_where_it_can_be_read(planned, around):
 
 def test_code_that_changed_after_the_plan_is_refused(planned, around):
     snakemake = planned()
-    Path("work.py").write_text("from keycut.artefact import sha256\n")
+    Path("work.py").write_text("from statecut.files import sha256\n")
     with pytest.raises(SystemExit), around(snakemake):
         raise AssertionError("the work must not begin")
     assert "was changed after this job was planned" in Path("work.log").read_text()
@@ -274,7 +276,9 @@ def test_a_file_of_the_users_that_changed_after_the_plan_is_refused(planned, aro
     snakemake.params = Named(**dict(snakemake.params.items()), user_files={"text.jsonl": "0" * 64})
     with pytest.raises(SystemExit), around(snakemake):
         raise AssertionError("the work must not begin")
-    said = "keycut: text.jsonl was changed after this job was planned: start snakemake again\n"
+    said = (
+        "reproduction: text.jsonl was changed after this job was planned: start snakemake again\n"
+    )
     assert Path("work.log").read_text() == said
 
 
@@ -282,7 +286,7 @@ def test_an_input_made_by_other_code_is_refused_but_in_a_partial_run(planned, ar
     with around(planned()):
         Path("out.json").write_text("{}")
     check_up_to_date("out.json")
-    Path("work.py").write_text("from keycut.slicing import Keep\n")
+    Path("work.py").write_text("from statecut.pruning.slicing import Keep\n")
     with pytest.raises(InputError, match=r"out\.json was made by other code of rule work"):
         check_up_to_date("out.json")
     check_up_to_date("out.json", partial=True)
@@ -293,7 +297,7 @@ def test_an_input_is_checked_by_its_record_also_where_that_is_another_outputs(pl
     with around(planned()):
         Path("out.json").write_text("{}")
     Path("second.json").write_text("{}")  # of the same job
-    Path("work.py").write_text("from keycut.slicing import Keep\n")
+    Path("work.py").write_text("from statecut.pruning.slicing import Keep\n")
     reader = planned(second="second.json", provenance=f"out.json{PROVENANCE}")
     reader.output = Named(result="read.json")
     with pytest.raises(SystemExit), around(reader):
@@ -313,7 +317,7 @@ def waits_for_another(monkeypatch):
     def exclusive_lock(outputs):
         yield True
 
-    monkeypatch.setattr("keycut.running.job_context.exclusive_lock", exclusive_lock)
+    monkeypatch.setattr("reproduction.running.job_context.exclusive_lock", exclusive_lock)
 
 
 def test_what_another_job_made_meanwhile_is_not_made_again(planned, around, monkeypatch):
@@ -333,7 +337,7 @@ def test_what_another_job_made_with_other_code_of_the_same_version_is_kept(
     write_json("versions.json", {"work": {"cpu": version, "cuda": version}})
     with around(planned()):
         Path("out.json").write_text("theirs")
-    Path("work.py").write_text("from keycut.slicing import Keep\n")
+    Path("work.py").write_text("from statecut.pruning.slicing import Keep\n")
     waits_for_another(monkeypatch)
     with pytest.raises(SystemExit), around(planned()):
         pass
@@ -360,7 +364,7 @@ def test_what_another_job_made_otherwise_is_removed(planned, around, monkeypatch
 
 KILLED = """
 import os, signal
-from keycut.artefact import atomic_write
+from statecut.files import atomic_write
 with atomic_write("out.json") as path:
     path.write_text("half")
     os.kill(os.getpid(), signal.SIGKILL)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from keycut.running.locks import exclusive_lock
+from reproduction.running.locks import exclusive_lock
 
 FORK = multiprocessing.get_context("fork")
 

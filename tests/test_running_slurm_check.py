@@ -9,11 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keycut.cli import main
-from keycut.errors import InputError
-from keycut.running import slurm_check
-from keycut.running.cluster import SlurmRequest, judge, parse_cluster, parse_sbatch, to_minutes
-from keycut.running.slurm_check import Profile, Submission, findings
+from reproduction.cli import main
+from reproduction.running import slurm_check
+from reproduction.running.cluster import (
+    SlurmRequest,
+    judge,
+    parse_cluster,
+    parse_sbatch,
+    to_minutes,
+)
+from reproduction.running.slurm_check import Profile, Submission, findings
+from statecut.errors import InputError
 
 SAID = Path(__file__).parent / "slurm"
 PARTITIONS, NODES = (

@@ -6,15 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from keycut.patches.snakemake import (
-    LOG_LINES,
-    LOG_WIDTH,
-    fail_refused_jobs,
-    remember_min_job_age,
-    show_ends_of_logs,
-)
-from keycut.running import slurm as keycut_slurm
-from keycut.running.slurm import (
+from reproduction.running import slurm as statecut_slurm
+from reproduction.running.slurm import (
     END,
     EXIT_UNFINISHED,
     export_end_time,
@@ -23,7 +16,14 @@ from keycut.running.slurm import (
     stuck_jobs,
     warn_of_jobs_that_never_start,
 )
-from keycut.training import loop
+from reproduction.running.snakemake_fixes import (
+    LOG_LINES,
+    LOG_WIDTH,
+    fail_refused_jobs,
+    remember_min_job_age,
+    show_ends_of_logs,
+)
+from statecut.recovery import loop
 
 
 @pytest.fixture
@@ -255,7 +255,7 @@ def test_a_refused_job_is_tried_again_only_if_that_may_help(monkeypatch, said, f
 def test_the_queue_of_this_run_is_watched(slurm, monkeypatch):
     import snakemake_executor_plugin_slurm as plugin
 
-    monkeypatch.setattr(keycut_slurm, "WATCH_EVERY", 0.05)
+    monkeypatch.setattr(statecut_slurm, "WATCH_EVERY", 0.05)
     slurm("squeue", waiting(7, "PartitionTimeLimit").strip())
     executor = plugin.Executor.__new__(plugin.Executor)
     executor.run_uuid = "the-run"

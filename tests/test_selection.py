@@ -9,14 +9,14 @@ import readme
 import torch
 from small_models import SMALL
 
-from keycut.calibration import calibrate
-from keycut.errors import InputError
-from keycut.models import create, load, save
-from keycut.models.checkpoint import Checkpoint
-from keycut.selection.methods import METHODS
-from keycut.selection.rrqr import strong_rrqr_slow
-from keycut.selection.select import select, top
-from keycut.selection.statistics import ModelStatistics
+from statecut.errors import InputError
+from statecut.models import create, load, save
+from statecut.models.checkpoint import Checkpoint
+from statecut.pruning.calibration import calibrate
+from statecut.pruning.methods import METHODS
+from statecut.pruning.rrqr import strong_rrqr_slow
+from statecut.pruning.select import select, top
+from statecut.pruning.statistics import ModelStatistics
 
 TARGETS = ["kq", "k", "q"]
 IDS = torch.randint(0, 97, (6, 80), generator=torch.Generator().manual_seed(8))

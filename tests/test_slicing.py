@@ -19,17 +19,16 @@ from shards import shard
 from small_models import SMALL
 from training_runs import loaded_by_stock_fla
 
-from keycut.calibration import calibrate
-from keycut.errors import InputError
-from keycut.models import create, load, save
-from keycut.models.architectures import ARCHITECTURES
-from keycut.models.capture import mixers
-from keycut.models.checkpoint import Checkpoint
-from keycut.selection.methods import METHODS
-from keycut.selection.select import select
-from keycut.selection.selection import Selection
-from keycut.selection.statistics import ModelStatistics
-from keycut.slicing import (
+from statecut.errors import InputError
+from statecut.models import create, load, save
+from statecut.models.architectures import ARCHITECTURES
+from statecut.models.capture import mixers
+from statecut.models.checkpoint import Checkpoint
+from statecut.pruning.calibration import calibrate
+from statecut.pruning.methods import METHODS
+from statecut.pruning.select import select
+from statecut.pruning.selection import Selection
+from statecut.pruning.slicing import (
     Keep,
     Pad,
     check_sliceable,
@@ -38,7 +37,8 @@ from keycut.slicing import (
     slice_model,
     sliced_bytes,
 )
-from keycut.training.recovery import scale_eps
+from statecut.pruning.statistics import ModelStatistics
+from statecut.recovery.recovery import scale_eps
 
 ALL = sorted(SMALL)
 HYBRIDS = [name for name in ALL if "layer_types" in SMALL[name]]
@@ -123,7 +123,7 @@ def test_padding_to_fewer_channels_is_an_error(folders, tmp_path):
 
 SAVED_AND_LOADED = """
 import sys, torch
-from keycut.models import load
+from statecut.models import load
 torch.set_num_threads(1)
 ids = torch.load(sys.argv[1])
 torch.save({folder: load(folder)(ids).logits.detach() for folder in sys.argv[3:]}, sys.argv[2])
@@ -291,7 +291,7 @@ def test_one_shard_at_a_time_is_in_memory(folders, tmp_path, monkeypatch):
             assert not [name for name, tensor in written if tensor() is not None]
             return super().__call__(*args)
 
-    monkeypatch.setattr("keycut.models.checkpoint.save_file", save)
+    monkeypatch.setattr("statecut.models.checkpoint.save_file", save)
     slice_model(checkpoint, Checked(20), tmp_path / "out")
     assert {name for name, _ in written} == set(checkpoint.files)
 
@@ -386,7 +386,7 @@ def test_a_failed_write_leaves_the_old_folder(folders, tmp_path, monkeypatch):
     def full(*_args, **_kwargs):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("keycut.models.checkpoint.save_file", full)
+    monkeypatch.setattr("statecut.models.checkpoint.save_file", full)
     with pytest.raises(OSError, match="No space left"):
         slice_model(checkpoint, Pad(20), tmp_path / "out", force=True)
     assert Checkpoint(tmp_path / "out").digest() == before

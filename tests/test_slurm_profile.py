@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from keycut.plan.graph import read_graph
-from keycut.plan.resources import resource_table
+from reproduction.plan.graph import read_graph
+from reproduction.plan.resources import resource_table
 
 ROOT = Path(__file__).parents[1]
 PROFILE = yaml.safe_load((ROOT / "profiles/slurm/config.yaml").read_text())

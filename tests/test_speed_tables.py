@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from keycut.artefact import read_json, write_json
+from statecut.files import read_json, write_json
 
 ROOT = Path(__file__).parent.parent
 SPEED, SCRIPT = ROOT / "benchmarks" / "speed.py", ROOT / "benchmarks" / "speed_tables.py"

@@ -1,4 +1,4 @@
-"""`keycut prune --state`, `--keys` and `--values`: which widths are tried, which are written."""
+"""`statecut prune --state`, `--keys` and `--values`: which widths are tried, which are written."""
 
 import json
 import os
@@ -15,22 +15,22 @@ from safetensors.torch import load_file, save_file
 from small_models import SMALL
 from training_runs import sentences
 
-from keycut.cli import main
-from keycut.data.packing import PackedTokens
-from keycut.data.tokenizer import train_tokenizer
-from keycut.engines import ENGINES
-from keycut.models import create, load, save
-from keycut.models.architectures import gated_deltanet
-from keycut.models.architectures.base import MixerShape
-from keycut.models.card import stored_facts
-from keycut.models.checkpoint import Checkpoint
-from keycut.outcome import SplitComparison
-from keycut.prune import pack_text
-from keycut.refit import perplexity, refit
-from keycut.selection.select import select, select_values
-from keycut.selection.statistics import ModelStatistics
-from keycut.slicing import slice_model
-from keycut.splits import CLOSE, MOST, STEPS, Split, splits_within, whole
+from statecut.card import stored_facts
+from statecut.cli import main
+from statecut.data.packing import PackedTokens
+from statecut.data.tokenizer import train_tokenizer
+from statecut.models import create, load, save
+from statecut.models.architectures import gated_deltanet
+from statecut.models.checkpoint import Checkpoint
+from statecut.models.shapes import MixerShape
+from statecut.pruning.budget import CLOSE, MOST, STEPS, Split, splits_within, whole
+from statecut.pruning.outcome import SplitComparison
+from statecut.pruning.prune import pack_text
+from statecut.pruning.refit import perplexity, refit
+from statecut.pruning.select import select, select_values
+from statecut.pruning.slicing import slice_model
+from statecut.pruning.statistics import ModelStatistics
+from statecut.serving.engines import ENGINES
 
 # Which splits there are
 
@@ -163,7 +163,7 @@ def rows(shown):
 
 @pytest.mark.parametrize("name", ["gated", "delta_net"])
 def test_the_best_split_of_a_budget_is_written(workplace, capsys, monkeypatch, name):
-    from keycut import prune as module
+    from statecut.pruning import prune as module
 
     calibrations = []
     calibrate_folder = module.calibrate_folder
@@ -219,8 +219,8 @@ def test_text_held_out_decides_and_nothing_else(workplace, capsys, monkeypatch):
         refitted_on.append(ids)
         return refit(student, teacher, ids, **options)
 
-    monkeypatch.setattr("keycut.prune.perplexity", known)
-    monkeypatch.setattr("keycut.prune.refit", observed)
+    monkeypatch.setattr("statecut.pruning.prune.perplexity", known)
+    monkeypatch.setattr("statecut.pruning.prune.refit", observed)
     assert prune(workplace, "--state", "0.25", out="decided") == 0
     assert widths(workplace / "decided") == (8, 12)
     assert [row[2:] for row in rows(capsys.readouterr().out)] == [
@@ -301,7 +301,7 @@ def test_widths_by_hand_are_refitted_if_asked(workplace, capsys):
 
 
 def test_values_by_a_method_without_text_need_none(workplace, capsys, monkeypatch):
-    monkeypatch.setattr("keycut.prune.pack", None)
+    monkeypatch.setattr("statecut.pruning.prune.pack", None)
     arguments = ["prune", workplace / "gated", workplace / "rand", "--values", "3"]
     assert main([*map(str, arguments), "--method", "rand"]) == 0
     assert "condition of values  not known: rand needs no text" in capsys.readouterr().out
@@ -390,7 +390,7 @@ BAD = {
 def idle(monkeypatch):
     """No work is done."""
     for name in ("pack", "calibrate_folder", "select", "select_values", "slice_model"):
-        monkeypatch.setattr(f"keycut.prune.{name}", None)
+        monkeypatch.setattr(f"statecut.pruning.prune.{name}", None)
 
 
 @pytest.mark.parametrize("case", sorted(BAD))
@@ -399,7 +399,7 @@ def test_bad_input_is_refused_before_any_work(workplace, capsys, case):
     options, message = BAD[case]
     assert prune(workplace, *options, out="bad") == 2
     line = capsys.readouterr().err.strip().splitlines()[-1]
-    assert line.startswith("keycut: ")
+    assert line.startswith("statecut: ")
     assert message.format(model=workplace / "gated") in line
     assert not (workplace / "bad").exists()
 
@@ -474,9 +474,9 @@ def test_a_killed_comparison_leaves_what_was_there_and_nothing_else(
             os.kill(os.getpid(), number)
         return refit(*args, **kwargs)
 
-    monkeypatch.setattr("keycut.prune.refit", killed)
+    monkeypatch.setattr("statecut.pruning.prune.refit", killed)
     assert prune(workplace, "--state", "0.25", "--force", out="before") == 130
-    assert capsys.readouterr().err.endswith("keycut: interrupted\n")
+    assert capsys.readouterr().err.endswith("statecut: interrupted\n")
     assert (workplace / "before" / "model.safetensors").read_bytes() == before
     assert not list(workplace.glob(".*"))
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL

@@ -13,9 +13,9 @@ sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 import state_precision
 from state_precision import TYPES, delta_rule_held_in, rounded
 
-from keycut.artefact import read_json, write_json
-from keycut.models import create, save
-from keycut.models.delta_rule import l2_normalised, recurrent_delta_rule
+from statecut.files import read_json, write_json
+from statecut.models import create, save
+from statecut.models.delta_rule import l2_normalised, recurrent_delta_rule
 
 
 def rule_inputs(channelwise=False, d_k=6, d_v=5):

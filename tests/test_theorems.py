@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from scipy.integrate import quad
 from torch.nn.functional import normalize, silu
 
-from keycut.analysis.spectra import er, kappa, rank, singular_values, u
-from keycut.models.architectures import architecture
-from keycut.models.delta_rule import recurrent_delta_rule
-from keycut.models.plain_kernels import causal_conv1d
-from keycut.selection.rrqr import strong_rrqr
+from reproduction.analysis.spectra import er, kappa, rank, singular_values, u
+from statecut.models.architectures import architecture
+from statecut.models.delta_rule import recurrent_delta_rule
+from statecut.models.plain_kernels import causal_conv1d
+from statecut.pruning.rrqr import strong_rrqr
 
 some = settings(max_examples=40, deadline=None, derandomize=True)
 SLACK = 1 + 1e-9  # rounding
@@ -274,7 +274,7 @@ def test_the_gradient_of_the_query_projection_is_as_conditioned_as_the_state(S, 
 
 
 def rule(q, k, v, beta, g):
-    """One head, T tokens, through Keycut's own recurrence."""
+    """One head, T tokens, through Statecut's own recurrence."""
     q, k, v, beta, g = (x[None, :, None] for x in (q, k, v, beta, g))
     empty = torch.zeros(1, 1, k.shape[-1], v.shape[-1], dtype=torch.float64)
     o, state = recurrent_delta_rule(q, k, v, beta, g, 1.0, empty)

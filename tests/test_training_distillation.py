@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from keycut.training.distillation import IGNORED, distillation_losses, next_tokens
+from statecut.recovery.distillation import IGNORED, distillation_losses, next_tokens
 
 TOKENS = (3, 11)
 

@@ -6,7 +6,7 @@ import sys
 
 COMPARE = """
 import torch
-from keycut.training import distillation, distillation_kernel
+from statecut.recovery import distillation, distillation_kernel
 
 torch.manual_seed(0)
 cases = (7, 29, 2, 0.7), (3, 4096, 1, 0), (5, 9001, 0.5, 2)

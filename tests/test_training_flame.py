@@ -18,16 +18,16 @@ from small_models import SMALL
 from test_training_survival import PROCESSES, finished, started, wait_for
 from training_runs import FLAMED, LENGTH, flame_recipe, packed
 
-from keycut.data.packing import PackedTokens
-from keycut.data.tokenizer import train_tokenizer
-from keycut.errors import InputError
-from keycut.models import create, load
-from keycut.patches.torchtitan import GO_ON, LEAVE, SAVE, agree
-from keycut.training import flame, flame_job
-from keycut.training.checkpoints import Checkpoints, seal
-from keycut.training.flame_entry import PackedBatches
-from keycut.training.loop import COLUMNS, EVERY_TEN_MINUTES, EXIT_UNFINISHED, PATIENCE, Saving
-from keycut.training.output import Output
+from reproduction.pretraining import flame, flame_job
+from reproduction.pretraining.flame_entry import PackedBatches
+from reproduction.pretraining.torchtitan_fixes import GO_ON, LEAVE, SAVE, agree
+from statecut.data.packing import PackedTokens
+from statecut.data.tokenizer import train_tokenizer
+from statecut.errors import InputError
+from statecut.models import create, load
+from statecut.recovery.checkpoints import Checkpoints, seal
+from statecut.recovery.loop import COLUMNS, EVERY_TEN_MINUTES, EXIT_UNFINISHED, PATIENCE, Saving
+from statecut.recovery.output import Output
 
 
 @given(batch=st.integers(1, 64), world_size=st.integers(1, 16), gpus=st.integers(1, 20))

@@ -12,10 +12,11 @@ from small_models import SMALL
 from torch import nn
 from training_runs import LENGTH, packed, recipe
 
-from keycut.errors import InputError
-from keycut.models import create, load
-from keycut.training.checkpoints import CURVE, Checkpoints
-from keycut.training.loop import (
+from reproduction.pretraining.pretrain import pretrain
+from statecut.errors import InputError
+from statecut.models import create, load
+from statecut.recovery.checkpoints import CURVE, Checkpoints
+from statecut.recovery.loop import (
     EVERY_TEN_MINUTES,
     EXIT_UNFINISHED,
     PATIENCE,
@@ -24,8 +25,7 @@ from keycut.training.loop import (
     learning_rate,
     train,
 )
-from keycut.training.output import Output
-from keycut.training.pretrain import pretrain
+from statecut.recovery.output import Output
 
 
 @pytest.fixture
@@ -101,7 +101,7 @@ def test_smaller_batches_are_advised_where_memory_runs_out(
     def full(*_, **__):
         raise RuntimeError("Triton Error [CUDA]: out of memory")
 
-    monkeypatch.setattr("keycut.training.pretrain.train", full)
+    monkeypatch.setattr("reproduction.pretraining.pretrain.train", full)
     with pytest.raises(InputError, match=f"^pretraining: Triton Error .*; .*{advice}"):
         trained(tmp_path, data, recipe(steps=4, **settings))
 

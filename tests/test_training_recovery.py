@@ -8,16 +8,16 @@ import torch
 from small_models import SMALL
 from training_runs import making, packed, recovery
 
-from keycut.artefact import read_json
-from keycut.errors import InputError
-from keycut.models import create, load, save
-from keycut.models.checkpoint import Checkpoint
-from keycut.slicing import Keep, cut_back, slice_model
-from keycut.training import recovery as recovering
-from keycut.training.checkpoints import CURVE, Checkpoints
-from keycut.training.loop import Saving
-from keycut.training.output import Output
-from keycut.training.recovery import recover, recovery_loss, with_adapters
+from statecut.errors import InputError
+from statecut.files import read_json
+from statecut.models import create, load, save
+from statecut.models.checkpoint import Checkpoint
+from statecut.pruning.slicing import Keep, cut_back, slice_model
+from statecut.recovery import recovery as recovering
+from statecut.recovery.checkpoints import CURVE, Checkpoints
+from statecut.recovery.loop import Saving
+from statecut.recovery.output import Output
+from statecut.recovery.recovery import recover, recovery_loss, with_adapters
 
 KINDS = ["delta_net", "delta_net_tied", "shared_head", "shared_all", "gated", "gated_value_heads"]
 UNLIKE = ["delta_net_tied", "shared_head", "gated_value_heads"]
@@ -328,7 +328,7 @@ def test_a_raised_version_begins_anew(tmp_path, monkeypatch):
             folders.append(self.folder)
             raise InterruptedError
 
-    monkeypatch.setattr("keycut.training.output.Checkpoints", Noted)
+    monkeypatch.setattr("statecut.recovery.output.Checkpoints", Noted)
     for version in (1, 1, 2):
         with pytest.raises(InterruptedError):
             recover(

@@ -13,10 +13,10 @@ import pytest
 import torch
 import training_runs
 
-from keycut.artefact import sha256
-from keycut.errors import InputError
-from keycut.training.checkpoints import CURVE, Checkpoints
-from keycut.training.loop import EXIT_UNFINISHED, Saving
+from statecut.errors import InputError
+from statecut.files import sha256
+from statecut.recovery.checkpoints import CURVE, Checkpoints
+from statecut.recovery.loop import EXIT_UNFINISHED, Saving
 
 OFTEN = Saving(steps=2)
 DONE = (CURVE, "model.safetensors")
@@ -24,7 +24,7 @@ LIMIT = 300  # seconds, for whatever hangs
 
 # Real processes, forked from one that has done the slow imports and nothing else.
 PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(["keycut.training.recovery", "keycut.models.shared_conv"])
+PROCESSES.set_forkserver_preload(["statecut.recovery.recovery", "statecut.models.shared_conv"])
 
 
 @contextmanager

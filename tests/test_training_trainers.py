@@ -6,13 +6,13 @@ import pytest
 import torch
 from training_runs import packed
 
-from keycut.config import load_config
-from keycut.data.tokenizer import train_tokenizer
-from keycut.errors import InputError
-from keycut.models import load
-from keycut.training import trainers
-from keycut.training.checkpoints import Checkpoints
-from keycut.training.output import Output
+from reproduction.config import load_config
+from reproduction.pretraining import trainers
+from statecut.data.tokenizer import train_tokenizer
+from statecut.errors import InputError
+from statecut.models import load
+from statecut.recovery.checkpoints import Checkpoints
+from statecut.recovery.output import Output
 
 
 @pytest.fixture(scope="module")
@@ -68,8 +68,8 @@ def test_a_raised_version_begins_anew(root, tmp_path, monkeypatch, trainer):
             folders.append(self.folder)
             raise InterruptedError
 
-    monkeypatch.setattr("keycut.training.output.Checkpoints", Noted)
-    monkeypatch.setattr("keycut.training.flame.check_flame_installed", lambda: None)
+    monkeypatch.setattr("statecut.recovery.output.Checkpoints", Noted)
+    monkeypatch.setattr("reproduction.pretraining.flame.check_flame_installed", lambda: None)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
     config = config_with(trainer=trainer)
     for version in (1, 1, 2):

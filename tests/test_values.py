@@ -15,19 +15,18 @@ from shards import shard
 from small_models import SMALL
 from training_runs import loaded_by_stock_fla, packed
 
-from keycut.calibration import Calibration, calibrate, calibrate_layerwise
-from keycut.errors import InputError
-from keycut.models import create, load, save
-from keycut.models.architectures import ARCHITECTURES
-from keycut.models.architectures.base import MixerShape
-from keycut.models.capture import mixers
-from keycut.models.checkpoint import Checkpoint
-from keycut.selection.methods import METHODS
-from keycut.selection.rrqr import strong_rrqr
-from keycut.selection.select import select, select_values
-from keycut.selection.selection import Selection
-from keycut.selection.statistics import ModelStatistics
-from keycut.slicing import (
+from statecut.errors import InputError
+from statecut.models import create, load, save
+from statecut.models.architectures import ARCHITECTURES
+from statecut.models.capture import mixers
+from statecut.models.checkpoint import Checkpoint
+from statecut.models.shapes import MixerShape
+from statecut.pruning.calibration import Calibration, calibrate, calibrate_layerwise
+from statecut.pruning.methods import METHODS
+from statecut.pruning.rrqr import strong_rrqr
+from statecut.pruning.select import select, select_values
+from statecut.pruning.selection import Selection
+from statecut.pruning.slicing import (
     Keep,
     change_channels,
     check_sliceable,
@@ -39,6 +38,7 @@ from keycut.slicing import (
     sliced_bytes,
     truncate,
 )
+from statecut.pruning.statistics import ModelStatistics
 
 SMALL = SMALL | {
     "gated_sigmoid": {**SMALL["gated"], "output_gate_activation": "sigmoid"},

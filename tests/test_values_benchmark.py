@@ -15,9 +15,9 @@ sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 import value_speeds
 from values import best, splits
 
-from keycut.benchmarking.process import run_work
-from keycut.config import load_config
-from keycut.models import create, save
+from reproduction.config import load_config
+from statecut.models import create, save
+from statecut.preflight.process import run_work
 
 ROOT = Path(__file__).parents[1]
 DEMO = ROOT / "config" / "demo.yaml"

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from keycut.artefact import write_json
-from keycut.config import JobConfig, Variant, load_config
-from keycut.evaluation.task_files import SETS
-from keycut.running.inputs import Inputs
-from keycut.running.paths import Paths
+from reproduction.config import JobConfig, Variant, load_config
+from reproduction.running.inputs import Inputs
+from reproduction.running.paths import Paths
+from reproduction.suites.task_files import SETS
+from statecut.files import write_json
 
 ROOT = Path(__file__).parents[1]
 

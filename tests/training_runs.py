@@ -8,15 +8,15 @@ from pathlib import Path
 import numpy as np
 from small_models import SMALL
 
-from keycut.artefact import sha256, write_json
-from keycut.config.training import Recipe, Recovery
-from keycut.data.packing import PackedTokens
-from keycut.models import create, save
-from keycut.models.checkpoint import Checkpoint
-from keycut.slicing import cut_back, slice_model
-from keycut.training.loop import Saving
-from keycut.training.output import Output
-from keycut.training.pretrain import pretrain
+from reproduction.config.training import Recipe, Recovery
+from reproduction.pretraining.pretrain import pretrain
+from statecut.data.packing import PackedTokens
+from statecut.files import sha256, write_json
+from statecut.models import create, save
+from statecut.models.checkpoint import Checkpoint
+from statecut.pruning.slicing import cut_back, slice_model
+from statecut.recovery.loop import Saving
+from statecut.recovery.output import Output
 
 LENGTH = 24
 
@@ -79,7 +79,7 @@ def packed(
             "sequence_length": LENGTH, "sequences": sequences,
             "slices": slices or {"training": [0, sequences]},
             "vocabulary_size": vocabulary, "tokenizer": "none", "tokenizer_digest": "0",
-            "boundary": "eos", "source": source, "seed": 0, "keycut": "0",
+            "boundary": "eos", "source": source, "seed": 0, "statecut": "0",
         })  # fmt: skip
     return PackedTokens(folder)
 
@@ -101,7 +101,7 @@ def pretraining(root: Path, out: str, saving: Saving) -> None:
 
 def recovering(root: Path, out: str, saving: Saving) -> None:
     """Likewise for recovery, of the model in `student`, taught by the one in `teacher`."""
-    from keycut.training.recovery import recover
+    from statecut.recovery.recovery import recover
 
     output = Output(root / out, checkpoints=root / "running" / out, saving=saving)
     recover(root / "student", root / "teacher", packed(root / "tokens"), recovery(), output)
@@ -112,8 +112,8 @@ FLAMED = {**SMALL["shared_head"], "vocab_size": 257}  # as many as the tokenizer
 
 def flaming(root: Path, out: str, gpus: int, saving: Saving) -> None:
     """What a process does that pretrains with the stand-in for flame, on pretended GPUs."""
-    from keycut.data.tokenizer import train_tokenizer
-    from keycut.training import flame
+    from reproduction.pretraining import flame
+    from statecut.data.tokenizer import train_tokenizer
 
     stand_ins = str(Path(__file__).parent / "stand_ins")
     sys.path.insert(0, stand_ins)

@@ -12,10 +12,10 @@ import pytest
 import torch
 from small_models import EXPERTS, LINEAR, VISION
 
-from keycut.engines import ENGINES
-from keycut.models import load
-from keycut.models.checkpoint import Checkpoint
-from keycut.slicing import Keep, slice_model
+from statecut.models import load
+from statecut.models.checkpoint import Checkpoint
+from statecut.pruning.slicing import Keep, slice_model
+from statecut.serving.engines import ENGINES
 
 # Qwen3.5's own sections fill a head of 256 channels. Text has one position in all of them.
 ROPE = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25,

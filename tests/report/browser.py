@@ -46,7 +46,7 @@ class Browser:
 
     def __init__(self, chromium: str) -> None:
         self.events: list[dict[str, Any]] = []
-        self._profile = tempfile.mkdtemp(prefix="keycut-chromium-")
+        self._profile = tempfile.mkdtemp(prefix="statecut-chromium-")
         to_browser, self._write = os.pipe()
         self._read, from_browser = os.pipe()
         self._rest = b""

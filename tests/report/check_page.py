@@ -15,8 +15,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from browser import Browser, find_chromium
 from reporting_runs import ROOT, report_inputs
 
-from keycut.config import load_config
-from keycut.reporting.report import write_report
+from reproduction.config import load_config
+from reproduction.reporting.report import write_report
 
 CHROMIUM = find_chromium() or pytest.exit(
     "Chromium is not installed; on Debian: apt-get install chromium", 1

@@ -37,7 +37,7 @@ class Cluster:
 
     folder: Path = field(
         # Short: a socket's path may have 107 characters.
-        default_factory=lambda: Path(tempfile.mkdtemp(prefix="keycut-slurm-", dir="/tmp"))
+        default_factory=lambda: Path(tempfile.mkdtemp(prefix="statecut-slurm-", dir="/tmp"))
     )
     keeper: subprocess.Popen[bytes] | None = None
 

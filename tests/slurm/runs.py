@@ -35,8 +35,9 @@ def checkout(folder: Path, config: dict[str, Any]) -> Path:
 
 def run_here(folder: Path, *targets: str) -> None:
     """The same run without Slurm."""
-    command = [sys.executable, "-m", "keycut.running.forkserver", sys.executable, "-m", "snakemake",
-               *targets, "--configfile=run.yaml", "--cores=2"]  # fmt: skip
+    command = [sys.executable, "-m", "reproduction.running.forkserver",
+               sys.executable, "-m", "snakemake", *targets, "--configfile=run.yaml",
+               "--cores=2"]  # fmt: skip
     with (folder / "here.log").open("w") as log:
         code = subprocess.run(
             command, cwd=folder, env=environment(folder, dict(os.environ)), stdout=log, stderr=log

@@ -28,7 +28,7 @@ def test_what_never_runs_is_named_and_not_tried_again(cluster, five_minutes, tmp
     )  # fmt: skip
     try:
         checked = subprocess.run(
-            [sys.executable, "-m", "keycut.cli", "check", "--profile=profiles/tested"],
+            [sys.executable, "-m", "reproduction.cli", "check", "--profile=profiles/tested"],
             cwd=run.folder, env=run.environment(), capture_output=True, text=True,
         )  # fmt: skip
         run.until(lambda: "will never start" in run.log, "a word about the job", seconds=120)

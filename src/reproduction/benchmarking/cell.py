@@ -1,0 +1,84 @@
+"""One cell of a benchmark, measured and written down, also when there is nothing to measure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from reproduction.benchmarking.record import CellRecord, Reading, metrics
+from reproduction.config import Config, Measurement, Model
+from statecut.errors import InputError
+from statecut.files import check_writable
+from statecut.preflight.process import Worker, run_work
+
+LIMIT_S = 3000.0  # less than the hour that its job has, or nobody would write down the reason
+
+# What one run of a cell is.
+RUNS = {
+    ("mixer", "forward"): "forward pass of the layer, without gradients",
+    ("mixer", "training"): "forward and backward pass of the layer, gradients of its input and "
+    "weights, without optimizer",
+    ("model", "forward"): "forward pass of the model with the logits of all positions, without "
+    "gradients or cache; graph_ figures replay it as one CUDA graph, without Python between the "
+    "kernels",
+    ("model", "training"): "forward and backward pass of the model with its loss, gradients of all "
+    "weights, without optimizer or recomputation",
+    ("decoding", "decoding"): "a run generates the given number of tokens for each sequence, "
+    "greedily, one forward pass of the model per token with the state of the last; the prompt is "
+    "not timed; graph_ figures replay the same run as one CUDA graph, without Python between the "
+    "kernels",
+}
+
+
+def measure(
+    config: Config,
+    cell: Measurement,
+    out: Path | str,
+    *,
+    device: str | None = None,
+    limit_s: float = LIMIT_S,
+    own_process: bool | None = None,
+    seconds: float | None = None,
+    worker: Worker | None = None,
+) -> CellRecord:
+    """Time one of `config.measurements()` and write it to `out` as JSON.
+
+    A shape that its kernels cannot train leaves the reason as its result. It runs in a process of
+    its own where there is a GPU, unless `own_process` says otherwise; `worker` is one that was
+    started before. `seconds` bounds the timed runs.
+    """
+    if cell not in config.measurements(cell.benchmark):
+        raise InputError(f"{cell}: no measurement of {config.run}; see Config.measurements()")
+    check_writable(out)
+    benchmark = config.benchmarks[cell.benchmark]
+    outcome = run_work(
+        readings, benchmark, config.models.get(cell.subject), cell, device, seconds,
+        limit_s=limit_s, own_process=own_process, worker=worker,
+    )  # fmt: skip
+    values = dict(outcome.values)
+    missing = Reading.missing(outcome.reason)
+    record = CellRecord(
+        cell=cell,
+        results={metric: values.get(metric, missing) for metric in metrics(config, cell)},
+        timed=RUNS[benchmark.kind, cell.does],
+        settings=benchmark.model_dump(mode="json"),
+        machine=values.get("machine", {}),
+        seconds=outcome.seconds,
+    )
+    record.write(out)
+    return record
+
+
+def readings(
+    benchmark: Any, spec: Model | None, cell: Measurement, device: str | None,
+    seconds: float | None,
+) -> Iterator[tuple[str, Any]]:  # fmt: skip
+    """The machine, then the figures of one cell, each by its name."""
+    from reproduction.benchmarking import decoding, passes
+    from reproduction.benchmarking.machine import default_device, machine
+
+    device = device or default_device()
+    yield "machine", machine(device)
+    kind = decoding if benchmark.kind == "decoding" else passes
+    yield from kind.readings(benchmark, spec, cell, device, seconds)

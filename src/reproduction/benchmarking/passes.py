@@ -1,0 +1,110 @@
+"""Forward and training passes of one layer or of a whole model: their speed and their memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from reproduction.benchmarking.machine import timed_dtype
+from reproduction.benchmarking.record import Reading
+from reproduction.benchmarking.timing import memory_for, peak_memory, time_runs
+from reproduction.config import Measurement, MixerBenchmark, Model, ModelBenchmark
+from statecut.preflight.process import NotMeasured
+from statecut.preflight.random_models import (
+    random_layer,
+    random_model,
+    random_tokens,
+    relative_error,
+)
+
+PassBenchmark = MixerBenchmark | ModelBenchmark
+
+
+def readings(
+    benchmark: PassBenchmark, spec: Model | None, cell: Measurement, device: str,
+    seconds: float | None,
+) -> Iterator[tuple[str, Reading]]:  # fmt: skip
+    """The figures of one cell, each by its name; `spec` is of a model, None for a layer."""
+    clock = partial(time_runs, device=device, warmup=benchmark.warmup, repeats=benchmark.repeats,
+                    seconds=seconds)  # fmt: skip
+    tokens = benchmark.batch * benchmark.length
+    with memory_for(benchmark.batch):
+        if isinstance(benchmark, MixerBenchmark):
+            run = layer_pass(benchmark, cell, device)
+        else:
+            assert spec is not None
+            run = model_pass(benchmark, random_model(spec, cell.width, device), cell.trains)
+        yield "tokens_per_s", clock(run).rate(tokens)
+        yield "peak_memory_gib", peak_memory(run, device)
+        if isinstance(benchmark, ModelBenchmark) and benchmark.graphs(cell.does):
+            on_cpu = device == "cpu"
+            graph = Reading.missing("no GPU") if on_cpu else clock(capture_graph(run)).rate(tokens)
+            yield "graph_tokens_per_s", graph
+
+
+def layer_pass(benchmark: MixerBenchmark, cell: Measurement, device: str) -> Callable[[], Tensor]:
+    """One pass of the layer over a batch."""
+    dtype = timed_dtype(device)
+    layer = random_layer(
+        cell.kernel,
+        hidden_size=benchmark.hidden_size,
+        num_heads=benchmark.num_heads,
+        width=cell.width,
+        head_v_dim=benchmark.head_v_dim,
+        use_gate=benchmark.mixers[cell.subject].use_gate,
+        device=device,
+        dtype=dtype,
+    )
+    shape = (benchmark.batch, benchmark.length, benchmark.hidden_size)
+    x = torch.randn(shape, device=device, dtype=dtype)
+    if not cell.trains:
+        layer.eval()
+        return torch.inference_mode()(lambda: layer(x)[0])
+    upstream = torch.randn_like(x)
+    x.requires_grad_()
+
+    def train() -> Tensor:
+        layer.zero_grad(set_to_none=True)
+        x.grad = None
+        out = layer(x)[0]
+        out.backward(upstream)
+        return out
+
+    return train
+
+
+def model_pass(benchmark: ModelBenchmark, model: Any, trains: bool) -> Callable[[], Any]:
+    """One pass of the model over a batch."""
+    ids = random_tokens(model, benchmark.batch, benchmark.length)
+    if not trains:
+        model.eval()
+        return torch.inference_mode()(lambda: model(input_ids=ids, use_cache=False).logits)
+    model.train()
+
+    def train() -> None:
+        model.zero_grad(set_to_none=True)
+        model(input_ids=ids, labels=ids, use_cache=False).loss.backward()
+
+    return train
+
+
+@torch.inference_mode()
+def capture_graph(run: Callable[[], Tensor]) -> Callable[[], Tensor]:
+    """A pass as one graph of kernels, whose result is that of the pass, but for rounding."""
+    expected = run()[:1].clone()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = run()
+
+    def replay() -> Tensor:
+        graph.replay()
+        return out
+
+    error = relative_error(replay()[:1], expected)
+    if not error < 0.1:
+        raise NotMeasured(f"the graph's result is {error:.2g} from the right one")
+    return replay

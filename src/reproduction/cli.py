@@ -1,0 +1,205 @@
+"""The command line of a run. Each command imports what it needs when it runs."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from pathlib import Path
+
+from statecut import __version__, cli
+from statecut.errors import InputError
+from statecut.hub.downloads import DOWNLOADS
+
+logger = logging.getLogger(__name__)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    return cli.run(parser(), arguments)
+
+
+def parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(
+        prog="reproduction",
+        description="Check, price, feed and judge runs of the paper's workflow.",
+    )
+    top.set_defaults(workflow=True)
+    top.add_argument("--version", action="version", version=f"statecut {__version__}")
+    commands = top.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    for add in (_check, _plan, _compare, _download):
+        add(commands)
+    return top
+
+
+def _check(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    command = commands.add_parser(
+        "check",
+        help="check a configuration, and whether a Slurm cluster can run it",
+        description="Read a configuration, say every mistake in it, and what it still needs. With "
+        "a profile for Slurm, ask the cluster which requests it can never meet. Exits with 2 for a "
+        "mistake, and with 1 if something is missing or a request can never be met.",
+    )
+    command.add_argument("config", type=Path, metavar="FILE", nargs="?",
+                         help="a configuration; the profile's if not given")  # fmt: skip
+    command.add_argument("--profile", help="profile of snakemake, as profiles/slurm")
+
+    def run(options: argparse.Namespace) -> None:
+        from reproduction.config import load_config
+        from reproduction.config.needs import hub_sources, without_trainer
+        from reproduction.running.import_model import check_model_sizes
+        from reproduction.running.inputs import Inputs
+        from reproduction.running.slurm_check import profile_config, unmet_requests
+        from reproduction.suites.protocol import check_protocol
+
+        if options.config is None:
+            options.config = profile_config(options.profile)
+        config = load_config(options.config)
+        check_protocol(config.evaluation)
+        check_model_sizes(config)
+        print(
+            f"{options.config}: {len(config.models)} models, {len(config.methods)} methods, "
+            f"{len(config.variants())} variants, {len(config.tables)} tables, "
+            f"{len(config.figures)} figures"
+        )
+        missing = []
+        for item in hub_sources(config):
+            try:
+                DOWNLOADS.resolve(*item.key, revision=item.revision, patterns=item.patterns)
+            except InputError as error:
+                # No mistake in the configuration: it may be checked before anything is fetched.
+                missing.append(str(error))
+        missing += [f"{file} is not there" for file in Inputs(config).missing()]
+        if names := without_trainer(config):
+            trains = ", ".join(names)
+            missing.append(f"flame is not installed here (`make flame`), and trains {trains}")
+        for line in missing:
+            print(line, flush=True)
+        unmet: list[str] = []
+        if options.profile is not None:
+            logger.info("%s: asking Slurm, and Snakemake for its jobs", options.profile)
+            rules, unmet = unmet_requests(options.profile, options.config)
+            print(*unmet or [f"every request of {rules} rules can be met"], sep="\n")
+        if missing or unmet:
+            raise SystemExit(1)
+
+    command.set_defaults(run=run)
+
+
+def _plan(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    command = commands.add_parser(
+        "plan",
+        help="say what a run costs: jobs, GPU hours, days, disk",
+        description="Ask Snakemake for the jobs behind some targets and say what they cost, rule "
+        "by rule, without running any. Run it in the checkout.",
+    )
+    command.add_argument("targets", nargs="*", metavar="TARGET",
+                         help="files or target rules; everything if none is given")  # fmt: skip
+    command.add_argument(
+        "--configfile", type=Path, help="the profile's, or the demo's, if not given"
+    )
+    command.add_argument("--profile", help="profile of snakemake, as profiles/slurm")
+    command.add_argument("--gpus", type=int, metavar="N", help="how many GPUs there are; if not "
+                         "given, the profile's number, or a choice of several")  # fmt: skip
+    command.add_argument("--costs", type=Path, default=Path("config/costs.yaml"), metavar="FILE",
+                         help="measured figures (%(default)s)")  # fmt: skip
+    command.add_argument("--json", type=Path, metavar="FILE", help="write the plan there too")
+    command.add_argument("--after", action="store_true",
+                         help="compare the plan with what finished jobs took")  # fmt: skip
+    command.add_argument("--figures", type=Path, metavar="FILE", help="with --after: write what "
+                         "was measured, in the form of the costs")  # fmt: skip
+
+    def run(options: argparse.Namespace) -> None:
+        from reproduction.plan.after import compare, comparison_text, finished_jobs, write_figures
+        from reproduction.plan.costs import read_costs
+        from reproduction.plan.graph import read_graph
+        from reproduction.plan.planning import make_plan, price, to_text
+        from statecut.arguments import check_counts
+        from statecut.files import check_writable, write_json
+
+        check_counts(gpus=options.gpus)
+        if options.figures and not options.after:
+            raise InputError("--figures is of jobs that have run: give --after with it")
+        for path in filter(None, (options.json, options.figures)):
+            check_writable(path)
+        costs = read_costs(options.costs)
+        logger.info("asking Snakemake for its jobs")
+        graph = read_graph(options.targets, configfile=options.configfile, profile=options.profile)
+        data: object
+        if options.after:
+            finished = finished_jobs(graph.config.run, price(graph, costs))
+            text, data = comparison_text(graph.config.run, finished), compare(finished)
+            if options.figures:
+                write_figures(options.figures, graph.config.run, finished)
+        else:
+            plan = make_plan(graph, costs, targets=options.targets, gpus=options.gpus)
+            text, data = to_text(plan), plan
+        if options.json:
+            write_json(options.json, data)
+        print(text, end="")
+
+    command.set_defaults(run=run)
+
+
+def _compare(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    command = commands.add_parser(
+        "compare",
+        help="print the verdict of a run: its numbers against the paper's",
+        description="Print the verdict of a finished run: which claims of the paper hold in it, "
+        "and which of its numbers lie outside of their tolerance.",
+    )
+    command.add_argument(
+        "name", metavar="RUN", help="name of the run, whose results are in results/RUN"
+    )
+
+    def run(options: argparse.Namespace) -> None:
+        from statecut.errors import nearest
+
+        verdict = Path("results") / options.name / "verdict"
+        text = verdict / "verdict.txt"
+        if text.is_file():
+            print(text.read_text(), end="")
+            return
+        if not verdict.parent.is_dir():
+            known = [folder.name for folder in Path("results").glob("*/")]
+            hint = nearest(options.name, known) if known else "; run this in the checkout"
+            raise InputError(f"run {options.name!r}: there is no folder {verdict.parent}{hint}")
+        raise InputError(
+            f"{verdict} is not there yet: `snakemake {verdict}`, with the configuration or the "
+            "profile of this run, makes it"
+        )
+
+    command.set_defaults(run=run)
+
+
+def _download(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    command = commands.add_parser(
+        "download",
+        help="fetch what a configuration needs from the hub",
+        description="Fetch models, tokenizers and data sets at pinned commits, convert pickled "
+        f"weights, and write commits and hashes to {DOWNLOADS.lock}. Goes on where it was cut "
+        "off. Then look into all of it, print what is there, and exit with 2 if something is not "
+        "what the run needs.",
+    )
+    command.add_argument("config", type=Path, metavar="CONFIG", help="a configuration")
+    command.add_argument("--update", action="append", default=[], metavar="NAME",
+                         help="of this model or data set, take the newest commit of its branch, "
+                         "not the locked one (may be repeated)")  # fmt: skip
+
+    def run(options: argparse.Namespace) -> None:
+        from reproduction.config import load_config
+        from reproduction.config.needs import hub_sources
+        from reproduction.hub.check import download_and_check
+
+        config = load_config(options.config)
+        if not hub_sources(config):
+            print(f"{options.config}: needs nothing from the hub")
+        report = download_and_check(config, [], update=options.update)
+        if report.findings:
+            print(report.table())
+        report.raise_problems()
+
+    command.set_defaults(run=run)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,36 @@
+"""The configuration of a run: what is trained, pruned, measured and printed.
+
+One YAML file describes one run. Everything in it has a name, things refer to each other by name,
+and what a table needs (`Config.variants`, `Config.evaluations`, `Config.measurements`) follows
+from the file alone, so that the workflow and the plan ask the same functions. How and where a run
+is computed (GPUs, memory, time) is no part of it.
+
+`python -m reproduction.config` writes config/schema.json and config/README.md from these models.
+"""
+
+from reproduction.config.benchmarks import (
+    DecodingBenchmark,
+    MixerBenchmark,
+    ModelBenchmark,
+    Preflight,
+)
+from reproduction.config.evaluation import TASKS, Evaluation, Suite, Task
+from reproduction.config.figures import (
+    Figure,
+    FilterFigure,
+    QualityFigure,
+    RankFigure,
+    SpectrumFigure,
+    SweepFigure,
+    UtilizationFigure,
+)
+from reproduction.config.models import Model, shape_of, state_bytes
+from reproduction.config.pruning import BASELINE, CalibrationText
+from reproduction.config.reading import load_config, parse_config
+from reproduction.config.run import Config, JobConfig, Measurement, Variant
+from reproduction.config.section import Stage
+from reproduction.config.sources import Corpus, HubCorpus, LocalCorpus
+from reproduction.config.tables import DecodingTable, QualityTable, SpeedTable
+from reproduction.config.training import Recipe
+from statecut.arguments import width
+from statecut.models.shapes import Kernel, Shape

@@ -1,0 +1,332 @@
+"""One run: all its sections together, and what has to be computed for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any, Literal, TypeVar
+
+from pydantic import Field
+
+from reproduction.config.benchmarks import Benchmark, MixerBenchmark, ModelBenchmark, Preflight
+from reproduction.config.evaluation import Evaluation, Suite
+from reproduction.config.figures import Analysis, Figure, QualityFigure, RankFigure
+from reproduction.config.models import Model, shape_of
+from reproduction.config.pruning import BASELINE, CalibrationText, PruningMethod
+from reproduction.config.section import RECOVERED, REFITTED, Many, Name, Section, Seed, Some, Stage
+from reproduction.config.sources import Corpus, Tokenizer
+from reproduction.config.tables import DecodingTable, QualityTable, Table
+from reproduction.config.training import Recipe, Recovery
+from statecut.arguments import Eps, Target, width
+from statecut.errors import InputError, nearest
+from statecut.models.shapes import Kernel, Shape
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, order=True)
+class Variant:
+    """One model to be evaluated: a model, what was cut from it, and what was done then.
+
+    The baseline has method `baseline`, target "", ratio 0 and stage none, or post for the
+    recovered control. `seed` is 0 where nothing is drawn. Recovery draws too, so recovered variants
+    have the run's seeds whatever the method; the control has one. Where nothing was cut, and in
+    results that do not say it, `eps` is kept.
+    """
+
+    model: str
+    method: str
+    target: str
+    ratio: float
+    seed: int
+    rft: Stage
+    eps: Eps = "kept"
+
+    @property
+    def pruned(self) -> bool:
+        return self.method != BASELINE
+
+    @property
+    def refitted(self) -> bool:
+        return self.rft in REFITTED
+
+    @property
+    def recovered(self) -> bool:
+        return self.rft in RECOVERED
+
+
+@dataclass(frozen=True, order=True)
+class Measurement:
+    """One cell of a benchmark, measured in a process of its own."""
+
+    benchmark: str
+    subject: str  # a mixer or a model
+    kernel: Kernel
+    ratio: float  # 0 for mixers: their widths are given
+    width: int  # d_k
+    does: str  # forward, training or decoding
+
+    @property
+    def trains(self) -> bool:
+        return self.does == "training"
+
+
+class Config(Section):
+    """One run."""
+
+    run: Name = Field(description="name of the run; its results are under results/RUN/")
+    about: str = Field(
+        "", description="what the run is and what it cannot say: stands first in its report"
+    )
+    partial: str | None = Field(
+        None,
+        description="why some results are missing: then nothing is computed, tables are made of "
+        "the results that are there, and a dash with this reason stands for the rest",
+    )
+    device: Literal["cuda", "cpu"] = Field(
+        "cuda",
+        description="what models run on: cuda is a GPU, and a job that can use none fails; cpu, "
+        "for toy sizes, uses no GPU",
+    )
+    seeds: Some[Seed] = Field(
+        description="seeds of whatever is drawn: random channels, calibration text, sampled rows"
+    )
+    eps: Eps = Field(
+        "matched",
+        description="what a cut does to the eps of the output norms: matched multiplies it by as "
+        "much as the squares that it is added to grow, so that the cut model computes what the "
+        "whole one does with the cut channels set to zero; kept leaves it as it was, as the "
+        "paper's code does",
+    )
+    tokenizers: dict[Name, Tokenizer] = Field(description="tokenizers by name")
+    corpora: dict[Name, Corpus] = Field(description="text by name")
+    recipes: dict[Name, Recipe] = Field({}, description="pretraining recipes by name")
+    models: dict[Name, Model] = Field(description="models by name", min_length=1)
+    calibration: CalibrationText | None = Field(
+        None, description="for methods that need text, and for refit"
+    )
+    methods: dict[Name, PruningMethod] = Field({}, description="pruning methods by name")
+    recovery: Recovery | None = Field(
+        None, description="needed by tables and figures that show recovered models"
+    )
+    evaluation: Evaluation = Field(description="how models are evaluated")
+    benchmarks: dict[Name, Benchmark] = Field({}, description="benchmarks by name")
+    preflight: Preflight = Field(description="the check of kernels and widths")
+    analysis: Analysis | None = Field(None, description="needed by figures of states")
+    figures: dict[Name, Figure] = Field({}, description="figures by name")
+    tables: dict[Name, Table] = Field({}, description="tables by name")
+
+    def slice(self, name: str) -> range:
+        """The sequences of a `corpus/slice`, as positions in the packed corpus."""
+        corpus, wanted = name.split("/")
+        start = 0
+        for slice_name, sequences in self.corpora[corpus].slices.items():
+            if slice_name == wanted:
+                return range(start, start + sequences)
+            start += sequences
+        raise InputError(f"{name}{nearest(wanted, self.corpora[corpus].slices)}")
+
+    def suite_of(self, column: str) -> Suite:
+        """The suite that a column of the results belongs to."""
+        return self.evaluation.suites[self.suite_name(column)]
+
+    def suite_name(self, column: str) -> str:
+        suites = self.evaluation.suites
+        for name, suite in suites.items():
+            if column in suite.columns:
+                return name
+        known = [known for suite in suites.values() for known in suite.columns]
+        raise InputError(f"column {column!r}{nearest(column, known)}")
+
+    def columns(self, table: str, stage: Stage) -> tuple[str, ...]:
+        """The columns that a table shows of a stage; of a baseline (none), those of all stages."""
+        spec = self._table(table)
+        stages = spec.columns if stage == "none" else [stage]
+        suites = self.evaluation.suites
+        names = [
+            column
+            for key in stages
+            for name in spec.columns.get(key, ())
+            for column in (suites[name].columns if name in suites else (name,))
+        ]
+        return _unique(names)
+
+    def eps_of(self, table: str) -> tuple[Eps, ...]:
+        """What a table shows of cuts with eps kept and matched: the run's own, or what it names."""
+        return self._table(table).eps or (self.eps,)
+
+    def cells(self, table: str) -> tuple[tuple[Variant, str], ...]:
+        """Every cell of a table of variants: which variant, and which column of its results."""
+        spec = self._table(table)
+        return tuple(
+            (variant, column)
+            for variant in self._variants(
+                spec.models,
+                spec.methods,
+                spec.ratios,
+                spec.targets,
+                tuple(spec.columns),
+                self.eps_of(table),
+                spec.recovery_seeds,
+            )
+            for column in self.columns(table, variant.rft)
+            if self._evaluates(self.suite_of(column), variant)
+        )
+
+    def evaluations(self, *tables: str) -> tuple[tuple[Variant, str], ...]:
+        """Which variant is evaluated on which suite, for these tables or for all."""
+        return _unique(
+            (variant, self.suite_name(column))
+            for table in tables or self.tables
+            if isinstance(self._named("tables", table), QualityTable)
+            for variant, column in self.cells(table)
+            if not self.suite_of(column).left_out(column)
+        )
+
+    def analyses(self, *figures: str) -> tuple[Variant, ...]:
+        """Variants whose states are analysed, for these figures or for all."""
+        return _unique(
+            variant
+            for name in figures or self.figures
+            if isinstance(figure := self._named("figures", name), RankFigure)
+            for variant in self._variants(
+                (figure.model,), figure.methods, (figure.ratio,), None, figure.stages, (self.eps,)
+            )
+            if variant.pruned or variant.rft == "none"
+        )
+
+    def variants(self, *names: str) -> tuple[Variant, ...]:
+        """Every variant that these tables and figures need, or that the whole run needs."""
+        for name in names:
+            if name not in self.tables and name not in self.figures:
+                shown = [*self.tables, *self.figures]
+                raise InputError(f"{name!r} is no table or figure{nearest(name, shown)}")
+        tables = [name for name in names if name in self.tables]
+        figures = [name for name in names if name in self.figures]
+        for name in figures:
+            if isinstance(figure := self.figures[name], QualityFigure):
+                tables += figure.tables
+        from_tables = self.evaluations(*tables) if tables or not names else ()
+        from_figures = self.analyses(*figures) if figures or not names else ()
+        return _unique([*(variant for variant, _ in from_tables), *from_figures])
+
+    def measurements(self, *benchmarks: str) -> tuple[Measurement, ...]:
+        """Every cell of these benchmarks, or of all."""
+        return tuple(
+            cell
+            for name in benchmarks or self.benchmarks
+            for cell in self._measurements(name, self._named("benchmarks", name))
+        )
+
+    def timings(self, table: str) -> tuple[Measurement, ...]:
+        """The cells of a benchmark that a table shows, which are those of one pass."""
+        spec = self._named("tables", table)
+        if isinstance(spec, QualityTable):
+            raise InputError(f"table {table!r} shows variants, not a benchmark")
+        does = "decoding" if isinstance(spec, DecodingTable) else spec.shows
+        return tuple(cell for cell in self.measurements(spec.benchmark) if cell.does == does)
+
+    def trained_shapes(self) -> tuple[Shape, ...]:
+        """Delta rules that pretraining and recovery will train, for the preflight."""
+        pretrained = {
+            shape_of(model) for model in self.models.values() if model.source.kind == "pretrain"
+        }
+        recovered = {
+            shape_of(self.models[variant.model], variant.ratio)
+            for variant in self.variants()
+            if variant.recovered
+        }
+        return tuple(sorted(pretrained | recovered))
+
+    def _named(self, section: str, name: str) -> Any:
+        things = getattr(self, section)
+        if name not in things:
+            raise InputError(
+                f"{name!r} is none of the {section} of {self.run}{nearest(name, things)}"
+            )
+        return things[name]
+
+    def _table(self, name: str) -> QualityTable:
+        table = self._named("tables", name)
+        if not isinstance(table, QualityTable):
+            raise InputError(f"table {name!r} shows a benchmark, not variants")
+        return table
+
+    def _variants(
+        self,
+        models: Iterable[str],
+        methods: Iterable[str],
+        ratios: Iterable[float],
+        targets: Iterable[Target] | None,
+        stages: Iterable[Stage],
+        some_eps: Iterable[Eps],
+        recovery_seeds: Iterable[Seed] | None = None,
+    ) -> Iterator[Variant]:
+        recovered = recovery_seeds or (self.recovery and self.recovery.seeds) or self.seeds
+        for model in models:
+            baseline = Variant(model, BASELINE, "", 0.0, 0, "none")
+            yield baseline
+            if "post" in stages and self.recovery and self.recovery.control:
+                yield replace(baseline, rft="post")
+            for name in methods:
+                method = self.methods[name]
+                for stage, eps in product(stages, some_eps):
+                    seeds = recovered if stage in RECOVERED else self.seeds
+                    for target in targets or (method.target,):
+                        for ratio in ratios:
+                            for seed in seeds if method.drawn or stage in RECOVERED else (0,):
+                                yield Variant(model, name, target, ratio, seed, stage, eps)
+
+    def _evaluates(self, suite: Suite, variant: Variant) -> bool:
+        """Whether a suite is evaluated with the seed of a variant, if that draws anything."""
+        draws = variant.pruned and (variant.recovered or self.methods[variant.method].drawn)
+        return suite.seeds is None or variant.seed in suite.seeds or not draws
+
+    def student(self, variant: Variant) -> Variant:
+        """What a variant's recovery starts from."""
+        if not variant.pruned:
+            return replace(variant, rft="none")
+        seed = variant.seed if self.methods[variant.method].drawn else 0
+        return replace(variant, seed=seed, rft="refit" if variant.refitted else "pre")
+
+    def recovery_of(self, variant: Variant) -> Recovery:
+        """The settings of a variant's recovery: each of the run's seeds has a draw of its own."""
+        assert self.recovery
+        draw = self.seeds.index(variant.seed) if variant.pruned else 0
+        return self.recovery.model_copy(update={"seed": self.recovery.seed + draw})
+
+    def _measurements(self, name: str, benchmark: Any) -> Iterator[Measurement]:
+        if isinstance(benchmark, MixerBenchmark):
+            for subject, mixer in benchmark.mixers.items():
+                for d_k in benchmark.widths:
+                    for does in benchmark.passes:
+                        yield Measurement(name, subject, mixer.architecture, 0.0, d_k, does)
+            return
+        passes: tuple[str, ...] = ("decoding",)
+        if isinstance(benchmark, ModelBenchmark):
+            passes = benchmark.passes
+        for subject in benchmark.models:
+            model = self.models[subject]
+            for ratio in (0.0, *benchmark.ratios):
+                d_k = width(model.head_k_dim, ratio)
+                for action in passes:
+                    yield Measurement(name, subject, model.kernel, ratio, d_k, action)
+
+
+class JobConfig(Config):
+    """The sections that one job uses, as its rule names them, and nothing else."""
+
+    run: Name = ""
+    seeds: Many[Seed] = ()
+    tokenizers: dict[Name, Tokenizer] = Field({})
+    corpora: dict[Name, Corpus] = Field({})
+    models: dict[Name, Model] = Field({})
+    evaluation: Evaluation = Field(
+        default_factory=lambda: Evaluation(protocol="none", made_from=None, suites={})
+    )
+    preflight: Preflight | None = None  # type: ignore[assignment]
+
+
+def _unique(values: Iterable[T]) -> tuple[T, ...]:
+    return tuple(dict.fromkeys(values))

@@ -1,0 +1,116 @@
+"""Tables. Their rows and columns decide what is computed."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self, get_args
+
+from pydantic import Field, model_validator
+
+from reproduction.config.section import (
+    WHICH,
+    Many,
+    MethodName,
+    ModelName,
+    Name,
+    NameOf,
+    Pass,
+    PrunedStage,
+    Ratio,
+    Section,
+    Seed,
+    Some,
+    Stage,
+)
+from statecut.arguments import Eps, Target
+
+# What a kind of table has no second place for.
+SINGLE: dict[str, tuple[str, ...]] = {
+    "by_ratio": ("models", "columns", "eps"),
+    "by_model": ("ratios", "columns", "eps"),
+    "sharing": ("eps",),
+    "rotation": ("columns", "eps"),
+    "targets": ("ratios", "columns", "eps"),
+    "summary": ("ratios", "eps"),
+    "breakdown": ("eps",),
+    "stages": (),
+}
+
+
+class TableBase(Section):
+    caption: str = Field(description="its caption")
+
+
+class QualityTable(TableBase):
+    """A table of evaluated variants. Rows and columns decide what is computed for it."""
+
+    kind: Literal[
+        "by_ratio", "by_model", "sharing", "rotation", "targets", "summary", "breakdown", "stages"
+    ] = WHICH
+    models: Some[ModelName] = Field(description="models, always with their unpruned baseline")
+    methods: Many[MethodName] = Field((), description="methods")
+    ratios: Many[Ratio] = Field((), description="fractions of channels cut")
+    targets: Some[Target] | None = Field(
+        None, description="targets of every method; each method's own if not given"
+    )
+    eps: Some[Eps] | None = Field(
+        None,
+        description="eps of the output norms as it was (kept), multiplied with the cut (matched), "
+        "or both, side by side in a table of kind stages; the run's `eps` if not given",
+    )
+    columns: dict[Stage, Some[Annotated[Name, NameOf("suites and columns")]]] = Field(
+        description="names of suites (all their columns) or of columns, before (pre) and after "
+        "(post) recovery, and of refitted models before (refit) and after it (refit_post); under "
+        "none for a table of baselines alone",
+        min_length=1,
+    )
+    recovery_seeds: Some[Seed] | None = Field(
+        None,
+        description="which of the run's seeds are recovered for it; those of `recovery` if not "
+        "given",
+    )
+
+    @model_validator(mode="after")
+    def _rows_fit_stages(self) -> Self:
+        if bool(self.methods) != bool(self.ratios):
+            raise ValueError("methods and ratios need each other")
+        stages = {*get_args(PrunedStage)} if self.methods else {"none"}
+        if not self.columns.keys() <= stages:
+            raise ValueError(
+                "columns stand under pre, refit, post and refit_post in a table with methods, "
+                "under none in others"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _fits_its_kind(self) -> Self:
+        for part in SINGLE[self.kind]:
+            values = getattr(self, part)
+            if values is not None and len(values) != 1:
+                raise ValueError(
+                    f"a table of kind {self.kind} has one of {part}, not {len(values)}"
+                )
+        if bool(self.methods) == (self.kind == "sharing"):
+            raise ValueError("a table of kind sharing has no methods, and every other has some")
+        return self
+
+
+class SpeedTable(TableBase):
+    """A table of a benchmark of mixers or models."""
+
+    kind: Literal["mixer_speed", "model_speed"] = WHICH
+    benchmark: Annotated[Name, NameOf("benchmarks of kind {kind}")] = Field(
+        description="benchmark of the matching kind"
+    )
+    shows: Pass = Field(description="which of its passes is printed")
+
+
+class DecodingTable(TableBase):
+    """A table of generation."""
+
+    kind: Literal["decoding_speed"] = WHICH
+    benchmark: Annotated[Name, NameOf("benchmarks of kind decoding")] = Field(
+        description="benchmark of kind decoding"
+    )
+
+
+Table = Annotated[QualityTable | SpeedTable | DecodingTable, Field(discriminator="kind")]

@@ -1,0 +1,135 @@
+"""How models are pretrained and recovered."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, PositiveFloat, PositiveInt, Strict, model_validator
+
+from reproduction.config.section import Fractional, Section, Seed, SliceName, Some
+
+
+class Training(Section):
+    """What pretraining and recovery have in common: AdamW, linear warm-up, cosine to a floor."""
+
+    data: SliceName = Field(description="what is trained on, as corpus/slice")
+    epochs: PositiveInt = Field(1, description="most passes over that slice")
+    steps: PositiveInt = Field(description="optimizer steps")
+    batch: PositiveInt = Field(description="sequences per step and GPU")
+    learning_rate: PositiveFloat = Field(description="peak learning rate")
+    warmup: int = Field(description="steps of linear warm-up", ge=0)
+    floor: Fractional = Field(description="final learning rate, as a fraction of the peak")
+    betas: Annotated[tuple[Fractional, Fractional], Strict(False)] = Field(
+        (0.9, 0.95), description="AdamW's two decay rates"
+    )
+    eps: PositiveFloat = Field(description="AdamW's epsilon")
+    weight_decay: float = Field(0.1, description="AdamW's weight decay", ge=0)
+    clip: PositiveFloat = Field(description="largest norm of the gradient")
+    seed: Seed = Field(description="seed of initial weights and data order")
+
+    @model_validator(mode="after")
+    def _warmup_ends(self) -> Self:
+        if self.warmup >= self.steps:
+            raise ValueError(f"warmup {self.warmup} must be less than steps {self.steps}")
+        return self
+
+    @property
+    def sequences(self) -> int:
+        """Sequences seen in the whole training."""
+        return self.steps * self.batch
+
+
+class Recipe(Training):
+    """How a model is pretrained."""
+
+    trainer: Literal["flame", "builtin"] = Field(
+        description="flame, as the paper used, or the trainer that comes with Statecut"
+    )
+    world_size: PositiveInt = Field(
+        1, description="number of GPUs; it stands here because batch x world_size is the real batch"
+    )
+    dtype: Literal["float32", "bfloat16"] = Field(
+        "float32", description="type of the trained weights in the file; training is in float32"
+    )
+    activation_checkpoint: Literal["none", "selective", "full"] = Field(
+        "none",
+        description="flame's only: of no layer, every second or every one the activations are "
+        "computed again for the gradient, which takes time, needs less memory and gives the same; "
+        "changing it reruns nothing",
+    )
+
+    @model_validator(mode="after")
+    def _flame_checkpoints(self) -> Self:
+        if self.trainer != "flame" and self.activation_checkpoint != "none":
+            raise ValueError(
+                f"activation_checkpoint {self.activation_checkpoint!r} is for `trainer: flame`: "
+                "the built-in trainer keeps all activations"
+            )
+        return self
+
+    @property
+    def sequences(self) -> int:
+        return super().sequences * self.world_size
+
+    @property
+    def gpus(self) -> int:
+        """How many GPUs the trainer uses."""
+        return self.world_size if self.trainer == "flame" else 1
+
+    def defining(self, **options: Any) -> dict[str, Any]:
+        """The settings that define the trained model, without those that only make it fit."""
+        return self.model_dump(mode="json", exclude={"activation_checkpoint"}, **options)
+
+
+class Lora(Section):
+    """The low-rank adapters of recovery."""
+
+    rank: PositiveInt = Field(description="rank r")
+    alpha: PositiveFloat = Field(description="scale alpha; updates are multiplied by alpha / r")
+    modules: Some[str] | None = Field(
+        None, description="projections that get an adapter; those of q, k and v if absent"
+    )
+
+
+class Distillation(Section):
+    """Learning from the unpruned model during recovery."""
+
+    temperature: PositiveFloat = Field(description="temperature of both distributions")
+    weight: PositiveFloat = Field(
+        description="weight of the divergence, which is added to the cross-entropy"
+    )
+
+
+class Recovery(Training):
+    """Recovery fine-tuning (RFT) of pruned models: adapters and convolutions learn, the rest but
+    for `norms_and_biases` is frozen."""
+
+    parts: PositiveInt = Field(
+        1,
+        description="how many parts a step's batch is taken in, one after another: more need less "
+        "memory and give the same but for rounding; changing it reruns nothing",
+    )
+    norms_and_biases: bool = Field(
+        False, description="train the weights of all norms and all biases too"
+    )
+    lora: Lora = Field(description="the adapters")
+    distillation: Distillation = Field(description="the teacher's part")
+    control: bool = Field(
+        True, description="recover the unpruned model too, wherever a table shows recovered ones"
+    )
+    seeds: Some[Seed] | None = Field(
+        None,
+        description="which of the run's seeds are recovered; all of them if not given. The run's "
+        "first seed recovers with `seed`, the second with `seed` + 1, and so on",
+    )
+
+    @model_validator(mode="after")
+    def _parts_are_equal(self) -> Self:
+        if self.batch % self.parts:
+            raise ValueError(f"parts {self.parts} must divide batch {self.batch}")
+        return self
+
+    def defining(self, **options: Any) -> dict[str, Any]:
+        """The settings that define a recovered model: neither which models are recovered, nor in
+        how many parts a batch is taken."""
+        return self.model_dump(mode="json", exclude={"control", "seeds", "parts"}, **options)

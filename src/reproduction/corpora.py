@@ -1,0 +1,146 @@
+"""From the corpora and tokenizers of a configuration to packed tokens and tokenizer folders."""
+
+from __future__ import annotations
+
+import fnmatch
+import shutil
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from reproduction.config import Config, Corpus, HubCorpus, LocalCorpus
+from statecut.data.documentation import (
+    Part,
+    documentation,
+    documentation_parts,
+    documentation_source,
+)
+from statecut.data.packing import Manifest, pack
+from statecut.data.sources import Source, describe, matching, read, survey, tokenizer_files, write
+from statecut.data.tokenizer import (
+    Tokenizer,
+    convert_sentencepiece,
+    load_tokenizer,
+    train_tokenizer,
+)
+from statecut.errors import InputError
+from statecut.files import atomic_write
+from statecut.hub.downloads import DOWNLOADS, Downloads
+
+
+def documents(
+    corpus: Corpus, *, downloads: Downloads = DOWNLOADS, text: Path | None = None
+) -> Iterable[str]:
+    """The text of a corpus, in the order that `read` gives it.
+
+    `text` is a file that `write_text` wrote: the documentation takes long to read.
+    """
+    if corpus.kind == "documentation":
+        return documentation(corpus.part) if text is None else read(text)
+    return read(*_files(corpus, downloads), field=corpus.text_field, seed=corpus.seed)
+
+
+def write_text(files: Mapping[Path | str, Part | None]) -> None:
+    """Write the documentation's text or parts of it to files, which are faster to read than the
+    packages."""
+    parts = documentation_parts() if any(files.values()) else {}
+    for file, part in files.items():
+        write(documentation() if part is None else parts[part], file, force=True)
+
+
+def source(corpus: Corpus, *, downloads: Downloads = DOWNLOADS) -> Source:
+    """Where the text of a corpus comes from."""
+    if corpus.kind == "documentation":
+        return documentation_source()
+    if corpus.kind == "hub":
+        # The folder of a download is named after its commit.
+        return Source(corpus.name, _root(corpus, downloads).name)
+    return describe(*_files(corpus, downloads))
+
+
+def survey_corpus(
+    corpus: HubCorpus | LocalCorpus, *, downloads: Downloads = DOWNLOADS
+) -> tuple[int, int | None]:
+    """The number of files and, if their format states it, of rows; each file is opened."""
+    return survey(*_files(corpus, downloads), field=corpus.text_field)
+
+
+def _files(corpus: HubCorpus | LocalCorpus, downloads: Downloads) -> list[Path]:
+    if corpus.kind == "hub":
+        # Two corpora may come from one data set, whose folder then has files of both.
+        root = _root(corpus, downloads)
+        files = [
+            path
+            for path in sorted(root.rglob("*"))
+            if path.is_file() and _matches(path.relative_to(root).as_posix(), corpus.files)
+        ]
+    else:
+        matches = (path for pattern in corpus.files for path in matching(pattern))
+        files = list(dict.fromkeys(matches))  # patterns may overlap
+    if not files:
+        raise InputError(f"corpus: no file matches {', '.join(corpus.files)}")
+    return files
+
+
+def _root(corpus: HubCorpus, downloads: Downloads) -> Path:
+    return downloads.resolve(
+        "dataset", corpus.name, revision=corpus.revision, patterns=corpus.files
+    )
+
+
+def _matches(path: str, patterns: tuple[str, ...]) -> bool:
+    return any(fnmatch.fnmatch(path, pattern) for pattern in patterns)
+
+
+def make_tokenizer(
+    config: Config,
+    name: str,
+    out: Path,
+    *,
+    downloads: Downloads = DOWNLOADS,
+    text: Path | None = None,
+    force: bool = False,
+) -> Tokenizer:
+    """Write a tokenizer folder: trained, converted or copied."""
+    spec = config.tokenizers[name]
+    if spec.kind == "train":
+        corpus = config.corpora[spec.corpus]
+        texts = documents(corpus, downloads=downloads, text=text)
+        return train_tokenizer(texts, out, vocabulary_size=spec.vocab_size, force=force)
+    if spec.kind == "hub":
+        folder = downloads.resolve("model", spec.name, revision=spec.revision)
+    else:
+        folder = Path(spec.path)
+        if folder.is_file():
+            return convert_sentencepiece(folder, out, force=force)
+    load_tokenizer(folder)  # an error before the copy is made
+    with atomic_write(out, force=force, folder=True) as aside:
+        for path in tokenizer_files(folder):
+            shutil.copyfile(path, aside / path.name)
+    return load_tokenizer(out)
+
+
+def pack_corpus(
+    config: Config,
+    name: str,
+    tokenizer: Tokenizer,
+    out: Path,
+    *,
+    downloads: Downloads = DOWNLOADS,
+    text: Path | None = None,
+    workers: int = 1,
+    force: bool = False,
+) -> Manifest:
+    """Pack all slices of a corpus into one folder."""
+    corpus = config.corpora[name]
+    return pack(
+        documents(corpus, downloads=downloads, text=text),
+        tokenizer,
+        out,
+        sequence_length=corpus.length,
+        sequences=corpus.slices,
+        boundary=corpus.boundary,
+        source=source(corpus, downloads=downloads),
+        seed=corpus.seed,
+        workers=workers,
+        force=force,
+    )

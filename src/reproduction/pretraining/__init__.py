@@ -1,0 +1,1 @@
+"""Pretraining: flame, as the paper used, and a built-in trainer."""

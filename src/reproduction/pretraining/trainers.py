@@ -1,0 +1,49 @@
+"""Pretraining a model of a configuration, with the trainer that its recipe names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from reproduction.config import Config, Recipe
+from reproduction.pretraining.flame import Pace, check_gpus, pretrain_with_flame
+from reproduction.pretraining.pretrain import pretrain
+from statecut.data.packing import PackedTokens
+from statecut.errors import InputError, nearest
+from statecut.models.checkpoint import create
+from statecut.recovery.loop import check_data
+from statecut.recovery.output import Output
+
+
+def pretrain_model(
+    config: Config, model: str, data: Path | str, output: Output, *, gpus: int
+) -> Pace | None:
+    """Train `model` of the configuration on the packed corpus in `data`.
+
+    `gpus` is how many of this machine to use; 0 is a CPU, which only the built-in trainer knows.
+    What is returned is what flame said of its speed.
+    """
+    recipe = recipe_of(config, model)
+    sizes = config.models[model].fla_config()
+    if recipe.trainer == "flame":
+        return pretrain_with_flame(sizes, data, recipe, output, gpus=gpus)
+    if gpus > 1:
+        raise InputError(f"{gpus} GPUs for {model}: the built-in trainer uses one; flame uses many")
+    if gpus:
+        check_gpus(gpus)
+    tokens = PackedTokens(data, slice_name=recipe.data.partition("/")[2])
+    check_data(tokens, recipe, sizes["vocab_size"])  # before the model is made
+    new = create(sizes, seed=recipe.seed).to(torch.device("cuda" if gpus else "cpu"))
+    pretrain(new, tokens, recipe, output)
+    return None
+
+
+def recipe_of(config: Config, model: str) -> Recipe:
+    """How a model of the configuration is pretrained."""
+    if model not in config.models:
+        raise InputError(f"no model {model!r} in the configuration{nearest(model, config.models)}")
+    source = config.models[model].source
+    if source.kind != "pretrain":
+        raise InputError(f"{model} is not pretrained by this run: its source is {source.kind!r}")
+    return config.recipes[source.recipe]

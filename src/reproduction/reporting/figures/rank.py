@@ -1,0 +1,132 @@
+"""Spectra of one head's states, and how much of their memory all heads use over time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from textwrap import fill
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator
+
+from reproduction.analysis.rank import RankAnalysis
+from reproduction.config import Config, RankFigure, SpectrumFigure, UtilizationFigure
+from reproduction.reporting.frame import check_count
+from reproduction.reporting.style import COLUMN, PAGE, colour, dash, label, name_ends, new_figure
+from statecut.errors import InputError
+
+BINS = 60
+DECADES = 4  # below the largest singular value; smaller ones are only counted
+NOTE = 44  # characters in a line below an axis
+STAGES = {
+    "none": "",
+    "pre": "",
+    "refit": ", refitted",
+    "post": ", recovered",
+    "refit_post": ", refitted and recovered",
+}
+
+Analyses = dict[tuple[str, str], list[RankAnalysis]]
+"""By method and stage, baseline first: one analysis per seed."""
+
+
+def read_analyses(config: Config, name: str, sources: Sequence[Path | None]) -> Analyses:
+    variants, figure = config.analyses(name), config.figures[name]
+    assert isinstance(figure, RankFigure)
+    check_count(f"figure {name}", "analyses", len(variants), len(sources))
+    analyses: Analyses = {}
+    for variant, path in zip(variants, sources, strict=True):
+        if path is None:
+            continue
+        analysis = RankAnalysis.load(path)
+        tokens = analysis.effective_rank.shape[-1]
+        if tokens < figure.tokens:
+            raise InputError(f"{path}: {tokens} tokens, figure {name} shows {figure.tokens}")
+        analyses.setdefault((variant.method, variant.rft), []).append(analysis)
+    return analyses
+
+
+def missing_note(config: Config, name: str, sources: Sequence[Path | None]) -> str:
+    """Lines that name what a partial run does not have; empty if nothing is missing."""
+    seeds: dict[str, list[bool]] = {}  # whether each of them was measured
+    for variant, path in zip(config.analyses(name), sources, strict=True):
+        seeds.setdefault(label(config, variant.method) + STAGES[variant.rft], []).append(bool(path))
+    names = [
+        name if not any(measured) else f"{name} ({measured.count(False)} of {len(measured)} seeds)"
+        for name, measured in seeds.items()
+        if not all(measured)
+    ]
+    return "\n" + fill("not measured: " + "; ".join(names), NOTE) if names else ""
+
+
+def draw_spectrum(config: Config, name: str, sources: Sequence[Path | None]) -> Figure:
+    """Histograms side by side: how many singular values of a state lie where, on average."""
+    spec = config.figures[name]
+    assert isinstance(spec, SpectrumFigure)
+    spectra = {  # (states, d): singular values of the head, of all its states and seeds
+        key: np.concatenate(
+            [a.spectrum(spec.layer, spec.head)[: spec.tokens - a.skip] for a in seeds]
+        )
+        for key, seeds in read_analyses(config, name, sources).items()
+    }
+    edges = bins(name, list(spectra.values()))
+    figure = new_figure(min(PAGE, COLUMN * len(spectra) / 2 + 0.5), 1.9)
+    panels = np.atleast_1d(figure.subplots(1, len(spectra), sharex=True, sharey=True))
+    for axes, ((method, stage), sigma) in zip(panels, spectra.items(), strict=True):
+        counts, _ = np.histogram(sigma, edges)
+        squares = np.square(sigma[sigma[:, 0] > 0], dtype=np.float64)  # without zero states
+        utilization = np.mean(squares.sum(1) / squares[:, 0]) / sigma.shape[1]
+        shade = colour(config, method)
+        axes.stairs(counts / len(sigma), edges, fill=True, color=shade, alpha=0.35)
+        axes.stairs(counts / len(sigma), edges, color=shade, linewidth=1)
+        axes.set_xscale("log")
+        axes.xaxis.set_major_locator(LogLocator(10, numticks=DECADES + 2))
+        axes.minorticks_off()
+        axes.set_title(label(config, method) + STAGES[stage], color=shade, pad=14)
+        axes.text(
+            0, 1.03, f"$d$ = {sigma.shape[1]},  $u$ = {utilization:.2f}",
+            transform=axes.transAxes, fontsize=7,
+        )  # fmt: skip
+        if below := (sigma < edges[0]).sum() / len(sigma):
+            axes.text(0.02, 0.9, f"← {below:.1f} below", transform=axes.transAxes, fontsize=7)
+    panels[0].set_ylim(0, 1.2 * panels[0].get_ylim()[1])  # room for the number of those below
+    panels[0].set_ylabel("number per state")
+    figure.supxlabel("singular value" + missing_note(config, name, sources), fontsize=8)
+    return figure
+
+
+def bins(name: str, spectra: Sequence[np.ndarray]) -> np.ndarray:
+    """Edges from the smallest singular value, or DECADES below the largest, to the largest."""
+    positive = np.concatenate([sigma[sigma > 0] for sigma in spectra])
+    if not len(positive):
+        raise InputError(f"figure {name}: all states are zero; was the model trained?")
+    largest = float(positive.max())
+    edges = np.geomspace(max(largest / 10**DECADES, float(positive.min())), largest, BINS + 1)
+    edges[-1] = largest  # which rounding may have left outside
+    return edges
+
+
+def draw_utilization(config: Config, name: str, sources: Sequence[Path | None]) -> Figure:
+    """One curve per variant: u(S_t), mean over layers and heads; a band where seeds differ."""
+    spec = config.figures[name]
+    assert isinstance(spec, UtilizationFigure)
+    figure = new_figure(COLUMN + 0.7, 2.3)
+    axes = figure.subplots()
+    t = np.arange(1, spec.tokens + 1)
+    ends = []
+    for (method, stage), analyses in read_analyses(config, name, sources).items():
+        # (seeds, T)
+        used = np.stack([a.utilization[..., : spec.tokens].mean((0, 1)) for a in analyses])
+        shade, name_ = colour(config, method), label(config, method) + STAGES[stage]
+        axes.plot(t, used.mean(0), color=shade, linestyle=dash(config, method))
+        if len(used) > 1:
+            axes.fill_between(t, used.min(0), used.max(0), color=shade, alpha=0.2, linewidth=0)
+        ends.append((float(used[:, -1].mean()), f"{name_} ({analyses[0].capacity})", shade))
+    axes.set_xlim(1, spec.tokens)
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("token $t$" + missing_note(config, name, sources))
+    axes.set_ylabel("rank utilization $u(S_t)$")
+    axes.set_title("capacity $d$ in brackets", loc="right", fontsize=7)
+    name_ends(axes, ends)
+    return figure

@@ -1,0 +1,517 @@
+"""Results in one form: every number of a run is a row, in the columns of the published numbers.
+
+Units are those of the paper: accuracies and their means in percent, throughput in tokens per
+second, memory in GiB. `target`, `rft` and `eps` are those of the variant; only timings have
+`head_k_dim`.
+A timing of the forward pass has the paper's name (`tokens_per_s`); others say what was timed
+(`training_tokens_per_s`, `decoding_tokens_per_s_16` at a batch of 16).
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from base64 import b64decode, b64encode
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any, NamedTuple, get_args
+
+import numpy as np
+import pandas as pd
+import pandera.pandas as pa
+from pandera.errors import SchemaErrors
+from pyarrow import ArrowInvalid
+
+from reproduction.config import BASELINE, Config, DecodingTable, Measurement, QualityTable, Variant
+from reproduction.config.evaluation import FRACTIONS
+from reproduction.config.section import PrunedStage
+from statecut.arguments import Eps
+from statecut.errors import InputError
+from statecut.files import atomic_write, digest, read_json
+
+PAPER = "arXiv 2602.04852"
+"""The source of a published number."""
+
+LOWER_IS_BETTER = {"word_perplexity", "perplexity", "byte_perplexity", "bits_per_byte"}
+SIZES = ("peak_memory_gib", "memory_ratio", "state_mib")
+"""Results of benchmarks where less is better."""
+
+PAPERS_GPU = "H100"
+RATIOS = {
+    "speedup": "tokens_per_s",
+    "graph_speedup": "graph_tokens_per_s",
+    "memory_ratio": "peak_memory_gib",
+}
+"""Timings that are another timing divided by that of the unpruned model."""
+
+SEEDS = 3
+"""Seeds that are enough to judge a result that depends on them."""
+
+
+class Key(NamedTuple):
+    """Which number it is, in the columns that results and published numbers share."""
+
+    model: str
+    conv_sharing: str
+    method: str
+    target: str
+    compression: float | None
+    head_k_dim: int | None
+    rft: str
+    metric: str
+    eps: str = "kept"
+
+
+class Draws(NamedTuple):
+    """A number on bootstrap draws of its documents (statecut.evaluation.statistics).
+
+    Numbers of the same documents have the same draws, in the same order.
+    """
+
+    documents: str  # which ones
+    values: tuple[float, ...]
+
+    def to_text(self) -> str:
+        """For a frame, to about seven digits."""
+        return f"{self.documents}:{b64encode(np.array(self.values, '<f4').tobytes()).decode()}"
+
+    @classmethod
+    def from_text(cls, text: str) -> Draws | None:
+        if not text:
+            return None
+        documents, _, values = text.rpartition(":")
+        return cls(documents, tuple(np.frombuffer(b64decode(values), "<f4").astype(float).tolist()))
+
+    @classmethod
+    def mean(cls, draws: Sequence[Draws | None]) -> Draws | None:
+        """None if one of them is missing, or they differ in number."""
+        known = [part for part in draws if part is not None]
+        if len(known) < len(draws) or len({len(part.values) for part in known}) != 1:
+            return None
+        documents = "+".join(dict.fromkeys(part.documents for part in known))
+        return cls(documents, tuple(np.mean([part.values for part in known], axis=0).tolist()))
+
+
+class Result(NamedTuple):
+    """A number, or the reason why there is none."""
+
+    key: Key
+    seed: int
+    value: float | None = None
+    stderr: float | None = None  # None if not known
+    protocol: str = ""
+    source: str = ""  # the file that it was read from
+    reason: str = ""
+    draws: str = ""  # `Draws` as text
+    note: str = ""  # printed below tables that show the number
+
+
+def _text(*checks: pa.Check) -> pa.Column:
+    return pa.Column(str, list(checks), nullable=False)
+
+
+# Value or reason, and never both: a number without a source, or a gap without a reason, is a bug
+# of whatever wrote it.
+SCHEMA = pa.DataFrameSchema(
+    {
+        "model": _text(pa.Check.str_length(min_value=1)),
+        "conv_sharing": _text(pa.Check.isin(["", "none", "head", "all"])),
+        "method": _text(),
+        "target": _text(pa.Check.isin(["", "kq", "k", "q"])),
+        "compression": pa.Column(float, pa.Check.in_range(0, 1, include_max=False), nullable=True),
+        "head_k_dim": pa.Column("Int64", pa.Check.gt(0), nullable=True),
+        "rft": _text(pa.Check.isin(["none", *get_args(PrunedStage)])),
+        "eps": _text(pa.Check.isin(get_args(Eps))),
+        "seed": pa.Column("int64", pa.Check.ge(0)),
+        "metric": _text(pa.Check.str_length(min_value=1)),
+        "value": pa.Column(float, pa.Check(lambda v: v.abs() != math.inf), nullable=True),
+        "stderr": pa.Column(
+            float, pa.Check.in_range(0, math.inf, include_max=False), nullable=True
+        ),
+        "protocol": _text(),
+        "source": _text(),
+        "reason": _text(),
+        "draws": _text(),
+        "note": _text(),
+    },
+    checks=[
+        pa.Check(lambda f: f["value"].isna() == (f["reason"] != ""), name="a value or a reason"),
+        pa.Check(lambda f: f["value"].isna() | (f["source"] != ""), name="a value has a source"),
+    ],
+    unique=[*Key._fields, "seed"],
+    strict=True,
+    ordered=True,
+)
+COLUMNS = tuple(SCHEMA.columns)
+
+
+def to_frame(results: Iterable[Result]) -> pd.DataFrame:
+    rows = [result.key._asdict() | result._asdict() for result in results]
+    frame = pd.DataFrame(rows, columns=list(COLUMNS)).astype(
+        {name: str(column.dtype) for name, column in SCHEMA.columns.items()}
+    )
+    return validate(frame, "results")
+
+
+def from_frame(frame: pd.DataFrame) -> list[Result]:
+    columns = frame.astype(object).where(frame.notna(), None)
+    return [
+        Result(
+            Key(*(row[field] for field in Key._fields)),
+            *(row[field] for field in Result._fields[1:]),
+        )
+        for row in columns.to_dict("records")
+    ]
+
+
+def validate(frame: pd.DataFrame, name: str) -> pd.DataFrame:
+    """The frame itself, or an error that names the first things wrong with it."""
+    try:
+        return SCHEMA.validate(frame, lazy=True)
+    except SchemaErrors as error:
+        cases = [
+            f"{case['column'] or 'frame'}: {case['check']} (row {case['index']}: "
+            f"{case['failure_case']!r})"
+            for case in error.failure_cases.head(3).to_dict("records")
+        ]
+        raise InputError(f"{name}: not a frame of results: {'; '.join(cases)}") from None
+
+
+def write_frame(path: Path | str, frame: pd.DataFrame) -> None:
+    with atomic_write(path, force=True) as aside:
+        validate(frame, str(path)).to_parquet(aside, index=False)
+
+
+def read_frame(path: Path | str) -> pd.DataFrame:
+    try:
+        frame = pd.read_parquet(path)
+    except ArrowInvalid as error:
+        raise InputError(f"{path}: not a parquet file ({error})") from None
+    if "rft" in frame and "eps" not in frame:  # from before cuts could match it
+        frame.insert(frame.columns.get_loc("rft") + 1, "eps", "kept")
+    return validate(frame, str(path))
+
+
+def make_frame(
+    config: Config, table: str, sources: Sequence[Path | str | None], out: Path | str
+) -> None:
+    """The numbers of one table, from what was measured for it (`read_sources`)."""
+    write_frame(out, table_frame(config, table, read_sources(config, table, sources)))
+
+
+def make_union(frames: Sequence[Path | str], out: Path | str) -> None:
+    """The numbers of all tables, each once. Two values of one number are an error."""
+    write_frame(out, join_frames(map(read_frame, frames)))
+
+
+def join_frames(frames: Iterable[pd.DataFrame]) -> pd.DataFrame:
+    """The rows of all frames, each once."""
+    frames = list(frames) or [to_frame([])]  # a run may have figures and no table
+    return pd.concat(frames, ignore_index=True).drop_duplicates(ignore_index=True)
+
+
+def check_count(name: str, parts: str, expected: int, actual: int) -> None:
+    if expected != actual:
+        raise InputError(
+            f"{name} is made of {expected} {parts}, not of {actual}: give each of them"
+        )
+
+
+# --- which numbers a table shows ---
+
+
+def published_name(config: Config, model: str) -> tuple[str, str]:
+    """A model in the columns of the published numbers: its name there, and its filters."""
+    spec = config.models[model]
+    return spec.published_as or model, spec.filter_sharing
+
+
+def variant_key(config: Config, variant: Variant, metric: str) -> Key:
+    model, sharing = published_name(config, variant.model)
+    cut = variant.method, variant.target, variant.ratio
+    return Key(model, sharing, *cut, None, variant.rft, metric, variant.eps)
+
+
+def timing_key(config: Config, cell: Measurement, metric: str) -> Key:
+    """Timings depend on the width alone, so their method is the baseline or empty."""
+    name = metric if cell.does == "forward" else f"{cell.does}_{metric}"
+    benchmark = config.benchmarks[cell.benchmark]
+    if benchmark.kind == "mixer":
+        method = BASELINE if cell.width == benchmark.widths[0] else ""
+        return Key(cell.subject, "", method, "", None, cell.width, "none", name)
+    model, sharing = published_name(config, cell.subject)
+    method = "" if cell.ratio else BASELINE
+    return Key(model, sharing, method, "", cell.ratio, cell.width, "none", name)
+
+
+def lower_is_better(config: Config, metric: str) -> bool:
+    """Of a column of a suite, or of a timing."""
+    for suite in config.evaluation.suites.values():
+        if metric in suite.tasks:
+            return suite.tasks[metric].metric in LOWER_IS_BETTER
+    return metric.endswith(SIZES)
+
+
+def table_frame(config: Config, table: str, results: Iterable[Result]) -> pd.DataFrame:
+    """A row for every cell of a table and every seed: measured, derived, or missing and why."""
+    by_key = {(result.key, result.seed): result for result in results}
+    if isinstance(config.tables[table], QualityTable):
+        rows = (_evaluated(config, *cell, by_key) for cell in config.cells(table))
+    else:
+        rows = (_timed(config, *cell, by_key) for cell in _timing_cells(config, table))
+    return to_frame(dict.fromkeys(rows))
+
+
+def _timing_cells(config: Config, table: str) -> list[tuple[Measurement, str]]:
+    """Every cell of a table of timings: the measurement, and which of its numbers."""
+    spec = config.tables[table]
+    metrics: tuple[str, ...] = ("tokens_per_s", "speedup")
+    assert not isinstance(spec, QualityTable)
+    benchmark = config.benchmarks[spec.benchmark]
+    if benchmark.kind == "decoding":
+        metrics = (*benchmark.speeds(), "state_mib", "largest_batch")
+    elif benchmark.kind == "mixer":
+        metrics += ("peak_memory_gib", "memory_ratio")
+    elif not isinstance(spec, DecodingTable) and benchmark.graphs(spec.shows):
+        metrics += ("graph_tokens_per_s", "graph_speedup")
+    return [(cell, metric) for cell in config.timings(table) for metric in metrics]
+
+
+Results = Mapping[tuple[Key, int], Result]
+"""By key and seed."""
+
+
+def _evaluated(config: Config, variant: Variant, metric: str, results: Results) -> Result:
+    key, seed = variant_key(config, variant, metric), variant.seed
+    suite = config.suite_of(metric)
+    if reason := suite.left_out(metric):
+        return Result(key, seed, reason=f"not attempted: {reason}")
+    if (key, seed) in results or metric != suite.mean:
+        return _measured(config, key, seed, results)
+    parts = [_measured(config, key._replace(metric=task), seed, results) for task in suite.tasks]
+    for part in parts:
+        if part.value is None:
+            return part._replace(key=key, reason=f"{part.key.metric}: {part.reason}")
+    errors = [part.stderr for part in parts if part.stderr is not None]
+    draws = Draws.mean([Draws.from_text(part.draws) for part in parts])
+    return parts[0]._replace(
+        key=key,
+        draws=draws.to_text() if draws else "",
+        note=_join_notes(parts),
+        value=fmean(part.value for part in parts if part.value is not None),
+        stderr=math.hypot(*errors) / len(parts) if len(errors) == len(parts) else None,
+    )
+
+
+def _timed(config: Config, cell: Measurement, metric: str, results: Results) -> Result:
+    key = timing_key(config, cell, metric)
+    if (key, 0) in results or metric not in RATIOS:
+        return _measured(config, key, 0, results)
+    # Of the unpruned model, or of the mixer's first width.
+    first = next(
+        other
+        for other in config.measurements(cell.benchmark)
+        if (other.subject, other.does) == (cell.subject, cell.does)
+    )
+    own, reference = (
+        _measured(config, timing_key(config, part, RATIOS[metric]), 0, results)
+        for part in (cell, first)
+    )
+    if own.value is None:
+        return own._replace(key=key)
+    if reference.value is None:
+        return reference._replace(key=key, reason=f"at d_k {first.width}: {reference.reason}")
+    if cell == first:
+        return own._replace(key=key, value=1.0, stderr=0.0)
+    value, stderr = own.value / reference.value, None
+    if own.stderr is not None and reference.stderr is not None:
+        stderr = value * math.hypot(own.stderr / own.value, reference.stderr / reference.value)
+    return own._replace(key=key, value=value, stderr=stderr)
+
+
+def _measured(config: Config, key: Key, seed: int, results: Results) -> Result:
+    reason = f"not measured: {config.partial}" if config.partial else "not measured"
+    return results.get((key, seed)) or Result(key, seed, reason=reason)
+
+
+# --- what was measured ---
+
+
+def read_sources(
+    config: Config, table: str, sources: Sequence[Path | str | None]
+) -> Iterator[Result]:
+    """What was measured for a table, from one file per evaluation or cell of a benchmark.
+
+    The files stand in the order of `config.evaluations(table)` or `config.timings(table)`, with
+    None for one that a partial run does not have.
+    """
+    if config.partial is None and None in sources:
+        raise InputError(f"table {table}: results are missing, and the run is not `partial`")
+    if isinstance(config.tables[table], QualityTable):
+        evaluations = config.evaluations(table)
+        check_count(f"table {table}", "evaluations", len(evaluations), len(sources))
+        for (variant, suite), path in zip(evaluations, sources, strict=True):
+            if path is not None:
+                yield from read_evaluation(config, variant, suite, path)
+    else:
+        cells = config.timings(table)
+        check_count(f"table {table}", "measurements", len(cells), len(sources))
+        for cell, path in zip(cells, sources, strict=True):
+            if path is not None:
+                yield from read_measurement(config, cell, path)
+
+
+def read_evaluation(
+    config: Config, variant: Variant, suite: str, path: Path | str
+) -> Iterator[Result]:
+    """The numbers of one variant in the file that `reproduction.suites` wrote for a suite.
+
+    Means are left to `table_frame`: they follow from the tasks.
+    """
+    record = _read_record(path, "an evaluation", {"suite", "protocol", "results", "tasks"})
+    if record["suite"] != suite:
+        raise InputError(f"{path}: an evaluation of suite {record['suite']!r}, expected {suite!r}")
+    for column, task in config.evaluation.suites[suite].tasks.items():
+        result, key = record["results"][column], variant_key(config, variant, column)
+        if "not_attempted" in result:
+            continue
+        if not math.isfinite(result["value"]):
+            yield Result(key, variant.seed, reason=f"the model is broken: {result['value']}")
+            continue
+        scale, draws = 100.0 if task.metric in FRACTIONS else 1.0, ""
+        if result["draws"] is not None:
+            evaluated = record["tasks"][column]
+            documents = digest({name: evaluated[name] for name in ("data", "documents")})[:12]
+            draws = Draws(documents, tuple(value * scale for value in result["draws"])).to_text()
+        yield Result(
+            key,
+            variant.seed,
+            value=result["value"] * scale,
+            stderr=None if result["stderr"] is None else result["stderr"] * scale,
+            protocol=record["protocol"],
+            source=Path(path).as_posix(),
+            draws=draws,
+            note=result.get("note", ""),
+        )
+
+
+def read_measurement(config: Config, cell: Measurement, path: Path | str) -> Iterator[Result]:
+    """The numbers of one cell in the file that `reproduction.benchmarking` wrote for it.
+
+    The protocol `paper` needs the paper's GPU: on another GPU it is that GPU's name.
+    """
+    record = _read_record(path, "a measurement", {"cell", "results", "machine"})
+    if record["cell"] != asdict(cell):
+        raise InputError(f"{path}: it measured {record['cell']}, expected {asdict(cell)}")
+    protocol, source = config.evaluation.protocol, Path(path).as_posix()
+    gpu = record["machine"].get("gpu") or "CPU"
+    if protocol == "paper" and PAPERS_GPU not in gpu:
+        protocol = gpu
+    for metric, result in record["results"].items():
+        key = timing_key(config, cell, metric)
+        if result["value"] is None:
+            yield Result(key, 0, reason=result["reason"])
+        else:
+            yield Result(key, 0, result["value"], result["stderr"], protocol, source)
+
+
+def _read_record(path: Path | str, kind: str, keys: set[str]) -> dict[str, Any]:
+    record = read_json(path)
+    if not isinstance(record, dict) or not keys <= record.keys():
+        raise InputError(f"{path} is not {kind}: it lacks one of {', '.join(sorted(keys))}")
+    return record
+
+
+# --- a number over its seeds ---
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A number over its seeds."""
+
+    value: float | None  # mean
+    spread: float | None  # standard deviation over seeds; None for one seed
+    stderr: float | None  # of one evaluation: root mean square over seeds
+    seeds: int
+    protocols: frozenset[str]
+    reason: str  # why it, or some of its seeds, are missing
+    draws: Draws | None = None  # mean over seeds
+    note: str = ""
+
+
+def cells(frame: pd.DataFrame) -> dict[Key, Cell]:
+    by_key: dict[Key, list[Result]] = {}
+    for result in from_frame(frame):
+        by_key.setdefault(result.key, []).append(result)
+    return {key: _cell(results) for key, results in by_key.items()}
+
+
+def _cell(results: list[Result]) -> Cell:
+    known = [result for result in results if result.value is not None]
+    values = [result.value for result in known if result.value is not None]
+    errors = [result.stderr for result in results if result.stderr is not None]
+    reasons = [
+        f"seed {result.seed}: {result.reason}" if values else result.reason
+        for result in results
+        if result.value is None
+    ]
+    draws = [Draws.from_text(result.draws) for result in known]
+    same_documents = len({part.documents for part in draws if part}) == 1
+    return Cell(
+        value=fmean(values) if values else None,
+        spread=stdev(values) if len(values) > 1 else None,
+        stderr=math.hypot(*errors) / math.sqrt(len(errors)) if errors else None,
+        seeds=len(values),
+        protocols=frozenset(result.protocol for result in known),
+        reason="; ".join(dict.fromkeys(reasons)),
+        draws=Draws.mean(draws) if same_documents else None,
+        note=_join_notes(results),
+    )
+
+
+def _join_notes(results: Iterable[Result]) -> str:
+    return "; ".join(dict.fromkeys(result.note for result in results if result.note))
+
+
+# --- the paper's numbers ---
+
+
+class Printed(NamedTuple):
+    """A number of the paper."""
+
+    table: str
+    key: Key
+    value: float
+    mark: str
+    digit: float  # the unit of the last digit that is printed
+
+
+def read_published(path: Path | str) -> list[Printed]:
+    with open(path, newline="") as file:
+        return [
+            Printed(
+                row["table"], read_key(row), float(row["value"]), row["rank_mark"], _last_digit(row)
+            )
+            for row in csv.DictReader(file)
+        ]
+
+
+def read_key(row: Mapping[str, str]) -> Key:
+    """A key from the fields of a CSV file, where None is an empty field, and eps may be absent."""
+    fields: dict[str, Any] = {field: row[field] for field in Key._fields if field in row}
+    for field, number in (("compression", float), ("head_k_dim", int)):
+        fields[field] = number(row[field]) if row[field] else None
+    return Key(**fields)
+
+
+def _last_digit(row: Mapping[str, str]) -> float:
+    """values.csv drops trailing zeros, so a number has at least the usual number of decimals."""
+    value, metric = float(row["value"]), row["metric"]
+    if metric == "tokens_per_s":
+        return 1e2 if row["compression"] else 1e5  # thousands for models, millions for mixers
+    if row["table"] == "adv_vs_non_adv" and value >= 1e4:
+        return 10.0 ** (math.floor(math.log10(value)) - 1)
+    usual = 2 if metric in {"speedup", "peak_memory_gib", "memory_ratio"} else 1
+    return 10.0 ** -max(usual, len(row["value"].partition(".")[2]))

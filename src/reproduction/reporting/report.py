@@ -1,0 +1,277 @@
+"""The report: one page that works from disk, with all results of a run and their provenance."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, get_args
+
+import pandas as pd
+from markupsafe import Markup
+
+from reproduction.config import Config, Figure, Variant
+from reproduction.reporting.claims import Answer
+from reproduction.reporting.curves import draw_curves
+from reproduction.reporting.frame import (
+    PAPER,
+    Key,
+    Result,
+    cells,
+    check_count,
+    from_frame,
+    join_frames,
+    read_frame,
+    variant_key,
+)
+from reproduction.reporting.grid import protocol_note
+from reproduction.reporting.headline import Headline
+from reproduction.reporting.heat import STEPS, Look, against_baseline, against_paper
+from reproduction.reporting.jobs import summarize_jobs
+from reproduction.reporting.origins import Origins
+from reproduction.reporting.picture import OVER_SEEDS, describe_headline, draw_headline
+from reproduction.reporting.style import COLUMN
+from reproduction.reporting.tables import lay_out
+from reproduction.reporting.verdict import Judgement, Word, claims_only, read_judgements
+from reproduction.reporting.writing import html_environment, to_html
+from reproduction.running.paths import PROVENANCE
+from statecut import __version__
+from statecut.files import atomic_write, canonical_json
+
+Files = Mapping[Variant, Sequence[Path | str]]
+
+SYMBOLS = {
+    "holds": "✓",
+    "holds so far": "✓",
+    "fails": "✗",
+    "not decided": "?",
+    "not measured": "–",
+}
+CURVES = {
+    "pretraining": "Cross-entropy while the models were pretrained.",
+    "recovery": "Cross-entropy during recovery, by model and ratio; mean over seeds.",
+}
+BARS = {  # by kind of figure
+    "quality": OVER_SEEDS,
+    "state": OVER_SEEDS,
+    "sweep": "Bars are two standard errors over repeats.",
+}
+
+
+@dataclass(frozen=True)
+class HeatMap:
+    """A table of the page, and whether it is compared with the paper's."""
+
+    name: str
+    paper: bool
+    html: Markup
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A figure of the page."""
+
+    section: str
+    name: str
+    caption: str
+    svg: Markup
+
+    @property
+    def broad(self) -> bool:
+        """Whether it has several panels side by side, too small for a phone."""
+        width = re.search(r'width="([\d.]+)pt"', self.svg)
+        return width is not None and float(width[1]) > 72 * COLUMN * 1.5
+
+
+def write_report(
+    config: Config,
+    *,
+    frames: Sequence[Path | str],
+    verdict: Path | str,
+    figures: Sequence[Path | str],
+    curves: Mapping[Variant, Path | str],
+    timings: Mapping[str, Sequence[Path | str]],
+    steps: Files,
+    out: Path | str,
+    templates: Path | str,
+    records: Iterable[Mapping[str, Any]] = (),
+    current_code: Mapping[str, str] = {},
+) -> None:
+    """One HTML page of a run.
+
+    frames:        of every table of the configuration, in its order
+    verdict:       the folder that `make_verdict` wrote
+    figures:       the SVG of every figure, in the configuration's order
+    curves:        the loss curve (.csv) of what was trained (rft none) or recovered
+    timings:       files with the time and memory of jobs (.tsv: `s`, `max_rss`), by rule
+    steps:         files that say how a variant was made, in order (.json, .safetensors)
+    records:       what jobs wrote about themselves (`jobs.result_records`)
+    current_code:  digests of the code of rules with a version, to mark what other code made
+
+    Also read are the files that frames name as sources, and their provenance.
+    """
+    check_count(f"the report of {config.run}", "frames", len(config.tables), len(frames))
+    check_count(f"the report of {config.run}", "figures", len(config.figures), len(figures))
+    tables = dict(zip(config.tables, map(read_frame, frames), strict=True))
+    judgements = read_judgements(Path(verdict) / "cells.csv")
+    with open(Path(verdict) / "claims.csv", newline="") as file:
+        answers = list(csv.DictReader(file))
+    claims = [claim for claim in answers if not claim["model"]]
+    headline = Headline.of(config, cells(join_frames(tables.values())))
+    about = describe_headline(headline) if headline else ""
+    numbers = Numbers(config, tables.values(), steps, current_code)
+    page = html_environment(Path(templates)).get_template("report.html.j2")
+    text = page.render(
+        config=config,
+        scope=claims_only(config),
+        sentences=headline.sentences() if headline else [],
+        panels=[
+            _picture("headline", model, about, svg)
+            for model, svg in (draw_headline(headline) if headline else {}).items()
+        ],
+        claims=claims,
+        claim_groups=group_claims(claims),
+        answers=_count((claim["answer"] for claim in claims), get_args(Answer)),
+        other_claims=[claim for claim in answers if claim["model"]],
+        symbols=SYMBOLS,
+        words=_count((judgement.word for judgement in judgements), get_args(Word)),
+        steps=STEPS,
+        tables=[
+            _heat_map(config, name, frame, judgements, numbers, Path(templates))
+            for name, frame in tables.items()
+        ],
+        figures=[
+            _picture("figure", name, _with_bars(config, figure), Path(file).read_text())
+            for (name, figure), file in zip(config.figures.items(), figures, strict=True)
+        ],
+        training=[
+            _picture("training", name, CURVES[name], svg)
+            for name, svg in draw_curves(config, curves).items()
+        ],
+        work=summarize_jobs(timings, records, current_code),
+        # Whatever texts are in it, this JSON does not end the <script> around it.
+        data=Markup(canonical_json(numbers.to_json(judgements)).replace("<", "\\u003c")),
+        version=__version__,
+    )
+    with atomic_write(out, force=True) as aside:
+        aside.write_text(text)
+
+
+class Numbers:
+    """Every number of a run, once, with the files that it came from."""
+
+    def __init__(
+        self,
+        config: Config,
+        tables: Iterable[pd.DataFrame],
+        steps: Files,
+        current_code: Mapping[str, str],
+    ) -> None:
+        self.config, self.origins = config, Origins(current_code)
+        self.steps = [[self.origins.add(path) for path in paths] for paths in steps.values()]
+        self.variants = {
+            (variant_key(config, variant, ""), variant.seed): i for i, variant in enumerate(steps)
+        }
+        self.results: dict[Key, dict[Result, None]] = {}
+        for table in tables:
+            for result in from_frame(table):
+                self.results.setdefault(result.key, {})[result] = None
+        self.places = {key: i for i, key in enumerate(self.results)}
+
+    def to_json(self, judgements: Iterable[Judgement]) -> dict[str, Any]:
+        """What the page's script shows when a number is clicked."""
+        numbers = [
+            [self._origin(result) for result in results] for results in self.results.values()
+        ]
+        judged: dict[str, dict[int, Any]] = {}
+        for j in judgements:
+            if j.key in self.places:
+                shown = [j.paper, j.difference, j.tolerance, j.word, j.why, j.errata]
+                judged.setdefault(j.table, {})[self.places[j.key]] = shown
+        return {
+            "columns": list(Key._fields),
+            "labels": {
+                **{name: model.label for name, model in self.config.models.items()},
+                **{name: method.label for name, method in self.config.methods.items()},
+            },
+            "keys": [list(key) for key in self.places],
+            "numbers": numbers,
+            "judged": judged,
+            "made": self.steps,
+            "origins": self.origins.to_json(),
+        }
+
+    def _origin(self, result: Result) -> list[Any]:
+        files = []
+        if result.source and not result.source.startswith(PAPER):
+            files.append(self.origins.add(result.source))
+            if Path(provenance := f"{result.source}{PROVENANCE}").is_file():
+                files.append(self.origins.add(provenance))
+        variant = self.variants.get((result.key._replace(metric=""), result.seed))
+        return [result.seed, result.value, result.stderr, result.reason, files, variant]
+
+
+def group_claims(claims: Iterable[dict[str, str]]) -> dict[str, list[dict[str, str]]]:
+    """By what they are about; groups and claims that were measured stand first."""
+    groups: dict[str, list[dict[str, str]]] = {}
+    for claim in sorted(claims, key=lambda claim: claim["answer"] == "not measured"):
+        groups.setdefault(claim["about"], []).append(claim)
+    return groups
+
+
+def _heat_map(
+    config: Config,
+    name: str,
+    frame: pd.DataFrame,
+    judgements: Iterable[Judgement],
+    numbers: Numbers,
+    templates: Path,
+) -> HeatMap:
+    """Compared with the paper's numbers where it has them, elsewhere with the unpruned model."""
+    grid, ours = lay_out(config, name, frame), cells(frame)
+    # The page says once that a run's settings are its own.
+    own = protocol_note([config.evaluation.protocol])
+    grid = replace(grid, notes=tuple(note for note in grid.notes if note != ("", own)))
+    boxes = {box.key: box for row in grid.rows for box in row.boxes if box.key}
+    judged = {judgement.key: judgement for judgement in judgements if judgement.table == name}
+    looks = {}
+    for key in ours:
+        place = numbers.places[key]
+        if not judged:
+            looks[key] = against_baseline(config, place, key, ours, boxes)
+        elif key in judged:
+            theirs = boxes[key].form(judged[key].paper)
+            looks[key] = against_paper(config, place, judged[key], theirs)
+        else:
+            looks[key] = Look(place)  # a row that the paper does not have
+    return HeatMap(name, bool(judged), Markup(to_html(grid, templates, looks)))
+
+
+def _count(values: Iterable[str], names: Sequence[str]) -> dict[str, int]:
+    counts = Counter(values)
+    return {name: counts[name] for name in names}
+
+
+def _with_bars(config: Config, figure: Figure) -> str:
+    if len(config.seeds) == 1 and figure.kind != "sweep":
+        return figure.caption
+    return " ".join(filter(None, [figure.caption, BARS.get(figure.kind)]))
+
+
+def _picture(section: str, name: str, caption: str, svg: str) -> Picture:
+    return Picture(section, name, caption, inline(svg, f"__{section}-{name}", caption))
+
+
+def inline(svg: str, prefix: str, caption: str) -> Markup:
+    """An SVG as a part of a page: with a label for screen readers, and a prefix to its ids."""
+    body = svg[svg.index("<svg") :]
+    body = re.sub(r"<metadata>.*?</metadata>\s*", "", body, flags=re.DOTALL)
+    # Its style for all elements would apply to the whole page.
+    body = re.sub(r"<style[^>]*>\*\{(.*?)\}</style>", "", body)
+    body = re.sub(r"\s*\n\s*", " ", body)
+    body = re.sub(r'(?<=\bid=")|(?<=href="#)|(?<=url\(#)', f"{prefix}-", body)
+    label = Markup('<svg role="img" aria-label="{}"').format(caption)
+    return Markup(body.replace("<svg", label, 1))

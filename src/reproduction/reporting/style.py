@@ -1,0 +1,161 @@
+"""The style of figures: one colour and dash per method, for white and for dark pages.
+
+INK becomes `currentColor` in an SVG, so that lines and letters take the colour of the text around
+them; the background is transparent. All other colours have a contrast of 3 or more on white and on
+a dark page, and the colour-blind can tell those of the paper's five methods apart.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from reproduction.config import BASELINE, Config
+from statecut.errors import InputError
+from statecut.files import atomic_write
+
+INK = "#010203"  # no other part of a figure has this colour
+COLUMN = 3.3  # inches: the column of a paper
+PAGE = 6.8
+
+Dash = tuple[float, tuple[float, ...]]
+SOLID: Dash = (0, ())
+
+# Two architectures of a benchmark, which has no methods.
+KERNELS = {"delta_net": "#c2455a", "gated_deltanet": "#2f93a8"}
+
+STYLE: Any = {
+    "font.family": "sans-serif",
+    "font.sans-serif": ["DejaVu Sans"],  # comes with matplotlib: the same on all machines
+    "font.size": 8,
+    "axes.titlesize": 8,
+    "axes.titlelocation": "left",
+    "axes.labelsize": 8,
+    "xtick.labelsize": 7,
+    "ytick.labelsize": 7,
+    "text.color": INK,
+    "axes.edgecolor": INK,
+    "axes.labelcolor": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "axes.linewidth": 0.6,
+    "xtick.major.width": 0.6,
+    "ytick.major.width": 0.6,
+    "xtick.major.size": 2.5,
+    "ytick.major.size": 2.5,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": INK,
+    "grid.alpha": 0.12,
+    "grid.linewidth": 0.5,
+    "lines.linewidth": 1.3,
+    "figure.constrained_layout.use": True,
+    "savefig.transparent": True,
+    "svg.fonttype": "none",  # text stays text: smaller, and searchable
+    "svg.hashsalt": "statecut",  # ids are random without it
+    "pdf.fonttype": 42,
+    "path.simplify_threshold": 0.3,
+}
+# Without dates and versions.
+METADATA: dict[str, dict[str, Any]] = {
+    ".svg": {"Date": None, "Creator": None},
+    ".pdf": {"CreationDate": None, "Creator": None, "Producer": None},
+    ".png": {"Software": None},
+}
+
+
+@contextmanager
+def drawing() -> Iterator[None]:
+    """The style of our figures, whatever the settings of the machine are."""
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(STYLE)
+        yield
+
+
+def new_figure(width: float, height: float) -> Figure:
+    figure = Figure(figsize=(width, height))
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def save(figure: Figure, outs: Iterable[Path | str]) -> None:
+    """A figure in the format of each file's ending, the same bytes every time."""
+    for out in map(Path, outs):
+        if out.suffix not in METADATA:
+            raise InputError(f"{out}: figures are written as {', '.join(METADATA)}")
+        with atomic_write(out, force=True) as aside:
+            if out.suffix == ".svg":
+                aside.write_text(to_svg(figure))
+            else:
+                figure.savefig(aside, metadata=METADATA[out.suffix], dpi=200)
+
+
+def to_svg(figure: Figure) -> str:
+    written = io.StringIO()
+    figure.savefig(written, format="svg", metadata=METADATA[".svg"])
+    return _PATH.sub(_two_digits, written.getvalue()).replace(INK, "currentColor")
+
+
+_PATH = re.compile(r' d="[^"]+"')
+
+
+def _two_digits(path: re.Match[str]) -> str:
+    """A hundredth of a point is exact enough for a line, and half of the bytes."""
+    return re.sub(r"(\.\d\d)\d+", r"\1", path[0])
+
+
+def colour(config: Config, method: str) -> str:
+    return INK if method == BASELINE else config.methods[method].colour
+
+
+def dash(config: Config, method: str) -> Dash:
+    return (0, (1, 1) if method == BASELINE else config.methods[method].dash)
+
+
+def label(config: Config, method: str) -> str:
+    return "Baseline" if method == BASELINE else config.methods[method].label
+
+
+def name_ends(axes: Axes, ends: Sequence[tuple[float, str, str]]) -> None:
+    """Name curves at their right ends (height, name, colour), without overlaps."""
+    figure = axes.figure
+    assert isinstance(figure, Figure)
+    figure.get_layout_engine().execute(figure)  # type: ignore[union-attr] # final sizes of axes
+    low, high = axes.get_ylim()
+    inches = figure.get_figheight() * axes.get_position().height
+    apart = 9.5 / 72 / inches  # a line of text, as a fraction of the axes
+    ends = sorted(ends)
+    wanted = [(height - low) / (high - low) for height, _, _ in ends]
+    for place, (_, name, shade) in zip(spread(wanted, apart), ends, strict=True):
+        axes.annotate(
+            name, (1.01, place), xycoords="axes fraction", va="center", color=shade,
+            annotation_clip=False,
+        )  # fmt: skip
+
+
+def spread(places: Sequence[float], apart: float) -> list[float]:
+    """Ascending places, moved as little as possible until neighbours are `apart` or more.
+
+    Places that are too near are pooled around their mean, as in isotonic regression.
+    """
+    pools: list[tuple[float, int]] = []  # mean of (place - i * apart), how many
+    for i, place in enumerate(places):
+        mean, count = place - i * apart, 1
+        while pools and pools[-1][0] > mean:
+            before, others = pools.pop()
+            mean, count = (mean * count + before * others) / (count + others), count + others
+        pools.append((mean, count))
+    flat = [mean for mean, count in pools for _ in range(count)]
+    return [mean + i * apart for i, mean in enumerate(flat)]

@@ -1,0 +1,189 @@
+"""A table as LaTeX, CSV and HTML, and all tables and figures as one document.
+
+How tables look is in the templates: table.tex.j2, table.html.j2 and document.tex.j2.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from reproduction.config import Config
+from reproduction.reporting.frame import Key, check_count, read_frame
+from reproduction.reporting.grid import Box, Grid
+from reproduction.reporting.heat import Look
+from reproduction.reporting.tables import lay_out
+from statecut.errors import InputError
+from statecut.files import atomic_write
+
+_TEX = str.maketrans(
+    {
+        "\\": r"\textbackslash{}",
+        "{": r"\{",
+        "}": r"\}",
+        "&": r"\&",
+        "%": r"\%",
+        "#": r"\#",
+        "$": r"\$",
+        "_": r"\_",
+        "^": r"\textasciicircum{}",
+        "~": r"\textasciitilde{}",
+        "–": "--",
+        "×": r"$\times$",
+        "±": r"$\pm$",
+        "✓": r"$\checkmark$",
+        "↓": r"$\downarrow$",
+        "↑": r"$\uparrow$",
+        "ₖ": r"$_k$",
+    }
+)
+
+
+def escape_tex(text: str) -> str:
+    return text.translate(_TEX)
+
+
+def format_powers(text: str, before: str, after: str) -> str:
+    """Numbers like 3.3e5 with `before` and `after` around the exponent instead of the e."""
+    return re.sub(r"(?<=\d)e(\d+)", lambda match: f"{before}{match[1]}{after}", text)
+
+
+def to_tex(grid: Grid, templates: Path) -> str:
+    return _tex_environment(templates).get_template("table.tex.j2").render(table=grid)
+
+
+def to_html(grid: Grid, templates: Path, looks: Mapping[Key, Look] | None = None) -> str:
+    """A <table> without a page around it; with `looks`, a heat map whose numbers are buttons."""
+    template = html_environment(templates).get_template("table.html.j2")
+    return template.render(table=grid, looks=looks or {})
+
+
+def to_rows(grid: Grid) -> list[list[str]]:
+    """Rows of text: one of headings, then the numbers, with notes in brackets."""
+    notes = dict(grid.notes)
+
+    def text(box: Box) -> str:
+        return " ".join([box.text, *(f"({notes[letter]})" for letter in box.notes)]).strip()
+
+    heads = ([box.text for box in row.boxes for _ in range(box.span)] for row in grid.heads)
+    return [
+        [" ".join(filter(None, column)) for column in zip(*heads, strict=True)],
+        *(
+            [cell for box in row.boxes for cell in (text(box), *[""] * (box.span - 1))]
+            for row in grid.rows
+        ),
+    ]
+
+
+def write_table(
+    config: Config, name: str, frame: Path | str, folder: Path | str, templates: Path | str
+) -> None:
+    """NAME.tex, NAME.csv and NAME.html in a folder, from the frame of the table."""
+    grid, templates = lay_out(config, name, read_frame(frame)), Path(templates)
+    for ending, text in (("tex", to_tex(grid, templates)), ("html", to_html(grid, templates))):
+        with atomic_write(Path(folder) / f"{name}.{ending}", force=True) as aside:
+            aside.write_text(text)
+    with (
+        atomic_write(Path(folder) / f"{name}.csv", force=True) as aside,
+        open(aside, "w", newline="") as f,
+    ):
+        csv.writer(f, lineterminator="\n").writerows(to_rows(grid))
+
+
+def write_document(
+    config: Config,
+    tables: Sequence[Path | str],
+    figures: Sequence[Path | str],
+    out: Path | str,
+    templates: Path | str,
+) -> None:
+    """A LaTeX document of tables (.tex) and of the figures (.pdf, .png) of the configuration.
+
+    It refers to them by paths relative to its own folder.
+    """
+    check_count(f"the document of {config.run}", "figures", len(config.figures), len(figures))
+
+    def relative(file: Path | str) -> str:
+        return Path(os.path.relpath(file, Path(out).parent)).as_posix()
+
+    text = (
+        _tex_environment(Path(templates))
+        .get_template("document.tex.j2")
+        .render(
+            title=f"Statecut: results of the run {config.run}",
+            tables=[relative(table) for table in tables],
+            figures=[
+                (relative(file), figure.caption, name)
+                for (name, figure), file in zip(config.figures.items(), figures, strict=True)
+            ],
+        )
+    )
+    with atomic_write(out, force=True) as aside:
+        aside.write_text(text)
+
+
+def compile_document(document: Path | str, pdf: Path | str) -> None:
+    """One PDF of a document, the same bytes every time."""
+    document, pdf = Path(document), Path(pdf)
+    if not shutil.which("pdflatex"):
+        raise InputError(
+            f"{pdf}: pdflatex is not installed; on Debian it is in texlive-latex-base, and "
+            "booktabs in texlive-latex-recommended"
+        )
+    with atomic_write(pdf, force=True) as aside:
+        command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error"]
+        command += [f"-output-directory={aside.parent.resolve()}", f"-jobname={aside.stem}"]
+        # Without these, the PDF contains the time of compilation.
+        clock = {"SOURCE_DATE_EPOCH": "0", "FORCE_SOURCE_DATE": "1"}
+        for _ in range(2):  # the second run has the references that the first one wrote
+            process = subprocess.run(
+                [*command, document.name],
+                cwd=document.parent,
+                env=os.environ | clock,
+                capture_output=True,
+                text=True,
+                errors="replace",
+            )
+            if process.returncode:
+                raise InputError(f"{document}: LaTeX failed\n{process.stdout[-1500:]}")
+
+
+@cache
+def html_environment(templates: Path) -> jinja2.Environment:
+    return _environment(templates, autoescape=True)
+
+
+@cache
+def _tex_environment(templates: Path) -> jinja2.Environment:
+    return _environment(
+        templates,
+        # Braces and percent signs belong to LaTeX.
+        variable_start_string="<<",
+        variable_end_string=">>",
+        block_start_string="<%",
+        block_end_string="%>",
+        comment_start_string="<#",
+        comment_end_string="#>",
+    )
+
+
+def _environment(templates: Path, **options: Any) -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(templates),
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        undefined=jinja2.StrictUndefined,
+        **options,
+    )
+    environment.filters |= {"tex": escape_tex, "powers": format_powers}
+    return environment

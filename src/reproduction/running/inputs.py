@@ -1,0 +1,437 @@
+"""What the rules of the workflow read, by their wildcards: files, and settings.
+
+So rule files need no functions, and what a rule depends on can be tested without one. A script
+knows of the configuration what its rule passes on (`settings`), and that decides whether a result
+is made again: it holds what the result depends on, and no more. Labels and captions are left out of
+everything but what prints them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from functools import cached_property
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from pydantic_core import to_jsonable_python
+
+from reproduction.config import (
+    Config,
+    Figure,
+    Measurement,
+    MixerBenchmark,
+    QualityFigure,
+    QualityTable,
+    RankFigure,
+    Recipe,
+    shape_of,
+)
+from reproduction.config.evaluation import DATA_SETS
+from reproduction.config.needs import needed_corpora, needed_models, needed_tokenizers
+from reproduction.running.paths import Paths, provenance_path
+from statecut.data.sources import matching, tokenizer_files
+from statecut.files import cached_sha256
+from statecut.hub.downloads import DOWNLOADS, Key, Kind
+from statecut.models.architectures import RULES
+
+Section = dict[str, Any]
+
+# What of a model counts where only its shape does.
+NO_WEIGHTS = {"source": {"kind": "local", "path": ""}, "tokenizer": "none"}
+
+
+class Inputs:
+    """The inputs of every rule, for one run."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.paths = Paths(config)
+        self.variants = config.variants()
+        self.recoveries = {self.paths.subject(v): v for v in self.variants if v.recovered}
+        self.shapes = {shape.name: shape for shape in config.trained_shapes()}
+        self.cells = {self.paths.measurement(cell): cell for cell in config.measurements()}
+
+    # ----- what a wildcard may be -----
+
+    def constraints(self) -> dict[str, str]:
+        """A pattern for each wildcard: what the configuration does not name is no target."""
+        config = self.config
+        return {
+            "tokenizer": any_of(config.tokenizers),
+            "corpus": any_of(config.corpora),
+            "model": any_of(config.models),
+            "method": any_of(config.methods),
+            "target": "kq|k|q",
+            "ratio": any_of({variant.ratio for variant in self.variants}),
+            "seed": r"\d+",
+            "eps": "(-matched)?",
+            "cut": any_of({Path(subject).name for subject in self.recoveries}),
+            "subject": any_of({self.paths.subject(variant) for variant in self.variants}),
+            "suite": any_of(config.evaluation.suites),
+            "shape": any_of(self.shapes),
+            "benchmark": any_of(config.benchmarks),
+            "measured": any_of({Path(cell).stem for cell in self.cells}),
+            "table": any_of(config.tables),
+            "figure": any_of(self.drawable()),
+        }
+
+    # ----- settings -----
+
+    def settings(self, *names: str, **sections: Any) -> Section:
+        """Sections of the configuration: these as they are, others as passed (`JobConfig`)."""
+        if self.config.partial is not None:
+            names = ("partial", *names)
+        whole = {name: getattr(self.config, name) for name in ("run", *names)}
+        return dict(to_jsonable_python({**whole, **sections}))
+
+    def tokenizer_settings(self, tokenizer: str) -> Section:
+        spec, corpora = self.config.tokenizers[tokenizer], {}
+        if spec.kind == "train":  # on its text, however that is packed
+            text = _changed(self.config.corpora[spec.corpus], "length", "slices", "boundary")
+            corpora[spec.corpus] = {**text, "length": 1, "slices": {}}
+        return self.settings(tokenizers={tokenizer: _changed(spec)}, corpora=corpora)
+
+    def corpus_settings(self, corpus: str) -> Section:
+        return self.settings(corpora={corpus: _changed(self.config.corpora[corpus])})
+
+    def pretraining_settings(self, model: str) -> Section:
+        spec, recipe = self.config.models[model], self.recipe(model)
+        return self.settings(
+            "device",
+            models={model: {**_changed(spec, "label", "published_as"), "label": model}},
+            recipes={spec.source.recipe: recipe.defining(exclude_defaults=True)},  # type: ignore[union-attr]
+        )
+
+    def recovery_settings(self, model: str, cut: str) -> Section:
+        recovery = self.config.recovery_of(self.recoveries[f"recovered/{model}/{cut}"])
+        return self.settings("device", recovery=recovery.defining(exclude_defaults=True))
+
+    def section_settings(self, section: str) -> Section:
+        return self.settings("device", **{section: _changed(getattr(self.config, section))})
+
+    def method_settings(self, method: str) -> Section:
+        spec = _changed(self.config.methods[method], "label", "target", "colour", "dash")
+        return self.settings(methods={method: spec})
+
+    def suite_settings(self, suite: str) -> Section:
+        spec = self.config.evaluation
+        # Which variants are evaluated is no setting of an evaluation.
+        settings = spec.suites[suite].model_dump(mode="json", exclude={"seeds"})
+        some = {"protocol": spec.protocol, "suites": {suite: settings}}
+        return without_labels(self.settings("device", evaluation=some))
+
+    def cell_settings(self, benchmark: str, measured: str) -> Section:
+        """Of a benchmark what one cell is timed with, whatever other cells there are."""
+        cell, spec = self.cell(benchmark, measured), self.config.benchmarks[benchmark]
+        if isinstance(spec, MixerBenchmark):
+            models, mixers = {}, {cell.subject: spec.mixers[cell.subject]}
+            alone = {"mixers": mixers, "widths": [cell.width], "passes": [cell.does]}
+        else:
+            model = self.config.models[cell.subject].model_dump(exclude={"published_as"})
+            models = {cell.subject: model | NO_WEIGHTS}
+            # A benchmark has one ratio at least; that of a model left whole may be any.
+            alone = {"models": [cell.subject], "ratios": [cell.ratio or 0.5]}
+            alone |= {"passes": [cell.does]} if spec.kind == "model" else {}
+        benchmarks = {benchmark: {**spec.model_dump(), **alone}}
+        return without_labels(self.settings("device", benchmarks=benchmarks, models=models))
+
+    def table_settings(self, *tables: str, figures: Iterable[str] = ()) -> Section:
+        """What tables and figures show: themselves, and what they name."""
+        config, drawn = self.config, {name: self.config.figures[name] for name in figures}
+        of_figures = {t for f in drawn.values() if isinstance(f, QualityFigure) for t in f.tables}
+        shown = {name: config.tables[name] for name in (*tables, *sorted(of_figures - {*tables}))}
+        sections = [*shown.values(), *drawn.values()]
+        timed = {getattr(section, "benchmark", None) for section in sections}
+        benchmarks = {name: spec for name, spec in config.benchmarks.items() if name in timed}
+        models = {getattr(section, "model", None) for section in sections}
+        for section in (*sections, *benchmarks.values()):
+            models |= {*getattr(section, "models", ())}
+        methods = {name for section in sections for name in getattr(section, "methods", ())}
+        quality = [name for name, table in shown.items() if isinstance(table, QualityTable)]
+        suites = {config.suite_name(column) for name in quality for _, column in config.cells(name)}
+        spec, recovery = config.evaluation, config.recovery
+        return self.settings(
+            "seeds",
+            "eps",
+            tables=shown,
+            figures=drawn,
+            benchmarks=benchmarks,
+            models={name: model for name, model in config.models.items() if name in models},
+            methods={
+                name: method.model_dump(exclude=set() if drawn else {"colour", "dash"})
+                for name, method in config.methods.items()
+                if name in methods
+            },
+            evaluation={
+                "protocol": spec.protocol,
+                "suites": {name: suite for name, suite in spec.suites.items() if name in suites},
+            },
+            # How many parts a batch is taken in is no part of what is shown.
+            recovery=recovery and recovery.model_copy(update={"parts": 1}),
+        )
+
+    def adopted_settings(self, model: str) -> Section:
+        spec = _changed(self.config.models[model], "label", "published_as")
+        return self.settings(models={model: {**spec, "label": model}})
+
+    # ----- text and models -----
+
+    def text(self, corpus: str) -> list[str]:
+        """Files that a corpus is read from; what is on the hub is known by its commit."""
+        spec = self.config.corpora[corpus]
+        if spec.kind == "documentation":
+            return [f"{self.paths.root}/text/{spec.part or spec.kind}.jsonl"]
+        # A pattern that matches nothing stands for itself: a file that is missing.
+        patterns = spec.files if spec.kind == "local" else ()
+        return sorted(chain(*([*map(str, matching(pattern))] or [pattern] for pattern in patterns)))
+
+    def documentation(self) -> dict[str, str | None]:
+        """Files of the documentation's text that corpora are read from, with the part they hold."""
+        corpora = self.config.corpora.items()
+        return {
+            self.text(name)[0]: spec.part for name, spec in corpora if spec.kind == "documentation"
+        }
+
+    def tokenizer_text(self, tokenizer: str) -> list[str]:
+        """What it is trained on, or made from."""
+        spec = self.config.tokenizers[tokenizer]
+        if spec.kind == "local":
+            return [spec.path]
+        return self.text(spec.corpus) if spec.kind == "train" else []
+
+    def local_model(self, model: str) -> list[str]:
+        source = self.config.models[model].source
+        return [source.path] if source.kind == "local" else []
+
+    def user_files(self, paths: Iterable[str]) -> list[str]:
+        """Those that users bring, and no rule makes."""
+        return [path for path in paths if not path.startswith(f"{self.paths.root}/")]
+
+    def user_digests(
+        self, paths: Iterable[str], of_folder: Callable[[Path], list[Path]] = tokenizer_files
+    ) -> dict[str, str]:
+        """Digests of the files that users bring, as far as they exist, and of those that are used
+        of a folder: a tokenizer's or a model's."""
+        brought = [Path(path) for path in self.user_files(paths)]
+        files = [of_folder(path) if path.is_dir() else [path] for path in brought]
+        return cached_sha256(sorted({path for path in chain(*files) if path.is_file()}))
+
+    def provenance(self, paths: Iterable[str]) -> list[str]:
+        """The records of those that rules make."""
+        first = {
+            path: files[0]
+            for files in ([*self.documentation()], self.demo_tasks())  # one job's each
+            for path in files
+        }
+        artefacts = [path for path in paths if not self.user_files([path])]
+        return sorted({str(provenance_path(first.get(path, path))) for path in artefacts})
+
+    @cached_property
+    def locked(self) -> dict[Key, str]:
+        return DOWNLOADS.commits()
+
+    def commit(self, kind: Kind, source: Any) -> str | None:
+        """Of what comes from the hub: another one is another input."""
+        return self.locked.get((kind, source.name)) if source.kind == "hub" else None
+
+    def missing(self) -> list[str]:
+        """Files that rules read, no rule makes, and that do not exist."""
+        files = [file for model in needed_models(self.config) for file in self.local_model(model)]
+        for tokenizer in needed_tokenizers(self.config):
+            files += self.tokenizer_text(tokenizer)
+        for corpus in needed_corpora(self.config):
+            files += self.text(corpus)
+        for suite in self.config.evaluation.suites:
+            files += self.task_files(suite)
+        return sorted(file for file in {*self.user_files(files)} if not Path(file).exists())
+
+    def trained(self) -> list[str]:
+        """Models that the run pretrains."""
+        models = self.config.models.items()
+        return [name for name, model in models if model.source.kind == "pretrain"]
+
+    def adopted(self) -> list[str]:
+        """Models that it takes as they are."""
+        return [name for name in self.config.models if name not in self.trained()]
+
+    def tokenizer(self, model: str) -> str:
+        return f"{self.paths.root}/tokenizers/{self.config.models[model].tokenizer}"
+
+    def recipe(self, model: str) -> Recipe:
+        source = self.config.models[model].source
+        assert source.kind == "pretrain"
+        return self.config.recipes[source.recipe]
+
+    def preflight(self, model: str, ratio: float = 0.0) -> str:
+        return self.paths.preflight(shape_of(self.config.models[model], ratio))
+
+    # ----- pruning and recovery -----
+
+    def calibration(self, model: str, method: str, seed: str) -> str | list[str]:
+        """Nothing for methods of the weights alone."""
+        if not self.config.methods[method].calibrated:
+            return []
+        return self.paths.calibration(model, method, int(seed))
+
+    def kept(self, model: str, ratio: str) -> int:
+        """Channels of a head that are left."""
+        return shape_of(self.config.models[model], float(ratio)).width
+
+    def student(self, model: str, cut: str) -> str:
+        variant = self.recoveries[f"recovered/{model}/{cut}"]
+        return self.paths.model(self.config.student(variant))
+
+    def student_preflight(self, model: str, cut: str) -> str:
+        return self.preflight(model, self.recoveries[f"recovered/{model}/{cut}"].ratio)
+
+    # ----- evaluation, benchmarks, analysis -----
+
+    def demo_tasks(self) -> list[str]:
+        """Files of the demo's own tasks, which are made from its text."""
+        evaluation = self.config.evaluation
+        tasks = [task for suite in evaluation.suites.values() for task in suite.tasks.values()]
+        if not evaluation.made_from:
+            return []
+        return sorted({t.file for t in tasks if t.file and t.task.startswith("demo_")})
+
+    def task_files(self, suite: str) -> list[str]:
+        tasks = self.config.evaluation.suites[suite].tasks.values()
+        return [task.file for task in tasks if task.file and not task.not_attempted]
+
+    def task_data(self, suite: str) -> Section:
+        """Of each task on the hub: repository, configuration, split and commit."""
+        tasks = self.config.evaluation.suites[suite].tasks.items()
+        return {
+            column: [*DATA_SETS[task.task], self.locked.get(("dataset", DATA_SETS[task.task][0]))]
+            for column, task in tasks
+            if task.file is None and not task.not_attempted
+        }
+
+    def cell(self, benchmark: str, measured: str) -> Measurement:
+        return self.cells[f"{self.paths.root}/measurements/{benchmark}/{measured}.json"]
+
+    def cell_shape(self, benchmark: str, measured: str) -> Section | None:
+        """Of a whole model: its shape is part of what is timed."""
+        models = self.config.models
+        subject = self.cell(benchmark, measured).subject
+        return models[subject].fla_config() if subject in models else None
+
+    def adapter(self, subject: str) -> str:
+        """The module that says all of a model's architecture."""
+        return type(self.config.models[subject.split("/")[1]]).__module__
+
+    def cell_adapter(self, benchmark: str, measured: str) -> str:
+        """The same of what a cell times: a model, or one layer of a family of kernels."""
+        subject, spec = self.cell(benchmark, measured).subject, self.config.benchmarks[benchmark]
+        if isinstance(spec, MixerBenchmark):
+            return RULES[spec.mixers[subject].architecture].layer.__module__
+        return self.adapter(f"models/{subject}")
+
+    def heads(self, subject: str) -> list[tuple[int, int]]:
+        """(layer, head) of every spectrum that a figure shows of a model."""
+        return sorted(
+            {
+                (figure.layer, figure.head)
+                for name, figure in self.config.figures.items()
+                if figure.kind == "spectrum" and subject in self._analysed(name)
+            }
+        )
+
+    def length(self, subject: str) -> int:
+        """The longest stretch of tokens that a figure shows of a model."""
+        return max(
+            figure.tokens
+            for name, figure in self.config.figures.items()
+            if isinstance(figure, RankFigure) and subject in self._analysed(name)
+        )
+
+    def _analysed(self, figure: str) -> set[str]:
+        return {self.paths.subject(variant) for variant in self.config.analyses(figure)}
+
+    # ----- tables and figures -----
+
+    def table_sources(self, table: str) -> list[str | None]:
+        """The results that a table is made of, in order, and None for what a partial run lacks."""
+        if isinstance(self.config.tables[table], QualityTable):
+            evaluations = self.config.evaluations(table)
+            return self._available([self.paths.evaluation(v, suite) for v, suite in evaluations])
+        return self._available(map(self.paths.measurement, self.config.timings(table)))
+
+    def figure_sources(self, figure: str) -> list[str | None]:
+        """The same of a figure."""
+        spec = self.config.figures[figure]
+        if isinstance(spec, QualityFigure):  # whose gaps are in the frames
+            return [self.paths.frame(table) for table in spec.tables]
+        if spec.kind == "filters":
+            return self._available([self.paths.base_model(spec.model)])
+        if spec.kind == "sweep":
+            cells = self.config.measurements(spec.benchmark)
+            return self._available(map(self.paths.measurement, cells))
+        return self._available(map(self.paths.analysis, self.config.analyses(figure)))
+
+    def results(self) -> list[str]:
+        """Of all tables."""
+        tables = self.config.tables
+        return sorted({source for table in tables for source in present(self.table_sources(table))})
+
+    def drawable(self) -> list[str]:
+        """Figures that can be drawn: in a partial run, curves over tokens and spectra of the
+        models that are there, and others if all their sources are."""
+        return [
+            name
+            for name, figure in self.config.figures.items()
+            if (any if isinstance(figure, RankFigure) else all)(self.figure_sources(name))
+        ]
+
+    def figures(self) -> dict[str, Figure]:
+        """Figures that are shown: in a partial run, those that can be drawn, or were."""
+        if self.config.partial is None:
+            return self.config.figures
+        drawable = self.drawable()
+        return {
+            name: figure
+            for name, figure in self.config.figures.items()
+            if name in drawable
+            or all(Path(self.paths.figure(name, ending)).is_file() for ending in ("pdf", "svg"))
+        }
+
+    def shown(self) -> Config:
+        """The configuration of what is shown."""
+        return self.config.model_copy(update={"figures": self.figures()})
+
+    def _available(self, paths: Iterable[str]) -> list[str | None]:
+        partial = self.config.partial is not None
+        return [None if partial and not _exists(path) else path for path in paths]
+
+
+def present(paths: Iterable[str | None]) -> list[str]:
+    return [path for path in paths if path is not None]
+
+
+def without_labels(settings: Any, *, keys: tuple[str, ...] = ("label", "caption")) -> Any:
+    """Settings with empty labels and captions, for what does not show them."""
+    if isinstance(settings, dict):
+        return {
+            key: "" if key in keys and isinstance(value, str) else without_labels(value, keys=keys)
+            for key, value in settings.items()
+        }
+    if isinstance(settings, list):
+        return [without_labels(value, keys=keys) for value in settings]
+    return settings
+
+
+def _changed(section: Any, *left_out: str) -> Section:
+    """A section without values that are the default: see `reproduction.running.code.DEFAULTS`."""
+    return dict(section.model_dump(mode="json", exclude_defaults=True, exclude={*left_out}))
+
+
+def _exists(path: str) -> bool:
+    """A file, or the folder of a model with its weights: loss curves may be all that is left."""
+    return Path(path).is_file() or any(Path(path).glob("*.safetensors"))
+
+
+def any_of(names: Iterable[object]) -> str:
+    """A pattern for these names; without any, one that matches nothing."""
+    return "|".join(re.escape(str(name)) for name in names) or r"(?!)"

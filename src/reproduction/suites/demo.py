@@ -1,0 +1,136 @@
+"""The demo's tasks, made from its held-out text, each in the form of a real task."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from statecut.data.packing import PackedTokens
+from statecut.data.tokenizer import Tokenizer, load_tokenizer
+from statecut.errors import InputError
+from statecut.files import atomic_write, canonical_json
+
+CONTEXT = 50  # words: these and a sentence fit into the demo's window of 128 tokens
+SENTENCE = range(12, 40)  # words of a sentence that is used
+CHOICES = 4
+PAIRS = 4
+QUESTIONS = 200  # of a task: errors of some 0.03, and a second or two a model
+
+_SENTENCE_END = re.compile(r"(?<=[.!?]) (?=[A-Z])")
+
+
+def make_demo_tasks(
+    tokens: Path | str,
+    tokenizer: Path | str,
+    out: Path | str,
+    *,
+    slice_name: str = "held_out",
+    seed: int = 0,
+    force: bool = False,
+) -> None:
+    """Write the folder `out`: one .jsonl per task, from one slice of a packed folder."""
+    packed = PackedTokens(tokens, slice_name=slice_name)
+    words = load_tokenizer(tokenizer)
+    if words.digest != packed.manifest.tokenizer_digest:
+        raise InputError(f"{tokens} was packed with another tokenizer than {tokenizer}")
+    pages = list(_pages(packed, words))
+    draw = random.Random(seed)
+    tasks = {
+        "demo_prose": [{"page": page} for page in pages],
+        "demo_last_word": _some(list(_last_words(pages, draw)), draw),
+        "demo_choice": _some(list(_choices(pages, draw)), draw),
+        "demo_recall": list(_recall(pages, draw)),
+    }
+    with atomic_write(out, force=force, folder=True) as aside:
+        for name, documents in tasks.items():
+            if not documents:
+                raise InputError(f"{tokens}: its slice {slice_name} is too small for {name}")
+            lines = [canonical_json(document) + "\n" for document in documents]
+            (aside / f"{name}.jsonl").write_text("".join(lines))
+
+
+def _some(documents: list[dict[str, Any]], draw: random.Random) -> list[dict[str, Any]]:
+    """QUESTIONS of them, or all if they are fewer. Drawn with random(), which is the same in every
+    version of Python."""
+    return sorted(documents, key=lambda _: draw.random())[:QUESTIONS]
+
+
+def _pages(packed: PackedTokens, words: Tokenizer) -> Iterator[str]:
+    """The documents of a slice as text; the last is cut off where the slice ends."""
+    stream = packed[0 : len(packed)].ravel()
+    ends = np.flatnonzero(stream == words.eos)
+    for start, end in zip([0, *(ends + 1)], [*ends, len(stream)], strict=True):
+        text = words.backend.decode(list(stream[start:end]))
+        if len(text.split()) >= 8:
+            yield text
+
+
+def _sentences(pages: list[str]) -> Iterator[tuple[list[str], list[str]]]:
+    """Each sentence of a paragraph as words, and the words before it."""
+    for page in pages:
+        for paragraph in page.split("\n\n"):
+            before: list[str] = []
+            for sentence in _SENTENCE_END.split(paragraph):
+                yield before, sentence.split()
+                before = before + sentence.split()
+
+
+def _last_words(pages: list[str], draw: random.Random) -> Iterator[dict[str, Any]]:
+    """A sentence up to a word of its second half; small models do not know the rare words that
+    sentences end with."""
+    for before, sentence in _sentences(pages):
+        half = len(sentence) // 2
+        last = half + int(draw.random() * half)
+        if len(sentence) in SENTENCE and sentence[last].isalpha():
+            yield {"text": " ".join([*before, *sentence[: last + 1]][-CONTEXT:])}
+
+
+def _choices(pages: list[str], draw: random.Random) -> Iterator[dict[str, Any]]:
+    """The second half of a sentence, and the same with two pairs of its words exchanged: the first
+    pair, the second, or both. So no choice is nearer to the others, and a model that ignores the
+    order of words is right once in four times."""
+    for before, sentence in _sentences(pages):
+        if len(sentence) in SENTENCE:
+            half = len(sentence) // 2
+            words = sentence[half:]
+            places = sorted(range(len(words)), key=lambda _: draw.random())
+            first, second = places[:2], places[2:4]
+            wrong = [_exchanged(words, *first), _exchanged(words, *second)]
+            wrong.append(_exchanged(wrong[0], *second))
+            choices = [" ".join(choice) for choice in wrong]
+            gold = int(draw.random() * CHOICES)
+            choices.insert(gold, " ".join(words))
+            if len(set(choices)) == CHOICES:
+                query = " ".join([*before, *sentence[:half]][-CONTEXT:])
+                yield {"query": query, "choices": choices, "gold": gold}
+
+
+def _exchanged(words: list[str], first: int, second: int) -> list[str]:
+    changed = list(words)
+    changed[first], changed[second] = words[second], words[first]
+    return changed
+
+
+def _recall(pages: list[str], draw: random.Random) -> Iterator[dict[str, Any]]:
+    """Pairs of words, then the first word of a pair again: the answer is its second."""
+    known = sorted({word for page in pages for word in re.findall(r"\b[a-z]{4,8}\b", page)})
+    if len(known) < 2 * PAIRS:
+        return
+    for _ in range(QUESTIONS):
+        drawn: list[str] = []
+        while len(drawn) < 2 * PAIRS:
+            word = known[int(draw.random() * len(known))]
+            if word not in drawn:
+                drawn.append(word)
+        pairs = [(drawn[i], drawn[i + PAIRS]) for i in range(PAIRS)]
+        key, value = pairs[int(draw.random() * PAIRS)]
+        yield {
+            "context": " ".join(f"The {first} is {second}." for first, second in pairs),
+            "question": f"The {key} is",
+            "answers": [value],
+        }

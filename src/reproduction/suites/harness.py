@@ -1,0 +1,157 @@
+"""Tasks of lm-eval: their files, what they ask about documents, and how they score answers."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import datasets
+import lm_eval
+from lm_eval.api.instance import Instance
+from lm_eval.api.task import ConfigurableTask
+from lm_eval.tasks._yaml_loader import load_yaml
+
+from reproduction.suites.data import Document
+from reproduction.suites.lm_eval_fixes import speed_up_tasks
+from statecut.errors import InputError, nearest
+from statecut.evaluation.language_model import Encoder, LanguageModel
+from statecut.evaluation.statistics import kept_draws, standard_error
+from statecut.files import digest, sha256
+
+Record = dict[str, Any]
+
+OURS = Path(__file__).parent / "tasks"
+# Only the files we need: to index all that lm-eval ships takes eleven seconds.
+SHIPPED = {
+    "wikitext": "wikitext/wikitext.yaml",
+    "lambada_openai": "lambada/lambada_openai.yaml",
+    "arc_easy": "arc/arc_easy.yaml",
+    "arc_challenge": "arc/arc_challenge.yaml",
+    "hellaswag": "hellaswag/hellaswag.yaml",
+    "piqa": "piqa/piqa.yaml",
+    "winogrande": "winogrande/default.yaml",
+}
+
+
+@dataclass(frozen=True)
+class Requests:
+    """What a task asks of a model, the same for every model."""
+
+    kind: str  # lm-eval's name of the method that answers them
+    documents: list[Document]  # as lm-eval scores them
+    arguments: list[list[Any]]  # for each document the arguments of its requests
+
+
+def task_file(name: str) -> dict[str, Any]:
+    """A task file as lm-eval reads it, ours or one that lm-eval ships."""
+    loaded: dict[str, Any] = load_yaml(_path(name))
+    return loaded
+
+
+def task_digest(name: str) -> str:
+    """The digest of a task file, and of what it includes and calls of lm-eval."""
+    path = _path(name)
+    if name in SHIPPED:
+        files = [file for file in path.parent.iterdir() if file.suffix in (".yaml", ".py")]
+    else:
+        files = [path, *OURS.glob("_*.yaml")]
+    return digest({file.name: sha256(file) for file in files})
+
+
+def _path(name: str) -> Path:
+    shipped = Path(lm_eval.__file__).parent / "tasks"
+    path = shipped / SHIPPED[name] if name in SHIPPED else OURS / f"{name}.yaml"
+    if not path.is_file():
+        known = [*SHIPPED, *(file.stem for file in OURS.glob("[!_]*.yaml"))]
+        raise InputError(f"task {name!r}: there is no such task{nearest(name, known)}")
+    return path
+
+
+def make_task(name: str, documents: list[Document], *, processed: bool = False) -> ConfigurableTask:
+    """lm-eval's task on these documents, whatever split they came from."""
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)  # it warns of options that are not ours
+    datasets.disable_progress_bars()
+    speed_up_tasks()
+    config = task_file(name)
+    rows = datasets.Dataset.from_list(documents)
+    # lm-eval would process them again each time it reads the documents.
+    process = config.pop("process_docs", None)
+    if process and not processed:
+        rows = process(rows)
+    return ConfigurableTask(
+        config={
+            **{key: value for key, value in config.items() if key not in ("tag", "group")},
+            "custom_dataset": partial(_test_split, rows),
+            "training_split": None,
+            "validation_split": None,
+            "test_split": "test",
+            "num_fewshot": 0,
+        }
+    )
+
+
+def _test_split(rows: datasets.Dataset, **_metadata: Any) -> dict[str, datasets.Dataset]:
+    return {"test": rows}
+
+
+def make_requests(name: str, documents: list[Document], encoder: Encoder | None = None) -> Requests:
+    """What lm-eval's task asks about these documents, in tokens if there is an encoder."""
+    task = make_task(name, documents)
+    task.build_all_requests()
+    instances = task.instances
+    kind = instances[0].request_type
+    encoded = getattr(encoder, kind)(instances) if encoder else [each.args for each in instances]
+    processed = list(task.eval_docs)
+    arguments: list[list[Any]] = [[] for _ in processed]
+    for instance, values in zip(instances, encoded, strict=True):
+        arguments[instance.doc_id].append(values)
+    return Requests(kind, processed, arguments)
+
+
+def measure(lm: LanguageModel, name: str, requests: Requests) -> Record:
+    """Every metric of a task: its value, its standard error, and its value on draws of documents.
+
+    The values are those of lm-eval's evaluator, which does more with each document than these
+    tasks need. A model with a logit that is not finite has NaN for all of them.
+    """
+    task = make_task(name, requests.documents[:1], processed=True)  # all documents have one form
+    lm.non_finite = False
+    pairs = list(zip(requests.documents, requests.arguments, strict=True))
+    instances = [
+        Instance(requests.kind, document, tuple(values), index, (name, number, 1))
+        for number, (document, arguments) in enumerate(pairs)
+        for index, values in enumerate(arguments)
+    ]
+    answers = iter(getattr(lm, requests.kind)(instances))
+    samples = [
+        task.process_results(document, [next(answers) for _ in arguments])
+        for document, arguments in pairs
+    ]
+    return {
+        "task": name,
+        "version": task.VERSION,
+        "sha256": task_digest(name),
+        "shots": task.config.num_fewshot,
+        "documents": len(samples),
+        "metrics": {
+            metric: {"value": math.nan, "stderr": None, "draws": None}
+            if lm.non_finite
+            else _summary(
+                metric, task.aggregation()[metric], [sample[metric] for sample in samples]
+            )
+            for metric in samples[0]
+        },
+    }
+
+
+def _summary(metric: str, aggregate: Callable[[list[Any]], Any], items: list[Any]) -> Record:
+    return {
+        "value": float(aggregate(items)),
+        "stderr": standard_error(metric, items),
+        "draws": kept_draws(metric, items),
+    }
