@@ -11,11 +11,11 @@ help:  ## what there is
 
 setup: .venv/installed  ## make .venv and install everything the demo and the tests need
 
-.venv/installed: envs/constraints.txt pyproject.toml
+.venv/installed: envs/constraints.txt pyproject.toml src/reproduction/pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' \
 	  || { echo "Statecut needs Python 3.11; say where it is: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)"; exit 1; }
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check -c envs/constraints.txt -e '.[workflow,dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c envs/constraints.txt -e '.[recovery,dev]' -e src/reproduction
 	@touch $@
 
 # The server beside it saves every job the imports; without it the same jobs take longer.
@@ -53,10 +53,11 @@ $(LLAMA)/built: envs/llama.txt .venv/installed
 CALLS := $(addprefix --disable-error-code=,arg-type union-attr no-untyped-def assignment operator index \
 	override return-value call-overload var-annotated method-assign import-untyped)
 
-lint: setup  ## ruff, mypy, snakefmt
+lint: setup  ## ruff, mypy, import-linter, snakefmt
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
 	MYPYPATH=src:benchmarks $(BIN)/mypy $(CALLS) benchmarks/*.py
 	$(BIN)/snakefmt --check workflow
 

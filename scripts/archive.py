@@ -1,6 +1,6 @@
 from reproduction.running.job import job
 
 with job(snakemake) as run:
-    from reproduction.running.archive import write_archive
+    from reproduction.reporting.archive import write_archive
 
     write_archive(run, snakemake.output.archive)

@@ -116,7 +116,7 @@ def test_download_fetches_what_the_configuration_needs(
 
     monkeypatch.setattr("reproduction.hub.check.fetch", fetch)
     assert main(["download", PAPER]) == 2
-    assert fetched == hub_sources(load_config(PAPER))
+    assert fetched == [*hub_sources(load_config(PAPER))]
     said = capsys.readouterr()
     items = [line.split("  ")[0] for line in said.out.splitlines()[1:]]
     assert {"tokenizer llama", "model delta_net_1.3B", "corpus fineweb_edu"} < set(items)

@@ -23,7 +23,7 @@ import yaml
 
 from reproduction.cli import main
 from reproduction.config import load_config
-from reproduction.running.archive import write_archive
+from reproduction.reporting.archive import write_archive
 from statecut.data.documentation import word_runs
 from statecut.data.packing import PackedTokens
 from statecut.data.sources import read

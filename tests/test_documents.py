@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from statecut.cli import parser
+from reproduction import cli as reproduction
+from statecut import cli as statecut
 from statecut.models.architectures.base import Architecture
 from statecut.pruning.methods import METHODS
 
@@ -47,10 +48,12 @@ def test_files_commands_and_options_exist(document):
         assert (ROOT / path).exists(), path
     targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
     assert {*re.findall(r"(?m)(?:^    |`)make ([a-z-]+)", text)} <= {*targets}
-    (commands,) = parser()._subparsers._group_actions
-    for name, arguments in re.findall(r"(?m)(?:^    |`)statecut ([a-z]+)([^`#\n]*)", text):
-        options = commands.choices[name]._option_string_actions
-        assert {*re.findall(r"--[a-z-]+", arguments)} <= {*options}
+    for program in (statecut, reproduction):
+        (commands,) = program.parser()._subparsers._group_actions
+        called = program.__name__.partition(".")[0]
+        for name, arguments in re.findall(rf"(?m)(?:^    |`){called} ([a-z]+)([^`#\n]*)", text):
+            options = commands.choices[name]._option_string_actions
+            assert {*re.findall(r"--[a-z-]+", arguments)} <= {*options}
 
 
 def test_methods_of_the_readme_exist():

@@ -2,7 +2,7 @@
 
 import torch
 
-from reproduction.running.archive import archived_content
+from reproduction.reporting.archive import archived_content
 from statecut.pruning.selection import Selection
 
 

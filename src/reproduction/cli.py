@@ -23,7 +23,7 @@ def parser() -> argparse.ArgumentParser:
         prog="reproduction",
         description="Check, price, feed and judge runs of the paper's workflow.",
     )
-    top.set_defaults(workflow=True)
+    top.set_defaults(install="run `make setup` in the checkout")
     top.add_argument("--version", action="version", version=f"statecut {__version__}")
     commands = top.add_subparsers(title="commands", required=True, metavar="COMMAND")
     for add in (_check, _plan, _compare, _download):

@@ -37,14 +37,9 @@ def run(top: argparse.ArgumentParser, arguments: list[str] | None) -> int:
         print(f"{top.prog}: {error}", file=sys.stderr)
         return 2
     except ModuleNotFoundError as error:
-        if not options.workflow or str(error.name).startswith(("statecut", "reproduction")):
+        if not options.install or str(error.name).startswith(("statecut", "reproduction")):
             raise
-        print(
-            f"{top.prog}: {error.name} is not installed, and this needs the packages of the "
-            "workflow: in a checkout of Statecut, `make setup` or "
-            "`pip install -c envs/constraints.txt -e '.[workflow]'`",
-            file=sys.stderr,
-        )
+        print(f"{top.prog}: {error.name} is not installed: {options.install}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(f"{top.prog}: interrupted", file=sys.stderr)
@@ -68,7 +63,7 @@ def parser() -> argparse.ArgumentParser:
         prog="statecut",
         description="Prune key, query and value channels of linear-attention language models.",
     )
-    top.set_defaults(workflow=False)  # whether the command needs the packages of the workflow
+    top.set_defaults(install="")  # how to get the packages that only some commands need
     top.add_argument("--version", action="version", version=f"statecut {__version__}")
     commands = top.add_subparsers(title="commands", required=True, metavar="COMMAND")
     for add in (_prune, _inspect, _recover, _preflight, _download, _pack):
@@ -91,7 +86,7 @@ def _prune(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     )
     command.add_argument("model", metavar="MODEL", help="a model folder, or a downloaded hub name")
     command.add_argument("out", metavar="OUT", type=Path, help="folder to write")
-    command.add_argument("--method", default="drrqr", help="see below; %(default)s")
+    command.add_argument("--method", default="drrqr", help="see below (default: %(default)s)")
     command.add_argument(
         "--ratio", type=float, help="share of key channels to remove, in (0, 1); values stay"
     )
@@ -99,8 +94,8 @@ def _prune(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
                          help="share of the recurrent state that may stay, in (0, 1): a few splits "
                          "of it between keys and values are cut, refitted and compared on text "
                          "held out, and the best is written")  # fmt: skip
-    command.add_argument("--keys", type=int, metavar="N", help="key channels a head to keep")
-    command.add_argument("--values", type=int, metavar="N", help="value channels a head to keep")
+    command.add_argument("--keys", type=int, metavar="N", help="key channels per head to keep")
+    command.add_argument("--values", type=int, metavar="N", help="value channels per head to keep")
     command.add_argument("--target", choices=["kq", "k", "q"],
                          help="judge key channels by keys and queries, or by one of them; the "
                          "method's own choice if not given, mostly kq")  # fmt: skip
@@ -108,7 +103,7 @@ def _prune(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
                          "a data set's folder; if not given, the prose of the installed "
                          "Python packages")  # fmt: skip
     command.add_argument("--seed", type=int, default=0, help="of the order of the text, the "
-                         "sample of rows and what rand draws; %(default)s")  # fmt: skip
+                         "sample of rows and what rand draws (default: %(default)s)")  # fmt: skip
     command.add_argument("--round-to", type=int, metavar="N",
                          help="with --ratio, keep a multiple of N channels, rounding up; 16 is "
                          "fast. With --state, compare multiples of N alone (of 16, or of less "
@@ -118,15 +113,20 @@ def _prune(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
                          "--ratio rounding up, and say how to start it: "
                          f"{', '.join(ENGINES)}")  # fmt: skip
     command.add_argument(
-        "--sequences", type=int, default=128, help="calibration sequences; %(default)s"
+        "--sequences", type=int, default=128, help="calibration sequences (default: %(default)s)"
     )
     command.add_argument(
-        "--length", type=int, default=2048, help="tokens in a sequence; %(default)s"
+        "--length", type=int, default=2048, help="tokens in a sequence (default: %(default)s)"
     )
     command.add_argument(
-        "--rows", type=int, default=5000, help="tokens in the sample of drrqr, qrcp; %(default)s"
+        "--rows",
+        type=int,
+        default=5000,
+        help="tokens in the sample of drrqr, qrcp (default: %(default)s)",
     )
-    command.add_argument("--batch", type=int, default=8, help="sequences in a batch; %(default)s")
+    command.add_argument(
+        "--batch", type=int, default=8, help="sequences in a batch (default: %(default)s)"
+    )
     command.add_argument("--refit", action=argparse.BooleanOptionalAction,
                          help="fit what is linear behind each delta rule again, in closed form, on "
                          "the same text; every method then needs text; --state needs it, else "
@@ -134,7 +134,7 @@ def _prune(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     command.add_argument("--eps", choices=get_args(Eps), default="matched",
                          help="of the output norms: matched makes the cut model compute what the "
                          "unpruned one does with the cut channels set to zero; kept leaves it, as "
-                         "the paper's code does; %(default)s")  # fmt: skip
+                         "the paper's code does (default: %(default)s)")  # fmt: skip
     command.add_argument("--dtype", choices=["bfloat16", "float32", "float16"],
                          help="of the weights that are written; the model's own if not given, but "
                          "bfloat16 for a float32 DeltaNet, whose kernel refuses it")  # fmt: skip
@@ -145,7 +145,7 @@ def _prune(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         command.add_argument(option.flag, type=type(option.default), choices=option.choices or None,
                              dest=f"option.{option.name}", default=argparse.SUPPRESS,
                              metavar=None if option.choices else option.name.upper(),
-                             help=f"of {takers}: {option.help}; {option.default}")  # fmt: skip
+                             help=f"of {takers}: {option.help} (default: {option.default})")  # fmt: skip
 
     def run(options: argparse.Namespace) -> None:
         import torch
@@ -221,14 +221,22 @@ def _recover(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
                          "in OUT.checkpoints until it is written")  # fmt: skip
     command.add_argument("--text", type=Path, help="to train on: .jsonl, .txt (.xz .gz .zst), a "
                          "data set's folder; by default the packages' own prose")  # fmt: skip
-    command.add_argument("--steps", type=int, default=2000, help="of training; %(default)s")
-    command.add_argument("--batch", type=int, default=16, help="sequences in a step; %(default)s")
+    command.add_argument(
+        "--steps", type=int, default=2000, help="of training (default: %(default)s)"
+    )
+    command.add_argument(
+        "--batch", type=int, default=16, help="sequences in a step (default: %(default)s)"
+    )
     command.add_argument("--parts", type=int, default=2, help="take a step's sequences in so many "
-                         "parts: more need less memory; %(default)s")  # fmt: skip
-    command.add_argument("--length", type=int, default=2048, help="tokens in each; %(default)s")
+                         "parts: more need less memory (default: %(default)s)")  # fmt: skip
+    command.add_argument(
+        "--length", type=int, default=2048, help="tokens in each (default: %(default)s)"
+    )
     command.add_argument("--epochs", type=int, default=1, help="passes over the text: more need "
-                         "less of it; %(default)s")  # fmt: skip
-    command.add_argument("--learning-rate", type=float, default=1e-4, help="peak; %(default)s")
+                         "less of it (default: %(default)s)")  # fmt: skip
+    command.add_argument(
+        "--learning-rate", type=float, default=1e-4, help="peak (default: %(default)s)"
+    )
     command.add_argument("--seed", type=int, default=42, help="of adapters and the text's order; "
                          "%(default)s")  # fmt: skip
     command.add_argument("--device", help="cuda or cpu; the GPU if there is one")
@@ -254,7 +262,8 @@ def _recover(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         )
         print(*lines, sep="\n")
 
-    command.set_defaults(run=run, workflow=True)
+    install = "`pip install -c envs/constraints.txt '.[recovery]'` in a checkout"
+    command.set_defaults(run=run, install=install)
 
 
 def _device(name: str | None) -> str:
@@ -288,7 +297,7 @@ def _preflight(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     command.add_argument("--json", type=Path, metavar="DIR",
                          help="write SHAPE.json for each there")  # fmt: skip
     command.add_argument("--limit", type=float, default=900.0, metavar="S",
-                         help="seconds for one shape (%(default)g)")  # fmt: skip
+                         help="seconds for one shape (default: %(default)g)")  # fmt: skip
     command.add_argument("--jobs", type=int, default=1, metavar="N",
                          help="shapes at a time: most of the work is compiling")  # fmt: skip
 

@@ -1,0 +1,46 @@
+"""What arguments may be: the words and checks that commands, functions and configurations share."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from fractions import Fraction
+from typing import Literal
+
+from statecut.errors import InputError
+
+Target = Literal["kq", "k", "q"]
+"""Whose activations choose the channels; queries and keys always lose the same ones."""
+Eps = Literal["matched", "kept"]
+"""What a cut does to the eps of the output norm: `statecut.pruning.slicing`."""
+
+LARGEST_SEED = 2**63 - 1
+"""torch and the frame of results take no larger one."""
+
+
+def check_seed(seed: int) -> None:
+    if not 0 <= seed <= LARGEST_SEED:
+        raise InputError(f"--seed {seed}: must lie between 0 and {LARGEST_SEED}")
+
+
+def check_counts(**options: int | None) -> None:
+    """Of options that count something, by name; None is one that is not given."""
+    for name, value in options.items():
+        if value is not None and value < 1:
+            raise InputError(f"--{name.replace('_', '-')} {value}: must be 1 or more")
+
+
+def width(d_k: int, ratio: float | str | Decimal | Fraction) -> int:
+    """Channels left of `d_k` after cutting `ratio`: floor(d_k (1 - ratio)), in exact arithmetic.
+
+    The ratio is what its decimal text says: in floating point 10 * (1 - 0.9) is below 1.
+    """
+    try:
+        exact = Fraction(str(ratio))
+    except ValueError:  # nan or an infinity
+        exact = None
+    if exact is None or not 0 <= exact < 1:
+        raise InputError(f"ratio {ratio}: must lie in (0, 1), or be 0 for a model left whole")
+    left = int(d_k * (1 - exact))
+    if left < 1:
+        raise InputError(f"ratio {ratio} leaves no channel of {d_k}; choose a smaller one")
+    return left

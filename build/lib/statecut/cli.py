@@ -1,0 +1,401 @@
+"""The command line. Each command imports what it needs when it runs, so that --help is quick."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import get_args
+
+from statecut import REFIT, __version__, logs
+from statecut.arguments import Eps
+from statecut.errors import InputError
+from statecut.hub.downloads import DOWNLOADS, model_folder
+from statecut.pruning.methods import METHODS
+from statecut.serving.engines import ENGINES
+
+logger = logging.getLogger(__name__)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    return run(parser(), arguments)
+
+
+def run(top: argparse.ArgumentParser, arguments: list[str] | None) -> int:
+    """What both commands do with a parser whose commands have set `run`."""
+    logs.start()
+    options = top.parse_args(arguments)
+    try:
+        with _sigterm_interrupts():
+            options.run(options)
+    except InputError as error:
+        print(f"{top.prog}: {error}", file=sys.stderr)
+        return 2
+    except ModuleNotFoundError as error:
+        if not options.install or str(error.name).startswith(("statecut", "reproduction")):
+            raise
+        print(f"{top.prog}: {error.name} is not installed: {options.install}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(f"{top.prog}: interrupted", file=sys.stderr)
+        return 130
+    return 0
+
+
+@contextmanager
+def _sigterm_interrupts() -> Iterator[None]:
+    """SIGTERM ends the block as Ctrl-C does, which removes temporary folders. Training has a
+    handler of its own, which saves a checkpoint."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(
+        prog="statecut",
+        description="Prune key, query and value channels of linear-attention language models.",
+    )
+    top.set_defaults(install="")  # how to get the packages that only some commands need
+    top.add_argument("--version", action="version", version=f"statecut {__version__}")
+    commands = top.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    for add in (_prune, _inspect, _recover, _preflight, _download, _pack):
+        add(commands)
+    return top
+
+
+def _prune(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    command = commands.add_parser(
+        "prune",
+        help="make a smaller model of one you have",
+        description="Calibrate a model, choose which key and query channels stay, or which value\n"
+        "channels, and write the smaller model, which AutoModelForCausalLM.from_pretrained\n"
+        "loads. Give one of --ratio, --state, or --keys and --values.",
+        epilog="methods (* needs text):\n"
+        + "".join(
+            f"  {m.name + '*' * ('text' in m.needs):17} {m.about}\n" for m in METHODS.values()
+        ),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    command.add_argument("model", metavar="MODEL", help="a model folder, or a downloaded hub name")
+    command.add_argument("out", metavar="OUT", type=Path, help="folder to write")
+    command.add_argument("--method", default="drrqr", help="see below; %(default)s")
+    command.add_argument(
+        "--ratio", type=float, help="share of key channels to remove, in (0, 1); values stay"
+    )
+    command.add_argument("--state", type=float, metavar="SHARE",
+                         help="share of the recurrent state that may stay, in (0, 1): a few splits "
+                         "of it between keys and values are cut, refitted and compared on text "
+                         "held out, and the best is written")  # fmt: skip
+    command.add_argument("--keys", type=int, metavar="N", help="key channels a head to keep")
+    command.add_argument("--values", type=int, metavar="N", help="value channels a head to keep")
+    command.add_argument("--target", choices=["kq", "k", "q"],
+                         help="judge key channels by keys and queries, or by one of them; the "
+                         "method's own choice if not given, mostly kq")  # fmt: skip
+    command.add_argument("--text", type=Path, help="calibration text: .jsonl, .txt (.xz .gz .zst), "
+                         "a data set's folder; if not given, the prose of the installed "
+                         "Python packages")  # fmt: skip
+    command.add_argument("--seed", type=int, default=0, help="of the order of the text, the "
+                         "sample of rows and what rand draws; %(default)s")  # fmt: skip
+    command.add_argument("--round-to", type=int, metavar="N",
+                         help="with --ratio, keep a multiple of N channels, rounding up; 16 is "
+                         "fast. With --state, compare multiples of N alone (of 16, or of less "
+                         "where those are too few)")  # fmt: skip
+    command.add_argument("--for", dest="engine", metavar="ENGINE",
+                         help="keep numbers of channels that this engine computes right, with "
+                         "--ratio rounding up, and say how to start it: "
+                         f"{', '.join(ENGINES)}")  # fmt: skip
+    command.add_argument(
+        "--sequences", type=int, default=128, help="calibration sequences; %(default)s"
+    )
+    command.add_argument(
+        "--length", type=int, default=2048, help="tokens in a sequence; %(default)s"
+    )
+    command.add_argument(
+        "--rows", type=int, default=5000, help="tokens in the sample of drrqr, qrcp; %(default)s"
+    )
+    command.add_argument("--batch", type=int, default=8, help="sequences in a batch; %(default)s")
+    command.add_argument("--refit", action=argparse.BooleanOptionalAction,
+                         help="fit what is linear behind each delta rule again, in closed form, on "
+                         "the same text; every method then needs text; --state needs it, else "
+                         f"{'--refit' if REFIT else '--no-refit'} by default")  # fmt: skip
+    command.add_argument("--eps", choices=get_args(Eps), default="matched",
+                         help="of the output norms: matched makes the cut model compute what the "
+                         "unpruned one does with the cut channels set to zero; kept leaves it, as "
+                         "the paper's code does; %(default)s")  # fmt: skip
+    command.add_argument("--dtype", choices=["bfloat16", "float32", "float16"],
+                         help="of the weights that are written; the model's own if not given, but "
+                         "bfloat16 for a float32 DeltaNet, whose kernel refuses it")  # fmt: skip
+    command.add_argument("--device", help="cuda or cpu; the GPU if there is one")
+    command.add_argument("--force", action="store_true", help="replace OUT if it exists")
+    for option in dict.fromkeys(option for m in METHODS.values() for option in m.takes):
+        takers = ", ".join(m.name for m in METHODS.values() if option in m.takes)
+        command.add_argument(option.flag, type=type(option.default), choices=option.choices or None,
+                             dest=f"option.{option.name}", default=argparse.SUPPRESS,
+                             metavar=None if option.choices else option.name.upper(),
+                             help=f"of {takers}: {option.help}; {option.default}")  # fmt: skip
+
+    def run(options: argparse.Namespace) -> None:
+        import torch
+
+        from statecut.pruning.prune import Request, prune
+
+        request = Request(
+            model=model_folder(options.model),
+            out=options.out,
+            method=options.method,
+            ratio=options.ratio,
+            state=options.state,
+            keys=options.keys,
+            values=options.values,
+            target=options.target,
+            text=options.text,
+            seed=options.seed,
+            options={key[7:]: v for key, v in vars(options).items() if key[:7] == "option."},
+            sequences=options.sequences,
+            length=options.length,
+            sample_rows=options.rows,
+            batch=options.batch,
+            round_to=options.round_to,
+            engine=options.engine,
+            refit=options.refit,
+            eps=options.eps,
+            dtype=options.dtype and getattr(torch, options.dtype),
+            device=_device(options.device),
+            force=options.force,
+        )
+        print(*prune(request), sep="\n")
+
+    command.set_defaults(run=run)
+
+
+def _inspect(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    command = commands.add_parser(
+        "inspect",
+        help="say what is in a model, and what pruning it would save",
+        description="Layers, heads and widths of a model, the state of a sequence and its share of "
+        "all cache, what is saved by which ratio, and which engines compute the result right. "
+        "Reads config.json and the headers of the weights' files.",
+    )
+    command.add_argument("model", metavar="MODEL", help="a model folder, or a downloaded hub name")
+    command.add_argument("--json", type=Path, metavar="FILE", help="write it there too")
+
+    def run(options: argparse.Namespace) -> None:
+        from statecut.files import check_writable, write_json
+        from statecut.serving.inspection import inspect
+
+        if options.json:
+            check_writable(options.json)
+        inspection = inspect(model_folder(options.model))
+        if options.json:
+            write_json(options.json, asdict(inspection))
+        print(*inspection.lines(), sep="\n")
+
+    command.set_defaults(run=run)
+
+
+def _recover(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    command = commands.add_parser(
+        "recover",
+        help="train a pruned model to make up for what it lost",
+        description="Train low-rank adapters and the convolutions of a pruned model on text and on "
+        "what the model it was cut from predicts, merge them, and write the model. The same "
+        "command goes on where it was killed. Defaults are the paper's.",
+    )
+    command.add_argument("model", metavar="MODEL", help="the pruned model, refitted or not: a "
+                         "folder, or a downloaded hub name")  # fmt: skip
+    command.add_argument("teacher", metavar="TEACHER", help="the model that it was cut from")
+    command.add_argument("out", metavar="OUT", type=Path, help="folder to write; checkpoints are "
+                         "in OUT.checkpoints until it is written")  # fmt: skip
+    command.add_argument("--text", type=Path, help="to train on: .jsonl, .txt (.xz .gz .zst), a "
+                         "data set's folder; by default the packages' own prose")  # fmt: skip
+    command.add_argument("--steps", type=int, default=2000, help="of training; %(default)s")
+    command.add_argument("--batch", type=int, default=16, help="sequences in a step; %(default)s")
+    command.add_argument("--parts", type=int, default=2, help="take a step's sequences in so many "
+                         "parts: more need less memory; %(default)s")  # fmt: skip
+    command.add_argument("--length", type=int, default=2048, help="tokens in each; %(default)s")
+    command.add_argument("--epochs", type=int, default=1, help="passes over the text: more need "
+                         "less of it; %(default)s")  # fmt: skip
+    command.add_argument("--learning-rate", type=float, default=1e-4, help="peak; %(default)s")
+    command.add_argument("--seed", type=int, default=42, help="of adapters and the text's order; "
+                         "%(default)s")  # fmt: skip
+    command.add_argument("--device", help="cuda or cpu; the GPU if there is one")
+    command.add_argument("--force", action="store_true", help="replace OUT if it exists")
+
+    def run(options: argparse.Namespace) -> None:
+        from statecut.recovery.command import recover_folder
+
+        lines = recover_folder(
+            model_folder(options.model),
+            model_folder(options.teacher),
+            options.out,
+            text=options.text,
+            steps=options.steps,
+            batch=options.batch,
+            parts=options.parts,
+            length=options.length,
+            epochs=options.epochs,
+            learning_rate=options.learning_rate,
+            seed=options.seed,
+            device=_device(options.device),
+            force=options.force,
+        )
+        print(*lines, sep="\n")
+
+    install = "`pip install -c envs/constraints.txt '.[recovery]'` in a checkout"
+    command.set_defaults(run=run, install=install)
+
+
+def _device(name: str | None) -> str:
+    """The device of that name; without one the GPU, or the CPU where there is none."""
+    import torch
+
+    name = name or ("cuda" if torch.cuda.is_available() else "cpu")
+    if name not in ("cpu", "cuda") or (name == "cuda" and not torch.cuda.is_available()):
+        devices = "cpu or cuda" if torch.cuda.is_available() else "cpu, there is no GPU"
+        raise InputError(f"--device {name}: give {devices}")
+    return name
+
+
+def _preflight(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    command = commands.add_parser(
+        "preflight",
+        help="check on this GPU which shapes can be trained",
+        description="Forward and backward of the delta rules against an fp32 recurrence, then "
+        "whole layers, each shape in a process of its own. Keys whose width does not train are "
+        "padded to the next that does; exits 1 if there is none.",
+    )
+    command.add_argument("--configfile", type=Path, help="check every shape that this run trains")
+    command.add_argument("--kernel", help="the delta rule, as delta_net; with --widths")
+    command.add_argument("--widths", metavar="N,N,...", help="key channels per head")
+    command.add_argument("--heads", type=int, metavar="N",
+                         help="heads of keys (as published models have)")  # fmt: skip
+    command.add_argument("--value-heads", type=int, metavar="N",
+                         help="heads of values (as many as of keys)")  # fmt: skip
+    command.add_argument("--value-width", type=int, metavar="N",
+                         help="value channels per head (as published models have)")  # fmt: skip
+    command.add_argument("--json", type=Path, metavar="DIR",
+                         help="write SHAPE.json for each there")  # fmt: skip
+    command.add_argument("--limit", type=float, default=900.0, metavar="S",
+                         help="seconds for one shape (%(default)g)")  # fmt: skip
+    command.add_argument("--jobs", type=int, default=1, metavar="N",
+                         help="shapes at a time: most of the work is compiling")  # fmt: skip
+
+    def run(options: argparse.Namespace) -> None:
+        import torch
+
+        from statecut.files import check_writable, write_json
+        from statecut.preflight import preflight
+
+        if options.jobs < 1 or not options.limit > 0:
+            raise InputError("--jobs must be 1 or more, and --limit more than 0")
+        shapes, settings = preflight.requested_shapes(
+            configfile=options.configfile,
+            kernel=options.kernel,
+            widths=options.widths,
+            heads=options.heads,
+            value_heads=options.value_heads,
+            value_width=options.value_width,
+        )
+        if options.json is not None:
+            for shape in shapes:
+                check_writable(options.json / f"{shape.name}.json")
+        gpu = torch.cuda.is_available()
+        print(torch.cuda.get_device_name() if gpu else "no GPU: checking plain PyTorch on a CPU")
+        print(preflight.TABLE_HEAD, flush=True)
+        verdicts = preflight.check_shapes(
+            shapes, settings, limit_s=options.limit, jobs=options.jobs
+        )
+        all_train = True
+        for verdict in verdicts:
+            print(preflight.table_row(verdict), flush=True)
+            if options.json is not None:
+                write_json(options.json / f"{verdict.shape.name}.json", asdict(verdict))
+            all_train &= verdict.trainable
+        if not all_train:
+            raise SystemExit(1)
+
+    command.set_defaults(run=run)
+
+
+def _download(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    command = commands.add_parser(
+        "download",
+        help="fetch a model from the hub",
+        description="Fetch a model and its tokenizer at a pinned commit, convert pickled weights, "
+        f"and write commit and hashes to {DOWNLOADS.lock}. Goes on where it was cut off.",
+    )
+    command.add_argument("model", nargs="+", metavar="OWNER/NAME", help="models to fetch")
+    command.add_argument("--update", action="store_true", help="take the newest commit of the "
+                         "branch, not the locked one")  # fmt: skip
+
+    def run(options: argparse.Namespace) -> None:
+        from reproduction.hub.check import download_and_check
+
+        report = download_and_check(
+            None, options.model, update=options.model if options.update else []
+        )
+        print(report.table())
+        report.raise_problems()
+
+    command.set_defaults(run=run)
+
+
+def _pack(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    command = commands.add_parser(
+        "pack",
+        help="turn text into a packed token file",
+        description="Tokenize text into sequences of one length: OUT/tokens.bin and its manifest.",
+    )
+    command.add_argument("text", type=Path, metavar="TEXT",
+                         help=".jsonl, .txt (.xz .gz .zst) or a data set folder")  # fmt: skip
+    command.add_argument("out", type=Path, metavar="OUT", help="folder to write")
+    command.add_argument("--tokenizer", type=Path, required=True, help="folder with tokenizer.json")
+    command.add_argument("--length", type=int, default=2048, help="tokens in a sequence")
+    command.add_argument(
+        "--sequences", type=int, help="how many; all that the text gives if absent"
+    )
+    command.add_argument("--field", default="text", help="the field of a record that is the text")
+    command.add_argument("--seed", type=int, default=0, help="of the order of documents")
+    command.add_argument(
+        "--workers", type=int, default=1, help="threads; any number gives the same"
+    )
+    command.add_argument("--force", action="store_true", help="replace OUT if it exists")
+
+    def run(options: argparse.Namespace) -> None:
+        from statecut.arguments import check_counts, check_seed
+        from statecut.data.packing import pack
+        from statecut.data.sources import describe, read
+        from statecut.data.tokenizer import load_tokenizer
+        from statecut.files import check_not_overwriting, check_output_path
+
+        check_counts(length=options.length, sequences=options.sequences, workers=options.workers)
+        check_seed(options.seed)
+        sources = [options.text, options.tokenizer]
+        check_not_overwriting(options.out, sources, kind="packed text", mark="manifest.json")
+        check_output_path(options.out, force=options.force, folder=True)
+        manifest = pack(
+            read(options.text, field=options.field, seed=options.seed),
+            load_tokenizer(options.tokenizer),
+            options.out,
+            sequence_length=options.length,
+            sequences=options.sequences,
+            source=describe(options.text),
+            seed=options.seed,
+            workers=options.workers,
+            force=options.force,
+        )
+        print(f"{options.out}: {manifest.sequences:,} sequences, {manifest.tokens:,} tokens")
+
+    command.set_defaults(run=run)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

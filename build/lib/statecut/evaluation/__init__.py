@@ -1,0 +1,1 @@
+"""Perplexity of a text, and lm-eval's model interface."""

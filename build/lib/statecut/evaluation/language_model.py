@@ -1,0 +1,285 @@
+"""A model folder as a language model of lm-eval.
+
+lm-eval's own HFLM computes the logits of every position, takes its window from the model's config,
+and leaves generation to transformers. The results here are the same: the same windows, the same
+truncation on the left, the same token before a text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from lm_eval import utils
+from lm_eval.api.instance import Instance
+from lm_eval.api.model import TemplateLM
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from statecut.data.progress import Progress
+from statecut.data.tokenizer import Tokenizer, check_vocabulary, load_tokenizer
+from statecut.errors import InputError
+from statecut.models import load
+from statecut.models.generation import generate
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+# Tokens of a batch whose size is not given. A CPU gains nothing beyond this; a GPU starts here
+# and halves them until they fit into its memory.
+TOKENS_AT_ONCE = {"cpu": 1 << 12, "cuda": 1 << 17}
+# Positions whose logits exist at once: 2,048 of a vocabulary of 32,000 are 250 MB.
+LOGITS_AT_ONCE = 1 << 11
+# Widths of batches are multiples of this. On a GPU fla tunes its norms again, for seconds, for
+# every count of some thousand tokens: batches should have few sizes. Its chunks have 64 tokens.
+GRAIN = {"cpu": 1, "cuda": 64}
+
+
+class Encoder(TemplateLM):
+    """Answers a request with the request's own arguments, in tokens instead of texts.
+
+    A `LanguageModel` takes either. Encoded once, requests can be used for every model.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        super().__init__()
+        self.tokenizer = tokenizer
+
+    @property
+    def eot_token_id(self) -> int:
+        return self.tokenizer.eos
+
+    @property
+    def prefix_token_id(self) -> int:
+        """The token before a text: bos, or eos where there is no bos."""
+        return self.tokenizer.eos if self.tokenizer.bos is None else self.tokenizer.bos
+
+    def tok_encode(
+        self, string: str | list[int], add_special_tokens: bool | None = None, **kwargs: Any
+    ) -> list[int]:
+        return self.tokenizer.encode(string).tolist() if isinstance(string, str) else string
+
+    def _encode_pair(self, context: Any, continuation: Any) -> tuple[list[int], list[int]]:
+        if isinstance(context, str):
+            context, continuation = super()._encode_pair(context, continuation)
+        return context, continuation
+
+    def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = True) -> list[Any]:
+        return super().loglikelihood(requests, disable_tqdm=disable_tqdm)
+
+    def _loglikelihood_tokens(
+        self, requests: list[tuple[Any, list[int], list[int]]], **kwargs: Any
+    ) -> list[Any]:
+        return [(context, continuation) for _, context, continuation in requests]
+
+    def loglikelihood_rolling(
+        self, requests: list[Instance], disable_tqdm: bool = True
+    ) -> list[Any]:
+        return [(self.tok_encode(request.args[0]),) for request in requests]
+
+    def generate_until(self, requests: list[Instance], disable_tqdm: bool = True) -> list[Any]:
+        return [(self.tok_encode(text), rest) for text, rest in (r.args for r in requests)]
+
+
+class LanguageModel(Encoder):
+    """A model folder, scored and continued at most `window` tokens at a time.
+
+    `batch` is the number of requests in a batch, by default as many as fit. `tokenizer` is the
+    folder's, if it is loaded already.
+    """
+
+    def __init__(
+        self,
+        folder: Path | str,
+        *,
+        window: int,
+        batch: int | None = None,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype | None = None,
+        tokenizer: Tokenizer | None = None,
+    ) -> None:
+        super().__init__(tokenizer or load_tokenizer(folder))
+        self._device = torch.device(device)
+        self.model = load(folder, dtype=dtype, device=self._device)
+        check_vocabulary(self.tokenizer, self.model.config.vocab_size)
+        self.window = window
+        self.batch = batch
+        self.tokens_at_once = TOKENS_AT_ONCE[self._device.type]
+        self.grain = GRAIN[self._device.type]
+        self.non_finite = False  # whether a logit was ever NaN or infinite
+
+    def loglikelihood_rolling(
+        self, requests: list[Instance], disable_tqdm: bool = True
+    ) -> list[float]:
+        """Windows of all documents are scored together, and summed by document."""
+        windows = []
+        for number, request in enumerate(requests):
+            for pair in utils.get_rolling_token_windows(
+                self.tok_encode(request.args[0]), self.prefix_token_id, self.window, context_len=1
+            ):
+                windows.append((number, *utils.make_disjoint_window(pair)))
+        sums = [0.0] * len(requests)
+        scored = self._loglikelihood_tokens([((), seen, text) for _, seen, text in windows])
+        for (number, _, _), (score, _) in zip(windows, scored, strict=True):
+            sums[number] += score
+        return sums
+
+    def _loglikelihood_tokens(
+        self, requests: list[tuple[Any, list[int], list[int]]], **kwargs: Any
+    ) -> list[tuple[float, bool]]:
+        """(key, context, continuation) to (log-likelihood, whether greedy decoding gives it)."""
+        for _, _, continuation in requests:
+            if not 0 < len(continuation) <= self.window:
+                raise InputError(
+                    f"a text of {len(continuation)} tokens cannot be scored in a window of "
+                    f"{self.window}: {self.tokenizer.backend.decode(continuation)[-80:]!r}"
+                )
+        rows = [
+            ((context + continuation)[-self.window - 1 :], len(continuation))
+            for _, context, continuation in requests
+        ]
+        return self._in_batches("scoring", rows, lambda row: len(row[0]) - 1, self._scores)
+
+    @torch.inference_mode()
+    def _scores(self, rows: Sequence[tuple[list[int], int]]) -> list[tuple[float, bool]]:
+        """Rows of tokens, of which the last n are scored."""
+        # Padding is on the right, where nothing that is scored can see it: any token will do.
+        width = self._width(max(len(ids) for ids, _ in rows) - 1)
+        inputs = torch.zeros(len(rows), width, dtype=torch.long)
+        for row, (ids, _) in enumerate(rows):
+            inputs[row, : len(ids) - 1] = torch.tensor(ids[:-1])
+        hidden = self.model.model(inputs.to(self._device), use_cache=False).last_hidden_state
+        counts = [n for _, n in rows]
+        wanted = torch.cat(
+            [hidden[row, len(ids) - 1 - n : len(ids) - 1] for row, (ids, n) in enumerate(rows)]
+        )  # (sum of n, hidden)
+        targets = torch.tensor([token for ids, n in rows for token in ids[-n:]])
+        scores, greedy = [], []
+        for states, truth in zip(
+            wanted.split(LOGITS_AT_ONCE),
+            targets.to(self._device).split(LOGITS_AT_ONCE),
+            strict=True,
+        ):
+            logits, best = self._logits(states)
+            scores.append(-cross_entropy(logits, truth, reduction="none"))
+            greedy.append(best == truth)
+        # Summed in float64: a document has thousands of tokens.
+        by_row = zip(
+            torch.cat(scores).double().cpu().split(counts),
+            torch.cat(greedy).cpu().split(counts),
+            strict=True,
+        )
+        return [(float(score.sum()), bool(hit.all())) for score, hit in by_row]
+
+    def generate_until(self, requests: list[Instance], disable_tqdm: bool = True) -> list[str]:
+        prompts = []
+        for request in requests:
+            text, settings = request.args
+            if settings.get("do_sample") or settings.get("temperature"):
+                raise InputError(f"{request.task_name}: asks for sampling; decoding is greedy here")
+            limit = settings["max_gen_toks"]
+            if limit >= self.window:
+                raise InputError(
+                    f"{request.task_name}: {limit} tokens to generate leave no room for a prompt "
+                    f"in a window of {self.window}"
+                )
+            ids = self.tok_encode(text)[limit - self.window :] or [self.prefix_token_id]
+            prompts.append((ids, tuple(settings["until"]), limit))
+        return self._in_batches(
+            "generating", prompts, lambda prompt: len(prompt[0]) + prompt[2], self._continued
+        )
+
+    @torch.inference_mode()
+    def _continued(self, prompts: Sequence[tuple[list[int], tuple[str, ...], int]]) -> list[str]:
+        """The prompts once, then one token at a time from the recurrent state."""
+        rows = [ids for ids, _, _ in prompts]
+        width = self._width(max(map(len, rows)))
+        if self.grain > 1 and (missing := -sum(map(len, rows)) % width):
+            # Kernels see what the mask leaves: one more row rounds the count of tokens up.
+            rows.append([self.prefix_token_id] * missing)
+        # Padded on the left, so that all end together; the mask keeps the padding out of the state.
+        inputs = torch.zeros(len(rows), width, dtype=torch.long)
+        mask = torch.zeros_like(inputs)
+        for row, ids in enumerate(rows):
+            inputs[row, width - len(ids) :] = torch.tensor(ids)
+            mask[row, width - len(ids) :] = 1
+        texts: list[str | None] = [None] * len(prompts)
+        written: list[list[int]] = [[] for _ in prompts]
+        for tokens in self._tokens(inputs, None if mask.all() else mask):
+            for row, (_, until, limit) in enumerate(prompts):
+                if texts[row] is None:
+                    written[row].append(tokens[row])
+                    texts[row] = self._finished(written[row], until, limit)
+            if all(text is not None for text in texts):
+                break
+        return [text for text in texts if text is not None]
+
+    def _tokens(self, ids: Tensor, mask: Tensor | None) -> Iterator[list[int]]:
+        """The tokens that follow rows of ids (B, T): the first of each, then the second, ..."""
+        mask = None if mask is None else mask.to(self._device)
+        out = self.model.model(ids.to(self._device), attention_mask=mask, use_cache=True)
+        best, state = self._logits(out.last_hidden_state[:, -1])[1], out.past_key_values
+        del out  # and with it the hidden states of all prompts
+        yield best.tolist()
+        for tokens, logits in generate(self.model, state, best[:, None], mask):
+            self._check_finite(logits)
+            yield tokens[:, 0].tolist()
+
+    def _width(self, longest: int) -> int:
+        return -(-longest // self.grain) * self.grain
+
+    def _logits(self, states: Tensor) -> tuple[Tensor, Tensor]:
+        """(B, hidden) to the logits (B, vocabulary) and the best token of each (B,)."""
+        logits = self.model.lm_head(states).float()
+        best = logits.max(-1)  # its index is argmax's, three times as fast on a CPU
+        self._check_finite(best.values)
+        return logits, best.indices
+
+    def _check_finite(self, best: Tensor) -> None:
+        # Maxima and comparisons of NaN give answers that look like chance. The maximum over a row
+        # with a NaN is NaN, so the maxima are enough.
+        self.non_finite |= not bool(best.isfinite().all())
+
+    def _finished(self, ids: list[int], until: tuple[str, ...], limit: int) -> str | None:
+        """The text without the string that ended it, or None if it goes on."""
+        ended = ids[-1] == self.tokenizer.eos
+        text = self.tokenizer.backend.decode(ids[:-1] if ended else ids, skip_special_tokens=False)
+        stops = [text.index(stop) for stop in until if stop in text]
+        return text[: min(stops, default=None)] if stops or ended or len(ids) == limit else None
+
+    def _in_batches(
+        self,
+        work: str,
+        items: Sequence[T],
+        length: Callable[[T], int],
+        compute: Callable[[Sequence[T]], list[R]],
+    ) -> list[R]:
+        """compute() of all items, in their order. The longest are computed first, so that items of
+        a batch have similar lengths, and too large a batch shows at once."""
+        order = sorted(range(len(items)), key=lambda i: -length(items[i]))
+        progress = Progress(work, tokens=sum(map(length, items)))
+        results: dict[int, R] = {}
+        while len(results) < len(items):
+            longest = length(items[order[len(results)]])
+            size = self.batch or max(1, self.tokens_at_once // self._width(longest))
+            chosen = order[len(results) : len(results) + size]
+            computed: list[R] | None = None
+            # Not in an `except` block: an error refers to its frames, and so keeps their memory.
+            with suppress(torch.OutOfMemoryError):
+                computed = compute([items[i] for i in chosen])
+            if computed is None:
+                if self.batch or len(chosen) == 1:
+                    raise InputError(
+                        f"{len(chosen)} requests of {longest} tokens do not fit into the memory "
+                        f"of {self._device}: ask for a smaller batch or window"
+                    )
+                self.tokens_at_once = len(chosen) * self._width(longest) // 2
+                torch.cuda.empty_cache()
+                continue
+            results.update(zip(chosen, computed, strict=True))
+            tokens = sum(length(items[i]) for i in chosen)
+            progress.add(documents=len(chosen), tokens=tokens)
+        return [results[i] for i in range(len(items))]

@@ -1,0 +1,60 @@
+"""Standard errors of metrics: how much they depend on the choice of documents."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+RESAMPLES = 1000
+KEPT = 200  # resampled values that a result has
+SEED = 0
+
+PERPLEXITIES = ("word_perplexity", "byte_perplexity", "bits_per_byte", "perplexity")
+
+
+def standard_error(metric: str, items: Sequence[Any]) -> float | None:
+    """That of a mean by its formula, that of a perplexity by bootstrap; None of a single document.
+
+    `items` are what lm-eval keeps per document: a score, a log-likelihood, or a pair of
+    log-likelihood and length.
+    """
+    if len(items) < 2:
+        return None
+    if metric not in PERPLEXITIES:
+        return float(np.std(items, ddof=1) / math.sqrt(len(items)))
+    return float(np.std(resampled(metric, items), ddof=1))
+
+
+def kept_draws(metric: str, items: Sequence[Any]) -> list[float] | None:
+    """The first resampled values, for comparisons with other models on the same documents."""
+    if len(items) < 2:
+        return None
+    return [float(f"{value:.7g}") for value in resampled(metric, items, KEPT)]
+
+
+def resampled(metric: str, items: Sequence[Any], resamples: int = RESAMPLES) -> NDArray[np.float64]:
+    """The metric on documents drawn with replacement; documents, because the words of one are not
+    independent.
+
+    Draws depend only on the number of documents. So two models have the same draws on the same
+    documents, and the spread of their difference over draws is its uncertainty, without what easy
+    and hard documents do to both.
+    """
+    pairs = np.array([i if np.size(i) == 2 else (i, 1) for i in items], dtype=np.float64)
+    total, length = (_times_drawn(len(items), resamples) @ pairs).T
+    if metric not in PERPLEXITIES:
+        return np.asarray(total / length)
+    nats = -total / length
+    return np.asarray(nats / math.log(2) if metric == "bits_per_byte" else np.exp(nats))
+
+
+@lru_cache(maxsize=2)  # those of one task: its metrics share them
+def _times_drawn(documents: int, resamples: int) -> NDArray[np.int64]:
+    """How often each document is drawn, (resamples, documents)."""
+    draw = np.random.default_rng(SEED)
+    return draw.multinomial(documents, [1 / documents] * documents, size=resamples)

@@ -1,0 +1,1 @@
+"""Models and data sets of the Hugging Face hub: downloaded at pinned commits, then used offline."""

@@ -1,0 +1,26 @@
+"""Progress on stderr: what the library logs, shown as plain messages."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+
+class _Stderr(logging.Handler):
+    """Looks sys.stderr up for each record: a process that is forked or tested replaces it."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        print(self.format(record), file=sys.stderr, flush=True)
+
+
+_HANDLER = _Stderr()
+
+
+def start() -> None:
+    """Show Statecut's records from INFO on, and warnings of all others. Safe to call twice.
+
+    The handler is on the root logger: a library that calls `logging.warning` would otherwise
+    configure the root itself, and every message would appear twice.
+    """
+    logging.getLogger().addHandler(_HANDLER)
+    logging.getLogger("statecut").setLevel(logging.INFO)

@@ -1,0 +1,68 @@
+"""The architectures that Statecut knows, a file for each or for a few kinds of one: an adapter says
+all that differs.
+
+Where its key channels are, how a config looks with fewer, where its rule is captured, which
+projection follows it, what recovery trains, what stands in on a CPU, what preflight and benchmarks
+build, and its section of the configuration. Everything else asks the adapter. Each `Architecture`
+that a file here defines is one of them.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pkgutil import iter_modules
+
+from statecut.errors import InputError, nearest
+from statecut.models.architectures.base import Architecture, Config, DeltaRule, text_config
+
+_names = [file.name for file in iter_modules(__path__) if file.name != "base"]
+_adapters = [import_module(f"{__name__}.{name}") for name in _names]
+ARCHITECTURES: dict[str, Architecture] = {
+    kind.model_type: kind
+    for adapter in _adapters
+    for kind in vars(adapter).values()
+    if isinstance(kind, Architecture)
+}
+RULES: dict[str, DeltaRule] = {
+    kind.rule.name: kind.rule for kind in ARCHITECTURES.values() if kind.rule
+}
+SECTIONS = tuple(adapter.SECTION for adapter in _adapters if hasattr(adapter, "SECTION"))
+"""Of the configuration. `statecut prune` needs none."""
+
+_ONE_WIDTH = (
+    "its config has one width for keys, values and the inner side of two gates; all of these would "
+    "have to be cut alike"
+)
+_BOUND = "the width of its keys is bound to that of its residual stream or its heads"
+REFUSED = {
+    "kimi_linear": _ONE_WIDTH,
+    "glm5_next": _ONE_WIDTH,
+    "rwkv7": _BOUND,
+    "minimax": _BOUND,
+}
+QUANTISED = ("quantization_config", "compression_config", "quantization")  # keys of a config
+
+
+def register() -> None:
+    """AutoModel knows all of them, once fla is imported."""
+    for kind in ARCHITECTURES.values():
+        kind.register()
+
+
+def architecture(config: Config) -> Architecture:
+    model_type = config.get("model_type")
+    if model_type in REFUSED:
+        raise InputError(f"model_type {model_type!r} cannot be pruned: {REFUSED[model_type]}")
+    if model_type not in ARCHITECTURES:
+        hint = nearest(str(model_type), ARCHITECTURES)
+        raise InputError(f"model_type {model_type!r} is none that Statecut knows{hint}")
+    for part in (config, text_config(config)):
+        for key in QUANTISED:
+            if part.get(key):
+                method = part[key].get("quant_method") or part[key].get("format") or "quantised"
+                raise InputError(
+                    f"config.json: {key} ({method}): quantised weights cannot be sliced, their "
+                    "scales belong to blocks of channels; prune the model in 16 or 32 bits and "
+                    "quantise the result"
+                )
+    return ARCHITECTURES[model_type]

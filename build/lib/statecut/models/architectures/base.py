@@ -1,0 +1,263 @@
+"""What an adapter says of its architecture, and the arithmetic that several of them share.
+
+A checkpoint is its config.json (a dict) and its tensors by name. Nothing here, and nothing that an
+adapter does when it is imported, needs torch or a model class.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from statecut.errors import InputError
+from statecut.models.shapes import Cache, Channels, Kernel, MixerShape, SoftmaxLayers
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor
+
+Config = dict[str, Any]
+DEFAULT_EPS = 1e-6
+"""Of norms, in all libraries, where a config says none."""
+
+
+def by_head(shape: MixerShape, channels: Channels) -> np.ndarray:
+    """(heads, width): the places of head 0, then those of head 1, and so on."""
+    import numpy as np
+
+    heads, width = shape.size(channels)
+    return np.arange(heads * width).reshape(heads, width)
+
+
+Role = Literal["projection", "filter", "bias"]
+
+
+@dataclass(frozen=True)
+class ChannelTensor:
+    """A tensor with an axis over channels; `layout` gives the place of each on it.
+
+    A tensor that holds several kinds of them (queries and keys, values and gates) is as many of
+    these, of one name and axis, which together have all places of the axis. One with several
+    entries for each channel has a layout (entries, heads, width).
+    """
+
+    name: str  # below the layer's mixer
+    role: Role
+    channels: Channels = "key"
+    axis: int = 0
+    layout: Callable[[MixerShape, Channels], np.ndarray] = by_head
+
+    def places(self, shape: MixerShape) -> np.ndarray:
+        """(entries, heads, width)."""
+        return self.layout(shape, self.channels).reshape(-1, *shape.size(self.channels))
+
+
+@dataclass(frozen=True)
+class DeltaRule:
+    """A family of kernels, and a layer that calls it."""
+
+    name: Kernel
+    chunked: str  # of fla.ops
+    layer: Callable[..., Any]
+    """One layer of these hidden_size, num_heads, width, head_v_dim, num_v_heads and use_gate."""
+    heads: int  # in published models, as is the width of their values
+    value_width: int
+    gated: bool = False  # takes g, the logarithm of a decay, too
+    grouped: bool = False  # a key head may serve several value heads
+
+
+@dataclass(frozen=True)
+class Call:
+    """Where the layers of a model look up their delta rule, and how they call it."""
+
+    module: str
+    functions: tuple[str, ...]
+    by_position: tuple[str, ...] = ()  # the names of arguments that come without one
+    repeated: bool = False  # q and k come once for each value head
+    options: Mapping[str, Any] = field(default_factory=dict)  # that change the kernels' code
+
+    def heads(self, shape: MixerShape) -> int:
+        """Of the q and k that the rule receives."""
+        return shape.value_heads if self.repeated else shape.heads
+
+
+def fla_softmax(config: Config, shape: MixerShape) -> tuple[SoftmaxLayers, ...]:
+    """Of a hybrid of flash-linear-attention, kind by kind."""
+    kinds = [kind for kind in softmax_kinds(config) if kind.get("layers")]
+    if any("num_heads" not in kind for kind in kinds):
+        raise InputError(f"config.json of a {config['model_type']} model: attn has no num_heads")
+    return tuple(
+        SoftmaxLayers(
+            layers=len(kind["layers"]),
+            heads=kind.get("num_kv_heads") or kind["num_heads"],
+            width=need(config, "hidden_size") // kind["num_heads"],
+            window=kind.get("window_size"),
+        )
+        for kind in kinds
+    )
+
+
+def fla_taps(config: Config) -> int:
+    return config.get("conv_size", 4) if config.get("use_short_conv", True) else 0
+
+
+StandIn = tuple[str, str, Callable[..., Any]]
+"""Module, name, and what stands there on a CPU."""
+
+
+@dataclass(frozen=True)
+class Architecture:
+    model_type: str
+    rule: DeltaRule | None  # that preflight and benchmarks examine
+    call: Call
+    shape: Callable[[Config], MixerShape]
+    resized: Callable[..., Config]
+    """(config, width, value_width=None): the config with another d_k, and another d_v if that is
+    given. Slicing is refused where `shape` does not read both back."""
+    stand_ins: Callable[[], list[StandIn]]
+    softmax: Callable[[Config, MixerShape], tuple[SoftmaxLayers, ...]] = fla_softmax
+    taps: Callable[[Config], int] = fla_taps  # of a convolution filter
+    options: tuple[str, ...] = ("use_gate",)  # keys of the config that pruning leaves alone
+    register: Callable[[], None] = lambda: None
+    """Makes AutoModel know it, where `import fla` is not enough."""
+    library: str = "fla.models"  # what a user imports for that
+    float32: bool = True  # whether its kernel takes it
+
+    # Files may hold more than the text model, which the model in memory is, and hold it otherwise.
+    text_model: str = "model."  # how the names begin that the model in memory begins with `model.`
+    beyond: tuple[str, ...] = ()  # how the names of all else begin: it is copied as it is
+    joined: Callable[[dict[str, Tensor]], dict[str, Tensor]] = lambda tensors: tensors
+    """Tensors as files have them to those of the model in memory, which may be several in one."""
+
+    mixer: str = "model.layers.{layer}.attn."
+    q_proj: ChannelTensor = ChannelTensor("q_proj.weight", "projection")
+    k_proj: ChannelTensor = ChannelTensor("k_proj.weight", "projection")
+    # Optional: a model may have no bias, or no convolution at all.
+    filters: tuple[ChannelTensor, ...] = (
+        ChannelTensor("q_conv1d.weight", "filter"),
+        ChannelTensor("k_conv1d.weight", "filter"),
+        ChannelTensor("q_conv1d.bias", "bias"),
+        ChannelTensor("k_conv1d.bias", "bias"),
+    )
+    v_proj: ChannelTensor = ChannelTensor("v_proj.weight", "projection", "value")
+    # Optional, too: filters, and what makes the gate.
+    value_tensors: tuple[ChannelTensor, ...] = (
+        ChannelTensor("v_conv1d.weight", "filter", "value"),
+        ChannelTensor("v_conv1d.bias", "bias", "value"),
+        ChannelTensor("g_proj.weight", "projection", "value"),
+    )
+    bottlenecks: tuple[tuple[str, str], ...] = ()
+    """Pairs of matrices, applied one after the other, that meet in d_v channels of no head."""
+    mend: str = ""  # what to do about files known to contradict their config
+    unused: tuple[str, ...] = ("D",)  # of the mixer: older versions saved it, none reads it
+    o_proj: str = "o_proj.weight"  # what follows the rule
+    layer_output: Callable[[Any], Any] = lambda hidden: (hidden, None, None, None)
+    """What a layer returns for these hidden states, without a cache."""
+    norm_eps: str = "o_norm.eps"  # of the norm between the two
+    eps_key: str | None = "norm_eps"
+    """What the config calls it, for all norms of the model; None where no config says it."""
+    # What recovery trains: with adapters, and as they are.
+    projections: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
+    convolutions: tuple[str, ...] = ("q_conv1d", "k_conv1d", "v_conv1d")
+
+    def cache(self, config: Config) -> Cache:
+        shape = self.shape(config)
+        return Cache(shape, self.taps(config), self.softmax(config, shape))
+
+    def name(self, layer: int, tensor: ChannelTensor | str) -> str:
+        """Of a tensor, or of one that is called this below the layer's mixer."""
+        below = tensor if isinstance(tensor, str) else tensor.name
+        return self.mixer.format(layer=layer) + below
+
+    @property
+    def norm(self) -> str:
+        """The weight of the norm in front of `o_proj`, (d_v): one for all heads."""
+        return self.norm_eps.rpartition(".")[0] + ".weight"
+
+    def eps(self, config: Config) -> float | None:
+        """Of the output norm, where the config says it."""
+        return text_config(config).get(self.eps_key, DEFAULT_EPS) if self.eps_key else None
+
+    def scaled_eps(self, config: Config, factor: float) -> Config:
+        """The config with that eps times a factor; as it is where no config says it."""
+        eps = self.eps(config)
+        if self.eps_key is None or eps is None:
+            return config
+        text = {**text_config(config), self.eps_key: eps * factor}
+        return {**config, "text_config": text} if "text_config" in config else text
+
+    def stored_name(self, name: str) -> str:
+        """What files call a tensor of this name in memory."""
+        if name.startswith("model.") and not name.startswith(self.beyond):
+            return self.text_model + name.removeprefix("model.")
+        return name
+
+    def channel_tensors(self, shape: MixerShape) -> dict[str, tuple[int, list[ChannelTensor]]]:
+        """By the names of tensors: the layer, counting those with a delta rule, and what of it
+        runs over channels."""
+        o_proj = ChannelTensor(self.o_proj, "projection", "value", axis=1)
+        keys = (self.q_proj, self.k_proj, *self.filters)
+        values = (self.v_proj, *self.value_tensors, o_proj)
+        tensors: dict[str, tuple[int, list[ChannelTensor]]] = {}
+        for index, layer in enumerate(shape.layers):
+            for tensor in (*keys, *values):
+                tensors.setdefault(self.name(layer, tensor), (index, []))[1].append(tensor)
+        return tensors
+
+
+def text_config(config: Config) -> Config:
+    """The part of a config that is the text model's: all of it, but in multimodal models."""
+    return config.get("text_config", config)
+
+
+def need(config: Config, key: str) -> Any:
+    if key not in config:
+        raise InputError(f"config.json of a {config['model_type']} model: {key!r} is missing")
+    return config[key]
+
+
+SIZES = ("hidden_size", "vocab_size", "num_hidden_layers", "num_heads", "num_v_heads", "head_dim",
+         "expand_k", "expand_v", "num_attention_heads", "num_key_value_heads",
+         "linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim",
+         "linear_value_head_dim")  # fmt: skip
+"""Keys of a config that are numbers above 0, or not set."""
+
+
+def check_sizes(config: Config) -> None:
+    for key in SIZES:
+        value = config.get(key)
+        if value is not None and not (isinstance(value, int | float) and value > 0):
+            raise InputError(
+                f"config.json: {key} is {value!r}, where a number is needed that is above 0"
+            )
+
+
+def softmax_kinds(config: Config) -> list[Config]:
+    """The `attn` of a config of flash-linear-attention: one kind of softmax layers, or a list."""
+    attention = config.get("attn") or []
+    return attention if isinstance(attention, list) else [attention]
+
+
+def mixer_layers(config: Config) -> tuple[int, ...]:
+    softmax = {layer for kind in softmax_kinds(config) for layer in kind.get("layers", ())}
+    return tuple(i for i in range(need(config, "num_hidden_layers")) if i not in softmax)
+
+
+def whole(value: float, what: str) -> int:
+    if isinstance(value, str):
+        raise InputError(f"config.json: {what} is {value!r}, where a number is needed")
+    if not math.isclose(value, round(value), rel_tol=1e-5) or round(value) < 1:
+        raise InputError(
+            f"{what} = {value:g}: the width of a head must be a whole number, 1 or more"
+        )
+    return round(value)
+
+
+def factor(size: int, of: int) -> float:
+    """size / of, so that int(of * factor) is the size: for some the quotient falls one short."""
+    quotient = size / of
+    while int(of * quotient) < size:
+        quotient = math.nextafter(quotient, math.inf)
+    return quotient

@@ -1,0 +1,91 @@
+"""DeltaNet, as in flash-linear-attention."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field, PositiveFloat
+
+from reproduction.config.models import ModelBase
+from reproduction.config.section import WHICH
+from statecut.models.architectures import base
+
+CALL = base.Call("fla.layers.delta_net", ("chunk_delta_rule", "fused_recurrent_delta_rule"))
+
+
+def shape(config: base.Config) -> base.MixerShape:
+    hidden, heads = base.need(config, "hidden_size"), base.need(config, "num_heads")
+
+    def width(key: str) -> int:
+        share = config.get(key, 1.0)
+        what = f"hidden_size {hidden} x {key} {share} / num_heads {heads}"
+        return base.whole(hidden * share / heads, what)
+
+    return base.MixerShape(
+        layers=base.mixer_layers(config),
+        heads=heads,
+        width=width("expand_k"),
+        value_heads=heads,
+        value_width=width("expand_v"),
+    )
+
+
+def resized(config: base.Config, width: int, value_width: int | None = None) -> base.Config:
+    # fla takes int(hidden_size * expand_k) up to 0.5, and rounds since.
+    heads, hidden = config["num_heads"], config["hidden_size"]
+    config = {**config, "expand_k": base.factor(heads * width, hidden)}
+    return config | ({"expand_v": base.factor(heads * value_width, hidden)} if value_width else {})
+
+
+def stand_ins() -> list[base.StandIn]:
+    from statecut.models import plain_kernels
+
+    return [(CALL.module, name, plain_kernels.delta_rule) for name in CALL.functions]
+
+
+def _layer(
+    *, hidden_size: int, num_heads: int, width: int, head_v_dim: int, use_gate: bool, **_: Any
+) -> Any:
+    from fla import layers
+
+    sizes = {"hidden_size": hidden_size, "num_heads": num_heads}
+    return layers.DeltaNet(**resized(sizes, width, head_v_dim), use_gate=use_gate, layer_idx=0)
+
+
+class DeltaNetBase(ModelBase):
+    expand_k: PositiveFloat = Field(
+        1.0, description="keys of all heads together, as a multiple of hidden_size"
+    )
+    expand_v: PositiveFloat = Field(
+        1.0, description="values of all heads together, as a multiple of hidden_size"
+    )
+
+    def _with_filters(self, filters: int | None = None) -> int:
+        keys, values = self.num_heads * self.head_k_dim, self.num_heads * self.head_v_dim
+        beta, norm = self.hidden_size * self.num_heads, self.head_v_dim
+        return self._parameters(keys, values, filters or 2 * keys + values, beta + norm)
+
+
+class DeltaNet(DeltaNetBase):
+    """DeltaNet, as in flash-linear-attention: head widths follow from hidden_size."""
+
+    architecture: Literal["delta_net"] = WHICH
+    model_type: ClassVar[str] = "delta_net"
+
+    @property
+    def parameters(self) -> int:
+        return self._with_filters()
+
+
+SECTION = DeltaNet
+ARCHITECTURE = base.Architecture(
+    "delta_net",
+    rule=base.DeltaRule(
+        "delta_net", chunked="chunk_delta_rule", layer=_layer, heads=16, value_width=128
+    ),
+    call=CALL,
+    shape=shape,
+    resized=resized,
+    stand_ins=stand_ins,
+    float32=False,
+)

@@ -1,0 +1,89 @@
+"""OLMo Hybrid, as in transformers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from statecut.models.architectures import base, gated_deltanet
+from statecut.models.architectures import linear_attention as hybrid
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+FILTERS = tuple(f"{side}_conv1d.weight" for side in "qkv")
+NORMS = {
+    "attention_layer_norm": "input_layernorm",
+    "feedforward_layer_norm": "post_attention_layernorm",
+}
+
+
+def _with_defaults(config: base.Config) -> base.Config:
+    """The widths that transformers takes where a config names none."""
+    heads = base.need(config, "num_attention_heads")
+    config = {**config}
+
+    def default(key: str, value: int) -> int:
+        if config.get(key) is None:
+            config[key] = value
+        return int(config[key])
+
+    key_heads = default("linear_num_key_heads", heads)
+    default("linear_num_value_heads", heads)
+    width = default("linear_key_head_dim", int(0.75 * config["hidden_size"] / key_heads))
+    default("linear_value_head_dim", 2 * width)
+    return config
+
+
+def shape(config: base.Config) -> base.MixerShape:
+    # The last of four layers is softmax attention, or of all if there are fewer.
+    interval = min(4, base.need(config, "num_hidden_layers"))
+    return hybrid.shape({**_with_defaults(config), "full_attention_interval": interval})
+
+
+def resized(config: base.Config, width: int, value_width: int | None = None) -> base.Config:
+    return hybrid.resized(_with_defaults(config), width, value_width)
+
+
+def joined(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The filters of a layer in one, and the names of two norms of the layers with a delta rule."""
+    import torch
+
+    result = {}
+    for name, tensor in tensors.items():
+        mixer, _, part = name.rpartition("linear_attn.")
+        if part not in FILTERS:
+            for stored, current in NORMS.items():
+                name = name.replace(f".{stored}.", f".{current}.")
+            result[name] = tensor
+        elif part == FILTERS[0]:
+            names = [f"{mixer}linear_attn.{filters}" for filters in FILTERS]
+            if all(name in tensors for name in names):
+                joint = torch.cat([tensors[name] for name in names])
+                result[f"{mixer}linear_attn.conv1d.weight"] = joint
+    return result
+
+
+JOINT = hybrid.queries_keys_values("conv1d.weight", "filter")
+
+# transformers' code has 1e-5 for the output norm: the config's rms_norm_eps is of the others.
+ARCHITECTURE = base.Architecture(
+    "olmo_hybrid",
+    rule=gated_deltanet.ARCHITECTURE.rule,
+    **{**hybrid.options("olmo_hybrid"), "shape": shape, "resized": resized, "eps_key": None},
+    joined=joined,
+    mend="transformers saves the filters of this model in thirds, whatever their widths: "
+    "`statecut.models.save(statecut.models.load(FOLDER), OUT, tokenizer=FOLDER)` writes them right",
+    # Those of files, and the one in memory.
+    filters=(
+        base.ChannelTensor(FILTERS[0], "filter"),
+        base.ChannelTensor(FILTERS[1], "filter"),
+        *JOINT[:2],
+    ),
+    value_tensors=(
+        base.ChannelTensor(FILTERS[2], "filter", "value"),
+        JOINT[2],
+        base.ChannelTensor("g_proj.weight", "projection", "value"),
+    ),
+    norm_eps="o_norm.variance_epsilon",
+    convolutions=("conv1d",),
+)

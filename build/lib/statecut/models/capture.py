@@ -1,0 +1,112 @@
+"""What enters the mixers of a model, and the delta rules in them, during a forward pass."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor
+
+from statecut.models.architectures import architecture
+from statecut.models.architectures.base import Architecture
+from statecut.models.shapes import MixerShape
+
+
+def mixers(model: Any) -> tuple[Architecture, MixerShape, list[Any]]:
+    """The adapter of a model, the shape of its mixers, and the modules of `shape.layers`."""
+    config = model.config.to_dict()
+    adapter = architecture(config)
+    shape = adapter.shape(config)
+    names = (adapter.mixer.format(layer=layer).rstrip(".") for layer in shape.layers)
+    return adapter, shape, [model.get_submodule(name) for name in names]
+
+
+@contextmanager
+def capture_rule_inputs(
+    model: Any,
+    on_rule: Callable[[int, dict[str, Any]], None],
+    on_mixer: Callable[[int, Tensor], None] | None = None,
+    on_gradient: Callable[[int, str, Tensor, Tensor], None] | None = None,
+    on_output: Callable[[int, Tensor], None] | None = None,
+) -> Iterator[None]:
+    """While open, `on_rule` is called with the arguments of each delta rule by name, `on_mixer`
+    with what enters its mixer, (B, T, hidden), and `on_output` with what enters the projection
+    behind it, (B, T, value heads, d_v). `on_gradient` is called in the backward pass, with "q" or
+    "k", what the rule received of it (B, T, heads, d_k), and its gradient; where there is an
+    `on_output`, with "v" and what that got, too. All get the mixer's place in `shape.layers` first.
+
+    A forward hook on the convolutions would not do: Gated DeltaNet joins the three of them into
+    one call. So the names that the layers call are wrapped; a hook tells which layer calls.
+    """
+    adapter, shape, modules = mixers(model)
+    call, copies = adapter.call, shape.value_heads // shape.heads
+    current = -1
+
+    def entering(index: int) -> Callable[..., None]:
+        def hook(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            nonlocal current
+            current = index
+            if on_mixer is not None:
+                on_mixer(index, kwargs["hidden_states"] if "hidden_states" in kwargs else args[0])
+
+        return hook
+
+    def hook_gradient(index: int, side: str, x: Tensor) -> None:
+        repeats = copies if call.repeated and side != "v" else 1
+        # Detached: a hook that holds its own tensor would never be freed.
+        values = x.detach()[:, :, ::repeats]
+
+        def hook(gradient: Tensor) -> None:
+            assert on_gradient is not None
+            on_gradient(index, side, values, gradient.unflatten(2, (-1, repeats)).sum(3))
+
+        if x.requires_grad:  # else the caller learns that its weights got no gradient
+            x.register_hook(hook)
+
+    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+        def rule(*args: Any, **kwargs: Any) -> Any:
+            arguments = {**dict(zip(call.by_position, args, strict=False)), **kwargs}
+            if on_gradient is not None:
+                for side in "qk":
+                    hook_gradient(current, side, arguments[side])
+            if call.repeated:
+                arguments |= {side: arguments[side][:, :, ::copies] for side in "qk"}
+            on_rule(current, arguments)
+            return original(*args, **kwargs)
+
+        return rule
+
+    def leaving(index: int) -> Callable[..., tuple[Tensor]]:
+        def hook(module: Any, args: tuple[Any, ...]) -> tuple[Tensor]:
+            assert on_output is not None
+            by_head = args[0].unflatten(-1, (shape.value_heads, shape.value_width))
+            on_output(index, by_head)
+            if on_gradient is not None:
+                hook_gradient(index, "v", by_head)
+            return (by_head.flatten(-2),)  # through which gradients come
+
+        return hook
+
+    hooks = [
+        mixer.register_forward_pre_hook(entering(index), with_kwargs=True)
+        for index, mixer in enumerate(modules)
+    ]
+    if on_output is not None:
+        o_proj = adapter.o_proj.removesuffix(".weight")
+        hooks += [
+            mixer.get_submodule(o_proj).register_forward_pre_hook(leaving(index))
+            for index, mixer in enumerate(modules)
+        ]
+    module = importlib.import_module(call.module)
+    originals = {name: getattr(module, name) for name in call.functions}
+    try:
+        for name, original in originals.items():
+            setattr(module, name, wrap(original))
+        yield
+    finally:
+        for name, original in originals.items():
+            setattr(module, name, original)
+        for hook in hooks:
+            hook.remove()

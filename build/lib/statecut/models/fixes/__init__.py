@@ -1,0 +1,1 @@
+"""Changes to other software, one file for each."""

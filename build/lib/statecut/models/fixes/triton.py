@@ -1,0 +1,122 @@
+"""Triton 3.7.1: which assembler it takes, and how its autotuner comes to its choices."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache, wraps
+from typing import Any
+
+from reproduction.running.gpus import driver_version
+from statecut.models import tiles
+
+logger = logging.getLogger(__name__)
+
+HOPPER, BLACKWELL = 90, 100  # compute capabilities
+CUDA_13_DRIVER = 580
+
+
+def assemble_with_ptxas_13() -> None:
+    """For a Hopper, take the ptxas 13.1 that Triton's wheel has for a Blackwell. Safe to repeat.
+
+    Its ptxas 12.8 miscompiles some delta rules with 32 channels and fewer: the backward pass reads
+    outside of its memory at d_k 16 and 32 (docs/hopper-backward.py), the forward pass of DeltaNet
+    at d_k 32 and d_v 64 is wrong without a word. A TRITON_PTXAS_PATH of the user's is respected. A
+    driver of CUDA 12 loads nothing that ptxas 13 makes: there the old one stays, with a warning,
+    and it is the preflight that finds the shapes which it gets wrong.
+    Upstream: triton issue 11366, flash-linear-attention issue 1262.
+    Goes when Triton takes ptxas 13.1 or newer for Hopper.
+    """
+    from triton import knobs
+    from triton.backends.nvidia import compiler
+
+    def newer(arch: int) -> Any:
+        takes_newer = arch >= BLACKWELL or (
+            arch >= HOPPER and "TRITON_PTXAS_PATH" not in os.environ and driver_loads_cuda_13()
+        )
+        return knobs.nvidia.ptxas_blackwell if takes_newer else knobs.nvidia.ptxas
+
+    compiler.get_ptxas = newer
+    compiler.get_ptxas_version.cache_clear()  # a part of the names of kernels in Triton's cache
+
+
+@cache
+def driver_loads_cuda_13() -> bool:
+    """Whether what ptxas 13 makes can be loaded here; a warning, once, if not. Where the driver
+    does not tell its version it is taken to be new."""
+    version = driver_version()
+    if version is None or int(version.partition(".")[0]) >= CUDA_13_DRIVER:
+        return True
+    logger.warning(
+        f"NVIDIA driver {version} is older than {CUDA_13_DRIVER}: kernels are assembled by ptxas "
+        "12.8, which gets some heads of 32 channels and fewer wrong on a Hopper. See which by "
+        "`statecut preflight`, or install a newer driver"
+    )
+    return False
+
+
+def keep_chosen_tiles() -> None:
+    """Choices of tiles are kept on disk, serve all numbers of heads, and are made by one process
+    while others wait, with short trials (`statecut.models.tiles`). Safe to repeat.
+
+    Triton's own cache on disk is of one shape and one process at a time.
+    Upstream: flash-linear-attention issues 704 and 1147 (tuning takes minutes).
+    Goes when tuning a new shape takes seconds.
+    """
+    from triton.runtime.autotuner import Autotuner
+
+    Autotuner.check_disk_cache = tiles.kept_choice
+    Autotuner.do_bench = tiles.short_trial
+
+
+def compile_on_all_cores() -> None:
+    """All candidates of a kernel are compiled before the first is timed. Safe to repeat.
+
+    Triton compiles and times one after another, while the GPU and all cores but one wait. It makes
+    no difference to what is timed.
+    Upstream: flash-linear-attention issues 704 and 1147 (tuning takes minutes).
+    Goes when Triton's autotuner compiles its candidates in parallel.
+    """
+    from triton.runtime.autotuner import Autotuner
+
+    original = Autotuner._bench
+    if hasattr(original, "__wrapped__"):
+        return
+
+    @wraps(original)
+    def compile_first(tuner: Any, *args: Any, config: Any, **kwargs: Any) -> Any:
+        candidates = tuner.prune_configs(kwargs)
+        if config is candidates[0]:
+            compile_all(tuner.fn, candidates, args, kwargs)
+        return original(tuner, *args, config=config, **kwargs)
+
+    Autotuner._bench = compile_first
+
+
+def compile_all(
+    kernel: Any, candidates: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    """One that does not compile fails when its turn to be timed comes, as it would without this."""
+    from triton import AsyncCompileMode
+
+    cores = len(os.sched_getaffinity(0))
+    with ThreadPoolExecutor(cores) as pool, AsyncCompileMode(pool, ignore_errors=True):
+        for config in candidates:
+            kernel.run(*args, **{**kwargs, "warmup": True}, **config.all_kwargs())
+
+
+def skip_timing(tuner: Any) -> None:
+    """A kernel takes the first of its candidates that runs, and keeps no choice on disk.
+
+    For the preflight, which tries all of them whatever their speed, on sequences so short that
+    their timings are of no use to anyone else.
+    Upstream: none known. Goes with the preflight.
+    """
+
+    def run_once(call: Callable[[], None], quantiles: tuple[float, ...]) -> list[float]:
+        call()
+        return [0.0] * len(quantiles)
+
+    tuner._do_bench, tuner.cache_results = run_once, False

@@ -1,0 +1,99 @@
+"""A model run layer by layer: its parameters need not fit in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from statecut.models.checkpoint import Checkpoint, check_fit, check_parameters, in_memory, unfilled
+
+
+class _Skip(nn.Module):
+    """In the place of a layer that is not to run."""
+
+    def __init__(self, output: Callable[[Tensor], Any]):
+        super().__init__()
+        self.output = output
+
+    def forward(self, hidden: Tensor, *_: Any, **__: Any) -> Any:
+        return self.output(hidden)
+
+
+class LayerwiseModel:
+    """A model of which one layer is in memory, and the hidden states of a text before that layer.
+
+    The model's own forward pass calls the layer, with all others skipped, so that it gets the mask
+    and the rotary tables that it always gets.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        batches: Sequence[Tensor],
+        device: str,
+        dtype: torch.dtype | None,  # the one that its config names
+    ):
+        check_parameters(checkpoint)  # all of them, before the first layer is run
+        self.checkpoint, self.device = checkpoint, device
+        self.prefix, _ = checkpoint.architecture.mixer.split("{layer}.")
+        self.model, self.expected, _ = unfilled(checkpoint, device)
+        self.dtype = dtype or self.model.config.dtype
+        self.decoder = self.model.eval().get_decoder()
+        self.layers = list(self.decoder.layers)
+        elsewhere = (self.prefix, "lm_head.", *checkpoint.architecture.beyond)
+        self._fill(self.model, "", lambda name: not name.startswith(elsewhere))
+        embeddings = self.model.get_input_embeddings()
+        self.states = [embeddings(ids.to(device)) for ids in batches]
+        embeddings.to("meta")
+        self.next: list[Tensor] = list(self.states)
+
+    def _fill(self, module: nn.Module, prefix: str, has: Callable[[str], bool]) -> None:
+        """Read the tensors of a module, those whose names it has, into it."""
+        files = [file for name, file in self.checkpoint.stored.items() if has(name)]
+        tensors = in_memory(self.checkpoint.tensors(files), self.checkpoint.architecture)
+        expected = {name: tensor for name, tensor in self.expected.items() if has(name)}
+        check_fit(tensors, expected, self.checkpoint.folder)
+        placed = {
+            name.removeprefix(prefix): tensor.to(
+                self.device, self.dtype if tensor.is_floating_point() else None
+            )
+            for name, tensor in tensors.items()
+        }
+        module.load_state_dict(placed, strict=False, assign=True)
+
+    @contextmanager
+    def filled(self, index: int) -> Iterator[Any]:
+        """While open, this layer is in memory and `run` runs it."""
+        layer = self.layers[index]
+        at = f"{self.prefix}{index}."
+        self._fill(layer, at, lambda name: name.startswith(at))
+        skip = _Skip(self.checkpoint.architecture.layer_output)
+        self.decoder.layers = nn.ModuleList([*[skip] * index, layer])
+        try:
+            yield layer
+        finally:
+            layer.to("meta")
+
+    def run(self, index: int, batch: int) -> None:
+        """One batch through a filled layer, to the states before the next."""
+
+        def keep(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+            self.next[batch] = output[0] if isinstance(output, tuple) else output
+
+        hook = self.layers[index].register_forward_hook(keep)
+        try:
+            self.decoder(inputs_embeds=self.states[batch], use_cache=False)
+        finally:
+            hook.remove()
+
+    def run_all(self, index: int) -> None:
+        for batch in range(len(self.states)):
+            self.run(index, batch)
+
+    def step(self) -> None:
+        """The states behind the layer are those before the next."""
+        self.states = list(self.next)

@@ -1,0 +1,101 @@
+"""The sizes of a model that decide what it keeps per request, and what kernels are compiled for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+Kernel = Literal["delta_net", "gated_deltanet"]
+Channels = Literal["key", "value"]
+"""Whose channels: those of keys are those of queries too."""
+
+
+@dataclass(frozen=True, order=True)
+class Shape:
+    """What the kernels of a delta rule are compiled for: each number changes their code."""
+
+    kernel: Kernel
+    heads: int  # of keys and queries
+    width: int  # d_k
+    value_heads: int
+    value_width: int  # d_v
+
+    @property
+    def name(self) -> str:
+        """As in the names of files."""
+        return f"{self.kernel}-{self.heads}x{self.width}-{self.value_heads}x{self.value_width}"
+
+
+@dataclass(frozen=True)
+class MixerShape:
+    """The mixer of a model, in numbers. All layers have the same."""
+
+    layers: tuple[int, ...]  # those with a delta rule; a hybrid has softmax layers between them
+    heads: int
+    width: int  # d_k
+    value_heads: int
+    value_width: int  # d_v
+
+    def size(self, channels: Channels) -> tuple[int, int]:
+        """Heads, and channels of each."""
+        if channels == "key":
+            return self.heads, self.width
+        return self.value_heads, self.value_width
+
+    def narrower_than(self, other: MixerShape) -> bool:
+        """Whether it has fewer channels of keys or of values, and more of neither."""
+        mine, theirs = ((s.width, s.value_width) for s in (self, other))
+        return mine != theirs and all(a <= b for a, b in zip(mine, theirs, strict=True))
+
+    def state_bytes(self, bytes_per_number: int = 4) -> int:
+        """The recurrent state of one sequence; the kernels hold it in float32."""
+        per_layer = self.value_heads * self.width * self.value_width
+        return len(self.layers) * per_layer * bytes_per_number
+
+
+@dataclass(frozen=True)
+class SoftmaxLayers:
+    """Layers with softmax attention, all of one shape, by what they keep of a sequence."""
+
+    layers: int
+    heads: int  # of keys and of values
+    width: int  # of a head
+    window: int | None = None  # how many tokens back they look, if not to the first
+
+    def cache_bytes(self, tokens: int) -> int:
+        """Keys and values of a sequence so long, in 16 bits."""
+        kept = tokens if self.window is None else min(tokens, self.window)
+        return 2 * self.layers * self.heads * self.width * kept * 2
+
+
+@dataclass(frozen=True)
+class Cache:
+    """What a model keeps of one sequence between two tokens.
+
+    The recurrent state is in float32, the rest in 16 bits, as most engines have it.
+    """
+
+    shape: MixerShape
+    taps: int  # of a convolution filter: 0 where there is none
+    softmax: tuple[SoftmaxLayers, ...] = ()
+
+    def filter_bytes(self) -> int:
+        """The last inputs of the convolutions of queries, keys and values."""
+        shape = self.shape
+        channels = 2 * shape.heads * shape.width + shape.value_heads * shape.value_width
+        return len(shape.layers) * channels * max(self.taps - 1, 0) * 2
+
+    def state_bytes(self) -> int:
+        """All that does not grow with the sequence."""
+        return self.shape.state_bytes() + self.filter_bytes()
+
+    def softmax_bytes(self, tokens: int) -> int:
+        return sum(kind.cache_bytes(tokens) for kind in self.softmax)
+
+    def total_bytes(self, tokens: int) -> int:
+        return self.state_bytes() + self.softmax_bytes(tokens)
+
+    def resized(self, width: int, value_width: int | None = None) -> Cache:
+        """With another d_k, and another d_v if that is given."""
+        values = value_width or self.shape.value_width
+        return replace(self, shape=replace(self.shape, width=width, value_width=values))

@@ -1,0 +1,1 @@
+"""Whether this GPU computes a shape correctly."""

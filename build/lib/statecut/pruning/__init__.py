@@ -1,0 +1,1 @@
+"""Which channels stay: the methods, and what they have in common."""

@@ -1,0 +1,397 @@
+"""Calibration: one streaming pass over text that gives every method all it needs of a model.
+
+Per layer and head, with N tokens and keys and queries taken where the delta rule receives them:
+
+    input_norm       (layers, hidden)           ||X_:i||_2 of each input feature of the projections
+    gram.<k|q>.<raw|normalised>  (layers, heads, d_k, d_k)   sum over all tokens of k k^T, q q^T
+    sample.<k|q>.<raw|normalised>                the same over the paper's random sample of tokens
+    saliency.<q|k>   (layers, heads, d_k)        sum_i |W_ij dL/dW_ij|, L the language-model loss
+    fisher.<q|k>     (layers, heads, d_k)        mean over tokens t of (k_tj dL_s/dk_tj)^2, L_s the
+                                                 sum of the losses of a batch
+
+and with `values`, of what enters the output projection, after norm and gate:
+
+    gram.v.raw, sample.v.raw    (layers, value heads, d_v, d_v)
+    fisher.v                    (layers, value heads, d_v)
+
+[K; Q]^T [K; Q] is the sum of two Gram matrices, the second moment one of them over N, and an R
+factor a Cholesky factor of one: so nothing larger than d_k x d_k per head is kept, however long
+the text. Sums are float64; gradients are added up in float32 under bf16 weights.
+
+Saliency and fisher need gradients, and so all of a model at once. For the rest
+`calibrate_layerwise` holds one layer of it in memory, and the hidden states of the text.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from operator import itemgetter
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from statecut import __version__
+from statecut.data.packing import PackedTokens
+from statecut.data.progress import Progress
+from statecut.errors import InputError
+from statecut.files import atomic_write, read_json, sha256, to_json
+from statecut.models.architectures.base import Architecture, ChannelTensor
+from statecut.models.capture import capture_rule_inputs, mixers
+from statecut.models.checkpoint import Checkpoint, load, read_tensors
+from statecut.models.delta_rule import l2_normalised
+from statecut.models.layerwise import LayerwiseModel
+from statecut.models.shapes import MixerShape
+
+logger = logging.getLogger(__name__)
+
+Activations = Literal["raw", "normalised"]
+Rows = Literal["all", "sample"]
+Side = Literal["k", "q", "v"]
+
+TENSORS = "calibration.safetensors"
+MANIFEST = "manifest.json"
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What one pass found, and what it was of."""
+
+    tensors: dict[str, Tensor]
+    manifest: dict[str, Any]
+
+    def gram(self, side: Side, rows: Rows, activations: Activations) -> Tensor:
+        """(layers, heads, d_k, d_k), float64; of values (layers, value heads, d_v, d_v)."""
+        return self.tensors[f"{'gram' if rows == 'all' else 'sample'}.{side}.{activations}"]
+
+    def save(self, folder: Path | str, *, force: bool = False) -> None:
+        with atomic_write(folder, force=force, folder=True) as aside:
+            save_file(self.tensors, aside / TENSORS)
+            manifest = {**self.manifest, "sha256": sha256(aside / TENSORS)}
+            (aside / MANIFEST).write_text(to_json(manifest))
+
+    @classmethod
+    def load(cls, folder: Path | str) -> Calibration:
+        folder = Path(folder)
+        if not (folder / MANIFEST).is_file():
+            raise InputError(f"{folder} is no calibration: it has no {MANIFEST}")
+        manifest = read_json(folder / MANIFEST)
+        if sha256(folder / TENSORS) != manifest["sha256"]:
+            raise InputError(f"{folder / TENSORS} is not the file its manifest describes")
+        return cls(dict(read_tensors(folder / TENSORS)), manifest)
+
+
+def sampled_positions(tokens: int, rows: int, seed: int) -> np.ndarray:
+    """The sorted places of `rows` tokens out of `tokens`, without repetition; all if fewer."""
+    generator = np.random.default_rng(seed)
+    return np.sort(generator.choice(tokens, size=min(rows, tokens), replace=False))
+
+
+class _Sums:
+    """Everything that is added up during the pass; `positions` are those of the sample."""
+
+    def __init__(
+        self, model: Any, positions: np.ndarray, device: torch.device | str, *, values: bool
+    ):
+        adapter, self.shape, mixer_modules = mixers(model)
+        layers, heads, width = len(self.shape.layers), self.shape.heads, self.shape.width
+        q_proj = mixer_modules[0].get_parameter(adapter.q_proj.name)
+        hidden = q_proj.movedim(adapter.q_proj.axis, 0).shape[1]
+        self.positions, self.device = positions, device
+        self.sampled = torch.empty(0, dtype=torch.long)
+        zeros = partial(torch.zeros, dtype=torch.float64, device=device)
+        self.squares = zeros(layers, hidden)
+        self.grams: dict[str, Tensor] = {
+            f"{rows}.{side}.{activations}": zeros(layers, heads, width, width)
+            for rows in ("gram", "sample")
+            for side in ("k", "q")
+            for activations in ("raw", "normalised")
+        }
+        self.fisher = {side: zeros(layers, heads, width) for side in ("q", "k")}
+        if values:
+            heads, width = self.shape.size("value")
+            self.grams |= {
+                f"{rows}.v.raw": zeros(layers, heads, width, width) for rows in ("gram", "sample")
+            }
+            self.fisher["v"] = zeros(layers, heads, width)
+
+    def start_batch(self, first: int, tokens: int) -> None:
+        """What is added next belongs to so many tokens, the first of which has that position."""
+        low, high = np.searchsorted(self.positions, [first, first + tokens])
+        self.sampled = torch.from_numpy(self.positions[low:high] - first).to(self.device)
+
+    def add_rule(self, layer: int, arguments: dict[str, Any]) -> None:
+        self.add_rows(layer, "k", arguments["k"])
+        self.add_rows(layer, "q", arguments["q"])
+
+    def add_inputs(self, layer: int, x: Tensor) -> None:
+        """x: (B, T, hidden)."""
+        self.squares[layer] += x.detach().reshape(-1, x.shape[-1]).double().square().sum(0)
+
+    def add_rows(self, layer: int, side: Side, x: Tensor) -> None:
+        """x: (B, T, heads, d_k)."""
+        raw = x.detach().flatten(0, 1).transpose(0, 1).double()  # (heads, tokens, d_k)
+        self._add_gram(layer, f"{side}.raw", raw)
+        self._add_gram(layer, f"{side}.normalised", l2_normalised(raw))
+
+    def add_output(self, layer: int, x: Tensor) -> None:
+        """x: (B, T, value heads, d_v)."""
+        self._add_gram(layer, "v.raw", x.detach().flatten(0, 1).transpose(0, 1).double())
+
+    def _add_gram(self, layer: int, name: str, rows: Tensor) -> None:
+        """rows: (heads, tokens, width)."""
+        self.grams[f"gram.{name}"][layer] += rows.mT @ rows
+        if len(self.sampled):
+            sample = rows[:, self.sampled]
+            self.grams[f"sample.{name}"][layer] += sample.mT @ sample
+
+    def add_gradient(self, layer: int, side: str, x: Tensor, gradient: Tensor) -> None:
+        """Both: (B, T, heads, d_k). The gradient is that of the mean loss of the batch."""
+        losses = x.shape[0] * (x.shape[1] - 1)  # the last token of a sequence predicts none
+        terms = x.double() * gradient.double() * losses
+        self.fisher[side][layer] += terms.square().sum((0, 1))
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Those that need no gradients."""
+        return {"input_norm": self.squares.sqrt(), **self.grams}
+
+
+class _Saliency:
+    """sum_i |W_ij dL/dW_ij| of the query and key projections, L the loss of all tokens."""
+
+    def __init__(self, adapter: Architecture, shape: MixerShape, mixers: list[Any]):
+        self.shape = shape
+        self.projections: dict[Side, ChannelTensor] = {"q": adapter.q_proj, "k": adapter.k_proj}
+        # One matrix may be the projection of both.
+        names = dict.fromkeys(projection.name for projection in self.projections.values())
+        self.weights = {name: [m.get_parameter(name) for m in mixers] for name in names}
+        self.gradients = {
+            name: [torch.zeros_like(weight, dtype=torch.float32) for weight in weights]
+            for name, weights in self.weights.items()
+        }
+
+    def parameters(self) -> list[Tensor]:
+        return [weight for weights in self.weights.values() for weight in weights]
+
+    def add(self, tokens: int) -> None:
+        """The gradients of a batch: its loss is a mean, so they are weighed by its tokens."""
+        for name, weights in self.weights.items():
+            for index, weight in enumerate(weights):
+                if weight.grad is None:
+                    raise InputError(
+                        f"layer {self.shape.layers[index]}: no gradient reached {name}, so its "
+                        "saliency is unknown"
+                    )
+                self.gradients[name][index] += weight.grad.float() * tokens
+                weight.grad = None
+
+    def scores(self, side: Side, tokens: int) -> Tensor:
+        """(layers, heads, d_k)."""
+        key = self.projections[side]
+        (rows,) = torch.from_numpy(key.places(self.shape))
+        pairs = zip(self.weights[key.name], self.gradients[key.name], strict=True)
+        return torch.stack([
+            (W.detach().float() * G / tokens).abs().double().movedim(key.axis, 0).sum(1)[rows]
+            for W, G in pairs
+        ])  # fmt: skip
+
+
+@contextmanager
+def _gradients_only_for(model: Any, parameters: list[Tensor]) -> Iterator[None]:
+    """The model in evaluation mode, with gradients of these parameters; then as it was."""
+    required = {parameter: parameter.requires_grad for parameter in model.parameters()}
+    was_training = model.training
+    wanted = set(map(id, parameters))
+    model.eval()
+    try:
+        for parameter in required:
+            parameter.requires_grad_(id(parameter) in wanted)
+        yield
+    finally:
+        for parameter, value in required.items():
+            parameter.requires_grad_(value)
+            parameter.grad = None
+        model.train(was_training)
+
+
+def calibrate(
+    model: Any,
+    batches: Iterable[Tensor],
+    *,
+    tokens: int,
+    sample_rows: int = 5000,
+    seed: int = 0,
+    gradients: bool = True,
+    values: bool = False,
+    provenance: dict[str, Any] | None = None,
+) -> Calibration:
+    """One pass of `model` over `batches` of token ids (B, T), `tokens` in all.
+
+    Without `gradients` there is no backward pass, no saliency and no fisher; with `values` there is
+    what it takes to choose value channels, too.
+    The model keeps its parameters; which of them require gradients is put back afterwards.
+    `provenance` goes into the manifest: the model's digest, where the text is from.
+    """
+    device = next(model.parameters()).device
+    sums = _Sums(model, sampled_positions(tokens, sample_rows, seed), device, values=values)
+    saliency = _Saliency(*mixers(model)) if gradients else None
+    progress = Progress("calibrating", tokens=tokens)
+    seen, loss_sum = 0, 0.0
+    with (
+        _gradients_only_for(model, saliency.parameters() if saliency else []),
+        capture_rule_inputs(
+            model,
+            sums.add_rule,
+            sums.add_inputs,
+            sums.add_gradient if saliency else None,
+            sums.add_output if values else None,
+        ),
+    ):
+        for batch in batches:
+            ids = batch.to(device)
+            sums.start_batch(seen, ids.numel())
+            loss = model(ids, labels=ids, use_cache=False).loss
+            if saliency:
+                loss.backward()
+                saliency.add(ids.numel())
+            seen += ids.numel()
+            loss_sum += loss.item() * ids.numel()
+            progress.add(tokens=ids.numel())
+    if seen != tokens:
+        raise InputError(f"calibration text: {seen:,} tokens came, {tokens:,} were announced")
+
+    tensors = sums.tensors()
+    if saliency:
+        tensors |= {f"saliency.{s}": saliency.scores(s, tokens) for s in saliency.projections}
+        tensors |= {f"fisher.{s}": total / tokens for s, total in sums.fisher.items()}
+    about = {"tokens": tokens, "seed": seed, "loss": loss_sum / tokens, **(provenance or {})}
+    return _calibration(tensors, sums, about)
+
+
+def calibrate_layerwise(
+    checkpoint: Checkpoint,
+    batches: Sequence[Tensor],
+    *,
+    sample_rows: int = 5000,
+    seed: int = 0,
+    device: str = "cpu",
+    dtype: torch.dtype | None = None,
+    values: bool = False,
+    provenance: dict[str, Any] | None = None,
+) -> Calibration:
+    """The same without gradients and without the loss, with one layer of the model in memory.
+
+    `dtype` is what it computes in, by default the one that its config names.
+    """
+    checkpoint.check_no_softmax()
+    stream = LayerwiseModel(checkpoint, batches, device, dtype)
+    first = np.cumsum([0, *(ids.numel() for ids in batches)]).tolist()
+    tokens = first[-1]
+    positions = sampled_positions(tokens, sample_rows, seed)
+    sums = _Sums(stream.model, positions, device, values=values)
+    layers = len(stream.layers)
+    on_output = sums.add_output if values else None
+    capture = capture_rule_inputs(stream.model, sums.add_rule, sums.add_inputs, on_output=on_output)
+    with torch.no_grad(), capture:
+        for index in range(layers):
+            logger.info("calibrating: layer %d of %d", index + 1, layers)
+            with stream.filled(index):
+                for number, ids in enumerate(batches):
+                    sums.start_batch(first[number], ids.numel())
+                    stream.run(index, number)
+            stream.step()
+    return _calibration(
+        sums.tensors(), sums, {"tokens": tokens, "seed": seed, **(provenance or {})}
+    )
+
+
+def _calibration(tensors: dict[str, Tensor], sums: _Sums, about: dict[str, Any]) -> Calibration:
+    shape, device = sums.shape, torch.device(sums.device)
+    check_finite(tensors, shape)
+    manifest = {
+        "statecut": __version__,
+        "sample_rows": len(sums.positions),
+        "layers": list(shape.layers),
+        "heads": shape.heads,
+        "width": shape.width,
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        **about,
+    }
+    return Calibration({name: t.cpu().contiguous() for name, t in tensors.items()}, manifest)
+
+
+def check_finite(tensors: dict[str, Tensor], shape: MixerShape) -> None:
+    """NaN or infinity anywhere is an error naming the layer where it came up and, where there is
+    one, the head. All that is computed after that has it too: later layers, then the gradients,
+    from the last layer to the first."""
+    bad = []
+    for name, tensor in tensors.items():
+        is_gradient = name.startswith(("saliency.", "fisher."))
+        by_head = (~tensor.isfinite()).flatten(min(tensor.ndim - 1, 2)).any(-1)
+        for index, *heads in by_head.nonzero().tolist():
+            order = (is_gradient, -index if is_gradient else index)
+            bad.append((order, name, index, heads))
+    if not bad:
+        return
+    _, name, index, heads = min(bad, key=itemgetter(0))
+    layer = shape.layers[index]
+    if name == "input_norm":  # it came up in between, which may be in the layer before
+        before = f", and what enters layer {shape.layers[index - 1]} has none" if index else ""
+        raise InputError(f"what enters layer {layer} has NaN or infinity{before}")
+    head = f", head {heads[0]}" if heads else ""
+    raise InputError(f"layer {layer}{head}: {name} has NaN or infinity")
+
+
+def drawn_sequences(data: PackedTokens, sequences: int, seed: int) -> Tensor:
+    """Token ids (sequences, length): those that the seed draws from packed text."""
+    positions = sampled_positions(len(data), sequences, seed)
+    return torch.from_numpy(np.stack([data[i] for i in positions]))
+
+
+def calibrate_folder(
+    folder: Path | str,
+    data: PackedTokens,
+    *,
+    name: str,
+    sequences: int,
+    rows: int,
+    seed: int,
+    device: str,
+    batch: int = 8,
+    gradients: bool = True,
+    values: bool = False,
+) -> Calibration:
+    """The calibration of a model in a folder, on sequences that the seed draws from packed text.
+
+    `name` is that of the text, and `rows` the size of the sample. Without `gradients` one layer of
+    the model is in memory at a time. `values` as for `calibrate`.
+    """
+    if sequences > len(data):
+        raise InputError(f"{name}: {sequences} sequences are asked for, there are {len(data)}")
+    checkpoint = Checkpoint(folder)
+    dtype = checkpoint.compute_dtype(device)
+    source = data.manifest.source
+    ids = drawn_sequences(data, sequences, seed)
+    common: dict[str, Any] = {
+        "sample_rows": rows,
+        "seed": seed,
+        "values": values,
+        "provenance": {
+            "model_digest": checkpoint.digest(),
+            "text": {"source": source.name, "revision": source.revision},
+            "sequences_of": {"data": name, "sha256": data.manifest.sha256},
+        },
+    }
+    if not gradients:
+        return calibrate_layerwise(
+            checkpoint, ids.split(batch), device=device, dtype=dtype, **common
+        )
+    model = load(folder, device=device, dtype=dtype)
+    return calibrate(model, ids.split(batch), tokens=ids.numel(), **common)

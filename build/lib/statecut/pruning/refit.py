@@ -1,0 +1,400 @@
+"""Refit: what is linear behind each pruned mixer, fitted again by least squares.
+
+Cutting channels changes what a delta rule puts out, and the projection behind it was made for the
+old output. It is linear, so its best new value has a closed form; so has the MLP's second
+matrix. Layer by layer, everything before it refitted already, over the tokens of a text:
+
+    X    (tokens, n)       what enters the projection in the pruned model
+    E    (tokens, hidden)  the residual stream behind it, the unpruned model's less the pruned one's
+    W <- W + E^T X (X^T X + ridge mean(diag X^T X) I)^-1
+
+which shrinks towards the old W. The ridge of each projection is the one whose solution on most of
+the text has the smallest error on the rest of it; infinity, the old W, is among them.
+
+Both models go through the text layer by layer, so that only one layer of each is in memory: once
+through the unpruned model and three times through the pruned one, whatever the number of layers.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from statecut.errors import InputError
+from statecut.files import atomic_write
+from statecut.models.checkpoint import Checkpoint, rewrite, unfilled, with_current_names
+from statecut.models.delta_rule import wide
+from statecut.models.layerwise import LayerwiseModel
+from statecut.models.precision import no_tf32
+
+logger = logging.getLogger(__name__)
+
+RIDGES = (math.inf, 1.0, 1e-1, 1e-2, 1e-3, 1e-4)
+"""Of these the best is taken, the first of equals."""
+HELD_OUT = 8  # one sequence of so many chooses the ridge
+CONTEXT = 8  # tokens that make a place in a text another one
+DOWN_PROJ = "mlp.down_proj"
+
+
+@dataclass(frozen=True)
+class Fit:
+    """How a projection was fitted. Errors are sums of squares, relative to the old weights'."""
+
+    name: str  # of the tensor
+    ridge: float
+    error: float  # on all text
+    held_out: float  # on the part that chose the ridge, by the solution on the rest
+    damage: float
+    """The old weights' error, relative to the sum of squares of the unpruned model's stream."""
+
+
+@dataclass(frozen=True)
+class Refit:
+    """The new weights by name, in the type of the old ones, and how they came about."""
+
+    weights: dict[str, Tensor]
+    fits: tuple[Fit, ...]
+    tokens: int
+
+
+def refit(
+    student: Checkpoint, teacher: Checkpoint, ids: Tensor, *, device: str = "cpu", batch: int = 8
+) -> Refit:
+    """Fit the projections of a pruned model to the model it was cut from.
+
+    `ids` (sequences, length) is the text; `batch` sequences of it are run at a time.
+    """
+    if not student.shape.narrower_than(teacher.shape):
+        raise InputError(
+            f"{widths_of(student, teacher)}: nothing was cut, so there is nothing to refit"
+        )
+    check_refit(student, sequences=len(ids), length=ids.shape[1])
+    check_varied(student, ids)
+    check_cut_from(student, teacher)
+    return _refit(student, teacher, ids, device=device, batch=batch)
+
+
+def _refit(
+    student: Checkpoint, teacher: Checkpoint, ids: Tensor, *, device: str = "cpu", batch: int = 8,
+    ridges: Sequence[float] = RIDGES,
+) -> Refit:  # fmt: skip
+    """Without the checks."""
+    chooses = torch.arange(len(ids)) % HELD_OUT == 0  # the ridge
+    most, held_out = ids[~chooses].split(batch), ids[chooses].split(batch)
+    dtype = student.compute_dtype(device)
+    weights: dict[str, Tensor] = {}
+    fits: list[Fit] = []
+    with torch.no_grad(), no_tf32():
+        pruned = LayerwiseModel(student, [*most, *held_out], device, dtype)
+        whole = LayerwiseModel(teacher, [*most, *held_out], device, dtype)
+        for index, layer in enumerate(pruned.layers):
+            with pruned.filled(index), whole.filled(index):
+                if index not in student.shape.layers:
+                    whole.run_all(index)
+                for projection in projections(student, layer, index):
+                    name = f"{pruned.prefix}{index}.{projection}.weight"
+                    old = student.tensor(student.stored[name])
+                    sums = _add_up(pruned, whole, index, projection, first_held_out=len(most))
+                    weights[name], fit = _fit(name, old, *sums, ridges)
+                    fits.append(fit)
+                    layer.get_submodule(projection).weight.copy_(weights[name])
+                    logger.info(
+                        "refit: layer %d of %d, %s: ridge %g, error %.3f of the old weights'",
+                        index + 1, len(pruned.layers), projection, fit.ridge, fit.error,
+                    )  # fmt: skip
+                pruned.run_all(index)
+            pruned.step()
+            whole.step()
+    return Refit(weights, tuple(fits), ids.numel())
+
+
+def check_refit(checkpoint: Checkpoint, *, sequences: int, length: int) -> None:
+    """An error if the model, pruned or not, cannot be refitted on so much text."""
+    checkpoint.check_no_softmax()
+    if checkpoint.config.get("attnres_block_size") is not None:
+        raise InputError(
+            f"{checkpoint.folder}: attnres_block_size is set: its layers read more than the "
+            "residual stream, which refit does not carry"
+        )
+    if sequences < 2:
+        raise InputError(f"refit: {sequences} sequence of text; give at least 2, one is held out")
+    tokens = (sequences - math.ceil(sequences / HELD_OUT)) * length
+    unknowns, name = _widest(checkpoint)
+    if tokens < unknowns:
+        raise InputError(
+            f"refit: {tokens:,} tokens of text for the {unknowns:,} unknowns that each output "
+            f"of {name} has; give at least as many, better ten times that"
+        )
+
+
+def check_varied(checkpoint: Checkpoint, ids: Tensor) -> None:
+    """An error if the text (sequences, length) says the same over and over: least squares would
+    fit that alone, and ruin all other text."""
+    stretches = ids.unfold(1, min(CONTEXT, ids.shape[1]), 1).flatten(0, 1)
+    different = len(np.unique(stretches.numpy(), axis=0))
+    unknowns, name = _widest(checkpoint)
+    if different < min(unknowns, len(stretches)):
+        raise InputError(
+            f"refit: the text repeats itself: its {ids.numel():,} tokens have {different:,} "
+            f"different stretches of {CONTEXT}, for the {unknowns:,} unknowns that each output of "
+            f"{name} has; give a --text that says more"
+        )
+
+
+def _widest(checkpoint: Checkpoint) -> tuple[int, str]:
+    """The most inputs that a fitted projection has, and its name."""
+    fitted = (f".{checkpoint.architecture.o_proj}", f".{DOWN_PROJ}.weight")
+    return max((t.shape[1], name) for name, t in checkpoint.headers() if name.endswith(fitted))
+
+
+def perplexity(
+    checkpoint: Checkpoint, ids: Tensor, *, device: str = "cpu", batch: int = 8
+) -> float:
+    """Of text (sequences, length), with one layer of the model in memory at a time."""
+    dtype = checkpoint.compute_dtype(device)
+    with torch.no_grad():
+        stream = LayerwiseModel(checkpoint, ids.split(batch), device, dtype)
+        for index in range(len(stream.layers)):
+            with stream.filled(index):
+                stream.run_all(index)
+            stream.step()
+        head = "lm_head.weight"
+        tied = head not in stream.expected
+        weight = _embedding(checkpoint) if tied else checkpoint.tensor(checkpoint.stored[head])
+        weight = weight.to(device, dtype)
+        # A sequence at a time: the logits are by far the largest tensor.
+        losses = [
+            F.cross_entropy(
+                F.linear(stream.decoder.norm(hidden[:-1]), weight).float(), targets[1:].to(device),
+                reduction="sum",
+            )
+            for hidden, targets in zip(torch.cat(stream.states), ids, strict=True)
+        ]  # fmt: skip
+    mean = torch.stack(losses).double().sum() / ids[:, 1:].numel()
+    return mean.exp().item()
+
+
+def write_refitted(
+    student: Checkpoint, result: Refit, out: Path | str, *, card: str | None = None,
+    force: bool = False,
+) -> None:  # fmt: skip
+    """The pruned model with its new weights, as a folder of the same shapes and types."""
+    with atomic_write(out, force=force, folder=True) as aside:
+        rewrite(student, aside, result.weights.get)
+        if card is not None:
+            (aside / "README.md").write_text(card)
+
+
+# What a projection meets
+
+
+def projections(checkpoint: Checkpoint, layer: nn.Module, index: int) -> list[str]:
+    """Those of a layer that are fitted, in the order in which they come."""
+    if index not in checkpoint.shape.layers:
+        return []
+    kind = checkpoint.architecture
+    _, mixer = kind.mixer.split("{layer}.")
+    o_proj = mixer + kind.o_proj.removesuffix(".weight")
+    has_mlp = any(name == DOWN_PROJ for name, _ in layer.named_modules())  # or else experts
+    return [o_proj, DOWN_PROJ] if has_mlp else [o_proj]
+
+
+def observe(
+    model: LayerwiseModel, index: int, batch: int, projection: str
+) -> tuple[Tensor, Tensor]:
+    """One batch through a filled layer: what enters a projection, and the residual stream behind
+    it; float32 or wider, (tokens, ...)."""
+    layer = model.layers[index]
+    if projection == DOWN_PROJ and hasattr(layer.mlp, "fuse_swiglu"):
+        layer.mlp.fuse_swiglu = False  # fla's fused kernel takes its weight without a call
+    captured: list[Tensor] = []
+
+    def keep(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
+        captured.extend([args[0], output])
+
+    hook = layer.get_submodule(projection).register_forward_hook(keep)
+    try:
+        model.run(index, batch)
+    finally:
+        hook.remove()
+    inputs, output = map(wide, captured)
+    behind_mlp = wide(model.next[batch])
+    stream = behind_mlp if projection == DOWN_PROJ else wide(model.states[batch]) + output
+    return inputs.flatten(0, 1), stream.flatten(0, 1)
+
+
+# Least squares from sums
+
+
+@dataclass
+class _Sums:
+    """Over the rows of X, E: what least squares needs of them, in float64."""
+
+    gram: Tensor  # X^T X, (n, n)
+    cross: Tensor  # E^T X, (hidden, n)
+    square: Tensor  # of E
+    size: Tensor  # the square of the stream that E is a difference of
+
+    @classmethod
+    def zeros(cls, inputs: int, outputs: int, device: str) -> _Sums:
+        zeros = partial(torch.zeros, dtype=torch.float64, device=device)
+        return cls(zeros(inputs, inputs), zeros(outputs, inputs), zeros(()), zeros(()))
+
+    def add(self, X: Tensor, E: Tensor, size: Tensor) -> None:
+        """X: (rows, n), E: (rows, hidden), float32 or wider."""
+        self.gram += X.mT @ X
+        self.cross += E.mT @ X
+        self.square += E.square().sum(dtype=torch.float64)
+        self.size += size.square().sum(dtype=torch.float64)
+
+    def __add__(self, other: _Sums) -> _Sums:
+        return _Sums(
+            self.gram + other.gram, self.cross + other.cross, self.square + other.square,
+            self.size + other.size,
+        )  # fmt: skip
+
+    def error(self, D: Tensor) -> float:
+        """|E - X D^T|^2 for a change D (hidden, n) of the weight."""
+        change = torch.sum((D @ self.gram - 2 * self.cross) * D)
+        return float(self.square + change)
+
+    def solve(self, ridge: float) -> Tensor:
+        """cross (gram + ridge mean(diag) I)^-1, the best change of the weight (hidden, n)."""
+        if math.isinf(ridge) or not self.gram.any():
+            return torch.zeros_like(self.cross)
+        damped = self.gram.clone()
+        damped.diagonal().add_(ridge * self.gram.diagonal().mean())
+        return torch.cholesky_solve(self.cross.mT, torch.linalg.cholesky(damped)).mT
+
+
+def _add_up(
+    pruned: LayerwiseModel,
+    whole: LayerwiseModel,
+    index: int,
+    projection: str,
+    *,
+    first_held_out: int,
+) -> tuple[_Sums, _Sums]:
+    """One pass through a layer: sums over most of the text, and over the batches held out."""
+    hidden, inputs = pruned.layers[index].get_submodule(projection).weight.shape
+    most, held_out = (_Sums.zeros(inputs, hidden, pruned.device) for _ in range(2))
+    for batch in range(len(pruned.states)):
+        if projection == DOWN_PROJ:  # the unpruned model has run through this layer
+            target = wide(whole.next[batch]).flatten(0, 1)
+        else:
+            _, target = observe(whole, index, batch, projection)
+        X, stream = observe(pruned, index, batch, projection)
+        sums = most if batch < first_held_out else held_out
+        sums.add(X, target - stream, target)
+    for attribute, what in (
+        ("gram", f"what enters {projection} of {pruned.checkpoint.folder}"),
+        ("size", f"the residual stream of {whole.checkpoint.folder}"),
+        ("cross", f"the residual stream of {pruned.checkpoint.folder}"),
+    ):
+        if not all(getattr(sums, attribute).isfinite().all() for sums in (most, held_out)):
+            raise InputError(f"refit, layer {index}: NaN or infinity in {what}")
+    return most, held_out
+
+
+def _best_ridge(
+    most: _Sums, held_out: _Sums, ridges: Sequence[float] = RIDGES
+) -> tuple[float, float]:
+    """The one whose solution on most rows has the smallest error on those held out, and that."""
+    errors = {ridge: held_out.error(most.solve(ridge)) for ridge in ridges}
+    best = min(errors, key=errors.__getitem__)
+    return best, errors[best]
+
+
+def _fit(
+    name: str, old: Tensor, most: _Sums, held_out: _Sums, ridges: Sequence[float]
+) -> tuple[Tensor, Fit]:
+    """The new weight in the old one's type, or the old one if rounding leaves nothing gained."""
+    before = old.to(most.gram.device, torch.float64)
+    total = most + held_out
+    ridge, error_held_out = _best_ridge(most, held_out, ridges)
+    new = (before + total.solve(ridge)).to(old.dtype)
+    error = total.error(new.double() - before)
+    if not error < float(total.square):
+        new, ridge = old, math.inf
+        error, error_held_out = float(total.square), float(held_out.square)
+    fit = Fit(
+        name,
+        ridge,
+        error=_share(error, total.square),
+        held_out=_share(error_held_out, held_out.square),
+        damage=_share(float(total.square), total.size),
+    )
+    return new.cpu(), fit
+
+
+def _share(part: float, of: Tensor) -> float:
+    return part / float(of) if of > 0 else 1.0
+
+
+# The models
+
+
+def _embedding(checkpoint: Checkpoint) -> Tensor:
+    """As it is stored."""
+    model, _, _ = unfilled(checkpoint)
+    weight = model.get_input_embeddings().weight
+    name = next(name for name, parameter in model.named_parameters() if parameter is weight)
+    return checkpoint.tensor(checkpoint.stored[name])
+
+
+def widths_of(student: Checkpoint, teacher: Checkpoint) -> str:
+    """The start of an error: what the heads of both have."""
+    mine, theirs = student.shape, teacher.shape
+    return (
+        f"{student.folder} has {mine.width} key channels a head and {teacher.folder} "
+        f"{theirs.width}; of value channels they have {mine.value_width} and {theirs.value_width}"
+    )
+
+
+def check_cut_from(student: Checkpoint, teacher: Checkpoint) -> None:
+    """An error unless all tensors but those over channels have the same names and shapes, and the
+    embeddings, which nothing here changes, the same numbers."""
+    if student.architecture is not teacher.architecture:
+        raise InputError(
+            f"{teacher.folder} is not the model that {student.folder} was cut from: a "
+            f"{teacher.architecture.model_type}, not a {student.architecture.model_type}"
+        )
+    kind = student.architecture
+    over_channels: set[str] = set()
+    values_cut = student.shape.value_width != teacher.shape.value_width
+    for name, (_, parts) in kind.channel_tensors(student.shape).items():
+        if values_cut or any(part.channels == "key" for part in parts):
+            over_channels.add(name)
+    if values_cut:
+        below = (kind.norm, *(part for pair in kind.bottlenecks for part in pair))
+        over_channels |= {kind.name(i, part) for i in student.shape.layers for part in below}
+    shapes = [
+        {
+            name: list(t.shape)
+            for name, t in with_current_names(c.headers(), c.architecture).items()
+            if name not in over_channels
+        }
+        for c in (student, teacher)
+    ]
+    for name in sorted(shapes[0].keys() | shapes[1].keys()):
+        mine, theirs = (part.get(name) for part in shapes)
+        if mine != theirs:
+            raise InputError(
+                f"{teacher.folder} is not the model that {student.folder} was cut from: {name} is "
+                f"{theirs or 'absent'} there and {mine or 'absent'} here"
+            )
+    ours = _embedding(student)
+    if not torch.equal(ours, _embedding(teacher).to(ours.dtype)):  # slicing may have rounded it
+        raise InputError(
+            f"{teacher.folder} is not the model that {student.folder} was cut from: their "
+            "embeddings differ"
+        )

@@ -1,0 +1,327 @@
+"""Strong rank-revealing QR (Gu and Eisenstat 1996): the columns of a matrix that span most.
+
+    M Π = Q [A_k B_k]     A_k: (k, k), C_k: (n - k, n - k)
+            [ 0  C_k]
+
+Column pivoting gives a first Π. A swap of kept column i with dropped column j multiplies
+|det A_k| by exactly
+
+    ρ_ij = sqrt((A_k⁻¹ B_k)_ij² + (γ_j(C_k) / ω_i(A_k))²),
+
+where γ_j is the norm of column j of C_k and 1 / ω_i that of row i of A_k⁻¹. Swaps are made, the
+largest gain first, until none exceeds f. Then, with q = sqrt(1 + f² k (n - k)), for all i and j,
+σ_i(A_k) >= σ_i(M) / q and σ_j(C_k) <= σ_{k+j}(M) q.
+
+One factorisation serves every width: `strong_swaps(pivoted_cholesky(gram), keep)`. It leaves
+n x n numbers a head, and those are worked on by the CPU in float64 wherever the input lies: a GPU
+has no pivoted factorisation, and the choice must not depend on the device. Results go back to it.
+
+At the edges:
+- Fewer rows than columns, zero or duplicate columns, rank below `keep`: the numerically
+  independent columns come first, swapped as if `keep` were the rank, and the lowest of the
+  remaining indices fill up. `largest_gain` speaks of the independent columns; `log_volume` is
+  -inf. A pivot counts as zero from max(rows, n) ε times the largest downwards.
+- A Gram matrix holds squares: a pivot counts as zero from sqrt(n ε) times the largest downwards
+  (2e-7 at n = 128), gains are good to about ε κ(A_k)², and those beyond 1e6 are not resolved.
+  Where that is too little, give the matrix or its R factor.
+- Of columns that tie either may be kept, but always the same one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import scipy.linalg
+import torch
+from numpy.typing import ArrayLike
+from scipy.linalg.lapack import dpstrf
+from torch import Tensor
+
+from statecut.errors import InputError
+
+EPS = torch.finfo(torch.float64).eps
+# A gain this near f counts as f. Otherwise f = 1 would swap a column for its duplicate.
+ROUNDING = 1e-10
+# A swap of gain ρ costs the updated quantities about log10(ρ) of their 16 digits.
+LARGEST_UPDATED_GAIN = 1e3
+# Below this a pivot is zero, whatever the others are: squares of 1 / ω must not overflow.
+SMALLEST_PIVOT = 1e-150
+HEADS_AT_ONCE = 64  # as many as the cache holds
+
+
+@dataclass(frozen=True)
+class PivotedFactor:
+    """M[:, pivots] = Q R for every head, Q not kept; on the CPU."""
+
+    R: Tensor  # (..., n, n) float64, upper triangular; rows from `rank` on are zero
+    pivots: Tensor  # (..., n) int64
+    rank: Tensor  # (...) int64, the numerical rank
+    device: torch.device  # where the input lay and results go
+
+
+@dataclass(frozen=True)
+class StrongRRQR:
+    """Which columns stay, for every head, and how good the choice is."""
+
+    kept: Tensor  # (..., keep) int64, ascending
+    order: Tensor  # (..., n) int64, the permutation Π: kept columns first
+    swaps: Tensor  # (...) int64, made after column pivoting
+    largest_gain: Tensor  # (...) float64, the largest ρ_ij left; 0 where nothing can be swapped
+    log_volume: Tensor  # (...) float64, log |det A_k|
+
+
+def strong_rrqr(matrix: ArrayLike | Tensor, keep: int, f: float = 1.5) -> StrongRRQR:
+    """The `keep` columns of `matrix` (..., rows, columns) that no swap betters by more than f.
+
+    `matrix` is tall, or the R factor of one that is, or a batch. f = math.inf leaves column
+    pivoting alone; `largest_gain` then says what it missed.
+    """
+    return strong_swaps(pivoted_qr(matrix), keep, f)
+
+
+def strong_rrqr_from_gram(gram: ArrayLike | Tensor, keep: int, f: float = 1.5) -> StrongRRQR:
+    """The same from MᵀM (..., columns, columns), as accurate as squares allow."""
+    return strong_swaps(pivoted_cholesky(gram), keep, f)
+
+
+def pivoted_qr(matrix: ArrayLike | Tensor) -> PivotedFactor:
+    """Column-pivoted Householder QR of `matrix` (..., rows, columns)."""
+    matrix = _float64(matrix, "matrix")
+    rows, n = matrix.shape[-2:]
+    # Unpivoted QR of the tall part is the faster, and keeps all norms and angles of columns.
+    tall = torch.linalg.qr(matrix, mode="r").R.cpu()
+    R = torch.zeros(*matrix.shape[:-2], n, n, dtype=torch.float64)
+    R[..., : tall.shape[-2], :] = tall
+    pivots = torch.empty(R.shape[:-1], dtype=torch.int64)
+    for head in np.ndindex(R.shape[:-2]):
+        pivoted, order = scipy.linalg.qr(R[head].numpy(), mode="r", pivoting=True)
+        R[head], pivots[head] = torch.from_numpy(pivoted), torch.from_numpy(order)
+    diagonal = R.diagonal(dim1=-2, dim2=-1).abs()
+    zero = (max(rows, n) * EPS * diagonal[..., :1]).clamp(min=SMALLEST_PIVOT)
+    rank = (diagonal > zero).cumprod(-1).sum(-1)
+    R *= (torch.arange(n) < rank[..., None])[..., None]
+    return PivotedFactor(R, pivots, rank, matrix.device)
+
+
+def pivoted_cholesky(gram: ArrayLike | Tensor) -> PivotedFactor:
+    """Diagonally pivoted Cholesky of `gram` = MᵀM (..., columns, columns): it ends with the R
+    and the pivots of M's pivoted QR."""
+    gram = _float64(gram, "gram")
+    n = gram.shape[-1]
+    if gram.shape[-2] != n:
+        raise InputError(f"gram of shape {tuple(gram.shape)}: the last two sizes must be equal")
+    device, gram = gram.device, gram.cpu()
+    diagonal = gram.diagonal(dim1=-2, dim2=-1)
+    largest = diagonal.amax(-1)
+    # Wide enough for sums in float32, narrow enough for what is no Gram matrix at all.
+    skew = (gram - gram.mT).amax((-2, -1)) > 1e-4 * largest
+    _refuse(skew | (diagonal < 0).any(-1), "gram", "is not symmetric with a diagonal >= 0")
+    zero = (n * EPS * largest).clamp(min=SMALLEST_PIVOT**2)
+    # LAPACK asks that of every pivot but the first.
+    rank = torch.where(largest > zero, n, 0).numpy()
+
+    G = gram.numpy()
+    # LAPACK's columns are numpy's rows: what is filled is L = Rᵀ.
+    L = np.empty(G.shape)
+    pivots = np.empty(G.shape[:-1], dtype=np.int64)
+    for head in np.ndindex(rank.shape):
+        R, pivots[head], r, _ = dpstrf(G[head].T, tol=zero[head].item())
+        rank[head] = min(r, rank[head])
+        R[rank[head] :, rank[head] :] = 0
+        L[head] = R.T
+    R = torch.from_numpy(L).tril_().mT
+    return PivotedFactor(R, torch.from_numpy(pivots - 1), torch.from_numpy(rank), device)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """For many small problems: threads would wait for one another longer than they work, and
+    their number would decide the last bits."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+@_one_thread()
+def strong_swaps(factor: PivotedFactor, keep: int, f: float = 1.5) -> StrongRRQR:
+    """From column pivoting on: swaps until no gain exceeds f (Gu and Eisenstat's algorithm 4)."""
+    n = factor.R.shape[-1]
+    if not 1 <= keep <= n:
+        raise InputError(f"keep {keep} of {n} columns: must lie in 1..{n}")
+    if not f >= 1:
+        raise InputError(f"f {f}: must be at least 1, a swap with less gain would lose volume")
+    batch = factor.rank.shape
+    L, pivots = factor.R.mT.reshape(-1, n, n), factor.pivots.reshape(-1, n)
+    independent = factor.rank.flatten().clamp(max=keep)
+
+    order = torch.arange(n).repeat(len(L), 1)
+    swaps = torch.zeros(len(L), dtype=torch.int64)
+    gain = torch.zeros(len(L), dtype=torch.float64)
+    log_volume = torch.zeros_like(gain)
+    for k in independent.unique().tolist():
+        heads = (independent == k).nonzero().squeeze(-1)
+        if k:
+            for few in heads.split(HEADS_AT_ONCE):
+                swapped = _swap_until_strong(L[few].mT, k, f)
+                order[few], swaps[few], gain[few], log_volume[few] = swapped
+        order[heads] = pivots[heads].gather(-1, order[heads])
+        if k < keep:
+            order[heads, k:] = order[heads, k:].sort().values
+            log_volume[heads] = -math.inf
+
+    kept = order[:, :keep].sort().values
+    parts = (kept, order, swaps, gain, log_volume)
+    return StrongRRQR(*(p.reshape(batch + p.shape[1:]).to(factor.device) for p in parts))
+
+
+def strong_rrqr_slow(matrix: ArrayLike, keep: int, f: float = 1.5) -> StrongRRQR:
+    """The same for one matrix of full rank, refactored at every swap: slow and obvious."""
+    M, k = np.asarray(matrix, dtype=np.float64), keep
+    _, R, order = scipy.linalg.qr(M, mode="economic", pivoting=True)
+    swaps = 0
+    while True:
+        A, B, C = R[:k, :k], R[:k, k:], R[k:, k:]
+        omega = 1 / np.linalg.norm(np.linalg.inv(A), axis=1)
+        gamma = np.linalg.norm(C, axis=0)
+        rho = np.hypot(np.linalg.solve(A, B), gamma / omega[:, None])
+        largest = rho.max(initial=0.0)
+        if largest <= f * (1 + ROUNDING):
+            break
+        i, j = np.argwhere(rho == largest)[0]
+        order[[i, k + j]] = order[[k + j, i]]
+        R = np.linalg.qr(M[:, order], mode="r")
+        swaps += 1
+    log_volume = np.log(np.abs(np.diag(A))).sum()
+    kept = np.sort(order[:k]).astype(np.int64)
+    parts = (kept, order.astype(np.int64), swaps, largest, log_volume)
+    return StrongRRQR(*map(torch.as_tensor, parts))
+
+
+def _swap_until_strong(R: Tensor, k: int, f: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Π, swaps, largest gain and log |det A_k| of R (heads, n, n), every head of rank k at least.
+
+    Swaps come in rounds on updated quantities. After a round R is refactored once in the new
+    order, which shows gain and volume free of what updating lost. A head goes on while a gain
+    exceeds f and its volume really rose. So every head ends, however rounding falls: no order
+    comes twice. One that ends for want of volume keeps its order from before that round, and
+    the largest gain it reports exceeds f.
+    """
+    heads, n = R.shape[:2]
+    order = torch.arange(n).repeat(heads, 1)
+    swaps = torch.zeros(heads, dtype=torch.int64)
+    log_volume, gain, parts = _measure(R, k)
+    going = torch.arange(heads)
+    on = gain > f * (1 + ROUNDING)
+    while on.any():
+        going, parts = going[on], [part[on] for part in parts]
+        trial, count = _swap_round(parts, order[going], f)
+        columns = trial[:, None].expand(-1, n, -1)
+        refactored = torch.linalg.qr(R[going].gather(-1, columns), mode="r").R
+        volume, gain_now, parts = _measure(refactored, k)
+        rose = volume > log_volume[going]
+        better = going[rose]
+        order[better], log_volume[better] = trial[rose], volume[rose]
+        gain[better] = gain_now[rose]
+        swaps[better] += count[rose]
+        on = rose & (gain_now > f * (1 + ROUNDING))
+    return order, swaps, gain, log_volume
+
+
+def _measure(R: Tensor, k: int) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """log |det A_k|, the largest gain, and what swaps update: W = A_k⁻¹, U = W B_k, C_k."""
+    A, B, C = R[:, :k, :k], R[:, :k, k:], R[:, k:, k:]
+    log_volume = A.diagonal(dim1=-2, dim2=-1).abs().log().sum(-1)
+    W = torch.linalg.solve_triangular(A, torch.eye(k).to(A).expand_as(A), upper=True)
+    U = torch.linalg.solve_triangular(A, B, upper=True)
+    return log_volume, _largest_gain(W, U, C)[0], [W, U, C]
+
+
+def _swap_round(parts: list[Tensor], order: Tensor, f: float) -> tuple[Tensor, Tensor]:
+    """The order after swaps by updated gains, and their number. A head's round ends where no
+    gain exceeds f, after a gain too large to update by, and after n swaps."""
+    W, U, C = parts
+    k, n = W.shape[-1], order.shape[-1]
+    count = torch.zeros(len(order), dtype=torch.int64)
+    going = torch.arange(len(order))
+    accurate = torch.ones(len(order), dtype=torch.bool)
+    for _ in range(n):
+        gain, i, j = _largest_gain(W, U, C)
+        on = accurate & (gain > f * (1 + ROUNDING))
+        if not on.any():
+            break
+        going, gain, i, j, W, U, C = (part[on] for part in (going, gain, i, j, W, U, C))
+        _swap(W, U, C, i, j)
+        order[going, i], order[going, k + j] = order[going, k + j], order[going, i]
+        count[going] += 1
+        accurate = gain <= LARGEST_UPDATED_GAIN
+    return order, count
+
+
+def _largest_gain(W: Tensor, U: Tensor, C: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The largest ρ_ij of every head (Gu and Eisenstat's lemma 3.1), its i and its j."""
+    if 0 in U.shape:
+        return torch.zeros(len(U), dtype=U.dtype), torch.zeros(0), torch.zeros(0)
+    omega_inverse = torch.linalg.vector_norm(W, dim=-1)  # (heads, k)
+    gamma = torch.linalg.vector_norm(C, dim=-2)  # (heads, n - k)
+    second = omega_inverse[:, :, None] * gamma[:, None, :]
+    rho_squared, place = torch.addcmul(U.square(), second, second).flatten(1).max(-1)
+    return rho_squared.sqrt(), place // C.shape[-1], place % C.shape[-1]
+
+
+def _swap(W: Tensor, U: Tensor, C: Tensor, i: Tensor, j: Tensor) -> None:
+    """Swap column i of A_k with column j of [B_k; C_k]: W = A_k⁻¹, U = W B_k, C = C_k, in place.
+
+    A_k need not stay triangular, which leaves the rows of [A_k B_k] and of C_k free up to an
+    orthogonal basis each. Along q = W_i: ω_i, A_k has column i alone; along p = c_j / γ_j, c_j
+    has all its length. One rotation in the plane of q and p therefore moves c_j into A_k, and
+    touches one row of each: rank one in W and C_k, rank two in U. O(n²) for a swap.
+    """
+    heads = torch.arange(len(W))
+    gamma = torch.linalg.vector_norm(C[heads, :, j], dim=-1, keepdim=True)
+    omega = 1 / torch.linalg.vector_norm(W[heads, i], dim=-1, keepdim=True)
+    q = W[heads, i] * omega
+    p = torch.where(gamma > 0, C[heads, :, j] / gamma, 0.0)
+    u_ij = U[heads, i, j, None]
+    rho = torch.hypot(u_ij, gamma / omega)
+    cos, sin = u_ij / rho, gamma / (omega * rho)
+
+    # Before and after the rotation: w column of W along q, b row of B_k, c row of C_k along p.
+    e_i = torch.zeros_like(q).scatter_(-1, i[:, None], 1.0)
+    w = (W @ q[..., None]).squeeze(-1)
+    w_new = cos * w - (U[heads, :, j] - e_i) / (rho * omega)
+    b = omega * U[heads, i]
+    c = (p[:, None] @ C).squeeze(-2)
+    b_new, c_new = cos * b + sin * c, cos * c - sin * b
+
+    W += (w_new - w)[..., None] * q[:, None]
+    U += w_new[..., None] * b_new[:, None] - w[..., None] * b[:, None]
+    C += p[..., None] * (c_new - c)[:, None]
+    # Column j is now what was column i of A_k.
+    U[heads, :, j] = e_i - omega * w + cos * omega * w_new
+    C[heads, :, j] = -sin * omega * p
+
+
+def _float64(values: ArrayLike | Tensor, name: str) -> Tensor:
+    """As (..., rows, columns) in float64, on its device, finite in every head."""
+    tensor = torch.as_tensor(values).detach().to(torch.float64)
+    if tensor.ndim < 2 or tensor.shape[-1] == 0:
+        shape = tuple(tensor.shape)
+        raise InputError(f"{name} of shape {shape}: must be (..., rows, columns), no size 0 last")
+    # The norm of a whole head shows both, and numbers whose squares are infinite.
+    norm = torch.linalg.vector_norm(tensor, dim=(-2, -1))
+    _refuse(~norm.isfinite(), name, "holds NaN, infinity or numbers beyond 1e150")
+    return tensor
+
+
+def _refuse(bad: Tensor, name: str, what: str) -> None:
+    """An error that names the first bad head; bad: (...)."""
+    if bad.any():
+        head = tuple(bad.nonzero()[0].tolist())
+        raise InputError(f"{name}{f' of head {head}' if head else ''} {what}")

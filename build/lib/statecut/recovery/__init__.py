@@ -1,0 +1,1 @@
+"""Pretraining and recovery, on one loop, with checkpoints that survive a crash."""

@@ -1,0 +1,174 @@
+"""Checkpoints of a run: complete or absent, verified when read, the last two kept.
+
+A run is known by the digest of what defines it, and so is its folder: started again with the same
+settings it goes on, started with others it begins a new one. Inside:
+
+    run.json          what defines the run, for people
+    lock              held by the process that trains
+    loss.csv          the loss curve as it grows
+    step-00000040/    tensors.safetensors, state.json, loss.csv and manifest.json with their hashes
+
+A checkpoint is written aside, flushed to the disk and then renamed, so that a process killed at
+any moment, or a full disk, leaves the one before as it was.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from statecut.errors import InputError
+from statecut.files import atomic_write, check_writable, digest, read_json, sha256, write_json
+
+logger = logging.getLogger(__name__)
+
+KEPT = 2
+
+TENSORS = "tensors.safetensors"
+STATE = "state.json"
+CURVE = "loss.csv"
+MANIFEST = "manifest.json"  # of a folder: the sha256 of every other file in it, by name
+
+# What reading a damaged checkpoint can raise.
+DAMAGE = (InputError, OSError, SafetensorError, UnicodeDecodeError)
+
+
+@dataclass(frozen=True)
+class Saved:
+    """One checkpoint, read back."""
+
+    tensors: dict[str, Tensor]
+    state: dict[str, Any]
+    curve: str
+
+
+class Checkpoints:
+    """The checkpoints of one run. A context: inside it no other process can use the same ones."""
+
+    def __init__(self, root: Path | str, run: Mapping[str, Any]) -> None:
+        self.run = dict(run)
+        self.folder = Path(root) / digest(self.run)[:16]
+        check_writable(self.folder / MANIFEST)
+        self.lock: int | None = None
+
+    @property
+    def curve(self) -> Path:
+        return self.folder / CURVE
+
+    def __enter__(self) -> Self:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT)
+        try:
+            fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self.lock)
+            raise InputError(
+                f"{self.folder}: another process trains this run; wait for it or end it"
+            ) from None
+        except OSError as error:
+            # Some cluster file systems have no locks; that is no reason not to train.
+            logger.warning(
+                f"{self.folder} cannot be locked ({error.strerror}): start the run only once"
+            )
+        # What a killed process was writing.
+        for left in self.folder.glob(".*"):
+            if left.is_dir():  # and not a file that NFS keeps for whoever has it open
+                shutil.rmtree(left)
+        write_json(self.folder / "run.json", self.run)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._unlock()
+
+    def save(self, step: int, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
+        """Write the checkpoint of a step, with the loss curve up to there."""
+        path = self._path(step)
+        try:
+            with atomic_write(path, folder=True, force=True) as aside:
+                save_file(dict(tensors), aside / TENSORS)
+                write_json(aside / STATE, dict(state))
+                shutil.copyfile(self.curve, aside / CURVE)
+                seal(aside)
+            _flush(self.folder)
+        except (OSError, SafetensorError) as error:
+            kept = self._saved()
+            before = f"the one in {kept[-1].name} is kept" if kept else "there is none before it"
+            raise InputError(
+                f"{path}: the checkpoint could not be written ({error}); {before}: mend that and "
+                "start the same command again"
+            ) from None
+        # Later ones were damaged and skipped, or this step would not have come again.
+        older = [saved for saved in self._saved() if saved <= path]
+        for saved in set(self._saved()) - set(older[-KEPT:]):
+            shutil.rmtree(saved)
+
+    def latest(self) -> Saved | None:
+        """The last one that is complete. Damaged ones are skipped, with a warning."""
+        for path in reversed(self._saved()):
+            try:
+                return _read(path)
+            except DAMAGE as error:
+                logger.warning(f"{path.name} is skipped: {error}")
+        return None
+
+    def remove(self) -> None:
+        """Remove the folder, once the result is written."""
+        self._unlock()  # NFS keeps a file that is open, and with it the folder
+        shutil.rmtree(self.folder)
+
+    def held(self) -> int:
+        """The descriptor of the lock file, for child processes to hold too."""
+        assert self.lock is not None, "outside the context there is none"
+        return self.lock
+
+    def _unlock(self) -> None:
+        if self.lock is not None:
+            os.close(self.lock)
+            self.lock = None
+
+    def _path(self, step: int) -> Path:
+        return self.folder / f"step-{step:08d}"
+
+    def _saved(self) -> list[Path]:
+        return sorted(self.folder.glob("step-*"))
+
+
+def seal(folder: Path) -> None:
+    """Write the manifest of a finished folder."""
+    write_json(folder / MANIFEST, {name: sha256(folder / name) for name in _inside(folder)})
+
+
+def verify(folder: Path) -> None:
+    """An error unless a folder holds what its manifest says."""
+    manifest = read_json(folder / MANIFEST)
+    if not isinstance(manifest, dict) or manifest.keys() != _inside(folder):
+        raise InputError(f"{folder / MANIFEST} does not list what is there")
+    for name, expected in manifest.items():
+        if sha256(folder / name) != expected:
+            raise InputError(f"{folder / name} is damaged: its sha256 is not the manifest's")
+
+
+def _inside(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()} - {MANIFEST}
+
+
+def _read(path: Path) -> Saved:
+    verify(path)
+    return Saved(load_file(path / TENSORS), read_json(path / STATE), (path / CURVE).read_text())
+
+
+def _flush(folder: Path) -> None:
+    """A rename is on the disk only when the folder is."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    os.fsync(descriptor)
+    os.close(descriptor)

@@ -1,0 +1,157 @@
+"""Recovery of a pruned model of one's own: text in, a recovered model out."""
+
+from __future__ import annotations
+
+import logging
+import math
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory, gettempdir
+from typing import Any
+
+from reproduction.config import Preflight
+from reproduction.config.training import Recovery
+from statecut.arguments import check_counts, check_seed
+from statecut.card import card, recovered_facts
+from statecut.data.packing import PackedTokens
+from statecut.data.sources import text_files
+from statecut.errors import InputError
+from statecut.files import atomic_write, check_disk_space, check_writable, explain_full_disk
+from statecut.models.checkpoint import Checkpoint
+from statecut.models.shapes import Shape
+from statecut.preflight.preflight import check_shapes
+from statecut.pruning.prune import check_length, check_out, held_out_sequences, measure, pack_text
+from statecut.pruning.refit import check_cut_from, widths_of
+from statecut.recovery.output import Output
+from statecut.recovery.recovery import recover
+from statecut.serving.engines import computed_wrong
+
+logger = logging.getLogger(__name__)
+
+PREFLIGHT = Preflight(length=256, tolerance=0.01)  # as all configurations have it
+
+
+def recover_folder(
+    model: Path,
+    teacher: Path,
+    out: Path,
+    *,
+    text: Path | None,
+    steps: int,
+    batch: int,
+    parts: int,
+    length: int,
+    epochs: int,
+    learning_rate: float,
+    seed: int,
+    device: str,
+    force: bool,
+) -> list[str]:
+    """Recover the model in a folder with the one it was cut from. What it brought, in lines.
+
+    Killed and called again with the same arguments, it goes on from its last checkpoint.
+    """
+    check_counts(steps=steps, batch=batch, parts=parts, epochs=epochs)
+    if batch % parts:
+        raise InputError(f"--parts {parts}: must divide --batch {batch}")
+    if not 0 < learning_rate < math.inf:
+        raise InputError(f"--learning-rate {learning_rate}: must be a number above 0")
+    check_length(length)
+    check_seed(seed)
+    if text is not None:
+        text_files(text)
+    check_out(out, [model, teacher], text, force=force)
+    checkpoints = check_writable(out.with_name(f"{out.name}.checkpoints"), folder=True)
+    student, wider = Checkpoint(model), Checkpoint(teacher)
+    student.check_no_softmax()
+    student.check_text_only()
+    if not student.shape.narrower_than(wider.shape):
+        raise InputError(
+            f"{widths_of(student, wider)}: give the pruned model first, then the one it was cut "
+            "from"
+        )
+    check_cut_from(student, wider)
+    check_disk_space(out, sum((model / shard).stat().st_size for shard in student.shards()))
+    # Before the text is packed: it may be that the model cannot be trained here.
+    padded_to = trainable_width(student) if device == "cuda" else None
+    sequences = math.ceil(steps * batch / epochs)
+    with TemporaryDirectory() as folder:
+        packed = Path(folder) / "text"
+        with explain_full_disk(gettempdir()):
+            pack_text(
+                text,
+                student,
+                packed,
+                slices={"recovery": sequences, "held_out": held_out_sequences(sequences)},
+                length=length,
+                seed=seed,
+            )
+        data = PackedTokens(packed, slice_name="recovery")
+        source = data.manifest.source
+        settings = paper_settings(
+            steps, batch=batch, parts=parts, epochs=epochs, learning_rate=learning_rate, seed=seed
+        ).model_copy(update={"data": source.name})
+        facts = {
+            **recovered_facts(settings, length, student, wider),
+            "text of the recovery": f"{source.name} ({source.revision})",
+        }
+        write_card = partial(
+            card,
+            out.name,
+            f"{model.name}, recovered by Statecut.",
+            command=f"statecut recover {model.name} {teacher.name} {out.name} "
+            f"--steps {steps} --batch {batch} --length {length} --epochs {epochs} "
+            f"--learning-rate {learning_rate} --seed {seed}"
+            + (f" --text {text.name}" if text else ""),
+            config=student.config,
+            base=model.name,
+        )
+        logger.info("recovery: checkpoints every ten minutes, in %s", checkpoints)
+        recover(
+            model,
+            teacher,
+            data,
+            settings,
+            Output(out, checkpoints=checkpoints, card=write_card(facts), force=force),
+            device=device,
+            padded_to=padded_to,
+        )
+        if not any(checkpoints.iterdir()):  # others may be of other settings
+            checkpoints.rmdir()
+        models = {"teacher": wider, "pruned": student, "recovered": Checkpoint(out)}
+        held_out = measure(models, packed, device=device)
+    with atomic_write(out / "README.md", force=True) as aside:
+        aside.write_text(write_card({**facts, "perplexity after recovery": held_out.fact()}))
+    lines = [
+        held_out.line(),
+        f"recovery             {steps:,} steps, {steps * batch * length:,} tokens",
+    ]
+    if "engine" not in facts:
+        kind = student.architecture.model_type
+        by_ratio = student.shape.value_width == wider.shape.value_width
+        lines += computed_wrong(kind, student.shape, wider.shape, by_ratio=by_ratio)
+    return lines
+
+
+def paper_settings(steps: int, **options: Any) -> Recovery:
+    """As in config/paper.yaml, but for these options."""
+    return Recovery.model_validate({
+        "data": "text/recovery", "steps": steps, "warmup": steps // 20, "floor": 0.1, "eps": 1e-15,
+        "clip": 1.0, "lora": {"rank": 16, "alpha": 32.0},
+        "distillation": {"temperature": 2.0, "weight": 1.0}, **options,
+    })  # fmt: skip
+
+
+def trainable_width(student: Checkpoint) -> int | None:
+    """What its keys are padded to for training on this GPU, None for their own width."""
+    shape, kind = student.shape, student.architecture
+    if kind.rule is None:
+        raise InputError(f"{student.folder}: Statecut trains no {kind.model_type} on a GPU")
+    kernel = Shape(
+        kind.rule.name, kind.call.heads(shape), shape.width, shape.value_heads, shape.value_width
+    )
+    logger.info("preflight: whether this GPU trains %s", kernel.name)
+    (verdict,) = check_shapes([kernel], PREFLIGHT)
+    if not verdict.trainable:
+        raise InputError(f"{kernel.name} cannot be trained on this GPU: {verdict.reason}")
+    return verdict.padded_to

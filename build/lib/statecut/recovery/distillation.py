@@ -1,0 +1,126 @@
+"""Cross-entropy and divergence from a teacher, straight from hidden states.
+
+The logits of a whole batch, (tokens, vocabulary), are by far the largest tensors of training, and
+distillation needs two sets of them. Here only those of a slice of tokens exist. Their gradient is
+known in closed form, so it is computed beside the loss while they are there: nothing is computed
+again for the backward pass. flash-linear-attention has a fused divergence for GPUs; it knows
+neither a temperature nor the cross-entropy, which here comes of the same logits.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+TOKENS_AT_ONCE = 4096
+IGNORED = -100  # the target of a token that nothing follows
+
+
+def next_tokens(ids: Tensor) -> Tensor:
+    """The target of each token of (batch, length): the one after it."""
+    return F.pad(ids[:, 1:], (0, 1), value=IGNORED)
+
+
+def distillation_losses(
+    hidden: Tensor,
+    head: Tensor,
+    teacher_hidden: Tensor,
+    teacher_head: Tensor,
+    targets: Tensor,
+    temperature: float,
+    weight: float,
+    tokens_at_once: int = TOKENS_AT_ONCE,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The loss, ce + weight * kd, and its parts, which have no gradient of their own: the mean
+    cross-entropy over tokens with a target, and the mean over all tokens of
+    T^2 KL(teacher || student) with both distributions at temperature T.
+
+    hidden: (batch, length, d), head: (vocabulary, d), likewise the teacher's, whose d may differ;
+    targets: (batch, length). T^2 keeps the gradient's size the same at every temperature.
+    """
+    losses: tuple[Tensor, Tensor, Tensor] = _Distillation.apply(
+        hidden.flatten(0, 1), head, teacher_hidden.flatten(0, 1), teacher_head, targets.flatten(),
+        temperature, weight, tokens_at_once,
+    )  # fmt: skip
+    return losses
+
+
+class _Distillation(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        head: Tensor,
+        teacher_hidden: Tensor,
+        teacher_head: Tensor,
+        targets: Tensor,
+        temperature: float,
+        weight: float,
+        tokens_at_once: int,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        known = (targets != IGNORED).sum()
+        scales = 1 / known, weight / len(targets)
+        ce = kd = hidden.new_zeros((), dtype=torch.float32)
+        of_hidden, of_head = (
+            torch.zeros_like(x) if needed else None
+            for x, needed in zip((hidden, head), ctx.needs_input_grad, strict=False)
+        )
+        if hidden.is_cuda:
+            from statecut.recovery.distillation_kernel import losses_and_gradient as compute
+        else:
+            compute = losses_and_gradient
+        for start in range(0, len(targets), tokens_at_once):
+            part = slice(start, start + tokens_at_once)
+            more_ce, more_kd, gradient = compute(
+                F.linear(hidden[part], head),
+                F.linear(teacher_hidden[part], teacher_head),
+                targets[part],
+                temperature,
+                scales,
+            )
+            ce, kd = ce + more_ce, kd + more_kd
+            if of_hidden is not None:
+                of_hidden[part] = gradient @ head
+            if of_head is not None:
+                of_head += gradient.T @ hidden[part]
+        ctx.save_for_backward(of_hidden, of_head)
+        ce, kd = ce / known, kd / len(targets)
+        ctx.mark_non_differentiable(ce, kd)
+        return ce + weight * kd, ce, kd
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+        own = (None if x is None else x * upstream.to(x.dtype) for x in ctx.saved_tensors)
+        return *own, *[None] * 6
+
+
+def losses_and_gradient(
+    logits: Tensor,
+    teacher_logits: Tensor,
+    targets: Tensor,
+    temperature: float,
+    scales: tuple[Tensor, float],
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The sums over tokens of the cross-entropy and of T^2 KL(teacher || student), and the gradient
+    by the logits, in their type, of the first sum times one scale plus the second times another.
+
+    All logits: (tokens, vocabulary). On a GPU distillation_kernel.py has the same in one kernel.
+    """
+    logs = logits.float().log_softmax(-1)
+    at_temperature, teacher = (
+        (x.float() / temperature).log_softmax(-1) for x in (logits, teacher_logits)
+    )
+    ce = F.nll_loss(logs, targets, reduction="sum", ignore_index=IGNORED)
+    kd = F.kl_div(at_temperature, teacher, reduction="sum", log_target=True) * temperature**2
+
+    of_ce, of_kd = scales
+    known = (targets != IGNORED)[:, None]
+    gradient = logs.exp_()
+    # Not by a mask, for whose size a GPU would have to be waited for.
+    gradient.scatter_add_(1, targets.clamp_min(0)[:, None], -known.float())
+    gradient *= known * of_ce
+    gradient.add_(at_temperature.exp_() - teacher.exp_(), alpha=temperature * of_kd)
+    return ce, kd, gradient.to(logits.dtype)

@@ -1,0 +1,1 @@
+"""Which engines run a cut model, and what a request costs there."""
