@@ -3,8 +3,8 @@
     python benchmarks/cost_and_gain.py results/lab/results.parquet [--method fisher] [--eps kept]
 
 Markdown: for each model that is refitted, unpruned and at each ratio, the perplexity (--metric)
-after each stage, and of its timings the size of a sequence's state, tokens/s of decoding as a CUDA
-graph in the largest batch of the configuration, and how many sequences fit.
+after each stage, and of its timings the cache per request, tokens/s of decoding as a CUDA
+graph in the largest batch of the configuration, and how many requests fit.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def table(frame: pd.DataFrame, method: str, metric: str) -> Iterator[str]:
     batches = {int(name.removeprefix(SPEED)) for name in frame["metric"] if name.startswith(SPEED)}
     batch = max(batches, default=0)
     head = [
-        "model", "keys cut", *STAGES.values(), "state, MiB", f"tokens/s, {batch} at once",
-        "sequences",
+        "model", "keys cut", *STAGES.values(), "cache per request, MiB", f"tokens/s, {batch} at once",
+        "requests",
     ]  # fmt: skip
     yield f"| {' | '.join(head)} |"
     yield "|---" * len(head) + "|"

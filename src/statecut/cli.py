@@ -28,7 +28,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def run(top: argparse.ArgumentParser, arguments: list[str] | None) -> int:
     """What both commands do with a parser whose commands have set `run`."""
-    logs.start()
+    logs.start(top.prog)
     options = top.parse_args(arguments)
     try:
         with _sigterm_interrupts():

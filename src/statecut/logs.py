@@ -16,11 +16,13 @@ class _Stderr(logging.Handler):
 _HANDLER = _Stderr()
 
 
-def start() -> None:
-    """Show Statecut's records from INFO on, and warnings of all others. Safe to call twice.
+def start(*packages: str) -> None:
+    """Show the library's records, and those of these packages, from INFO on, and warnings of all
+    others. Safe to call twice.
 
     The handler is on the root logger: a library that calls `logging.warning` would otherwise
     configure the root itself, and every message would appear twice.
     """
     logging.getLogger().addHandler(_HANDLER)
-    logging.getLogger("statecut").setLevel(logging.INFO)
+    for package in ("statecut", *packages):
+        logging.getLogger(package).setLevel(logging.INFO)

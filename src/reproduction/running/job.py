@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 def job(snakemake: Any, *, online: bool = False) -> AbstractContextManager[JobConfig]:
     """What stands around the work of a rule's script; a fork server gets the job before that."""
-    logs.start()
+    logs.start("reproduction")
     if snakemake.threads == 1:
         forkserver.hand_over(stays=snakemake.rule in forkserver.STAY)
     from reproduction.running.job_context import job_context
