@@ -46,10 +46,10 @@ from reproduction.config import (
     load_config,
     shape_of,
 )
+from statecut import preflight
 from statecut.files import read_json, write_json
 from statecut.models.shapes import Shape
-from statecut.preflight import preflight
-from statecut.preflight.process import Worker
+from statecut.process import Worker
 
 ROOT = Path(__file__).parent.parent
 SMALL = ROOT / "config" / "lab.yaml"
@@ -63,6 +63,8 @@ OF_PART = {
     "decoding": ("decoding",),
 }
 PARTS = ("preflight", *OF_PART, "twice")
+# What a process that waits for a cell has imported.
+HEAVY = ("reproduction.benchmarking.decoding", "fla.layers", "fla.models")
 # The same cell twice, each time in a process of its own: how far apart?
 TWICE = (
     ("mixer", "forward"),
@@ -307,7 +309,7 @@ def time_cells(
                 results.left_out.append(key)
                 continue
             if not spare:
-                spare.extend(Worker() for _ in range(together(todo[at:])))
+                spare.extend(Worker(*HEAVY) for _ in range(together(todo[at:])))
             for worker in spare:
                 worker.wait()
             worker = spare.popleft()
@@ -364,7 +366,7 @@ def check(
     """The preflight of some shapes."""
     limit_s = max(60.0, min(WARM_LIMIT_S, seconds_left(options)))
     for verdict in preflight.check_shapes(
-        wanted, config.preflight, limit_s=limit_s, jobs=options.jobs, own_process=True
+        wanted, **config.preflight.model_dump(), limit_s=limit_s, jobs=options.jobs
     ):
         say(preflight.table_row(verdict))
         if "no result within" not in verdict.reason:  # the next call may have more time

@@ -23,8 +23,8 @@ from arguments import existing
 
 from reproduction.benchmarking.record import CellRecord, Reading, from_json
 from reproduction.config import load_config
+from statecut import preflight
 from statecut.files import read_json
-from statecut.preflight import preflight
 
 ROOT = Path(__file__).parent.parent
 LABELS = {

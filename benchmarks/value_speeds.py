@@ -23,14 +23,13 @@ from torch import Tensor
 
 from reproduction.benchmarking import Reading, decoding
 from reproduction.benchmarking.cell import readings
-from reproduction.benchmarking.machine import machine, timed_dtype
-from reproduction.benchmarking.passes import capture_graph
+from reproduction.benchmarking.passes import capture_graph, random_model
 from reproduction.benchmarking.timing import memory_for, time_runs
 from reproduction.config import Config, DecodingBenchmark, Measurement, ModelBenchmark
 from reproduction.config.models import Model
 from statecut.errors import InputError
-from statecut.preflight.process import NotMeasured, Worker, in_one_line, run_work
-from statecut.preflight.random_models import random_model
+from statecut.preflight import machine, used_dtype
+from statecut.process import NotMeasured, Worker, in_one_line, run_work
 
 LIMIT_S, TUNING_LIMIT_S = 300.0, 480.0
 PARTS = ("layer", "forward", "training", "decoding")  # the last one needs all memory for itself
@@ -45,7 +44,7 @@ def start_worker() -> Worker:
     paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     if folder not in paths:
         os.environ["PYTHONPATH"] = os.pathsep.join([folder, *paths])
-    return Worker()
+    return Worker("reproduction.benchmarking.decoding", "fla.layers", "fla.models")
 
 
 def with_value_width(spec: Model, value_width: int) -> Model:
@@ -91,7 +90,7 @@ def layer_readings(
     layer = random_model(spec, width, device).eval().get_submodule(name)
     gc.collect()
     size = (benchmark.batch, benchmark.length, spec.hidden_size)
-    x = torch.randn(size, device=device, dtype=timed_dtype(device))
+    x = torch.randn(size, device=device, dtype=used_dtype(device))
 
     @torch.inference_mode()
     def run() -> Tensor:

@@ -1,4 +1,3 @@
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,13 +13,12 @@ from reproduction.benchmarking.decoding import (
     largest,
     state_size,
 )
-from reproduction.benchmarking.passes import layer_pass
+from reproduction.benchmarking.passes import layer_pass, random_model
 from reproduction.benchmarking.record import Runs, metrics
 from reproduction.benchmarking.timing import FEWEST, time_runs
 from reproduction.config import Config, DecodingBenchmark, load_config
 from statecut.errors import InputError
 from statecut.models.architectures import architecture
-from statecut.preflight.random_models import random_model
 
 FOLDER = Path(__file__).parent.parent / "config"
 
@@ -91,17 +89,6 @@ def test_a_batch_that_does_not_fit_is_reported_as_such(demo: Config, tmp_path: P
     assert found.results["tokens_per_s"].reason == (
         "not measured: out of memory at batch 1000000000000"
     )
-
-
-def test_cells_of_no_benchmark_are_refused(demo: Config, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="no measurement of demo"):
-        measure(demo, replace(one(demo, "mixer", "forward"), width=33), tmp_path / "cell.json")
-
-
-def test_a_file_that_is_no_measurement_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "x.json").write_text('{"seconds": 1.0}')
-    with pytest.raises(InputError, match=r"x\.json: not a measurement"):
-        read(tmp_path / "x.json")
 
 
 def test_a_training_run_leaves_gradients_and_a_forward_run_none(demo: Config) -> None:

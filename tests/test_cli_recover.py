@@ -20,7 +20,7 @@ from statecut.errors import InputError
 from statecut.files import read_json
 from statecut.models import create, load, save
 from statecut.models.checkpoint import Checkpoint
-from statecut.preflight.preflight import ShapeVerdict
+from statecut.preflight import ShapeVerdict
 from statecut.pruning.slicing import cut_back, slice_model
 from statecut.recovery import command
 from statecut.recovery.checkpoints import CURVE

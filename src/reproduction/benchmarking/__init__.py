@@ -1,8 +1,4 @@
-"""Speed on the machine at hand, and whether its kernels can be trusted at all.
-
-`measure` times one cell of a benchmark, `preflight.check_shape` checks one shape of a delta rule.
-Both work in processes of their own: a kernel that crashes poisons whatever comes after it.
-"""
+"""Speed on the machine at hand: `measure` times a cell of a benchmark in a process of its own."""
 
 from reproduction.benchmarking.cell import measure
 from reproduction.benchmarking.record import CellRecord, Reading, Runs, read

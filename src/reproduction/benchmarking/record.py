@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from reproduction.config import Config, DecodingBenchmark, Measurement, ModelBenchmark
-from statecut.errors import InputError
 from statecut.files import read_json, write_json
 
 
@@ -75,11 +74,7 @@ def metrics(config: Config, cell: Measurement) -> tuple[str, ...]:
 
 def read(path: Path | str) -> CellRecord:
     """What `CellRecord.write` wrote."""
-    record = read_json(path)
-    try:
-        return from_json(record)
-    except (KeyError, TypeError) as error:
-        raise InputError(f"{path}: not a measurement of Statecut ({error!r})") from None
+    return from_json(read_json(path))
 
 
 def from_json(record: dict[str, Any]) -> CellRecord:
