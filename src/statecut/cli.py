@@ -338,13 +338,10 @@ def _download(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
                          "branch, not the locked one")  # fmt: skip
 
     def run(options: argparse.Namespace) -> None:
-        from reproduction.hub.check import download_and_check
+        from statecut.download import download
 
-        report = download_and_check(
-            None, options.model, update=options.model if options.update else []
-        )
-        print(report.table())
-        report.raise_problems()
+        for line in download(options.model, update=options.update):
+            print(line)
 
     command.set_defaults(run=run)
 
