@@ -186,7 +186,7 @@ def shapes_to_tune(config: Config, cells: list[Measurement]) -> list[Alike]:
     shapes: dict[tuple[str, int, int], Alike] = {}
     for cell in cells:
         key = (cell.subject, cell.width, length_of_cell(config, cell))
-        shapes.setdefault(key, {})[cell.does] = cell
+        shapes.setdefault(key, {})[cell.mode] = cell
     first: dict[tuple[object, ...], Alike] = {}
     rest: list[Alike] = []
     for shape in shapes.values():
@@ -237,7 +237,7 @@ def warm(config: Config, shapes: list[Alike], options: argparse.Namespace) -> No
 
 
 def name(cell: Measurement) -> str:
-    return f"{cell.benchmark} {cell.subject} d_k {cell.width} {cell.does}"
+    return f"{cell.benchmark} {cell.subject} d_k {cell.width} {cell.mode}"
 
 
 class Results:
@@ -290,7 +290,7 @@ def _unfinished(reason: str) -> bool:
 def together(todo: list[tuple[str, Measurement]]) -> int:
     """How many processes are started for the next cells. The largest batch of decoding must have
     the GPU's memory to itself: one process that waits takes less than that search resolves."""
-    small = takewhile(lambda one: one[1].does != "decoding", todo)
+    small = takewhile(lambda one: one[1].mode != "decoding", todo)
     return max(min(2, len(todo)), sum(1 for _ in islice(small, SPARE)))
 
 
@@ -305,7 +305,7 @@ def time_cells(
     try:
         for at, (key, cell) in enumerate(todo):
             left = seconds_left(options)
-            if left < LEAST_S.get(cell.does, 15.0):
+            if left < LEAST_S.get(cell.mode, 15.0):
                 results.left_out.append(key)
                 continue
             if not spare:
@@ -407,9 +407,9 @@ def run(options: argparse.Namespace) -> Results:
 
 
 def _twice(config: Config) -> Iterator[Measurement]:
-    for benchmark, does in TWICE:
+    for benchmark, mode in TWICE:
         if benchmark in config.benchmarks:
-            yield from [c for c in config.measurements(benchmark) if c.does == does][:1]
+            yield from [c for c in config.measurements(benchmark) if c.mode == mode][:1]
 
 
 def main() -> None:

@@ -220,12 +220,12 @@ def tune(cells: list[tuple[str, Split]], config: Config, jobs: int) -> Iterator[
     passes, decodes = benchmarks(config)
     passes = passes.model_copy(update={"warmup": 1, "repeats": 1})
 
-    def once(name: str, split: Split, does: str) -> str:
+    def once(name: str, split: Split, mode: str) -> str:
         spec, width = with_value_width(config.models[name], split[1]), split[0]
         layers = getattr(spec, "softmax_every", None) or 1
         spec = spec.model_copy(update={"num_hidden_layers": layers})
-        cell = Measurement(does, "", spec.kernel, 0.0, width, does)
-        if does == "decoding":
+        cell = Measurement(mode, "", spec.kernel, 0.0, width, mode)
+        if mode == "decoding":
             outcome = start_worker().run(decoding.tune, decodes, spec, cell, limit_s=TUNING_LIMIT_S)
         else:  # transformers' models keep the logits of a batch: not of this many at once
             batch = max(1, passes.batch // 8) if is_hybrid(spec) else passes.batch
@@ -234,7 +234,7 @@ def tune(cells: list[tuple[str, Split]], config: Config, jobs: int) -> Iterator[
                 readings, few, spec, cell, "cuda", 0.0, limit_s=TUNING_LIMIT_S
             )
         reason = outcome.reason and f", {outcome.reason}"
-        return f"tuned {name} {width}x{split[1]} {does}: {outcome.seconds:.0f} s{reason}"
+        return f"tuned {name} {width}x{split[1]} {mode}: {outcome.seconds:.0f} s{reason}"
 
     work = [(name, split, "training") for name, split in cells]
     work += [

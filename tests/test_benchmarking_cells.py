@@ -38,16 +38,16 @@ def demo() -> Config:
     return config.model_copy(update={"benchmarks": benchmarks})
 
 
-def one(config: Config, benchmark: str, does: str, subject: str = ""):
+def one(config: Config, benchmark: str, mode: str, subject: str = ""):
     cells = config.measurements(benchmark)
-    return next(c for c in cells if c.does == does and subject in c.subject)
+    return next(c for c in cells if c.mode == mode and subject in c.subject)
 
 
-@pytest.mark.parametrize("does", ["forward", "training"])
+@pytest.mark.parametrize("mode", ["forward", "training"])
 @pytest.mark.parametrize("subject", ["delta_net", "gated_deltanet"])
 @pytest.mark.parametrize("benchmark", ["mixer", "model"])
-def test_a_cell_has_all_its_numbers_or_the_reason(demo, benchmark, subject, does, tmp_path) -> None:
-    cell = one(demo, benchmark, does, subject)
+def test_a_cell_has_all_its_numbers_or_the_reason(demo, benchmark, subject, mode, tmp_path) -> None:
+    cell = one(demo, benchmark, mode, subject)
     found = measure(demo, cell, tmp_path / "cell.json", own_process=False)
     assert tuple(found.results) == metrics(demo, cell)
     speed = found.results["tokens_per_s"]
@@ -57,7 +57,7 @@ def test_a_cell_has_all_its_numbers_or_the_reason(demo, benchmark, subject, does
     assert (speed.runs.repeats, speed.runs.warmup) == (2, 1)
     assert found.results["peak_memory_gib"].reason == "not measured: no GPU"
     assert found.machine["backend"] == "plain PyTorch"
-    assert found.timed.startswith("forward" if does == "forward" else "forward and backward")
+    assert found.timed.startswith("forward" if mode == "forward" else "forward and backward")
     assert read(tmp_path / "cell.json") == found
 
 

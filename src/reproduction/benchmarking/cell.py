@@ -60,7 +60,7 @@ def measure(
     record = CellRecord(
         cell=cell,
         results={metric: values.get(metric, missing) for metric in metrics(config, cell)},
-        timed=RUNS[benchmark.kind, cell.does],
+        timed=RUNS[benchmark.kind, cell.mode],
         settings=benchmark.model_dump(mode="json"),
         machine=values.get("machine", {}),
         seconds=outcome.seconds,

@@ -37,7 +37,7 @@ def readings(
             run = model_pass(benchmark, random_model(spec, cell.width, device), cell.trains)
         yield "tokens_per_s", clock(run).rate(tokens)
         yield "peak_memory_gib", peak_memory(run, device)
-        if isinstance(benchmark, ModelBenchmark) and benchmark.graphs(cell.does):
+        if isinstance(benchmark, ModelBenchmark) and benchmark.graphs(cell.mode):
             on_cpu = device == "cpu"
             graph = Reading.missing("no GPU") if on_cpu else clock(capture_graph(run)).rate(tokens)
             yield "graph_tokens_per_s", graph

@@ -67,7 +67,7 @@ def metrics(config: Config, cell: Measurement) -> tuple[str, ...]:
     benchmark = config.benchmarks[cell.benchmark]
     if isinstance(benchmark, DecodingBenchmark):
         return (*benchmark.speeds(), "state_mib", "largest_batch", "tokens_per_s_largest")
-    if isinstance(benchmark, ModelBenchmark) and benchmark.graphs(cell.does):
+    if isinstance(benchmark, ModelBenchmark) and benchmark.graphs(cell.mode):
         return ("tokens_per_s", "graph_tokens_per_s", "peak_memory_gib")
     return ("tokens_per_s", "peak_memory_gib")
 
@@ -78,9 +78,11 @@ def read(path: Path | str) -> CellRecord:
 
 
 def from_json(record: dict[str, Any]) -> CellRecord:
-    fields = {name: value for name, value in record.items() if name != "tuning"}  # of old ones
+    # Old ones have `tuning`, and say `does` for the mode of a cell.
+    fields = {name: value for name, value in record.items() if name != "tuning"}
+    cell = {"mode" if name == "does" else name: value for name, value in record["cell"].items()}
     results = {
-        metric: Reading(**reading | {"runs": reading["runs"] and Runs(**reading["runs"])})
+        metric: Reading(**reading | {"runs": (runs := reading.get("runs")) and Runs(**runs)})
         for metric, reading in record["results"].items()
     }
-    return CellRecord(**fields | {"cell": Measurement(**record["cell"]), "results": results})
+    return CellRecord(**fields | {"cell": Measurement(**cell), "results": results})
