@@ -35,8 +35,9 @@ from typing import Any
 from arguments import existing
 from speed_tables import TRAINING, tables
 
-from reproduction.benchmarking import CellRecord, decoding, measure
-from reproduction.benchmarking.record import from_json
+from reproduction.benchmarking import decoding
+from reproduction.benchmarking.cell import measure
+from reproduction.benchmarking.record import CellRecord, from_json
 from reproduction.config import (
     Config,
     DecodingBenchmark,

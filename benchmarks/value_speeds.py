@@ -21,9 +21,10 @@ import hybrid
 import torch
 from torch import Tensor
 
-from reproduction.benchmarking import Reading, decoding
+from reproduction.benchmarking import decoding
 from reproduction.benchmarking.cell import readings
 from reproduction.benchmarking.passes import capture_graph, random_model
+from reproduction.benchmarking.record import Reading
 from reproduction.benchmarking.timing import memory_for, time_runs
 from reproduction.config import Config, DecodingBenchmark, Measurement, ModelBenchmark
 from reproduction.config.models import Model

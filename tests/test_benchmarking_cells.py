@@ -5,7 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reproduction.benchmarking import decoding, measure, read
+from reproduction.benchmarking import decoding
+from reproduction.benchmarking.cell import measure
 from reproduction.benchmarking.decoding import (
     FINENESS,
     Generation,
@@ -14,7 +15,7 @@ from reproduction.benchmarking.decoding import (
     state_size,
 )
 from reproduction.benchmarking.passes import layer_pass, random_model
-from reproduction.benchmarking.record import Runs, metrics
+from reproduction.benchmarking.record import Runs, metrics, read
 from reproduction.benchmarking.timing import FEWEST, time_runs
 from reproduction.config import Config, DecodingBenchmark, load_config
 from statecut.errors import InputError

@@ -236,7 +236,7 @@ def test_too_little_text_is_refused_and_more_epochs_need_less(workplace, capsys)
 def test_a_width_that_a_gpu_does_not_train_is_padded_or_refused(workplace, monkeypatch):
     student = Checkpoint(workplace / "student")
 
-    def verdict(shapes, settings):
+    def verdict(shapes):
         (shape,) = shapes
         assert shape.name == "delta_net-2x8-2x16"
         return [ShapeVerdict(shape, "crashes", padded_to=padded_to, reason="it hangs")]

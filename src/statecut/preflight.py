@@ -27,6 +27,7 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils import collect_env
 
 from statecut import __version__
 from statecut.errors import InputError, nearest
@@ -321,7 +322,7 @@ def machine(device: str) -> dict[str, Any]:
         "device": device,
         "dtype": str(used_dtype(device)).removeprefix("torch."),
         "gpu": torch.cuda.get_device_name() if gpu else None,
-        "driver": triton.driver_version() if gpu else None,
+        "driver": collect_env.get_nvidia_driver_version(collect_env.run) if gpu else None,
         "backend": "triton" if gpu else "plain PyTorch",
         "versions": versions,
     }

@@ -1,6 +1,1 @@
-"""Speed on the machine at hand: `measure` times a cell of a benchmark in a process of its own."""
-
-from reproduction.benchmarking.cell import measure
-from reproduction.benchmarking.record import CellRecord, Reading, Runs, read
-
-__all__ = ["CellRecord", "Reading", "Runs", "measure", "read"]
+"""Speed on the machine at hand, one cell of a benchmark at a time, each in a process of its own."""
