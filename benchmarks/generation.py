@@ -133,8 +133,8 @@ def main() -> None:
     if not torch.cuda.is_available():
         parser.error(f"torch {torch.__version__} finds no GPU here")
     from reproduction.benchmarking.decoding import many_first
+    from reproduction.benchmarking.passes import random_model
     from statecut.models import load
-    from statecut.preflight.random_models import random_model
 
     if options.folder is None:
         model = random_model(models[options.model], options.width, "cuda").eval()

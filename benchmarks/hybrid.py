@@ -49,15 +49,15 @@ from torch import Tensor
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
 from reproduction.benchmarking.decoding import free, largest, many_first, peak_bytes, why_not
-from reproduction.benchmarking.machine import machine, timed_dtype
+from reproduction.benchmarking.passes import random_tokens
 from reproduction.benchmarking.timing import memory_for, out_of_memory, time_runs
 from statecut import logs
 from statecut.models import create, save
 from statecut.models.architectures import architecture
 from statecut.models.checkpoint import Checkpoint
 from statecut.models.generation import GreedyGeneration
-from statecut.preflight.process import FIXED, NotMeasured, in_one_line
-from statecut.preflight.random_models import SEED, random_tokens, relative_error
+from statecut.preflight import machine, relative_error, used_dtype
+from statecut.process import FIXED, NotMeasured, in_one_line
 from statecut.pruning.calibration import calibrate, calibrate_layerwise
 from statecut.pruning.refit import refit
 from statecut.pruning.slicing import Keep, slice_model
@@ -134,12 +134,12 @@ class Bench:
     def model(self, width: int | None = None) -> Any:
         config = self.config(width or self.shapes["linear_key_head_dim"])
         with torch.device(self.device):
-            model = create(config, seed=SEED, dtype=timed_dtype(self.device)).eval()
+            model = create(config, seed=0, dtype=used_dtype(self.device)).eval()
         free()
         return model
 
     def text(self) -> Tensor:
-        generator = torch.Generator().manual_seed(SEED)
+        generator = torch.Generator().manual_seed(0)
         size = (self.options.sequences, self.options.length)
         return torch.randint(self.shapes["vocab_size"], size, generator=generator)
 
@@ -184,7 +184,7 @@ def layerwise(bench: Bench, job: Job) -> Iterator[Row]:
     save(model, bench.folder)
     del model
     about = {"batch": bench.options.batch, "write_seconds": round(time.perf_counter() - start, 1)}
-    dtype = timed_dtype(bench.device)
+    dtype = used_dtype(bench.device)
     work = partial(
         calibrate_layerwise, Checkpoint(bench.folder), batches, device=bench.device, dtype=dtype
     )

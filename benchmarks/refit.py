@@ -37,12 +37,12 @@ import torch
 from arguments import existing
 from torch import Tensor
 
+from reproduction.benchmarking.passes import random_model
 from reproduction.config import Config, load_config
 from statecut.arguments import width as width_of
 from statecut.data.packing import PackedTokens
 from statecut.errors import InputError
 from statecut.models.checkpoint import Checkpoint, save
-from statecut.preflight.random_models import random_model
 from statecut.pruning.calibration import calibrate_folder, drawn_sequences
 from statecut.pruning.methods import METHODS, method_named
 from statecut.pruning.refit import perplexity, refit, write_refitted

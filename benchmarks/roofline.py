@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from reproduction.config import load_config
-from statecut.preflight.process import FIXED
+from statecut.process import FIXED
 
 PAPER = Path(__file__).parents[1] / "config" / "paper.yaml"
 TOKENS = 32  # steps of a graph
@@ -198,7 +198,7 @@ def measured(options: argparse.Namespace, spec: Any, widths: Iterable[int]) -> N
     import torch
 
     from reproduction.benchmarking.decoding import many_first
-    from statecut.preflight.random_models import random_model
+    from reproduction.benchmarking.passes import random_model
 
     bandwidth = copy_bandwidth()
     print(f"{options.model}, {torch.cuda.get_device_name()}, torch {torch.__version__}; "

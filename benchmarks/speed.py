@@ -35,8 +35,9 @@ from typing import Any
 from arguments import existing
 from speed_tables import TRAINING, tables
 
-from reproduction.benchmarking import CellRecord, decoding, measure
-from reproduction.benchmarking.record import from_json
+from reproduction.benchmarking import decoding
+from reproduction.benchmarking.cell import measure
+from reproduction.benchmarking.record import CellRecord, from_json
 from reproduction.config import (
     Config,
     DecodingBenchmark,
@@ -46,10 +47,10 @@ from reproduction.config import (
     load_config,
     shape_of,
 )
+from statecut import preflight
 from statecut.files import read_json, write_json
 from statecut.models.shapes import Shape
-from statecut.preflight import preflight
-from statecut.preflight.process import Worker
+from statecut.process import Worker
 
 ROOT = Path(__file__).parent.parent
 SMALL = ROOT / "config" / "lab.yaml"
@@ -63,6 +64,8 @@ OF_PART = {
     "decoding": ("decoding",),
 }
 PARTS = ("preflight", *OF_PART, "twice")
+# What a process that waits for a cell has imported.
+HEAVY = ("reproduction.benchmarking.decoding", "fla.layers", "fla.models")
 # The same cell twice, each time in a process of its own: how far apart?
 TWICE = (
     ("mixer", "forward"),
@@ -184,7 +187,7 @@ def shapes_to_tune(config: Config, cells: list[Measurement]) -> list[Alike]:
     shapes: dict[tuple[str, int, int], Alike] = {}
     for cell in cells:
         key = (cell.subject, cell.width, length_of_cell(config, cell))
-        shapes.setdefault(key, {})[cell.does] = cell
+        shapes.setdefault(key, {})[cell.mode] = cell
     first: dict[tuple[object, ...], Alike] = {}
     rest: list[Alike] = []
     for shape in shapes.values():
@@ -235,7 +238,7 @@ def warm(config: Config, shapes: list[Alike], options: argparse.Namespace) -> No
 
 
 def name(cell: Measurement) -> str:
-    return f"{cell.benchmark} {cell.subject} d_k {cell.width} {cell.does}"
+    return f"{cell.benchmark} {cell.subject} d_k {cell.width} {cell.mode}"
 
 
 class Results:
@@ -288,7 +291,7 @@ def _unfinished(reason: str) -> bool:
 def together(todo: list[tuple[str, Measurement]]) -> int:
     """How many processes are started for the next cells. The largest batch of decoding must have
     the GPU's memory to itself: one process that waits takes less than that search resolves."""
-    small = takewhile(lambda one: one[1].does != "decoding", todo)
+    small = takewhile(lambda one: one[1].mode != "decoding", todo)
     return max(min(2, len(todo)), sum(1 for _ in islice(small, SPARE)))
 
 
@@ -303,11 +306,11 @@ def time_cells(
     try:
         for at, (key, cell) in enumerate(todo):
             left = seconds_left(options)
-            if left < LEAST_S.get(cell.does, 15.0):
+            if left < LEAST_S.get(cell.mode, 15.0):
                 results.left_out.append(key)
                 continue
             if not spare:
-                spare.extend(Worker() for _ in range(together(todo[at:])))
+                spare.extend(Worker(*HEAVY) for _ in range(together(todo[at:])))
             for worker in spare:
                 worker.wait()
             worker = spare.popleft()
@@ -364,7 +367,7 @@ def check(
     """The preflight of some shapes."""
     limit_s = max(60.0, min(WARM_LIMIT_S, seconds_left(options)))
     for verdict in preflight.check_shapes(
-        wanted, config.preflight, limit_s=limit_s, jobs=options.jobs, own_process=True
+        wanted, **config.preflight.model_dump(), limit_s=limit_s, jobs=options.jobs
     ):
         say(preflight.table_row(verdict))
         if "no result within" not in verdict.reason:  # the next call may have more time
@@ -405,9 +408,9 @@ def run(options: argparse.Namespace) -> Results:
 
 
 def _twice(config: Config) -> Iterator[Measurement]:
-    for benchmark, does in TWICE:
+    for benchmark, mode in TWICE:
         if benchmark in config.benchmarks:
-            yield from [c for c in config.measurements(benchmark) if c.does == does][:1]
+            yield from [c for c in config.measurements(benchmark) if c.mode == mode][:1]
 
 
 def main() -> None:

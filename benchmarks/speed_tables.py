@@ -23,8 +23,8 @@ from arguments import existing
 
 from reproduction.benchmarking.record import CellRecord, Reading, from_json
 from reproduction.config import load_config
+from statecut import preflight
 from statecut.files import read_json
-from statecut.preflight import preflight
 
 ROOT = Path(__file__).parent.parent
 LABELS = {
@@ -46,7 +46,7 @@ class Section:
 
     title: str
     benchmarks: tuple[str, ...]
-    does: str
+    mode: str
     paper: str = ""  # its table, where it has one
     widths: frozenset[int] = frozenset()  # only these, or all
 
@@ -100,7 +100,7 @@ def _verdicts(records: list[dict[str, Any]]) -> str:
 
 def _throughput(section: Section, cells: list[CellRecord]) -> str:
     mine = [c for c in cells if c.cell.benchmark in section.benchmarks]
-    mine = [c for c in mine if c.cell.does == section.does]
+    mine = [c for c in mine if c.cell.mode == section.mode]
     if section.widths:
         mine = [c for c in mine if c.cell.width in section.widths]
     elif "widths" in section.benchmarks:
@@ -189,7 +189,7 @@ def _has_memory(paper: dict) -> bool:
 
 
 def _decoding(cells: list[CellRecord]) -> str:
-    mine = [c for c in cells if c.cell.does == "decoding"]
+    mine = [c for c in cells if c.cell.mode == "decoding"]
     if not mine:
         return ""
     batches = mine[0].settings["batches"]
@@ -225,7 +225,7 @@ def _twice(cells: dict[str, CellRecord]) -> str:
         if cell == key or cell not in cells:
             continue
         label, metric = cell, "tokens_per_s"
-        if second.cell.does == "decoding":
+        if second.cell.mode == "decoding":
             batch = second.settings["batches"][-1]
             label, metric = f"{cell}, batch {batch}", f"{GRAPH}_{batch}"
         a, b = (one.results[metric] for one in (cells[cell], second))
@@ -246,15 +246,15 @@ def plot_widths(record: dict[str, Any], out: Path) -> None:
     cells = [from_json(one) for key, one in record["cells"].items() if not key.startswith(AGAIN)]
     # The widths of the paper's own table are among those of the sweep, and measured once.
     known = {
-        (one.cell.subject, one.cell.width, one.cell.does): one
+        (one.cell.subject, one.cell.width, one.cell.mode): one
         for one in cells
         if one.cell.benchmark in (figure.benchmark, "mixer")
     }
     whole = {
         subject: mixer
         for subject, mixer in benchmark.mixers.items()
-        if all((subject, width, does) in known
-               for width in benchmark.widths for does in benchmark.passes)
+        if all((subject, width, mode) in known
+               for width in benchmark.widths for mode in benchmark.passes)
     }  # fmt: skip
     if not whole:
         sys.exit("no mixer was measured at all widths")
@@ -264,7 +264,7 @@ def plot_widths(record: dict[str, Any], out: Path) -> None:
         sources = []
         for number, cell in enumerate(config.measurements(figure.benchmark)):
             sources.append(Path(folder) / f"{number}.json")
-            found = known[cell.subject, cell.width, cell.does]
+            found = known[cell.subject, cell.width, cell.mode]
             replace(found, cell=cell).write(sources[-1])
         draw(config, name, sources, [out])
     # Figures take the colours of the page they are set in; as a file of its own it has none.

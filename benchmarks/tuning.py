@@ -39,20 +39,14 @@ def first_step(options: argparse.Namespace) -> float:
     from triton.runtime.autotuner import Autotuner
 
     from statecut.models import tiles
-    from statecut.preflight.random_models import random_layer
+    from statecut.models.shapes import Shape
+    from statecut.preflight import random_layer
 
     tritons = dict(vars(Autotuner))
     tiles.SHIPPED = Path("none")
-    layer = random_layer(
-        options.architecture,
-        hidden_size=options.heads * 128,
-        num_heads=options.heads,
-        width=options.width,
-        head_v_dim=128,
-        use_gate=options.architecture == "gated_deltanet",
-        device="cuda",
-        dtype=torch.bfloat16,
-    )
+    shape = Shape(options.architecture, options.heads, options.width, options.heads, 128)
+    gated = options.architecture == "gated_deltanet"
+    layer = random_layer(shape, "cuda", hidden_size=options.heads * 128, use_gate=gated)
     for name in OURS.get(options.way, ()):
         setattr(Autotuner, name, tritons[name])
     x = torch.randn(8, 2048, options.heads * 128, device="cuda", dtype=torch.bfloat16)

@@ -21,16 +21,16 @@ import hybrid
 import torch
 from torch import Tensor
 
-from reproduction.benchmarking import Reading, decoding
+from reproduction.benchmarking import decoding
 from reproduction.benchmarking.cell import readings
-from reproduction.benchmarking.machine import machine, timed_dtype
-from reproduction.benchmarking.passes import capture_graph
+from reproduction.benchmarking.passes import capture_graph, random_model
+from reproduction.benchmarking.record import Reading
 from reproduction.benchmarking.timing import memory_for, time_runs
 from reproduction.config import Config, DecodingBenchmark, Measurement, ModelBenchmark
 from reproduction.config.models import Model
 from statecut.errors import InputError
-from statecut.preflight.process import NotMeasured, Worker, in_one_line, run_work
-from statecut.preflight.random_models import random_model
+from statecut.preflight import machine, used_dtype
+from statecut.process import NotMeasured, Worker, in_one_line, run_work
 
 LIMIT_S, TUNING_LIMIT_S = 300.0, 480.0
 PARTS = ("layer", "forward", "training", "decoding")  # the last one needs all memory for itself
@@ -45,7 +45,7 @@ def start_worker() -> Worker:
     paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     if folder not in paths:
         os.environ["PYTHONPATH"] = os.pathsep.join([folder, *paths])
-    return Worker()
+    return Worker("reproduction.benchmarking.decoding", "fla.layers", "fla.models")
 
 
 def with_value_width(spec: Model, value_width: int) -> Model:
@@ -91,7 +91,7 @@ def layer_readings(
     layer = random_model(spec, width, device).eval().get_submodule(name)
     gc.collect()
     size = (benchmark.batch, benchmark.length, spec.hidden_size)
-    x = torch.randn(size, device=device, dtype=timed_dtype(device))
+    x = torch.randn(size, device=device, dtype=used_dtype(device))
 
     @torch.inference_mode()
     def run() -> Tensor:
@@ -221,12 +221,12 @@ def tune(cells: list[tuple[str, Split]], config: Config, jobs: int) -> Iterator[
     passes, decodes = benchmarks(config)
     passes = passes.model_copy(update={"warmup": 1, "repeats": 1})
 
-    def once(name: str, split: Split, does: str) -> str:
+    def once(name: str, split: Split, mode: str) -> str:
         spec, width = with_value_width(config.models[name], split[1]), split[0]
         layers = getattr(spec, "softmax_every", None) or 1
         spec = spec.model_copy(update={"num_hidden_layers": layers})
-        cell = Measurement(does, "", spec.kernel, 0.0, width, does)
-        if does == "decoding":
+        cell = Measurement(mode, "", spec.kernel, 0.0, width, mode)
+        if mode == "decoding":
             outcome = start_worker().run(decoding.tune, decodes, spec, cell, limit_s=TUNING_LIMIT_S)
         else:  # transformers' models keep the logits of a batch: not of this many at once
             batch = max(1, passes.batch // 8) if is_hybrid(spec) else passes.batch
@@ -235,7 +235,7 @@ def tune(cells: list[tuple[str, Split]], config: Config, jobs: int) -> Iterator[
                 readings, few, spec, cell, "cuda", 0.0, limit_s=TUNING_LIMIT_S
             )
         reason = outcome.reason and f", {outcome.reason}"
-        return f"tuned {name} {width}x{split[1]} {does}: {outcome.seconds:.0f} s{reason}"
+        return f"tuned {name} {width}x{split[1]} {mode}: {outcome.seconds:.0f} s{reason}"
 
     work = [(name, split, "training") for name, split in cells]
     work += [

@@ -1,7 +1,7 @@
 from reproduction.running.job import job
 
 with job(snakemake) as run:
-    from reproduction.benchmarking import measure
+    from reproduction.benchmarking.cell import measure
     from reproduction.config import Measurement
 
     cell = Measurement(**snakemake.params.cell)

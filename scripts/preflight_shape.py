@@ -1,10 +1,12 @@
-from pathlib import Path
+from dataclasses import asdict
 
 from reproduction.running.job import job
 
 with job(snakemake) as run:
+    from statecut.files import write_json
     from statecut.models.shapes import Shape
-    from statecut.preflight.preflight import check_shape
+    from statecut.preflight import check_shapes
 
     shape = Shape(**snakemake.params.shape)
-    check_shape(shape, run.preflight, Path(snakemake.output.verdict), device=run.device)
+    (verdict,) = check_shapes([shape], **run.preflight.model_dump(), device=run.device)
+    write_json(snakemake.output.verdict, asdict(verdict))

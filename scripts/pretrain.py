@@ -6,7 +6,7 @@ with job(snakemake) as run:
     from reproduction.pretraining.trainers import pretrain_model, recipe_of
     from statecut.card import card, pretrained_facts
     from statecut.data.packing import PackedTokens
-    from statecut.preflight.preflight import padding
+    from statecut.preflight import padding
     from statecut.recovery.output import Output
 
     padding(snakemake.input.preflight, may_pad=False)

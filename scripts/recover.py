@@ -4,7 +4,7 @@ with job(snakemake) as run:
     from statecut.card import card, recovered_facts
     from statecut.data.packing import PackedTokens
     from statecut.models.checkpoint import Checkpoint
-    from statecut.preflight.preflight import padding
+    from statecut.preflight import padding
     from statecut.recovery.output import Output
     from statecut.recovery.recovery import recover
 

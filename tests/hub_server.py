@@ -4,7 +4,7 @@
         commit = hub.push("model", "owner/name", {"config.json": b"{}"})
         fetch([HubItem("model", "owner/name")], ..., endpoint=hub.url)
 
-Repositories are kept in memory. Faults are set by file name: `cut`, `hiccup`, `spoiled`, ...
+Repositories are kept in memory. Faults are set by file name: `cut`, `spoiled`, `gated`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import hashlib
 import json
 import re
 import threading
-import time
 from collections import Counter
 from collections.abc import Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -36,12 +35,8 @@ class Hub:
         self.requests: list[str] = []  # paths; those of a HEAD with that word before them
         self.sent: Counter[str] = Counter()  # bytes of content, by file name
         self.cut: dict[str, int] = {}  # the file breaks off there; without a byte more afterwards
-        self.hiccup: dict[str, int] = {}  # the file breaks off there, once
         self.spoiled: set[str] = set()  # one byte of the file is wrong
-        self.rangeless: set[str] = set()  # always sent from the beginning
         self.gated: set[str] = set()  # repositories whose files need a login
-        self.tokens: dict[str, str] = {}  # what the last request for a path came with
-        self.slow = 0.0  # seconds before each 64 KiB of a file
 
     def __enter__(self) -> Hub:
         handler = type("Handler", (_Handler,), {"hub": self})
@@ -88,7 +83,6 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         path = unquote(urlsplit(self.path).path)
         self.hub.requests.append(path if self.command == "GET" else f"HEAD {path}")
-        self.hub.tokens[path] = self.headers.get("Authorization", "")
         if match := re.fullmatch(r"/api/(model|dataset)s/([^/]+/[^/]+)/revision/(.+)", path):
             self.info(*match.groups())
         elif match := re.fullmatch(r"/api/(model|dataset)s/([^/]+/[^/]+)/tree/([^/]+)", path):
@@ -158,10 +152,8 @@ class _Handler(BaseHTTPRequestHandler):
         if path in self.hub.spoiled:
             content = content[:-1] + bytes([content[-1] ^ 1])
         byte_range = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
-        if path in self.hub.rangeless:
-            byte_range = None
         first = int(byte_range[1]) if byte_range else 0
-        last = self.hub.hiccup.pop(path, self.hub.cut.get(path, len(content)))
+        last = self.hub.cut.get(path, len(content))
         if first >= last and path in self.hub.cut:
             self.refuse(503, "Overloaded")
             return
@@ -172,7 +164,6 @@ class _Handler(BaseHTTPRequestHandler):
         self.close_connection = last < len(content)
         for start in range(first, last, 1 << 16):
             piece = content[start : min(start + (1 << 16), last)]
-            time.sleep(self.hub.slow)
             try:
                 self.wfile.write(piece)
             except ConnectionError:  # the client is gone

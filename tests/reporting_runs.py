@@ -114,7 +114,7 @@ def measurement_files(config: Config, folder: Path) -> dict[Measurement, Path]:
     """One file per cell of a run's benchmarks, as `reproduction.benchmarking` writes them."""
     files = {}
     for cell in config.measurements():
-        parts = [cell.benchmark, cell.subject, cell.ratio, cell.width, cell.does]
+        parts = [cell.benchmark, cell.subject, cell.ratio, cell.width, cell.mode]
         files[cell] = folder / f"{'.'.join(map(str, parts))}.json"
         write_json(files[cell], measurement(config, cell))
     return files
@@ -123,7 +123,7 @@ def measurement_files(config: Config, folder: Path) -> dict[Measurement, Path]:
 def measurement(config: Config, cell: Measurement) -> dict:
     benchmark = config.benchmarks[cell.benchmark]
     draw = random.Random(str(cell))
-    speed = 3e5 / (cell.width + 40) * draw.uniform(0.97, 1.03) * (1 + (cell.does == "forward"))
+    speed = 3e5 / (cell.width + 40) * draw.uniform(0.97, 1.03) * (1 + (cell.mode == "forward"))
     no_gpu = {"value": None, "stderr": None, "reason": "not measured: no GPU"}
     no_gpu |= {"note": "", "runs": None}
 

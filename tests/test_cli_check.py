@@ -114,9 +114,9 @@ def test_download_fetches_what_the_configuration_needs(
         fetched.extend(items)
         return {(item.kind, item.name): f"{item}: offline" for item in items}
 
-    monkeypatch.setattr("reproduction.hub.check.fetch", fetch)
+    monkeypatch.setattr("reproduction.download.fetch", fetch)
     assert main(["download", PAPER]) == 2
-    assert fetched == [*hub_sources(load_config(PAPER))]
+    assert tuple(fetched) == hub_sources(load_config(PAPER))
     said = capsys.readouterr()
     items = [line.split("  ")[0] for line in said.out.splitlines()[1:]]
     assert {"tokenizer llama", "model delta_net_1.3B", "corpus fineweb_edu"} < set(items)

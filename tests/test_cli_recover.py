@@ -20,7 +20,7 @@ from statecut.errors import InputError
 from statecut.files import read_json
 from statecut.models import create, load, save
 from statecut.models.checkpoint import Checkpoint
-from statecut.preflight.preflight import ShapeVerdict
+from statecut.preflight import ShapeVerdict
 from statecut.pruning.slicing import cut_back, slice_model
 from statecut.recovery import command
 from statecut.recovery.checkpoints import CURVE
@@ -236,7 +236,7 @@ def test_too_little_text_is_refused_and_more_epochs_need_less(workplace, capsys)
 def test_a_width_that_a_gpu_does_not_train_is_padded_or_refused(workplace, monkeypatch):
     student = Checkpoint(workplace / "student")
 
-    def verdict(shapes, settings):
+    def verdict(shapes):
         (shape,) = shapes
         assert shape.name == "delta_net-2x8-2x16"
         return [ShapeVerdict(shape, "crashes", padded_to=padded_to, reason="it hangs")]

@@ -105,7 +105,7 @@ def test_hub_text_and_tokenizer_at_their_commit(text, tmp_path):
 
 def test_hub_text_that_was_not_downloaded_is_refused(tmp_path):
     config = configured({"kind": "hub", "name": "owner/text"})
-    with pytest.raises(InputError, match=r"owner/text is not in .*: run `statecut download"):
+    with pytest.raises(InputError, match=r"owner/text is not in .*: run `reproduction download"):
         source(config.corpora["documentation"])
 
 

@@ -492,7 +492,7 @@ def test_bad_data_is_named_before_the_model_is_loaded(model, tmp_path, monkeypat
     assert "line 1: field 'text' is int" in refusal('{"text": 3}\n')
     assert "no documents for demo_last_word: the data set is empty" in refusal("")
     recall = '{"context": "a", "question": "b", "answers": []}\n'
-    assert "field 'answers' is empty" in refusal(recall, "demo_recall", "contains")
+    assert "has no right answer" in refusal(recall, "demo_recall", "contains")
     assert "y.jsonl: no such file; it was to hold the data of" in refusal(None, name="y.jsonl")
     assert "expected .jsonl" in refusal("a\n", name="z.csv")
     assert "a .raw file is WikiText's" in refusal("a\n", name="z.raw")
@@ -505,32 +505,20 @@ WINOGRANDE = {"sentence": "The _ is.", "option1": "a", "option2": "b", "answer":
 QA = {"context": "c", "question": "q", "answers": ["a"]}
 FDA = {"text": "t", "key": "k", "value": "v"}
 
+NONE = "has no right answer among its choices: {"
 WRONG = [
-    ("arc_easy", ARC, {"answerKey": "E"}, "field 'answerKey' is 'E', one of 'A', 'B' was expected"),
-    ("arc_easy", ARC, {"choices": {"text": ["a"], "label": ["A", "B"]}},
-     "it has 1 choices with 2 labels"),
-    ("arc_challenge", ARC, {"choices": {"text": ["a"]}},
-     "field 'choices.label' is NoneType, list was expected"),
-    ("hellaswag", HELLASWAG, {"label": ""}, "field 'label' is '', one of '0', '1' was expected"),
-    ("hellaswag", HELLASWAG, {"label": "2"}, "field 'label' is '2', one of '0', '1' was expected"),
-    ("piqa", PIQA, {"label": -1}, "field 'label' is -1, one of 0, 1 was expected"),
-    ("piqa", PIQA, {"label": True}, "field 'label' is bool, int was expected"),
-    ("piqa", PIQA, {"goal": "\ud800"}, "field 'goal' has half of a surrogate pair, '\\ud800'"),
-    ("winogrande", WINOGRANDE, {"sentence": "no gap"}, "field 'sentence' has no gap `_`: 'no gap'"),
-    ("winogrande", WINOGRANDE, {"answer": ""},
-     "field 'answer' is '', one of '1', '2' was expected"),
-    ("based_drop", QA, {"answers": ["3", 3]},
-     "field 'answers' has an item that is int, str was expected"),
-    ("based_drop", QA, {"answers": [""]}, "field 'answers' has no answer that is not empty"),
-    ("based_triviaqa", QA, {"question": " "}, "field 'question' is empty"),
+    ("arc_easy", ARC, {"answerKey": "E"}, NONE),
+    ("arc_challenge", ARC, {"choices": "B"}, "field 'choices' is str, dict was expected"),
+    ("hellaswag", HELLASWAG, {"label": ""}, NONE),
+    ("hellaswag", HELLASWAG, {"label": "2"}, NONE),
+    ("piqa", PIQA, {"label": -1}, NONE),
+    ("winogrande", WINOGRANDE, {"sentence": "no gap"}, NONE),
+    ("winogrande", WINOGRANDE, {"answer": ""}, NONE),
+    ("based_drop", QA, {"answers": [""]}, NONE),
     ("based_nq", QA, {"tok_pos": "7"}, "field 'tok_pos' is str, int was expected"),
-    ("based_nq", QA, {"alt_answers": [None]},
-     "field 'alt_answers' has an item that is NoneType, str was expected"),
     ("based_swde", FDA, {"value": None}, "field 'value' is NoneType, str was expected"),
-    ("demo_choice", TASK_FIELDS["demo_choice"][0], {"gold": 3},
-     "field 'gold' is 3, one of 0, 1, 2 was expected"),
-    ("demo_last_word", {"text": "a b"}, {"text": "one"}, "field 'text' has no two words: 'one'"),
-]  # fmt: skip
+    ("demo_choice", TASK_FIELDS["demo_choice"][0], {"gold": 3}, NONE),
+]
 
 
 @pytest.mark.parametrize(("task", "right", "change", "message"), WRONG)
@@ -641,15 +629,6 @@ def test_what_was_not_downloaded_is_named(model, tmp_path):
         )
 
 
-def test_an_unknown_task_or_suite_has_a_near_name(model, files, tmp_path):
-    with pytest.raises(InputError, match="did you mean 'demo_recall'"):
-        one("demo_recal", "contains", files / "demo_recall.jsonl")
-    with pytest.raises(InputError, match="did you mean 'based_swde'"):
-        task_file("based_swd")
-    with pytest.raises(InputError, match="suite 'suit' is none of demo; did you mean 'suite'"):
-        evaluate(model, "suit", all_four(files), tmp_path / "o.json")
-
-
 def test_a_demo_task_needs_a_file():
     with pytest.raises(InputError, match="demo_prose is on no hub"):
         one("demo_prose", "word_perplexity", None)
@@ -678,7 +657,7 @@ def test_a_downloaded_data_set_is_read_by_its_card(model, tmp_path, monkeypatch)
     assert len(data.documents(parse_task("piqa"))) == 6
     wrong = pyarrow.Table.from_pylist([*rows, {**rows[0], "label": -1}])
     pyarrow.parquet.write_table(wrong, folder / "sub/validation-00000-of-00001.parquet")
-    with pytest.raises(InputError, match=f"{folder}, validation row 7: field 'label' is -1"):
+    with pytest.raises(InputError, match=f"{folder}, validation row 7: has no right answer"):
         evaluate(model, "suite", config, tmp_path / "o.json", cache=tmp_path / "cache2")
     (folder / "sub/validation-00000-of-00001.parquet").unlink()
     with pytest.raises(InputError, match="piqa needs its split 'validation'"):

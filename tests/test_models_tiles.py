@@ -12,9 +12,9 @@ import triton
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from reproduction.benchmarking.tuning import tuners
 from statecut.files import read_json
 from statecut.models import kernels, tiles
+from statecut.preflight import tuners
 
 NAMES = ["B", "H", "K", "BT", "NB"]
 TYPES = ("torch.bfloat16", "torch.float32")

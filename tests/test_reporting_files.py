@@ -161,7 +161,7 @@ def test_a_ratio_says_whose_measurement_is_missing(demo: Config, tmp_path: Path)
 def test_a_table_of_one_pass_needs_no_other(tmp_path: Path) -> None:
     paper = load_config(ROOT / "config" / "paper.yaml")
     shown = {name: paper.timings(name) for name in ("mixer_scaling", "mixer_training")}
-    assert {cell.does for cell in shown["mixer_scaling"]} == {"forward"}
+    assert {cell.mode for cell in shown["mixer_scaling"]} == {"forward"}
     assert sorted(shown["mixer_scaling"] + shown["mixer_training"]) == sorted(
         paper.measurements("mixer")
     )
@@ -176,7 +176,7 @@ def test_wrong_sources_are_refused(demo: Config, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="suite 'zero_shot', expected 'ppl'"):
         make_frame(demo, "sharing", right[::-1], tmp_path / "x")
     timed = [measurements[cell] for cell in demo.timings("mixer_speed")]
-    with pytest.raises(InputError, match=r"it measured .*'width': 16.*, expected .*'width': 32"):
+    with pytest.raises(InputError, match=r"it measured .*width=16.*, expected .*width=32"):
         make_frame(demo, "mixer_speed", timed[::-1], tmp_path / "x")
     with pytest.raises(InputError, match="is not a measurement"):
         make_frame(demo, "mixer_speed", right[: len(timed)], tmp_path / "x")

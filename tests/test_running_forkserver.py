@@ -144,7 +144,7 @@ def test_without_a_server_the_job_runs_as_it_is(tmp_path):
 
 def test_what_is_timed_apart_is_a_fresh_process(served, tmp_path):
     body = (
-        "from statecut.preflight.process import run_work\n"
+        "from statecut.process import run_work\n"
         "loaded = \"'colorsys' in __import__('sys').modules\"\n"
         f"{LOADED}\nprint(run_work(map, eval, [loaded], limit_s=60, own_process=True).values)"
     )
@@ -154,7 +154,7 @@ def test_what_is_timed_apart_is_a_fresh_process(served, tmp_path):
 
 def test_what_is_timed_apart_ends_with_its_job(served, tmp_path):
     body = (
-        "from statecut.preflight.process import run_work\n"
+        "from statecut.process import run_work\n"
         "who = \"open('who', 'w').write(str(__import__('os').getpid()))\"\n"
         "work = [who, \"open('at-work', 'w').close()\", \"__import__('time').sleep(1000)\"]\n"
         "run_work(map, eval, work, limit_s=1000, own_process=True)"

@@ -17,7 +17,7 @@ from values import best, splits
 
 from reproduction.config import load_config
 from statecut.models import create, save
-from statecut.preflight.process import run_work
+from statecut.process import run_work
 
 ROOT = Path(__file__).parents[1]
 DEMO = ROOT / "config" / "demo.yaml"

@@ -188,12 +188,12 @@ def _download(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     def run(options: argparse.Namespace) -> None:
         from reproduction.config import load_config
         from reproduction.config.needs import hub_sources
-        from reproduction.hub.check import download_and_check
+        from reproduction.download import download_and_check
 
         config = load_config(options.config)
         if not hub_sources(config):
             print(f"{options.config}: needs nothing from the hub")
-        report = download_and_check(config, [], update=options.update)
+        report = download_and_check(config, update=options.update)
         if report.findings:
             print(report.table())
         report.raise_problems()

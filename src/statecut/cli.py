@@ -285,9 +285,9 @@ def _preflight(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "whole layers, each shape in a process of its own. Keys whose width does not train are "
         "padded to the next that does; exits 1 if there is none.",
     )
-    command.add_argument("--configfile", type=Path, help="check every shape that this run trains")
-    command.add_argument("--kernel", help="the delta rule, as delta_net; with --widths")
-    command.add_argument("--widths", metavar="N,N,...", help="key channels per head")
+    command.add_argument("--kernel", required=True, help="the delta rule, as delta_net")
+    command.add_argument("--widths", required=True, metavar="N,N,...",
+                         help="key channels per head")  # fmt: skip
     command.add_argument("--heads", type=int, metavar="N",
                          help="heads of keys (as published models have)")  # fmt: skip
     command.add_argument("--value-heads", type=int, metavar="N",
@@ -304,18 +304,17 @@ def _preflight(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     def run(options: argparse.Namespace) -> None:
         import torch
 
+        from statecut import preflight
         from statecut.files import check_writable, write_json
-        from statecut.preflight import preflight
 
         if options.jobs < 1 or not options.limit > 0:
             raise InputError("--jobs must be 1 or more, and --limit more than 0")
-        shapes, settings = preflight.requested_shapes(
-            configfile=options.configfile,
-            kernel=options.kernel,
-            widths=options.widths,
-            heads=options.heads,
-            value_heads=options.value_heads,
-            value_width=options.value_width,
+        shapes = preflight.requested_shapes(
+            options.kernel,
+            options.widths,
+            options.heads,
+            options.value_heads,
+            options.value_width,
         )
         if options.json is not None:
             for shape in shapes:
@@ -323,9 +322,7 @@ def _preflight(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         gpu = torch.cuda.is_available()
         print(torch.cuda.get_device_name() if gpu else "no GPU: checking plain PyTorch on a CPU")
         print(preflight.TABLE_HEAD, flush=True)
-        verdicts = preflight.check_shapes(
-            shapes, settings, limit_s=options.limit, jobs=options.jobs
-        )
+        verdicts = preflight.check_shapes(shapes, limit_s=options.limit, jobs=options.jobs)
         all_train = True
         for verdict in verdicts:
             print(preflight.table_row(verdict), flush=True)
@@ -350,13 +347,10 @@ def _download(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
                          "branch, not the locked one")  # fmt: skip
 
     def run(options: argparse.Namespace) -> None:
-        from reproduction.hub.check import download_and_check
+        from statecut.download import download
 
-        report = download_and_check(
-            None, options.model, update=options.model if options.update else []
-        )
-        print(report.table())
-        report.raise_problems()
+        for line in download(options.model, update=options.update):
+            print(line)
 
     command.set_defaults(run=run)
 

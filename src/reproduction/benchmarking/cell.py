@@ -8,9 +8,7 @@ from typing import Any
 
 from reproduction.benchmarking.record import CellRecord, Reading, metrics
 from reproduction.config import Config, Measurement, Model
-from statecut.errors import InputError
-from statecut.files import check_writable
-from statecut.preflight.process import Worker, run_work
+from statecut.process import Worker, run_work
 
 LIMIT_S = 3000.0  # less than the hour that its job has, or nobody would write down the reason
 
@@ -44,24 +42,25 @@ def measure(
 ) -> CellRecord:
     """Time one of `config.measurements()` and write it to `out` as JSON.
 
-    A shape that its kernels cannot train leaves the reason as its result. It runs in a process of
-    its own where there is a GPU, unless `own_process` says otherwise; `worker` is one that was
-    started before. `seconds` bounds the timed runs.
+    A shape that its kernels cannot train leaves the reason as its result. On a GPU it runs in a
+    process of its own, unless `own_process` says otherwise; `worker` is one that was started
+    before. `seconds` bounds the timed runs.
     """
-    if cell not in config.measurements(cell.benchmark):
-        raise InputError(f"{cell}: no measurement of {config.run}; see Config.measurements()")
-    check_writable(out)
+    from statecut.preflight import default_device
+
     benchmark = config.benchmarks[cell.benchmark]
+    device = device or default_device()
     outcome = run_work(
         readings, benchmark, config.models.get(cell.subject), cell, device, seconds,
-        limit_s=limit_s, own_process=own_process, worker=worker,
+        limit_s=limit_s, worker=worker,
+        own_process=device == "cuda" if own_process is None else own_process,
     )  # fmt: skip
     values = dict(outcome.values)
     missing = Reading.missing(outcome.reason)
     record = CellRecord(
         cell=cell,
         results={metric: values.get(metric, missing) for metric in metrics(config, cell)},
-        timed=RUNS[benchmark.kind, cell.does],
+        timed=RUNS[benchmark.kind, cell.mode],
         settings=benchmark.model_dump(mode="json"),
         machine=values.get("machine", {}),
         seconds=outcome.seconds,
@@ -71,14 +70,12 @@ def measure(
 
 
 def readings(
-    benchmark: Any, spec: Model | None, cell: Measurement, device: str | None,
-    seconds: float | None,
-) -> Iterator[tuple[str, Any]]:  # fmt: skip
+    benchmark: Any, spec: Model | None, cell: Measurement, device: str, seconds: float | None
+) -> Iterator[tuple[str, Any]]:
     """The machine, then the figures of one cell, each by its name."""
     from reproduction.benchmarking import decoding, passes
-    from reproduction.benchmarking.machine import default_device, machine
+    from statecut.preflight import machine
 
-    device = device or default_device()
     yield "machine", machine(device)
     kind = decoding if benchmark.kind == "decoding" else passes
     yield from kind.readings(benchmark, spec, cell, device, seconds)

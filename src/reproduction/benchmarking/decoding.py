@@ -11,13 +11,13 @@ from typing import Any
 
 import torch
 
-from reproduction.benchmarking.machine import default_device
+from reproduction.benchmarking.passes import random_model, random_tokens
 from reproduction.benchmarking.record import Reading
 from reproduction.benchmarking.timing import memory_for, out_of_memory, time_runs
 from reproduction.config import DecodingBenchmark, Measurement, Model
 from statecut.models.generation import GenerationGraph, GreedyGeneration, put, state_tensors
-from statecut.preflight.process import NotMeasured, in_one_line
-from statecut.preflight.random_models import random_model, random_tokens, relative_error
+from statecut.preflight import default_device, relative_error
+from statecut.process import NotMeasured, in_one_line
 
 MIB = 2**20
 FINENESS = 64  # the largest batch is found to one part in this many

@@ -9,17 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from reproduction.benchmarking.machine import timed_dtype
 from reproduction.benchmarking.record import Reading
 from reproduction.benchmarking.timing import memory_for, peak_memory, time_runs
 from reproduction.config import Measurement, MixerBenchmark, Model, ModelBenchmark
-from statecut.preflight.process import NotMeasured
-from statecut.preflight.random_models import (
-    random_layer,
-    random_model,
-    random_tokens,
-    relative_error,
-)
+from statecut.models import create
+from statecut.models.architectures import architecture
+from statecut.models.shapes import Shape
+from statecut.preflight import random_layer, relative_error, used_dtype
+from statecut.process import NotMeasured
 
 PassBenchmark = MixerBenchmark | ModelBenchmark
 
@@ -40,27 +37,32 @@ def readings(
             run = model_pass(benchmark, random_model(spec, cell.width, device), cell.trains)
         yield "tokens_per_s", clock(run).rate(tokens)
         yield "peak_memory_gib", peak_memory(run, device)
-        if isinstance(benchmark, ModelBenchmark) and benchmark.graphs(cell.does):
+        if isinstance(benchmark, ModelBenchmark) and benchmark.graphs(cell.mode):
             on_cpu = device == "cpu"
             graph = Reading.missing("no GPU") if on_cpu else clock(capture_graph(run)).rate(tokens)
             yield "graph_tokens_per_s", graph
 
 
+def random_model(spec: Model, width: int, device: str) -> Any:
+    """The model with d_k = width, made where it will run."""
+    config = spec.fla_config()
+    with torch.device(device):
+        resized = architecture(config).resized(config, width)
+        return create(resized, seed=0, dtype=used_dtype(device))
+
+
+def random_tokens(model: Any, *shape: int) -> Tensor:
+    return torch.randint(0, model.config.vocab_size, shape, device=model.device)
+
+
 def layer_pass(benchmark: MixerBenchmark, cell: Measurement, device: str) -> Callable[[], Tensor]:
     """One pass of the layer over a batch."""
-    dtype = timed_dtype(device)
-    layer = random_layer(
-        cell.kernel,
-        hidden_size=benchmark.hidden_size,
-        num_heads=benchmark.num_heads,
-        width=cell.width,
-        head_v_dim=benchmark.head_v_dim,
-        use_gate=benchmark.mixers[cell.subject].use_gate,
-        device=device,
-        dtype=dtype,
-    )
-    shape = (benchmark.batch, benchmark.length, benchmark.hidden_size)
-    x = torch.randn(shape, device=device, dtype=dtype)
+    heads, hidden_size = benchmark.num_heads, benchmark.hidden_size
+    shape = Shape(cell.kernel, heads, cell.width, heads, benchmark.head_v_dim)
+    use_gate = benchmark.mixers[cell.subject].use_gate
+    layer = random_layer(shape, device, hidden_size=hidden_size, use_gate=use_gate)
+    size = (benchmark.batch, benchmark.length, hidden_size)
+    x = torch.randn(size, device=device, dtype=used_dtype(device))
     if not cell.trains:
         layer.eval()
         return torch.inference_mode()(lambda: layer(x)[0])

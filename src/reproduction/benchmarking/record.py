@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from reproduction.config import Config, DecodingBenchmark, Measurement, ModelBenchmark
-from statecut.errors import InputError
 from statecut.files import read_json, write_json
 
 
@@ -68,24 +67,22 @@ def metrics(config: Config, cell: Measurement) -> tuple[str, ...]:
     benchmark = config.benchmarks[cell.benchmark]
     if isinstance(benchmark, DecodingBenchmark):
         return (*benchmark.speeds(), "state_mib", "largest_batch", "tokens_per_s_largest")
-    if isinstance(benchmark, ModelBenchmark) and benchmark.graphs(cell.does):
+    if isinstance(benchmark, ModelBenchmark) and benchmark.graphs(cell.mode):
         return ("tokens_per_s", "graph_tokens_per_s", "peak_memory_gib")
     return ("tokens_per_s", "peak_memory_gib")
 
 
 def read(path: Path | str) -> CellRecord:
     """What `CellRecord.write` wrote."""
-    record = read_json(path)
-    try:
-        return from_json(record)
-    except (KeyError, TypeError) as error:
-        raise InputError(f"{path}: not a measurement of Statecut ({error!r})") from None
+    return from_json(read_json(path))
 
 
 def from_json(record: dict[str, Any]) -> CellRecord:
-    fields = {name: value for name, value in record.items() if name != "tuning"}  # of old ones
+    # Old ones have `tuning`, and say `does` for the mode of a cell.
+    fields = {name: value for name, value in record.items() if name != "tuning"}
+    cell = {"mode" if name == "does" else name: value for name, value in record["cell"].items()}
     results = {
-        metric: Reading(**reading | {"runs": reading["runs"] and Runs(**reading["runs"])})
+        metric: Reading(**reading | {"runs": (runs := reading.get("runs")) and Runs(**runs)})
         for metric, reading in record["results"].items()
     }
-    return CellRecord(**fields | {"cell": Measurement(**record["cell"]), "results": results})
+    return CellRecord(**fields | {"cell": Measurement(**cell), "results": results})

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from reproduction.benchmarking.record import Reading, Runs
-from statecut.preflight.process import NotMeasured
+from statecut.process import NotMeasured
 
 GIB = 2**30
 FEWEST = 3  # runs, however little time there is

@@ -54,9 +54,9 @@ class ModelBenchmark(BenchmarkBase):
         description="the forward pass as one CUDA graph too: small models wait for Python else",
     )
 
-    def graphs(self, does: str) -> bool:
+    def graphs(self, mode: str) -> bool:
         """Whether a pass is timed as a graph too."""
-        return self.graph and does == "forward"
+        return self.graph and mode == "forward"
 
 
 class DecodingBenchmark(BenchmarkBase):

@@ -157,12 +157,12 @@ def _bad_timings(config: Config) -> Iterator[str]:
     with suppress(InputError):  # a ratio that leaves nothing: in `_bad_sizes`
         for name, table in config.tables.items():
             for cell in () if isinstance(table, QualityTable) else config.timings(name):
-                first = seen.setdefault((cell.subject, cell.width, cell.does), cell.benchmark)
+                first = seen.setdefault((cell.subject, cell.width, cell.mode), cell.benchmark)
                 if first != cell.benchmark:
                     clashes.setdefault((first, cell.benchmark), cell)
     for (first, second), cell in clashes.items():
         yield (
-            f"benchmarks.{second}: times {cell.does} of {cell.subject} at d_k {cell.width}, as "
+            f"benchmarks.{second}: times {cell.mode} of {cell.subject} at d_k {cell.width}, as "
             f"benchmarks.{first} does, and tables show both"
         )
 

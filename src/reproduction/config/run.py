@@ -65,11 +65,11 @@ class Measurement:
     kernel: Kernel
     ratio: float  # 0 for mixers: their widths are given
     width: int  # d_k
-    does: str  # forward, training or decoding
+    mode: str  # forward, training or decoding
 
     @property
     def trains(self) -> bool:
-        return self.does == "training"
+        return self.mode == "training"
 
 
 class Config(Section):
@@ -224,8 +224,8 @@ class Config(Section):
         spec = self._named("tables", table)
         if isinstance(spec, QualityTable):
             raise InputError(f"table {table!r} shows variants, not a benchmark")
-        does = "decoding" if isinstance(spec, DecodingTable) else spec.shows
-        return tuple(cell for cell in self.measurements(spec.benchmark) if cell.does == does)
+        mode = "decoding" if isinstance(spec, DecodingTable) else spec.shows
+        return tuple(cell for cell in self.measurements(spec.benchmark) if cell.mode == mode)
 
     def trained_shapes(self) -> tuple[Shape, ...]:
         """Delta rules that pretraining and recovery will train, for the preflight."""
@@ -300,8 +300,8 @@ class Config(Section):
         if isinstance(benchmark, MixerBenchmark):
             for subject, mixer in benchmark.mixers.items():
                 for d_k in benchmark.widths:
-                    for does in benchmark.passes:
-                        yield Measurement(name, subject, mixer.architecture, 0.0, d_k, does)
+                    for mode in benchmark.passes:
+                        yield Measurement(name, subject, mixer.architecture, 0.0, d_k, mode)
             return
         passes: tuple[str, ...] = ("decoding",)
         if isinstance(benchmark, ModelBenchmark):

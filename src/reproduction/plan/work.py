@@ -105,8 +105,8 @@ class Workloads:
                 cell = inputs.cell(wildcards["benchmark"], wildcards["measured"])
                 benchmark = config.benchmarks[cell.benchmark]
                 if isinstance(benchmark, MixerBenchmark):
-                    return Workload(f"mixer-{benchmark.hidden_size}-{cell.does}", cell.kernel)
-                of = cell.does if cell.does == benchmark.kind else f"{benchmark.kind}-{cell.does}"
+                    return Workload(f"mixer-{benchmark.hidden_size}-{cell.mode}", cell.kernel)
+                of = cell.mode if cell.mode == benchmark.kind else f"{benchmark.kind}-{cell.mode}"
                 return Workload(of, cell.kernel, config.models[cell.subject].parameters)
         return Workload()
 

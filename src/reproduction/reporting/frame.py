@@ -13,7 +13,7 @@ import csv
 import math
 from base64 import b64decode, b64encode
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, NamedTuple, get_args
@@ -24,6 +24,7 @@ import pandera.pandas as pa
 from pandera.errors import SchemaErrors
 from pyarrow import ArrowInvalid
 
+from reproduction.benchmarking.record import from_json
 from reproduction.config import BASELINE, Config, DecodingTable, Measurement, QualityTable, Variant
 from reproduction.config.evaluation import FRACTIONS
 from reproduction.config.section import PrunedStage
@@ -236,7 +237,7 @@ def variant_key(config: Config, variant: Variant, metric: str) -> Key:
 
 def timing_key(config: Config, cell: Measurement, metric: str) -> Key:
     """Timings depend on the width alone, so their method is the baseline or empty."""
-    name = metric if cell.does == "forward" else f"{cell.does}_{metric}"
+    name = metric if cell.mode == "forward" else f"{cell.mode}_{metric}"
     benchmark = config.benchmarks[cell.benchmark]
     if benchmark.kind == "mixer":
         method = BASELINE if cell.width == benchmark.widths[0] else ""
@@ -313,7 +314,7 @@ def _timed(config: Config, cell: Measurement, metric: str, results: Results) -> 
     first = next(
         other
         for other in config.measurements(cell.benchmark)
-        if (other.subject, other.does) == (cell.subject, cell.does)
+        if (other.subject, other.mode) == (cell.subject, cell.mode)
     )
     own, reference = (
         _measured(config, timing_key(config, part, RATIOS[metric]), 0, results)
@@ -402,19 +403,19 @@ def read_measurement(config: Config, cell: Measurement, path: Path | str) -> Ite
 
     The protocol `paper` needs the paper's GPU: on another GPU it is that GPU's name.
     """
-    record = _read_record(path, "a measurement", {"cell", "results", "machine"})
-    if record["cell"] != asdict(cell):
-        raise InputError(f"{path}: it measured {record['cell']}, expected {asdict(cell)}")
+    record = from_json(_read_record(path, "a measurement", {"cell", "results", "machine"}))
+    if record.cell != cell:
+        raise InputError(f"{path}: it measured {record.cell}, expected {cell}")
     protocol, source = config.evaluation.protocol, Path(path).as_posix()
-    gpu = record["machine"].get("gpu") or "CPU"
+    gpu = record.machine.get("gpu") or "CPU"
     if protocol == "paper" and PAPERS_GPU not in gpu:
         protocol = gpu
-    for metric, result in record["results"].items():
+    for metric, reading in record.results.items():
         key = timing_key(config, cell, metric)
-        if result["value"] is None:
-            yield Result(key, 0, reason=result["reason"])
+        if reading.value is None:
+            yield Result(key, 0, reason=reading.reason)
         else:
-            yield Result(key, 0, result["value"], result["stderr"], protocol, source)
+            yield Result(key, 0, reading.value, reading.stderr, protocol, source)
 
 
 def _read_record(path: Path | str, kind: str, keys: set[str]) -> dict[str, Any]:

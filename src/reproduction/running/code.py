@@ -39,7 +39,7 @@ DEVICES = ("cpu", "cuda")
 # configuration are parameters, and downloads are known by their hashes.
 APART = (
     "statecut.card", "statecut.cli", "statecut.data.progress", "statecut.errors", "statecut.hub",
-    "statecut.logs", "reproduction.cli", "reproduction.config", "reproduction.hub",
+    "statecut.logs", "reproduction.cli", "reproduction.config", "reproduction.download",
     "reproduction.running",
 )  # fmt: skip
 # What stands in for kernels where there is no GPU; the preflight compares a GPU's with it.

@@ -127,13 +127,13 @@ class Inputs:
         cell, spec = self.cell(benchmark, measured), self.config.benchmarks[benchmark]
         if isinstance(spec, MixerBenchmark):
             models, mixers = {}, {cell.subject: spec.mixers[cell.subject]}
-            alone = {"mixers": mixers, "widths": [cell.width], "passes": [cell.does]}
+            alone = {"mixers": mixers, "widths": [cell.width], "passes": [cell.mode]}
         else:
             model = self.config.models[cell.subject].model_dump(exclude={"published_as"})
             models = {cell.subject: model | NO_WEIGHTS}
             # A benchmark has one ratio at least; that of a model left whole may be any.
             alone = {"models": [cell.subject], "ratios": [cell.ratio or 0.5]}
-            alone |= {"passes": [cell.does]} if spec.kind == "model" else {}
+            alone |= {"passes": [cell.mode]} if spec.kind == "model" else {}
         benchmarks = {benchmark: {**spec.model_dump(), **alone}}
         return without_labels(self.settings("device", benchmarks=benchmarks, models=models))
 

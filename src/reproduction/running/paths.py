@@ -75,7 +75,7 @@ class Paths:
         return f"{self.root}/preflight/{shape.name}.json"
 
     def measurement(self, cell: Measurement) -> str:
-        name = f"{cell.subject}-{cell.width}-{cell.does}"
+        name = f"{cell.subject}-{cell.width}-{cell.mode}"
         return f"{self.root}/measurements/{cell.benchmark}/{name}.json"
 
     def frame(self, table: str) -> str:

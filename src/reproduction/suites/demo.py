@@ -39,12 +39,12 @@ def make_demo_tasks(
     if words.digest != packed.manifest.tokenizer_digest:
         raise InputError(f"{tokens} was packed with another tokenizer than {tokenizer}")
     pages = list(_pages(packed, words))
-    draw = random.Random(seed)
+    rng = random.Random(seed)
     tasks = {
         "demo_prose": [{"page": page} for page in pages],
-        "demo_last_word": _some(list(_last_words(pages, draw)), draw),
-        "demo_choice": _some(list(_choices(pages, draw)), draw),
-        "demo_recall": list(_recall(pages, draw)),
+        "demo_last_word": _some(list(_last_words(pages, rng)), rng),
+        "demo_choice": _some(list(_choices(pages, rng)), rng),
+        "demo_recall": list(_recall(pages, rng)),
     }
     with atomic_write(out, force=force, folder=True) as aside:
         for name, documents in tasks.items():
@@ -54,10 +54,10 @@ def make_demo_tasks(
             (aside / f"{name}.jsonl").write_text("".join(lines))
 
 
-def _some(documents: list[dict[str, Any]], draw: random.Random) -> list[dict[str, Any]]:
-    """QUESTIONS of them, or all if they are fewer. Drawn with random(), which is the same in every
-    version of Python."""
-    return sorted(documents, key=lambda _: draw.random())[:QUESTIONS]
+def _some(documents: list[dict[str, Any]], rng: random.Random) -> list[dict[str, Any]]:
+    """QUESTIONS of them, or all if they are fewer. Sampled with random(), which is the same in all
+    versions of Python."""
+    return sorted(documents, key=lambda _: rng.random())[:QUESTIONS]
 
 
 def _pages(packed: PackedTokens, words: Tokenizer) -> Iterator[str]:
@@ -80,17 +80,17 @@ def _sentences(pages: list[str]) -> Iterator[tuple[list[str], list[str]]]:
                 before = before + sentence.split()
 
 
-def _last_words(pages: list[str], draw: random.Random) -> Iterator[dict[str, Any]]:
+def _last_words(pages: list[str], rng: random.Random) -> Iterator[dict[str, Any]]:
     """A sentence up to a word of its second half; small models do not know the rare words that
     sentences end with."""
     for before, sentence in _sentences(pages):
         half = len(sentence) // 2
-        last = half + int(draw.random() * half)
+        last = half + int(rng.random() * half)
         if len(sentence) in SENTENCE and sentence[last].isalpha():
             yield {"text": " ".join([*before, *sentence[: last + 1]][-CONTEXT:])}
 
 
-def _choices(pages: list[str], draw: random.Random) -> Iterator[dict[str, Any]]:
+def _choices(pages: list[str], rng: random.Random) -> Iterator[dict[str, Any]]:
     """The second half of a sentence, and the same with two pairs of its words exchanged: the first
     pair, the second, or both. So no choice is nearer to the others, and a model that ignores the
     order of words is right once in four times."""
@@ -98,12 +98,12 @@ def _choices(pages: list[str], draw: random.Random) -> Iterator[dict[str, Any]]:
         if len(sentence) in SENTENCE:
             half = len(sentence) // 2
             words = sentence[half:]
-            places = sorted(range(len(words)), key=lambda _: draw.random())
+            places = sorted(range(len(words)), key=lambda _: rng.random())
             first, second = places[:2], places[2:4]
             wrong = [_exchanged(words, *first), _exchanged(words, *second)]
             wrong.append(_exchanged(wrong[0], *second))
             choices = [" ".join(choice) for choice in wrong]
-            gold = int(draw.random() * CHOICES)
+            gold = int(rng.random() * CHOICES)
             choices.insert(gold, " ".join(words))
             if len(set(choices)) == CHOICES:
                 query = " ".join([*before, *sentence[:half]][-CONTEXT:])
@@ -116,19 +116,19 @@ def _exchanged(words: list[str], first: int, second: int) -> list[str]:
     return changed
 
 
-def _recall(pages: list[str], draw: random.Random) -> Iterator[dict[str, Any]]:
+def _recall(pages: list[str], rng: random.Random) -> Iterator[dict[str, Any]]:
     """Pairs of words, then the first word of a pair again: the answer is its second."""
     known = sorted({word for page in pages for word in re.findall(r"\b[a-z]{4,8}\b", page)})
     if len(known) < 2 * PAIRS:
         return
     for _ in range(QUESTIONS):
-        drawn: list[str] = []
-        while len(drawn) < 2 * PAIRS:
-            word = known[int(draw.random() * len(known))]
-            if word not in drawn:
-                drawn.append(word)
-        pairs = [(drawn[i], drawn[i + PAIRS]) for i in range(PAIRS)]
-        key, value = pairs[int(draw.random() * PAIRS)]
+        sampled: list[str] = []
+        while len(sampled) < 2 * PAIRS:
+            word = known[int(rng.random() * len(known))]
+            if word not in sampled:
+                sampled.append(word)
+        pairs = [(sampled[i], sampled[i + PAIRS]) for i in range(PAIRS)]
+        key, value = pairs[int(rng.random() * PAIRS)]
         yield {
             "context": " ".join(f"The {first} is {second}." for first, second in pairs),
             "question": f"The {key} is",

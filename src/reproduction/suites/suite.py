@@ -26,7 +26,7 @@ from reproduction.suites.harness import (
 from reproduction.suites.protocol import check_protocol, check_task_file
 from statecut.data.sources import Source
 from statecut.data.tokenizer import Tokenizer, check_vocabulary, load_tokenizer
-from statecut.errors import InputError, nearest
+from statecut.errors import InputError
 from statecut.evaluation.language_model import Encoder, LanguageModel
 from statecut.evaluation.statistics import RESAMPLES, SEED
 from statecut.files import (
@@ -105,14 +105,9 @@ def evaluate(
     folder. `dtype` is by default the model's `compute_dtype`: bfloat16 on a GPU, as in the paper.
     """
     out = check_writable(out)
-    if suite not in config.evaluation.suites:
-        near = nearest(suite, config.evaluation.suites)
-        raise InputError(f"suite {suite!r} is none of {config.run}{near}")
     spec = config.evaluation.suites[suite]
     check_protocol(config.evaluation, suite)
     attempted = {column: task for column, task in spec.tasks.items() if not task.not_attempted}
-    if not attempted:
-        raise InputError(f"suite {suite!r}: none of its tasks is attempted")
     for column, task in attempted.items():
         check_task_file(column, task, task_file(task.task))
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")

@@ -6,11 +6,10 @@ sha256 of each file. Nothing here needs a network, huggingface_hub or torch.
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path, PurePosixPath
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 from statecut.errors import InputError
@@ -75,72 +74,40 @@ def merge_items(items: Iterable[HubItem]) -> list[HubItem]:
 
 @dataclass(frozen=True)
 class PinnedFile:
-    """What a file must be. Its path is relative to the folder of its repository.
+    """What a file must be."""
 
-    The digest is a sha256. Until a file is downloaded it may be git's own hash (40 digits), which
-    is what the hub lists for small files, or empty for one that is still to be converted.
-    """
-
-    path: str
     size: int
-    digest: str
-    source: PinnedFile | None = None  # the pickled file on the hub that this one is converted from
+    sha256: str = ""  # of a small file unknown until it was fetched: the hub does not list it
+    converted_from: dict[str, Any] | None = None  # path, size and sha256 of the pickled file
 
-    def __post_init__(self) -> None:
-        if ".." in PurePosixPath(self.path).parts or PurePosixPath(self.path).is_absolute():
-            raise InputError(f"file {self.path!r} would lie outside of its folder")
+    def fetched(self, path: str) -> tuple[str, PinnedFile]:
+        """What is on the hub: the file itself, or the one that it is converted from."""
+        if self.converted_from is None:
+            return path, self
+        values = self.converted_from
+        return values["path"], PinnedFile(values["size"], values["sha256"])
 
     def matches(self, file: Path) -> bool:
         """The size is compared first: it costs no reading."""
-        if not self.digest or not file.is_file() or file.stat().st_size != self.size:
-            return False
-        return (sha256(file) if len(self.digest) == 64 else _git_hash(file)) == self.digest
-
-    def with_sha256(self, file: Path) -> PinnedFile:
-        return self if len(self.digest) == 64 else replace(self, digest=sha256(file))
-
-    def to_json(self) -> dict[str, Any]:
-        values: dict[str, Any] = {"sha256": self.digest, "size": self.size}
-        if self.source:
-            values["converted_from"] = {"path": self.source.path, **self.source.to_json()}
-        return values
-
-    @classmethod
-    def from_json(cls, path: str, values: dict[str, Any]) -> PinnedFile:
-        origin = values.get("converted_from")
-        source = cls.from_json(origin["path"], origin) if origin else None
-        return cls(path, values["size"], values["sha256"], source)
+        right_size = file.is_file() and file.stat().st_size == self.size
+        return right_size and sha256(file) == self.sha256
 
 
 @dataclass(frozen=True)
 class Pin:
-    """A repository in the lock file."""
+    """A repository in the lock file. Paths of files are relative to its folder."""
 
     revision: str
     commit: str
     patterns: tuple[str, ...]
-    files: tuple[PinnedFile, ...]
-
-    def __post_init__(self) -> None:
-        if not re.fullmatch(r"[0-9a-f]{40}", self.commit):
-            raise InputError(f"commit {self.commit!r}: must be 40 hexadecimal digits")
+    files: dict[str, PinnedFile]
 
     def check_revision(self, item: HubItem) -> None:
         if item.revision not in (self.revision, self.commit):
             raise InputError(
                 f"{item}: revision {item.revision!r} is wanted, but {self.revision!r} is locked "
-                f"(commit {self.commit}): run `reproduction download CONFIG --update "
-                f"{item.name}`"
+                f"(commit {self.commit}): run `reproduction download CONFIG --update {item.name}`"
             )
-
-    def to_json(self) -> dict[str, Any]:
-        files = {file.path: file.to_json() for file in self.files}
-        return {**vars(self), "patterns": list(self.patterns), "files": files}
-
-    @classmethod
-    def from_json(cls, values: dict[str, Any]) -> Pin:
-        files = tuple(PinnedFile.from_json(*file) for file in values["files"].items())
-        return cls(values["revision"], values["commit"], tuple(values["patterns"]), files)
 
 
 @dataclass(frozen=True)
@@ -151,23 +118,25 @@ class Downloads:
     lock: Path = Path("config/revisions.lock")
 
     def pins(self) -> dict[Key, Pin]:
-        if not self.lock.exists():
-            return {}
-        values = read_json(self.lock)
+        values = read_json(self.lock) if self.lock.exists() else {}
+        pins: dict[Key, Pin] = {}
         try:
-            return {
-                (kind, name): Pin.from_json(pin)
-                for kind in get_args(Kind)
-                for name, pin in values.get(f"{kind}s", {}).items()
-            }
-        except (KeyError, TypeError, AttributeError, InputError) as error:
-            reason = f"{type(error).__name__}: {error}"
-            raise InputError(f"{self.lock} is not a lock file ({reason})") from None
+            for kind in get_args(Kind):
+                for name, pin in values.get(f"{kind}s", {}).items():
+                    files = {path: PinnedFile(**file) for path, file in pin["files"].items()}
+                    patterns = tuple(pin["patterns"])
+                    pins[kind, name] = Pin(pin["revision"], pin["commit"], patterns, files)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise InputError(f"{self.lock} is not a lock file ({error!r})") from None
+        return pins
 
     def write_pins(self, pins: dict[Key, Pin]) -> None:
-        values: dict[str, dict[str, Any]] = {f"{kind}s": {} for kind in get_args(Kind)}
+        values: dict[str, Any] = {f"{kind}s": {} for kind in get_args(Kind)}
         for (kind, name), pin in pins.items():
-            values[f"{kind}s"][name] = pin.to_json()
+            values[f"{kind}s"][name] = asdict(pin)
+            for file in values[f"{kind}s"][name]["files"].values():
+                if file["converted_from"] is None:
+                    del file["converted_from"]
         write_json(self.lock, values)
 
     def commits(self) -> dict[Key, str]:
@@ -179,20 +148,12 @@ class Downloads:
         return self.folder / f"{kind}s" / name.replace("/", "--") / commit
 
     def resolve(
-        self,
-        kind: Kind,
-        name: str,
-        *,
-        revision: str | None = None,
-        patterns: Sequence[str] | None = None,
-        verify: bool = False,
-    ) -> Path:
-        """The folder of a locked repository, whose files are complete.
-
-        Every file must have its locked size, and with `verify` its sha256. `revision` and
-        `patterns`, where given, must be what was locked: a configuration that was changed since the
-        download is refused.
-        """
+        self, kind: Kind, name: str, *, revision: str | None = None,
+        patterns: Sequence[str] | None = None, verify: bool = False,
+    ) -> Path:  # fmt: skip
+        """The folder of a locked repository, whose files are complete: each has its locked size,
+        with `verify` its sha256. `revision` and `patterns`, where given, must be what was locked: a
+        configuration that was changed since the download is refused."""
         item = HubItem(kind, name, revision or "main")
         command = f"statecut download {name}" if kind == "model" else "reproduction download CONFIG"
         remedy = f"run `{command}` on a machine with a network"
@@ -201,23 +162,17 @@ class Downloads:
             raise InputError(f"{item} is not in {self.lock}: {remedy}")
         if revision is not None:
             pin.check_revision(item)
-        if patterns is not None:
-            new = sorted({*(patterns or DEFAULT_PATTERNS[kind])} - {*pin.patterns})
-            if new:
-                raise InputError(
-                    f"{item}: its files {', '.join(new)} are not in {self.lock}: {remedy}"
-                )
+        wanted = DEFAULT_PATTERNS[kind] if patterns == () else patterns or ()
+        if new := sorted({*wanted} - {*pin.patterns}):
+            raise InputError(f"{item}: its files {', '.join(new)} are not in {self.lock}: {remedy}")
         folder = self.path(item.key, pin.commit)
-        for file in pin.files:
-            path = folder / file.path
+        for name, file in pin.files.items():
+            path = folder / name
             if not path.is_file():
                 raise InputError(f"{item}: {path} is missing: {remedy}")
-            if (size := path.stat().st_size) != file.size:
-                raise InputError(
-                    f"{item}: {path} has {size} bytes, {self.lock} says {file.size}: {remedy}"
-                )
-            if verify and not file.matches(path):
-                raise InputError(f"{item}: {path} has not the sha256 of {self.lock}: {remedy}")
+            if path.stat().st_size != file.size or (verify and not file.matches(path)):
+                what = "sha256" if verify else "size"
+                raise InputError(f"{item}: {path} has not the {what} of {self.lock}: {remedy}")
         return folder
 
     def find(self, kind: Kind, name: str, *, revision: str) -> Path | None:
@@ -237,16 +192,10 @@ def model_folder(source: Path | str) -> Path:
     """The folder of a model: `source` itself, or that of a downloaded hub model (owner/name)."""
     if Path(source).exists():
         return Path(source)
-    parts = str(source).split("/")
-    if len(parts) == 2 and all(parts) and not parts[0].startswith("."):
+    if re.fullmatch(r"[^./][^/]*/[^/]+", str(source)):
         # Of a model that a run only times, only the config may have been downloaded.
         try:
-            return DOWNLOADS.resolve("model", str(source), patterns=DEFAULT_PATTERNS["model"])
+            return DOWNLOADS.resolve("model", str(source), patterns=())
         except InputError as error:
             raise InputError(f"{source}: no such folder; as a name on the hub: {error}") from None
     raise InputError(f"{source}: no such folder, and no hub name (owner/name) either")
-
-
-def _git_hash(path: Path) -> str:
-    content = path.read_bytes()
-    return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()

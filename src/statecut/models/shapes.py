@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 Kernel = Literal["delta_net", "gated_deltanet"]
+WIDEST = 256
+"""Key channels per head: the kernels take no wider keys."""
 Channels = Literal["key", "value"]
 """Whose channels: those of keys are those of queries too."""
 

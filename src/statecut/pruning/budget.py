@@ -13,8 +13,7 @@ from fractions import Fraction
 
 from statecut.errors import InputError
 from statecut.models.checkpoint import Checkpoint
-from statecut.models.shapes import MixerShape
-from statecut.preflight.preflight import WIDEST
+from statecut.models.shapes import WIDEST, MixerShape
 from statecut.pruning.slicing import can_express, check_widths
 from statecut.serving.engines import Engine
 

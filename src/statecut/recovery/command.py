@@ -9,7 +9,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
 from typing import Any
 
-from reproduction.config import Preflight
 from reproduction.config.training import Recovery
 from statecut.arguments import check_counts, check_seed
 from statecut.card import card, recovered_facts
@@ -19,7 +18,7 @@ from statecut.errors import InputError
 from statecut.files import atomic_write, check_disk_space, check_writable, explain_full_disk
 from statecut.models.checkpoint import Checkpoint
 from statecut.models.shapes import Shape
-from statecut.preflight.preflight import check_shapes
+from statecut.preflight import check_shapes
 from statecut.pruning.prune import check_length, check_out, held_out_sequences, measure, pack_text
 from statecut.pruning.refit import check_cut_from, widths_of
 from statecut.recovery.output import Output
@@ -27,8 +26,6 @@ from statecut.recovery.recovery import recover
 from statecut.serving.engines import computed_wrong
 
 logger = logging.getLogger(__name__)
-
-PREFLIGHT = Preflight(length=256, tolerance=0.01)  # as all configurations have it
 
 
 def recover_folder(
@@ -151,7 +148,7 @@ def trainable_width(student: Checkpoint) -> int | None:
         kind.rule.name, kind.call.heads(shape), shape.width, shape.value_heads, shape.value_width
     )
     logger.info("preflight: whether this GPU trains %s", kernel.name)
-    (verdict,) = check_shapes([kernel], PREFLIGHT)
+    (verdict,) = check_shapes([kernel])
     if not verdict.trainable:
         raise InputError(f"{kernel.name} cannot be trained on this GPU: {verdict.reason}")
     return verdict.padded_to

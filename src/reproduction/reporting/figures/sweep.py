@@ -26,14 +26,14 @@ def draw_sweep(config: Config, name: str, sources: Sequence[Path]) -> Figure:
     speeds = _read_speeds(config, spec.benchmark, sources)
     figure = new_figure(PAGE if len(benchmark.passes) > 1 else COLUMN + 0.9, 2.3)
     panels = np.atleast_1d(figure.subplots(1, len(benchmark.passes), sharex=True))
-    for axes, does in zip(panels, benchmark.passes, strict=True):
+    for axes, mode in zip(panels, benchmark.passes, strict=True):
         ends = []
         for subject, mixer in benchmark.mixers.items():
             shade = KERNELS[mixer.architecture]
             points = [
                 (cell.width, result.value, result.stderr or 0.0)
                 for cell, result in sorted(speeds.items(), key=lambda item: item[0].width)
-                if (cell.subject, cell.does) == (subject, does)
+                if (cell.subject, cell.mode) == (subject, mode)
             ]
             missing = [width for width, value, _ in points if value is None]
             if missing:
@@ -44,7 +44,7 @@ def draw_sweep(config: Config, name: str, sources: Sequence[Path]) -> Figure:
                 markersize=3, elinewidth=0.8, linestyle=GATED[mixer.use_gate],
             )  # fmt: skip
             ends.append((known[-1, 1] if len(known) else 0.0, mixer.label, shade))
-        axes.set_title(PASSES[does])
+        axes.set_title(PASSES[mode])
         axes.set_ylim(bottom=0)
         axes.set_xlim(0, max(benchmark.widths) * 1.02)
         axes.set_xticks(ticks(benchmark.widths))

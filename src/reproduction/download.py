@@ -26,13 +26,15 @@ from reproduction.config.needs import (
 )
 from reproduction.config.sources import HubCorpus, LocalCorpus
 from reproduction.corpora import make_tokenizer, survey_corpus
+from reproduction.running.import_model import check_sizes
 from reproduction.suites.data import documents
 from reproduction.suites.protocol import DOCUMENTS
 from statecut.data.tokenizer import Tokenizer, check_vocabulary, load_backend
+from statecut.download import describe
 from statecut.errors import InputError
-from statecut.files import read_json
-from statecut.hub.downloads import DOWNLOADS, Downloads, HubItem, Key
+from statecut.hub.downloads import DOWNLOADS, Downloads, Key
 from statecut.hub.fetch import fetch
+from statecut.process import in_one_line
 
 logger = logging.getLogger(__name__)
 
@@ -71,37 +73,29 @@ class DownloadReport:
 
     def raise_problems(self) -> None:
         """An error that names everything that is wrong, if anything is."""
-        problems = [f"{item.item}: {item.problem}" for item in self.findings if item.problem]
-        lines = []
-        if self.failures:
-            lines += ["not downloaded (run the same command again to go on from here):"]
-            lines += [f"  {reason}" for reason in self.failures.values()]
+        problems = [f"  {item.item}: {item.problem}" for item in self.findings if item.problem]
+        failures = [f"  {reason}" for reason in self.failures.values()]
+        if failures:
+            failures.insert(0, "not downloaded (run the same command again to go on from here):")
         if problems:
-            lines += ["downloaded, but not what is needed:"]
-            lines += [f"  {problem}" for problem in problems]
-        if lines:
+            problems.insert(0, "downloaded, but not what is needed:")
+        if lines := [*failures, *problems]:
             raise InputError("\n".join(lines))
 
 
 def download_and_check(
-    config: Config | None,
-    models: Sequence[str] = (),
+    config: Config,
     *,
     update: Sequence[str] = (),
     downloads: Downloads = DOWNLOADS,
     endpoint: str | None = None,
 ) -> DownloadReport:
-    """Fetch all that a configuration needs, and models by their hub names, and open all of it."""
-    items = [
-        *(HubItem("model", name) for name in models),
-        *(hub_sources(config) if config else ()),
-    ]
+    """Fetch all that a configuration needs, and open all of it."""
+    items = hub_sources(config)
     failures: Mapping[Key, str] = {}
     if items or update:
         failures = fetch(items, downloads, update=update, endpoint=endpoint)
-    check = _Check(failures, downloads)
-    findings = [*(check.run(config) if config else ()), *check.named(models)]
-    return DownloadReport(tuple(findings), failures)
+    return DownloadReport(tuple(_Check(failures, downloads).run(config)), failures)
 
 
 class _Check:
@@ -136,11 +130,6 @@ class _Check:
                 paper = config.evaluation.protocol == "paper"
                 yield self._finding(f"task {task.task}", key, self._task, task, paper)
 
-    def named(self, models: Sequence[str]) -> Iterator[Finding]:
-        """Models by their hub names, as far as they can be checked without a configuration."""
-        for name in models:
-            yield self._finding(f"model {name}", ("model", name), self._named, name)
-
     def _finding(
         self, item: str, key: Key | None, look: Callable[..., str], *arguments: Any
     ) -> Finding:
@@ -150,16 +139,13 @@ class _Check:
         logger.info("looking into %s", item)
         try:
             return Finding(item, commit, look(*arguments))
-        except InputError as error:
-            return Finding(item, commit, "WRONG, see below", str(error))
-        except Exception as error:  # of a library; the other items are still to be reported
-            problem = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+        except Exception as error:  # of a library, too; the other items are still to be reported
+            problem = str(error) if isinstance(error, InputError) else in_one_line(error)
             return Finding(item, commit, "WRONG, see below", problem)
 
     def _tokenizer(self, config: Config, name: str) -> str:
-        with TemporaryDirectory() as scratch:
-            out = Path(scratch) / name
-            tokenizer = make_tokenizer(config, name, out, downloads=self.downloads)
+        with TemporaryDirectory() as out:
+            tokenizer = make_tokenizer(config, name, Path(out) / name, downloads=self.downloads)
         for model in needed_models(config).values():
             if model.tokenizer == name:
                 check_vocabulary(tokenizer, model.vocab_size)
@@ -167,36 +153,20 @@ class _Check:
         return f"{tokenizer.vocabulary_size:,} tokens"
 
     def _model(self, model: Model) -> str:
-        from reproduction.running.import_model import check_sizes
-
-        source = model.source
+        source: Any = model.source
         if source.kind == "hub":
             folder = self.downloads.resolve("model", source.name, revision=source.revision)
         else:
-            assert source.kind == "local"
             folder = Path(source.path)
         check_sizes(model, folder)
-        return f"{_parameters(folder)}; {self._own_tokenizer(folder, model.tokenizer)}"
+        return f"{describe(folder)}; {self._own_tokenizer(folder, model.tokenizer)}"
 
     def _shape(self, model: Model) -> str:
         """Of a model that is only timed nothing but its config was fetched."""
-        from reproduction.running.import_model import check_sizes
-
         assert model.source.kind == "hub"
         check_sizes(model, self.downloads.resolve("model", model.source.name))
-        return (
-            f"{model.num_hidden_layers} layers, {model.num_heads} heads of {model.head_k_dim}; "
-            "only timed, without its weights"
-        )
-
-    def _named(self, name: str) -> str:
-        from statecut.models.architectures import ARCHITECTURES
-
-        folder = self.downloads.resolve("model", name)
-        model_type = read_json(folder / "config.json").get("model_type")
-        if model_type not in ARCHITECTURES:
-            return f"model_type {model_type!r} is none that Statecut knows: its hashes only"
-        return _parameters(folder)
+        sizes = f"{model.num_hidden_layers} layers, {model.num_heads} heads of {model.head_k_dim}"
+        return f"{sizes}; only timed, without its weights"
 
     def _own_tokenizer(self, folder: Path, name: str) -> str:
         """Whether the tokenizer in a model's folder gives the ids of the one the run gives it."""
@@ -207,22 +177,13 @@ class _Check:
             return f"its own tokenizer was not compared: {name} is not there"
         (ids, encode), tokenizer = own, self.tokenizers[name]
         new = tokenizer.backend.get_vocab(with_added_tokens=False)
-        differences = [
-            f"{token!r} has id {ids.get(token, 'none')} in its own, {new.get(token, 'none')} in "
-            f"{name}"
-            for token in sorted(ids | new)
-            if ids.get(token) != new.get(token)
-        ]
-        differences += [
-            f"{text!r} is cut into other tokens"
-            for text in PROBES
-            if encode(text) != tokenizer.encode(text).tolist()
-        ]
-        if differences:
-            more = f"; and {len(differences) - 3} more differences" if differences[3:] else ""
+        other = sorted(token for token in ids | new if ids.get(token) != new.get(token))
+        other += [text for text in PROBES if encode(text) != tokenizer.encode(text).tolist()]
+        if other:
             raise InputError(
                 f"{folder}: its own tokenizer is not {name}, which the run gives it: "
-                f"{'; '.join(differences[:3])}{more}: give it its own in `tokenizers`"
+                f"{len(other):,} tokens and texts have other ids, {other[0]!r} first: give it its "
+                "own in `tokenizers`"
             )
         return f"its own tokenizer is {name}"
 
@@ -237,29 +198,7 @@ class _Check:
         return f"{count:,} documents" + (f" ({task.note})" if task.note else "")
 
 
-def _parameters(folder: Path) -> str:
-    from statecut.models.checkpoint import Checkpoint, check_parameters
-
-    checkpoint = Checkpoint(folder)
-    shape = checkpoint.shape
-    widths = dict.fromkeys((shape.width, shape.value_width))
-    layers = (
-        f"{checkpoint.text_config['num_hidden_layers']} layers, {shape.heads} heads of "
-        f"{' x '.join(map(str, widths))}"
-    )
-    try:
-        count, ignored = check_parameters(checkpoint)
-    except ImportError as error:  # a hybrid's class needs flash-attn
-        return (
-            f"{layers}; its class cannot be made here, so its parameters are not compared: {error}"
-        )
-    unused = f"; {len(ignored)} tensors are not used ({ignored[0]}, ...)" if ignored else ""
-    return f"{layers}, {count:,} parameters{unused}"
-
-
-def _tokens_and_encoder(
-    folder: Path,
-) -> tuple[dict[str, int], Callable[[str], list[int]]] | None:
+def _tokens_and_encoder(folder: Path) -> tuple[dict[str, int], Callable[[str], list[int]]] | None:
     """The vocabulary of a folder's tokenizer, and the ids that it gives a text, if it has one."""
     if (file := folder / "tokenizer.json").is_file():
         backend = load_backend(file)
@@ -268,7 +207,6 @@ def _tokens_and_encoder(
     if (file := folder / "tokenizer.model").is_file():
         from sentencepiece import SentencePieceProcessor
 
-        processor = SentencePieceProcessor(model_file=str(file))
-        ids = range(processor.vocab_size())
-        return {processor.id_to_piece(i): i for i in ids}, processor.encode
+        pieces = SentencePieceProcessor(model_file=str(file))
+        return {pieces.id_to_piece(i): i for i in range(pieces.vocab_size())}, pieces.encode
     return None

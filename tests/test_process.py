@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from reproduction.running.forkserver import pidfd
-from statecut.preflight.process import Outcome, Worker, run_work
+from statecut.process import Outcome, Worker, run_work
 
 # Work that any process can import: a generator that maps a function over values.
 
@@ -37,13 +37,13 @@ def test_what_was_found_before_the_end_is_kept(work: tuple, kept: list, reason: 
 
 
 def test_a_process_started_ahead_can_be_closed_without_work() -> None:
-    worker = Worker(())
+    worker = Worker()
     worker.close()
     assert worker.process.returncode == -signal.SIGKILL
 
 
 def test_a_process_that_was_waited_for_has_imported_and_works_as_any() -> None:
-    worker = Worker(("colorsys",))
+    worker = Worker("colorsys")
     worker.wait()
     worker.wait()
     loaded = "'colorsys' in __import__('sys').modules"
@@ -51,15 +51,15 @@ def test_a_process_that_was_waited_for_has_imported_and_works_as_any() -> None:
 
 
 def test_a_process_that_cannot_import_says_so() -> None:
-    worker = Worker(("no_such_module",))
+    worker = Worker("no_such_module")
     worker.wait()
     assert "no_such_module" in worker.run(iter, [1], limit_s=60).reason
 
 
 def test_work_ends_with_the_process_that_waits_for_it() -> None:
     code = (
-        "import time\nfrom statecut.preflight.process import Worker\n"
-        "worker = Worker(())\nworker.wait()\nprint(worker.process.pid, flush=True)\n"
+        "import time\nfrom statecut.process import Worker\n"
+        "worker = Worker()\nworker.wait()\nprint(worker.process.pid, flush=True)\n"
         "worker.run(map, time.sleep, [1000], limit_s=1000)"
     )
     job = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)

@@ -20,8 +20,9 @@ from hub_server import Hub
 from safetensors.torch import load_file, save
 
 from reproduction.config import parse_config
-from reproduction.hub.check import DownloadReport, download_and_check
+from reproduction.download import DownloadReport, download_and_check
 from statecut.data.tokenizer import train_tokenizer
+from statecut.download import download
 from statecut.errors import InputError
 from statecut.hub.downloads import Downloads
 
@@ -104,7 +105,12 @@ class World:
     words: Files
     settings: dict[str, Any] = field(default_factory=settings)
 
-    def download(self, *models: str, configured: bool = True) -> DownloadReport:
+    @property
+    def place(self) -> dict[str, Any]:
+        downloads = Downloads(self.folder / "hub", self.folder / "lock")
+        return {"downloads": downloads, "endpoint": self.hub.url}
+
+    def download(self) -> DownloadReport:
         for kind, name, files in (
             ("model", "owner/net", self.net),
             ("model", "owner/words", self.words),
@@ -112,12 +118,7 @@ class World:
             ("dataset", "baber/piqa", self.piqa),
         ):
             self.hub.push(kind, name, files)
-        return download_and_check(
-            parse_config(self.settings, "test.yaml") if configured else None,
-            models,
-            downloads=Downloads(self.folder / "hub", self.folder / "lock"),
-            endpoint=self.hub.url,
-        )
+        return download_and_check(parse_config(self.settings, "test.yaml"), **self.place)
 
     def change_weights(self, change: Callable[[dict[str, torch.Tensor]], None]) -> None:
         tensors = load_file(self.folder / "made" / "model" / "model.safetensors")
@@ -229,16 +230,15 @@ def test_another_tokenizer(world: World, sentencepiece: bool) -> None:
     assert re.search(
         r"model net: .*: its own tokenizer is not words, which the run gives it:", message
     )
-    assert re.search(r"'\S+' has id (none|\d+) in its own, (none|\d+) in words", message)
+    assert re.search(r"\d+ tokens and texts have other ids, '", message)
 
 
 def test_the_same_tokens_cut_otherwise(world: World) -> None:
     own = json.loads(world.net["tokenizer.json"])
     own["pre_tokenizer"]["add_prefix_space"] = True
     world.net["tokenizer.json"] = json.dumps(own).encode()
-    assert "'The state of a linear model keeps what it reads.' is cut into" in problem(
-        world.download()
-    )
+    message = problem(world.download())
+    assert "texts have other ids, 'The state of a linear model keeps what it reads.'" in message
 
 
 def test_a_model_without_a_tokenizer_is_said_and_not_refused(world: World) -> None:
@@ -314,15 +314,14 @@ def test_a_pickle_is_converted_and_then_checked(world: World) -> None:
 
 
 def test_a_model_without_a_configuration(world: World) -> None:
-    report = world.download("owner/net", configured=False)
-    report.raise_problems()
-    assert report.table().endswith(f"2 layers, 2 heads of 16, {PARAMETERS}")
+    world.hub.push("model", "owner/net", world.net)
     world.hub.push("model", "owner/other", world.net | {"config.json": b'{"model_type": "llama"}'})
-    report = world.download("owner/other", configured=False)
-    report.raise_problems()
-    assert report.table().endswith(
-        "model_type 'llama' is none that Statecut knows: its hashes only"
-    )
+    net, other = download(["owner/net", "owner/other"], **world.place)
+    assert re.fullmatch(rf"owner/net at \w{{8}}: 2 layers, 2 heads of 16, {PARAMETERS}", net)
+    assert other.endswith("model_type 'llama' is none that Statecut knows: only its hashes are "
+                          "checked")  # fmt: skip
+    with pytest.raises(InputError, match=r"goes on from here\):\n  model owner/none: Repository"):
+        [*download(["owner/net", "owner/none"], **world.place)]
 
 
 def test_a_local_file_stands_in_for_a_dead_data_set(world: World) -> None:
@@ -366,7 +365,7 @@ def test_what_a_library_says_of_one_thing_does_not_keep_the_others_from_being_to
     def broken(*_: Any, **__: Any) -> int:
         raise RuntimeError("no such thing\nand more")
 
-    monkeypatch.setattr("reproduction.hub.check.documents", broken)
+    monkeypatch.setattr("reproduction.download.documents", broken)
     report = world.download()
     assert "task piqa: RuntimeError: no such thing" in problem(report)
     assert PARAMETERS in report.table()

@@ -18,7 +18,7 @@ from hub_server import Hub
 from safetensors.torch import load_file, save_file
 
 from reproduction.config import load_config
-from reproduction.hub.check import download_and_check
+from reproduction.download import download_and_check
 from statecut.data.tokenizer import train_tokenizer
 from statecut.files import read_json, write_json
 
