@@ -181,7 +181,8 @@ def test_the_file_of_partitions_is_named_where_it_promised_too_much(profile):
     Path("mine.yaml").write_text("partitions:\n  cpu:\n    max_runtime: 2880\n")
     requests = [asked("-p cpu -t 2880", by_file=True)]
     assert findings(requests, CLUSTER, profile, Path("mine.yaml")) == [
-        "mine.yaml:2: tokens: asks for 48 h, partition cpu allows 2 h"
+        "mine.yaml:2: tokens: asks for 48 h, partition cpu allows 2 h; nor can gpu: asks for 48 h, "
+        "partition gpu allows 24 h"
     ]
 
 
