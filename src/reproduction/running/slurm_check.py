@@ -34,6 +34,9 @@ class Node:
     memory_mb: float
     gpus: Mapping[str, int]  # of each kind; the kind is "" where Slurm does not know it
 
+    def gpus_of(self, kind: str) -> int:
+        return self.gpus.get(kind, 0) if kind else sum(self.gpus.values())
+
 
 @dataclass(frozen=True)
 class Partition:
@@ -111,15 +114,13 @@ def _node(node: dict[str, str], partition: dict[str, str]) -> Node:
 
 
 def to_minutes(time: str) -> float:
-    """Slurm's times: minutes[:seconds], hours:minutes:seconds, days-hours[:minutes[:seconds]]."""
-    if not re.fullmatch(r"(\d+-)?\d+(:\d+){0,2}", time):
+    """Minutes, as in sbatch's command; or [days-]hours:minutes:seconds, as scontrol shows them."""
+    if time.isdecimal():
+        return int(time)
+    if not (match := re.fullmatch(r"(?:(\d+)-)?(\d+):(\d+):(\d+)", time)):
         return inf  # UNLIMITED, INFINITE, NONE
-    days, dash, rest = time.rpartition("-")
-    parts = [int(part) for part in rest.split(":")]
-    if not dash and len(parts) < 3:
-        parts = [0, *parts]
-    hours, minutes, seconds = [*parts, 0, 0][:3]
-    return 1440 * int(days or 0) + 60 * hours + minutes + seconds / 60
+    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
+    return 1440 * days + 60 * hours + minutes + seconds / 60
 
 
 def judge(request: Request, cluster: Mapping[str, Partition]) -> list[Problem]:
@@ -157,7 +158,7 @@ def problems(request: Request, partition: Partition) -> Iterator[Problem]:
     per_task = int(request.option("ntasks", "1")) * int(request.option("cpus-per-task", "1"))
 
     def lacking(node: Node) -> Iterator[Problem]:
-        has = sum(node.gpus.values()) if not kind else node.gpus.get(kind, 0)
+        has = node.gpus_of(kind)
         cores = per_gpu * min(gpus, has) or per_task  # fewer GPUs, fewer cores
         memory = int(request.option("mem")) or cores * int(request.option("mem-per-cpu"))
         if gpus > has:
@@ -169,7 +170,8 @@ def problems(request: Request, partition: Partition) -> Iterator[Problem]:
             text = f"asks for {memory / 1000:.4g} GB, a node of {where} has"
             yield "mem_mb", f"{text} {node.memory_mb / 1000:.4g} GB"
 
-    yield from min(([*lacking(node)] for node in nodes), key=len)
+    largest = sorted(nodes, key=lambda node: (node.gpus_of(kind), node.memory_mb), reverse=True)
+    yield from min(([*lacking(node)] for node in largest), key=len)
 
 
 def _time(minutes: float) -> str:
@@ -245,13 +247,12 @@ def _keys(file: Path) -> dict[tuple[str, ...], int]:
     return dict(below(yaml.compose(file.read_text()), ()))
 
 
-def read_requests(arguments: Any, partition_file: Path | None) -> set[Request]:
+def read_requests(arguments: Any, plugin: Any, partition_file: Path | None) -> set[Request]:
     """The sbatch commands of all jobs of the run, finished ones too, at every attempt."""
     from snakemake_executor_plugin_slurm.partitions import get_best_partition, read_partition_file
     from snakemake_executor_plugin_slurm.submit_string import get_submit_command
     from snakemake_executor_plugin_slurm.utils import set_gres_string
 
-    plugin = _plugin()
     settings = plugin.get_settings(arguments)
     choices = read_partition_file(partition_file) if partition_file else None
     silent = Logger("partitions", CRITICAL)
@@ -278,37 +279,28 @@ def read_requests(arguments: Any, partition_file: Path | None) -> set[Request]:
         return {request(job, attempt) for job in distinct.values() for attempt in attempts}
 
 
-def _plugin() -> Any:
-    from snakemake_interface_executor_plugins.registry import ExecutorPluginRegistry
-
-    return ExecutorPluginRegistry().get_plugin("slurm")
-
-
 def profile_config(profile: str | None) -> Path:
     """The configuration that a profile names."""
     if profile is None:
         raise InputError("nothing to check: give a configuration's FILE or --profile")
-    configfiles = parse_arguments(profile).configfile
-    if not configfiles:
-        raise InputError(f"profile {profile!r} names no configuration: give FILE")
-    return Path(configfiles[-1])
+    if configfiles := parse_arguments(profile).configfile:
+        return Path(configfiles[-1])
+    raise InputError(f"profile {profile!r} names no configuration: give FILE")
 
 
 def unmet_requests(profile: str, configfile: Path) -> tuple[int, list[str]]:
-    """How many rules submit jobs to the cluster of this machine, and what of that can never be
-    had."""
+    """How many rules submit jobs to the cluster of this machine, and what of that it can never
+    meet."""
     from snakemake.cli import get_profile_dir
+    from snakemake_interface_executor_plugins.registry import ExecutorPluginRegistry
 
     arguments = parse_arguments(profile, configfile)
     if arguments.executor != "slurm":
-        raise InputError(
-            f"profile {profile!r}: its executor is not slurm, so there is no cluster to ask; "
-            "give FILE without --profile"
-        )
-    cluster = read_cluster()
-    named = _plugin().get_settings(arguments).partition_config
-    named = named or os.environ.get("SNAKEMAKE_SLURM_PARTITIONS")
-    partition_file = Path(named) if named else None
-    requests = read_requests(arguments, partition_file)
+        raise InputError(f"profile {profile!r}: its executor is not slurm; give FILE alone")
+    cluster, plugin = read_cluster(), ExecutorPluginRegistry().get_plugin("slurm")
+    file = plugin.get_settings(arguments).partition_config
+    file = file or os.environ.get("SNAKEMAKE_SLURM_PARTITIONS")
+    partition_file = Path(file) if file else None
+    requests = read_requests(arguments, plugin, partition_file)
     unmet = findings(requests, cluster, get_profile_dir(profile)[1], partition_file)
     return len({request.rule for request in requests}), unmet
