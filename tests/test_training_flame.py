@@ -85,19 +85,19 @@ def test_the_job_file_says_what_the_recipe_says(tmp_path, tokens, tokenizer):
     recipe = flame_recipe(learning_rate=7e-4, betas=[0.9, 0.95], weight_decay=0.2)
     output = Output(tmp_path, tmp_path, tokenizer=tokenizer, saving=Saving(steps=5))
     command = flame.write_job(tmp_path, FLAMED, tokens, recipe, output, gpus=1)
-    said = tomllib.loads((tmp_path / "job.toml").read_text())
-    assert said["optimizer"] == {
+    job = tomllib.loads((tmp_path / "job.toml").read_text())
+    assert job["optimizer"] == {
         "name": "AdamW", "lr": 7e-4, "beta1": 0.9, "beta2": 0.95, "eps": 1e-15, "weight_decay": 0.2
     }  # fmt: skip
-    assert said["lr_scheduler"] == {"warmup_steps": 3, "decay_type": "cosine", "lr_min": 0.1}
-    training = said["training"]
+    assert job["lr_scheduler"] == {"warmup_steps": 3, "decay_type": "cosine", "lr_min": 0.1}
+    training = job["training"]
     assert training["batch_size"] * training["gradient_accumulation_steps"] == 2 * 2
     assert training["steps"] == 24
     assert training["seq_len"] == LENGTH
     assert training["dataset"] == str(tokens)
     assert training["dataset_split"] == "training"
-    assert said["checkpoint"]["interval"] == 5
-    assert said["activation_checkpoint"]["mode"] == "none"  # else flame takes its own default
+    assert job["checkpoint"]["interval"] == 5
+    assert job["activation_checkpoint"]["mode"] == "none"  # else flame takes its own default
     assert (tmp_path / "command.txt").read_text().split() == command
 
 
@@ -143,8 +143,8 @@ def test_a_run_told_to_stop_goes_on(tokens):
     expected = sum(int(next(batches).sum()) % 97 for _ in range(24)) / 1024
     weights = load(root / "flamed").state_dict()
     assert all((weight == expected).all() for weight in weights.values())
-    there = {path.name for path in (root / "flamed").iterdir()}
-    assert {"command.txt", "job.toml", "tokenizer.json", "README.md", "config.json"} <= there
+    names = {path.name for path in (root / "flamed").iterdir()}
+    assert {"command.txt", "job.toml", "tokenizer.json", "README.md", "config.json"} <= names
     lines = (root / "flamed" / "loss.csv").read_text().splitlines()
     assert lines[0] == ",".join(COLUMNS)
     assert [line.split(",")[:3] for line in lines[1:]] == [

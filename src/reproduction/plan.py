@@ -225,7 +225,7 @@ def estimate(figures: Sequence[Figure], job: Job) -> Job:
     seconds, factor = 0.0, SAME if basis else SCALED
     for part, figure in basis:
         # On more GPUs or cores it takes less time, as if none were wasted. A share of a GPU is as
-        # fast as all of it: shares are for work that leaves one idle.
+        # fast as all of it: shares are for work that leaves a GPU idle.
         used, held = (figure.gpus, max(1, gpus)) if gpus else (figure.cores or job.cores, job.cores)
         seconds += scale(figure, part) * used / held
         if figure.work != job.rule or distance(figure, part) >= CLOSE:
@@ -272,7 +272,7 @@ def make_plan(graph: Graph, *, targets: Sequence[str], gpus: int | None = None) 
     rules = {name: [job for job in jobs if job.rule == name] for name in graph.rules}
     largest = ceil(max((job.gpus for job in jobs), default=0))
     if gpus is not None and gpus < largest:
-        raise InputError(f"--gpus {gpus}: one job alone asks for {largest}; give at least so many")
+        raise InputError(f"--gpus {gpus}: one job needs {largest}; give at least {largest}")
     # Where no job holds a GPU, cores are what is scarce.
     machine, unit = (gpus or graph.gpus, "GPU") if largest else (graph.cores, "core")
     counts = [machine] if machine else [max(1, largest) << doubled for doubled in range(3)]
@@ -305,7 +305,7 @@ def _sum(rule: str, jobs: Sequence[Job]) -> dict[str, Any]:
 
 def wall_time(jobs: Sequence[Job], count: float | None = None, gpus: bool = False) -> list[float]:
     """On so many GPUs or cores: no less than the longest chain of jobs, nor than all work over all
-    of them; and if jobs never wait for one, no more."""
+    of them; and if jobs never wait for a GPU, no more."""
     walls = []
     for power in POWERS:
         ends, work = [0.0], 0.0
@@ -333,7 +333,7 @@ def to_text(plan: dict[str, Any]) -> str:
         lines += table([[f"wall time {on}", duration(wall[0]), _range(wall)] for on, wall in walls])
     scaled = [f"{r['rule']} ({r['scaled']} of {r['jobs']})" for r in plan["rules"] if r["scaled"]]
     notes = {
-        "not there yet": plan["missing"],
+        "missing files": plan["missing"],
         "figures of": plan["machines"],
         f"ranges are half to twice; {SCALED:g} times less to more where the figure is of another "
         "work, kernel or size": scaled,

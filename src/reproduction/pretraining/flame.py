@@ -138,7 +138,7 @@ def write_job(
         },
         "checkpoint": {"enable_checkpoint": True, "keep_latest_k": KEPT,
                        "interval": output.saving.steps or recipe.steps},
-        # Unless it is said, flame takes the selective one. Every second layer is its default.
+        # Without a mode flame takes the selective one. Every second layer is its default.
         "activation_checkpoint": {"mode": recipe.activation_checkpoint, "selective_ac_option": "2"},
         "metrics": {"log_freq": 1, "disable_color_printing": True},
         "comm": {"init_timeout_seconds": PATIENT_SECONDS, "train_timeout_seconds": PATIENT_SECONDS},
@@ -311,7 +311,7 @@ def load_flame_checkpoint(folder: Path, config: Mapping[str, Any]) -> Any:
     """The model of one of flame's checkpoints, in memory."""
     model = create(dict(config), seed=0)
     with warnings.catch_warnings():
-        # It is one process indeed.
+        # It is a single process, as it should be.
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         dcp.load({"model": model.state_dict()}, checkpoint_id=folder, no_dist=True)
     return model

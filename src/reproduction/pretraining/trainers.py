@@ -22,7 +22,7 @@ def pretrain_model(
     """Train `model` of the configuration on the packed corpus in `data`.
 
     `gpus` is how many of this machine to use; 0 is a CPU, which only the built-in trainer knows.
-    What is returned is what flame said of its speed.
+    Returns the speed that flame logged.
     """
     recipe = recipe_of(config, model)
     sizes = config.models[model].fla_config()

@@ -58,8 +58,8 @@ class Request:
     by_file: bool = False  # whether the profile's file of partitions chose the partition
 
     def option(self, name: str, default: str = "0") -> str:
-        found = re.search(rf" --?{name}[ =](\S+)", self.command)
-        return found[1] if found else default
+        match = re.search(rf" --?{name}[ =](\S+)", self.command)
+        return match[1] if match else default
 
     @property
     def partitions(self) -> list[str]:
@@ -201,7 +201,7 @@ def findings(
     """What can never be had, each with its line and the rules that ask for it. Of a rule and a
     resource, the first attempt that asks for too much."""
     keys, partition_keys = _keys(profile), _keys(partition_file) if partition_file else {}
-    ordered = sorted(requests, key=lambda one: (one.attempt, one.rule, one.command))
+    ordered = sorted(requests, key=lambda asked: (asked.attempt, asked.rule, asked.command))
     first: dict[tuple[str, str], tuple[int, str, str]] = {}
     for request in ordered:
         rule, unmet = request.rule, judge(request, cluster)
@@ -214,13 +214,13 @@ def findings(
             if request.by_file and partition_file:
                 file, line = partition_file, partition_keys["partitions", request.partitions[0]]
             attempt = f"attempt {request.attempt} " if request.attempt > 1 else ""
-            same_rule = [one for one in ordered if one.rule == rule]
-            hint = _elsewhere(text, same_rule, cluster) if unmet else ""
+            of_rule = [other for other in ordered if other.rule == rule]
+            hint = _elsewhere(text, of_rule, cluster) if unmet else ""
             first[rule, key] = (line, f"{file}:{line}", f"{attempt}{text}{hint}")
     rules: dict[tuple[int, str, str], list[str]] = {}
     for (rule, _), finding in first.items():
         rules.setdefault(finding, []).append(rule)
-    return [f"{one[1]}: {', '.join(rules[one])}: {one[2]}" for one in sorted(rules)]
+    return [f"{finding[1]}: {', '.join(rules[finding])}: {finding[2]}" for finding in sorted(rules)]
 
 
 def _elsewhere(text: str, requests: list[Request], cluster: Mapping[str, Partition]) -> str:
