@@ -15,7 +15,7 @@ from shards import shard
 from small_models import EXPERTS, LINEAR, SMALL
 
 from reproduction.config.models import shape_of
-from reproduction.plan.work import parameters_at
+from reproduction.plan import parameters_at
 from statecut.card import card
 from statecut.errors import InputError
 from statecut.models import create, load, save

@@ -11,22 +11,22 @@ from hypothesis import strategies as st
 
 from reproduction.cli import main
 from reproduction.running import slurm_check
-from reproduction.running.cluster import (
-    SlurmRequest,
+from reproduction.running.slurm_check import (
+    Node,
+    Request,
+    findings,
     judge,
     parse_cluster,
-    parse_sbatch,
+    read_cluster,
     to_minutes,
 )
-from reproduction.running.slurm_check import Profile, Submission, findings
 from statecut.errors import InputError
 
-SAID = Path(__file__).parent / "slurm"
+PRINTED = Path(__file__).parent / "slurm"
 PARTITIONS, NODES = (
-    (SAID / f"scontrol_{what}.txt").read_text() for what in ("partitions", "nodes")
+    (PRINTED / f"scontrol_{what}.txt").read_text() for what in ("partitions", "nodes")
 )
 CLUSTER = parse_cluster(PARTITIONS, NODES)
-SMALL = SlurmRequest(("gpu",), minutes=60, memory_mb=16000, cpus=8, gpus=1, gpu_kind="")
 PROFILE = """\
 default-resources:
   nodes: 1
@@ -44,21 +44,19 @@ def profile(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(slurm_check, "refusals", lambda command: [])
     Path("config.yaml").write_text(PROFILE)
-    return Profile(Path("config.yaml"))
+    return Path("config.yaml")
 
 
-def asked(rule, command, attempt=1, **by):
-    return Submission(rule, attempt, f"sbatch --parsable --nodes=1 --requeue {command}", **by)
+def asked(command, rule="tokens", attempt=1, **by):
+    return Request(rule, attempt, f"sbatch --parsable --nodes=1 --requeue {command}", **by)
 
 
 def test_the_cluster_is_read():
-    assert list(CLUSTER) == ["cpu", "gpu"]
-    assert [one.default for one in CLUSTER.values()] == [True, False]
-    assert [one.minutes for one in CLUSTER.values()] == [120, 1440]
-    assert CLUSTER["cpu"].most() == (0, 32, 64000)
-    assert CLUSTER["gpu"].most() == CLUSTER["gpu"].most("h100") == (4, 64, 500000)
-    assert CLUSTER["gpu"].most("a100")[0] == 0
-    assert [len(one.nodes) for one in CLUSTER.values()] == [1, 2]
+    cpu, gpu = CLUSTER.values()
+    assert (cpu.name, cpu.default, cpu.minutes) == ("cpu", True, 120)
+    assert (gpu.name, gpu.default, gpu.minutes) == ("gpu", False, 1440)
+    assert cpu.nodes == (Node(32, 64000, {}),)
+    assert gpu.nodes == (Node(64, 500000, {"h100": 4}),) * 2
 
 
 @pytest.mark.parametrize(
@@ -80,179 +78,113 @@ def test_gpus_of_a_node(gres, gpus):
 
 
 def test_limits_of_a_partition_and_what_slurm_keeps_of_a_node():
-    said = PARTITIONS.replace("MaxMemPerNode=UNLIMITED", "MaxMemPerNode=32000")
-    said = said.replace("MaxCPUsPerNode=UNLIMITED", "MaxCPUsPerNode=16")
-    assert parse_cluster(said, NODES)["cpu"].most() == (0, 16, 32000)
+    limited = PARTITIONS.replace("MaxMemPerNode=UNLIMITED", "MaxMemPerNode=32000")
+    limited = limited.replace("MaxCPUsPerNode=UNLIMITED", "MaxCPUsPerNode=16")
+    assert parse_cluster(limited, NODES)["cpu"].nodes == (Node(16, 32000, {}),)
     kept = NODES.replace("CPUEfctv=32", "CPUEfctv=30").replace(
         "RealMemory=64000", "RealMemory=64000 MemSpecLimit=4000"
     )
-    assert parse_cluster(PARTITIONS, kept)["cpu"].most() == (0, 30, 60000)
+    assert parse_cluster(PARTITIONS, kept)["cpu"].nodes == (Node(30, 60000, {}),)
 
 
-@given(st.integers(0, 30), st.integers(0, 23), st.integers(0, 59), st.integers(0, 59))
-def test_times_of_slurm(days, hours, minutes, seconds):
-    whole = 1440 * days + 60 * hours + minutes
-    assert to_minutes(f"{days}-{hours:02}:{minutes:02}:{seconds:02}") == whole + seconds / 60
-    assert to_minutes(f"{days}-{hours:02}") == 1440 * days + 60 * hours
-    assert to_minutes(f"{hours}:{minutes:02}:{seconds:02}") == pytest.approx(
-        60 * hours + minutes + seconds / 60
-    )
-    assert to_minutes(f"{minutes}:{seconds:02}") == pytest.approx(minutes + seconds / 60)
-    assert to_minutes(str(whole)) == whole
-
-
-def test_no_limit_is_no_limit():
-    assert to_minutes("UNLIMITED") == to_minutes("INFINITE") == inf
+def test_times_of_slurm():
+    times = {"90": 90, "02:00:00": 120, "1-00:00:30": 1440.5, "UNLIMITED": inf, "INFINITE": inf}
+    assert {time: to_minutes(time) for time in times} == times
 
 
 @pytest.mark.parametrize(
-    ("command", "request_"),
+    ("command", "key", "why"),
     [
-        ("-p cpu -t 720 --mem 16000 --nodes=1 --ntasks=1 --cpus-per-task=16",
-         SlurmRequest(("cpu",), 720, 16000, 16, 0, "")),
-        ("-t 1440 --mem 128000 --nodes=1 --cpus-per-gpu=8 --gpus=h100:8",
-         SlurmRequest((), 1440, 128000, 64, 8, "h100", cpus_by_gpu=True)),
-        ("-p a,b --mem-per-cpu 2000 --cpus-per-task=4",
-         SlurmRequest(("a", "b"), 0, 8000, 4, 0, "")),
-        # Slurm spreads what does not say on how many nodes it is to be.
-        ("--gpus=8", SlurmRequest((), 0, 0, 1, 1, "")),
-        ("--nodes=2 --gpus=8", SlurmRequest((), 0, 0, 1, 4, "")),
+        ("-p gpu -t 1441", "runtime", "asks for 24 h, partition gpu allows 24 h"),
+        ("-p gpu --mem 600000", "mem_mb", "asks for 600 GB, a node of partition gpu has 500 GB"),
+        ("-p gpu --cpus-per-task=5 --mem-per-cpu 120000", "mem_mb", "asks for 600 GB"),
+        ("-p gpu --cpus-per-task=65", "threads", "asks for 65 cores, a node of partition gpu"),
+        ("-p gpu --cpus-per-gpu=18 --gpus=4", "cpus_per_gpu", "asks for 72 cores"),
+        ("-p gpu --gpus=5", "gpu", "asks for 5 GPUs, a node of partition gpu has 4"),
+        # Four GPUs bring no more cores than there are.
+        ("-p gpu --cpus-per-gpu=16 --gpus=8", "gpu", "asks for 8 GPUs"),
+        ("-p gpu --gpus=a100:1", "gpu_model", "of kind a100, partition gpu has h100"),
+        ("-p cpu --gpus=h100:1", "gpu", "asks for 1 GPU, partition cpu has none"),
+        ("--gpus=1", "gpu", "asks for 1 GPU, partition cpu has none"),  # the default
+        ("-p gpuu", "slurm_partition", "there is no partition gpuu, only cpu, gpu"),
+        ("-p cpu,gpu -t 1441", "runtime", "partition cpu allows 2 h"),
     ],
 )  # fmt: skip
-def test_what_is_asked_is_read_from_the_command(command, request_):
-    assert parse_sbatch(f"sbatch --parsable --job-name x -A me {command} -D /here") == request_
+def test_one_resource_too_much(command, key, why):
+    ((found, text),) = judge(asked(command), CLUSTER)
+    assert found == key
+    assert why in text
 
 
-@pytest.mark.parametrize(
-    ("change", "key", "limit"),
-    [
-        ({"minutes": 1441}, "runtime", "1440"),
-        ({"memory_mb": 500001}, "mem_mb", "500000"),
-        ({"cpus": 65}, "threads", "64"),
-        ({"cpus": 72, "gpus": 4, "cpus_by_gpu": True}, "cpus_per_gpu", "16"),
-        ({"gpus": 5}, "gpu", "4"),
-        # Four GPUs bring no more cores than there are.
-        ({"gpus": 8, "cpus": 128, "cpus_by_gpu": True}, "gpu", "4"),
-        ({"gpu_kind": "a100"}, "gpu_model", '"h100"'),
-        ({"partitions": ("cpu",)}, "slurm_partition", ""),
-        ({"partitions": ()}, "slurm_partition", ""),  # the default
-        ({"partitions": ("gpuu",)}, "slurm_partition", ""),
-        ({"partitions": ("cpu", "gpu"), "minutes": 1441}, "runtime", "1440"),
-    ],
-)
-def test_one_resource_too_much(change, key, limit):
-    (problem,) = judge(replace(SMALL, **change), CLUSTER)
-    assert (problem.key, problem.limit) == (key, limit)
+@given(st.integers(0, 1440), st.integers(0, 500000), st.integers(1, 64), st.integers(0, 4),
+       st.sampled_from(["", "h100:"]), st.sampled_from(["gpu", "cpu,gpu"]))  # fmt: skip
+def test_all_that_a_node_has_can_be_had(minutes, memory, cpus, gpus, kind, partition):
+    command = (
+        f"-p {partition} -t {minutes} --mem {memory} --cpus-per-task={cpus} --gpus={kind}{gpus}"
+    )
+    assert judge(asked(command), CLUSTER) == []
 
 
-@given(st.floats(0, 1440), st.integers(0, 500000), st.integers(1, 64), st.integers(0, 4),
-       st.sampled_from(["", "h100"]))  # fmt: skip
-def test_all_that_a_node_has_can_be_had(minutes, memory, cpus, gpus, kind):
-    assert judge(SlurmRequest(("gpu",), minutes, memory, cpus, gpus, kind), CLUSTER) == []
-    assert judge(SlurmRequest(("cpu", "gpu"), minutes, memory, cpus, gpus, kind), CLUSTER) == []
+def test_slurm_spreads_what_does_not_say_on_how_many_nodes_it_is_to_be():
+    assert judge(Request("pretrain", 1, "sbatch -p gpu --gpus=8"), CLUSTER) == []
+    assert judge(Request("pretrain", 1, "sbatch -p gpu --nodes=2 --gpus=8"), CLUSTER) == []
 
 
 def test_no_node_has_all_of_it():
-    two = parse_cluster(
-        PARTITIONS, NODES.replace("Gres=gpu:h100:4", "Gres=gpu:h100:2", 1).replace(
-            "CPUEfctv=64", "CPUEfctv=16", 2).replace("CPUEfctv=16", "CPUEfctv=64", 1)
-    )  # fmt: skip
-    assert two["gpu"].most() == (4, 64, 500000)
-    (problem,) = judge(replace(SMALL, gpus=4, cpus=64), two)
-    assert "together, which no node of partition gpu has" in problem.text
+    unequal = (Node(16, 500000, {"h100": 4}), Node(64, 500000, {"h100": 2}))
+    cluster = {"gpu": replace(CLUSTER["gpu"], nodes=unequal)}
+    ((key, _),) = judge(asked("-p gpu --gpus=4 --cpus-per-task=64"), cluster)
+    assert key == "threads"
 
 
 @pytest.mark.parametrize("state", ["DOWN", "DRAIN", "INACTIVE"])
 def test_a_partition_that_does_not_start_jobs(state):
     down = parse_cluster(PARTITIONS.replace("State=UP", f"State={state}"), NODES)
-    assert [one.text for one in judge(SMALL, down)] == [f"partition gpu is {state}"]
+    assert judge(asked("-p gpu"), down) == [("slurm_partition", f"partition gpu is {state}")]
+    empty = replace(CLUSTER["gpu"], nodes=())
+    assert judge(asked("-p gpu"), {"gpu": empty})[0][1] == "partition gpu has no nodes"
 
 
-def test_the_line_to_change_is_named(profile):
-    asks = [asked("tokens", "-t 720"), asked("tokens", "-t 1440", 2)]
-    assert findings(asks, CLUSTER, profile) == [
-        "config.yaml:7: tokens: asks for 12 h, partition cpu allows 2 h; write runtime: 120 (if "
-        "that is enough), or slurm_partition: gpu"
+def test_the_line_to_change_is_named_with_the_first_attempt_that_asks_too_much(profile):
+    requests = [asked("-t 720"), asked("-t 1440", attempt=2)]
+    assert findings(requests, CLUSTER, profile) == [
+        "config.yaml:7: tokens: asks for 12 h, partition cpu allows 2 h; partition gpu can run it"
     ]
-
-
-def test_a_later_attempt_alone_is_said_as_such(profile):
-    asks = [asked("tokens", f"-t 60 --mem {16000 * n}", n) for n in (1, 2, 3, 4, 5)]
-    assert findings(asks, CLUSTER, profile) == [
+    requests = [asked(f"-t 720 --mem {16000 * n}", attempt=n) for n in (1, 2, 3, 4, 5)]
+    assert findings(requests, CLUSTER, profile)[0] == (
         "config.yaml:6: tokens: attempt 5 asks for 80 GB, a node of partition cpu has 64 GB; "
-        'write mem_mb: "min(16000 * attempt, 64000)" (if that is enough), or slurm_partition: gpu'
-    ]
-
-
-def test_what_goes_on_in_the_queue_needs_no_more_time(profile):
-    (line,) = findings([asked("pretrain", "-p gpu -t 2880 --gpus=4")], CLUSTER, profile)
-    assert line.startswith("config.yaml:4: pretrain: asks for 48 h, partition gpu allows 24 h")
-    assert line.endswith("write runtime: 1440 (it is requeued to go on)")
-
-
-def test_a_wrong_partition_hides_nothing_of_the_right_one(profile):
-    (line,) = findings([asked("pretrain", "-t 1440 --gpus=8")], CLUSTER, profile)
-    assert line == (
-        "config.yaml:4: pretrain: asks for 8 GPUs, partition cpu has none; nor can gpu: asks for "
-        "8 GPUs, a node of partition gpu has 4; write slurm_partition: gpu, gpu: 4"
+        "partition gpu can run it"
     )
 
 
 def test_rules_with_the_same_line_are_said_together(profile):
-    Path("config.yaml").write_text("default-resources:\n  slurm_partition: gpuu\n")
-    asks = [asked(rule, "-p gpuu -t 5 --gpus=1") for rule in ("evaluate", "analyze")]
-    assert findings(asks, CLUSTER, Profile(Path("config.yaml"))) == [
-        "config.yaml:2: analyze, evaluate: there is no partition gpuu, only cpu, gpu; write "
-        "slurm_partition: gpu"
+    profile.write_text("default-resources:\n  slurm_partition: gpuu\n")
+    requests = [asked("-p gpuu -t 5 --gpus=1", rule) for rule in ("evaluate", "analyze")]
+    assert findings(requests, CLUSTER, profile) == [
+        "config.yaml:2: analyze, evaluate: there is no partition gpuu, only cpu, gpu; "
+        "partition gpu can run it"
     ]
-
-
-def test_a_rule_that_has_to_move_is_not_told_to_move_all(profile):
-    Path("config.yaml").write_text(
-        "default-resources:\n  slurm_partition: cpu\nset-resources:\n  evaluate: {mem_mb: 1}\n"
-    )
-    (line,) = findings([asked("evaluate", "-p cpu --gpus=1")], CLUSTER, Profile(profile.file))
-    assert line.startswith("config.yaml:4: evaluate: asks for 1 GPU, partition cpu has none")
 
 
 def test_the_file_of_partitions_is_named_where_it_promised_too_much(profile):
     Path("mine.yaml").write_text("partitions:\n  cpu:\n    max_runtime: 2880\n")
-    files = Profile(profile.file, Path("mine.yaml"))
-    assert findings([asked("tokens", "-p cpu -t 720", by_file=True)], CLUSTER, files) == [
-        "mine.yaml:3: tokens: asks for 12 h, partition cpu allows 2 h; write max_runtime: 120"
+    requests = [asked("-p cpu -t 2880", by_file=True)]
+    assert findings(requests, CLUSTER, profile, Path("mine.yaml")) == [
+        "mine.yaml:2: tokens: asks for 48 h, partition cpu allows 2 h; nor can gpu: asks for 48 h, "
+        "partition gpu allows 24 h"
     ]
 
 
 def test_a_partition_is_offered_only_if_it_meets_every_attempt(profile):
     short = replace(CLUSTER["gpu"], name="short", minutes=480)
     hidden = replace(CLUSTER["gpu"], name="hidden", hidden=True)
-    asks = [asked("evaluate", f"-p cpu --gpus=1 -t {240 * n}", n) for n in (1, 2, 3)]
-    (line,) = findings(asks, {**CLUSTER, "short": short, "hidden": hidden}, profile)
-    assert line.endswith("write slurm_partition: gpu")
-
-
-def test_cores_are_set_where_snakemake_takes_them_from(profile):
-    (line,) = findings([asked("tokens", "-p gpu -t 5 --cpus-per-task=80")], CLUSTER, profile)
-    assert "asks for 80 cores, a node of partition gpu has 64" in line
-    assert line.endswith("write set-threads: {tokens: 64}")
-
-
-def test_a_partition_without_nodes_is_named():
-    empty = replace(CLUSTER["gpu"], nodes=())
-    (problem,) = judge(SMALL, {"gpu": empty})
-    assert problem.text == "partition gpu has no nodes"
-
-
-def test_where_a_job_goes_wherever_it_fits_the_longest_partition_counts(profile):
-    Path("mine.yaml").write_text("partitions:\n  cpu: {}\n")
-    (line,) = findings(
-        [asked("tokens", "-t 2160", 3)], CLUSTER, Profile(profile.file, Path("mine.yaml"))
-    )
-    assert 'write runtime: "min(720 * attempt, 1440)"' in line
+    requests = [asked(f"-p cpu --gpus=1 -t {240 * n}", attempt=n) for n in (1, 2, 3)]
+    (line,) = findings(requests, {**CLUSTER, "short": short, "hidden": hidden}, profile)
+    assert line.endswith("; partition gpu can run it")
 
 
 @pytest.mark.parametrize(
-    ("said", "code", "key"),
+    ("message", "code", "key"),
     [
         ("sbatch: Job 7 to start at 2026-11-16T04:45:26", 0, None),
         ("allocation failure: Invalid account or account/partition combination specified", 1,
@@ -267,20 +199,20 @@ def test_where_a_job_goes_wherever_it_fits_the_longest_partition_counts(profile)
         ("Slurm temporarily unable to accept job", 1, None),
     ],
 )  # fmt: skip
-def test_slurm_is_asked_about_what_cannot_be_read(tmp_path, monkeypatch, said, code, key):
-    (tmp_path / "sbatch").write_text(f"#!/bin/sh\necho '{said}' >&2\nexit {code}\n")
+def test_slurm_is_asked_about_what_cannot_be_read(tmp_path, monkeypatch, message, code, key):
+    (tmp_path / "sbatch").write_text(f"#!/bin/sh\necho '{message}' >&2\nexit {code}\n")
     (tmp_path / "sbatch").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     slurm_check.refusals.cache_clear()
-    assert [one.key for one in slurm_check.refusals("sbatch -t 1")] == ([key] if key else [])
+    assert [one for one, _ in slurm_check.refusals("sbatch -t 1")] == ([key] if key else [])
 
 
 def test_what_slurm_refuses_is_said_in_its_words_with_the_line(profile, monkeypatch):
-    Path("config.yaml").write_text("default-resources:\n  slurm_account: foo\n")
-    problem = slurm_check.Problem("slurm_account", "sbatch refuses it: Invalid account")
+    profile.write_text("default-resources:\n  slurm_account: foo\n")
+    problem = ("slurm_account", "sbatch refuses it: Invalid account")
     monkeypatch.setattr(slurm_check, "refusals", lambda command: [problem])
-    asks = [asked(rule, "-A foo -t 5") for rule in ("score", "slice")]
-    assert findings(asks, CLUSTER, Profile(profile.file)) == [
+    requests = [asked("-A foo -t 5", rule) for rule in ("score", "slice")]
+    assert findings(requests, CLUSTER, profile) == [
         "config.yaml:2: score, slice: sbatch refuses it: Invalid account"
     ]
 
@@ -288,7 +220,7 @@ def test_what_slurm_refuses_is_said_in_its_words_with_the_line(profile, monkeypa
 def test_without_slurm_it_says_so(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(InputError, match=r"no scontrol here: check .* on the cluster's login node"):
-        slurm_check.read_cluster()
+        read_cluster()
 
 
 def test_nothing_to_check_is_refused(capsys):

@@ -1,4 +1,4 @@
-"""What a job does with the Slurm job that it runs in, against stand-ins for Slurm's commands."""
+"""What a job does with the Slurm job that it runs in; Slurm's commands are faked."""
 
 import os
 import threading
@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from reproduction.running import slurm as statecut_slurm
+from reproduction.running import slurm as running_slurm
 from reproduction.running.slurm import (
     END,
     EXIT_UNFINISHED,
@@ -63,9 +63,9 @@ def test_the_end_of_the_job_is_where_training_looks(slurm):
     assert loop.Saving().last_moment() == 1794720000 - loop.Saving().reserve
 
 
-@pytest.mark.parametrize("said", ["NONE", "N/A", ""])
-def test_a_job_without_a_limit_has_no_end(slurm, said):
-    slurm("squeue", said)
+@pytest.mark.parametrize(("answer", "code"), [("NONE", 0), ("N/A", 0), ("", 0), ("", 1)])
+def test_without_a_limit_or_an_answer_a_job_has_no_end(slurm, answer, code):
+    slurm("squeue", answer, code)
     export_end_time()
     assert END not in os.environ
 
@@ -76,39 +76,29 @@ def test_slurms_own_word_is_taken(slurm, monkeypatch):
     assert os.environ[END] == "12"
 
 
-def test_a_controller_that_is_away_leaves_the_job_without_an_end(slurm, caplog):
-    slurm("squeue", "", code=1)
-    export_end_time()
-    assert END not in os.environ
-    assert "squeue --noheader --jobs=7" in caplog.text
-
-
-@pytest.mark.parametrize("comment", ["rule_pretrain", "rule_pretrain_wildcards_delta_net"])
-def test_what_goes_on_later_goes_back_into_the_queue(slurm, comment):
-    slurm("squeue", f"RUNNING {comment}")
+def test_what_goes_on_later_goes_back_into_the_queue(slurm):
+    slurm("squeue", "RUNNING rule_pretrain_wildcards_delta_net")
     slurm("scontrol", "")
     leave(EXIT_UNFINISHED)
     assert slurm.called().endswith("scontrol requeue 7\n")
 
 
 @pytest.mark.parametrize(
-    "said",
+    "answer",
     [
         "COMPLETING rule_pretrain",  # cancelled, preempted or out of time
-        "CANCELLED rule_pretrain",
         "RUNNING (null)",  # someone's own job, with a whole Snakemake in it
         "RUNNING rule_pretrained_wildcards_x",
     ],
 )
-def test_what_is_not_ours_to_queue_is_left_alone(slurm, said):
-    slurm("squeue", said)
+def test_what_is_not_ours_to_queue_is_left_alone(slurm, answer):
+    slurm("squeue", answer)
     leave(EXIT_UNFINISHED)
     assert "scontrol" not in slurm.called()
 
 
-@pytest.mark.parametrize("code", [0, 1, 2, None, "why"])
-def test_what_has_ended_otherwise_asks_nothing(slurm, code):
-    leave(code)
+def test_what_has_ended_otherwise_asks_nothing(slurm):
+    leave(1)
     assert slurm.called() == ""
 
 
@@ -164,9 +154,8 @@ def waiting(number, reason, state="PENDING", comment="rule_tokens_wildcards_demo
 
 @pytest.mark.parametrize(
     "reason",
-    ["PartitionTimeLimit", "PartitionConfig", "BadConstraints", "InvalidAccount", "InvalidQOS",
-     "QOSMaxWallDurationPerJobLimit", "QOSMaxGRESPerJob",
-     "AssocMaxCpuMinutesPerJobLimit", "QOSMinGRES", "AssocGrpCPUMinutesLimit"],
+    ["PartitionTimeLimit", "BadConstraints", "QOSMaxWallDurationPerJobLimit", "QOSMinGRES",
+     "AssocGrpCPUMinutesLimit"],
 )  # fmt: skip
 def test_a_job_that_never_starts_is_named_once(reason):
     known = set()
@@ -180,18 +169,16 @@ def test_a_job_that_never_starts_is_named_once(reason):
 
 @pytest.mark.parametrize(
     "reason",
-    ["None", "Priority", "Resources", "BeginTime", "Licenses", "ReqNodeNotAvail", "PartitionDown",
-     "Dependency", "Reservation", "Nodes_required_for_job_are_DOWN,_DRAINED_or_reserved"],
-)  # fmt: skip
+    ["None", "Priority", "Resources", "Nodes_required_for_job_are_DOWN,_DRAINED_or_reserved"],
+)
 def test_a_wait_that_can_end_is_not_named(reason):
     assert list(stuck_jobs(waiting(7, reason), set())) == []
 
 
 @pytest.mark.parametrize(
     "reason",
-    ["QOSMaxGRESPerUser", "QOSGrpCpuLimit", "AssocGrpCPURunMinutesLimit", "MaxGRESPerAccount",
-     "PartitionNodeLimit", "AccountingPolicy"],
-)  # fmt: skip
+    ["QOSMaxGRESPerUser", "AssocGrpCPURunMinutesLimit", "MaxGRESPerAccount", "AccountingPolicy"],
+)
 def test_a_limit_is_named_when_no_job_is_left_whose_end_would_help(reason):
     known = set()
     for state in ("RUNNING", "CONFIGURING", "COMPLETING"):
@@ -201,38 +188,25 @@ def test_a_limit_is_named_when_no_job_is_left_whose_end_would_help(reason):
     assert f"waits, {reason}, while no job of this run runs" in line
 
 
-@pytest.mark.parametrize(
-    "reason", ["JobHeldUser", "JobHeldAdmin", "launch_failed_requeued_held", "JobHoldMaxRequeue"]
-)
+@pytest.mark.parametrize("reason", ["JobHeldUser", "launch_failed_requeued_held"])
 def test_a_held_job_is_named_with_what_lets_it_go(reason):
     (line,) = stuck_jobs(waiting(7, reason) + waiting(8, reason), set())
     assert "Slurm job 7 and 1 more (rule tokens;" in line
     assert "`scontrol release 7,8`" in line
 
 
-def test_a_job_that_runs_is_not_named():
-    assert list(stuck_jobs(waiting(7, "PartitionTimeLimit", "RUNNING"), set())) == []
-
-
 @pytest.mark.parametrize(
-    ("said", "for_good"),
+    ("message", "for_good"),
     [
         ("Requested time limit is invalid (missing or exceeds some limit)", True),
-        ("Requested node configuration is not available", True),
-        ("Invalid partition name specified", True),
         ("Invalid account or account/partition combination specified", True),
-        (
-            "AssocMaxWallDurationPerJobLimit\nsbatch: error: Job violates accounting/QOS policy",
-            True,
-        ),
+        ("AssocMaxWallDurationPerJobLimit\nsbatch: error: Job violates accounting policy", True),
         ("QOSMaxSubmitJobPerUserLimit\nsbatch: error: Job violates accounting/QOS policy", False),
         ("Unable to contact slurm controller (connect failure)", False),
-        ("Socket timed out on send/recv operation", False),
-        ("Slurm temporarily unable to accept job, sleeping and retrying", False),
         ("Required partition not available (inactive or drain)", False),
     ],
 )
-def test_a_refused_job_is_tried_again_only_if_that_may_help(monkeypatch, said, for_good):
+def test_a_refused_job_is_tried_again_only_if_that_may_help(monkeypatch, message, for_good):
     import snakemake_executor_plugin_slurm as plugin
 
     reported = []
@@ -240,33 +214,35 @@ def test_a_refused_job_is_tried_again_only_if_that_may_help(monkeypatch, said, f
     monkeypatch.setattr(plugin.Executor, name, lambda *given: reported.append(given))
     fail_refused_jobs(plugin)
     job = SimpleNamespace(restart_times=2, _attempt=1)
-    told = f"The error message was 'sbatch: error: {said}'. sbatch call: sbatch -t 9 --wrap=python"
-    plugin.Executor._report_job_error_threadsafe(None, SimpleNamespace(job=job), told)
+    text = (
+        f"The error message was 'sbatch: error: {message}'. sbatch call: sbatch -t 9 --wrap=python"
+    )
+    plugin.Executor._report_job_error_threadsafe(None, SimpleNamespace(job=job), text)
 
-    assert refused_for_good(said) == for_good
+    assert refused_for_good(message) == for_good
     assert job._attempt == (3 if for_good else 1)  # Snakemake restarts up to restart_times
-    ((_, _, message),) = reported
-    assert said in message
-    assert "sbatch -t 9" in message
-    assert "python" not in message
-    assert ("It is not tried again" in message) == for_good
+    ((_, _, shown),) = reported
+    assert message in shown
+    assert "sbatch -t 9" in shown
+    assert "python" not in shown
+    assert ("It is not tried again" in shown) == for_good
 
 
 def test_the_queue_of_this_run_is_watched(slurm, monkeypatch):
     import snakemake_executor_plugin_slurm as plugin
 
-    monkeypatch.setattr(statecut_slurm, "WATCH_EVERY", 0.05)
+    monkeypatch.setattr(running_slurm, "WATCH_EVERY", 0.05)
     slurm("squeue", waiting(7, "PartitionTimeLimit").strip())
     executor = plugin.Executor.__new__(plugin.Executor)
     executor.run_uuid = "the-run"
-    said, warned = [], threading.Event()
+    lines, warned = [], threading.Event()
 
     def warn(line):
-        said.append(line)
+        lines.append(line)
         warned.set()
 
     warn_of_jobs_that_never_start(object(), warn)  # of another kind: not asked about
     warn_of_jobs_that_never_start(executor, warn)
     assert warned.wait(60)
-    assert "Slurm job 7 (rule tokens;" in said[0]
+    assert "Slurm job 7 (rule tokens;" in lines[0]
     assert "--name=the-run" in slurm.called()

@@ -1,12 +1,12 @@
 """The profile for Slurm, on a machine with or without it."""
 
+from itertools import groupby
 from pathlib import Path
 
 import pytest
 import yaml
 
-from reproduction.plan.graph import read_graph
-from reproduction.plan.resources import resource_table
+from reproduction.running.dag import build_dag, parse_arguments
 
 ROOT = Path(__file__).parents[1]
 PROFILE = yaml.safe_load((ROOT / "profiles/slurm/config.yaml").read_text())
@@ -14,26 +14,42 @@ PROFILE = yaml.safe_load((ROOT / "profiles/slurm/config.yaml").read_text())
 
 @pytest.fixture(scope="module")
 def jobs():
+    """Of each rule that runs, its jobs; what is left to run does not matter, all are there."""
     with pytest.MonkeyPatch.context() as here:
         here.chdir(ROOT)
-        # What is left to run does not matter, all jobs are there.
-        return read_graph(profile="profiles/slurm").jobs
+        with build_dag(parse_arguments("profiles/slurm")) as built:
+            jobs = sorted(built.dag.jobs, key=lambda job: job.rule.name)
+    rules = groupby((job for job in jobs if not job.rule.norun), key=lambda job: job.rule.name)
+    return {rule: [*members] for rule, members in rules}
 
 
 def test_it_runs_the_paper(jobs):
     assert PROFILE["configfile"] == "config/paper.yaml"
-    assert any(path.startswith("results/paper/") for job in jobs for path in job.outputs)
+    assert jobs["pretrain"][0].output[0].startswith("results/paper/")
 
 
 def test_the_documentation_says_what_is_asked_of_slurm(jobs):
-    # The PDF is made only where there is a LaTeX.
-    table = resource_table([job for job in jobs if job.rule != "pdf"])
-    assert table in (ROOT / "docs/slurm.md").read_text()
+    lines = [
+        "| rule | jobs | GPUs | cores | memory, GB | time, hours |",
+        "|---|---|---|---|---|---|",
+    ]
+    for rule, (job, *others) in sorted(jobs.items(), key=lambda one: -gpus(one[1][0])):
+        asked = [gpus(job), gpus(job) * job.resources["cpus_per_gpu"] or job.threads,
+                 job.resources["mem_mb"] / 1000, job.resources["runtime"] / 60]  # fmt: skip
+        if rule != "pdf":  # made where Snakemake runs, and only if there is a LaTeX
+            cells = " | ".join(f"{number:.3g}" for number in (1 + len(others), *asked))
+            lines.append(f"| {rule} | {cells} |")
+    assert "\n".join(lines) + "\n" in (ROOT / "docs/slurm.md").read_text()
+
+
+def gpus(job):
+    return job.resources.get("gpu", 0)
 
 
 def test_every_rule_with_gpus_has_memory_time_and_a_kind_of_gpu(jobs):
     asked = PROFILE["set-resources"]
-    with_gpus = {job.rule for job in jobs if job.gpus} | {"refit"}  # which the paper does not have
+    with_gpus = {rule for rule, (job, *_) in jobs.items() if gpus(job)}
+    with_gpus.add("refit")  # which the paper does not have
     assert with_gpus == {rule for rule, one in asked.items() if "gpu_model" in one}
     for one in asked.values():
         assert one["mem_mb"].endswith("* attempt")
@@ -44,13 +60,6 @@ def test_only_what_goes_on_in_the_queue_has_the_same_time_at_each_attempt():
         rule for rule, one in PROFILE["set-resources"].items() if isinstance(one["runtime"], int)
     }
     assert constant == {"pretrain", "recover"}
-
-
-def test_every_job_says_what_it_needs(jobs):
-    for job in jobs:
-        if job.runs:
-            assert job.memory_mb, job.rule
-            assert job.limit_s, job.rule
 
 
 def test_the_partitions_of_the_example_are_read():

@@ -18,7 +18,7 @@ from small_models import SMALL
 from test_training_survival import PROCESSES, finished, started, wait_for
 from training_runs import FLAMED, LENGTH, flame_recipe, packed
 
-from reproduction.pretraining import flame, flame_job
+from reproduction.pretraining import flame
 from reproduction.pretraining.flame_entry import PackedBatches
 from reproduction.pretraining.torchtitan_fixes import GO_ON, LEAVE, SAVE, agree
 from statecut.data.packing import PackedTokens
@@ -26,7 +26,7 @@ from statecut.data.tokenizer import train_tokenizer
 from statecut.errors import InputError
 from statecut.models import create, load
 from statecut.recovery.checkpoints import Checkpoints, seal
-from statecut.recovery.loop import COLUMNS, EVERY_TEN_MINUTES, EXIT_UNFINISHED, PATIENCE, Saving
+from statecut.recovery.loop import COLUMNS, EXIT_UNFINISHED, PATIENCE, Saving
 from statecut.recovery.output import Output
 
 
@@ -40,9 +40,9 @@ def test_every_gpu_has_the_same_share_or_the_number_is_refused(batch, world_size
         with pytest.raises(InputError, match=f"{gpus} GPUs cannot share"):
             flame.share(recipe, gpus)
         return
-    share = flame.share(recipe, gpus)
-    assert share.batch * share.gpus * share.accumulation == sequences
-    assert 1 <= share.batch <= batch
+    at_once, accumulation = flame.share(recipe, gpus)
+    assert at_once * gpus * accumulation == sequences
+    assert 1 <= at_once <= batch
 
 
 @settings(deadline=None, max_examples=20)
@@ -81,31 +81,24 @@ def tokenizer(tmp_path_factory):
     return folder
 
 
-def job_of(folder, recipe, gpus, tokens, tokenizer="unused", saving=EVERY_TEN_MINUTES):
-    return flame_job.FlameJob(
-        folder, FLAMED, tokens, PackedTokens(tokens), recipe, tokenizer,
-        flame_job.share(recipe, gpus), saving,
-    )  # fmt: skip
-
-
 def test_the_job_file_says_what_the_recipe_says(tmp_path, tokens, tokenizer):
     recipe = flame_recipe(learning_rate=7e-4, betas=[0.9, 0.95], weight_decay=0.2)
-    files = job_of(tmp_path, recipe, 1, tokens, tokenizer, Saving(steps=5)).write()
-    assert [path.name for path in files] == ["command.txt", "job.toml"]
-    said = tomllib.loads((tmp_path / "job.toml").read_text())
-    assert said["optimizer"] == {
+    output = Output(tmp_path, tmp_path, tokenizer=tokenizer, saving=Saving(steps=5))
+    command = flame.write_job(tmp_path, FLAMED, tokens, recipe, output, gpus=1)
+    job = tomllib.loads((tmp_path / "job.toml").read_text())
+    assert job["optimizer"] == {
         "name": "AdamW", "lr": 7e-4, "beta1": 0.9, "beta2": 0.95, "eps": 1e-15, "weight_decay": 0.2
     }  # fmt: skip
-    assert said["lr_scheduler"] == {"warmup_steps": 3, "decay_type": "cosine", "lr_min": 0.1}
-    training = said["training"]
+    assert job["lr_scheduler"] == {"warmup_steps": 3, "decay_type": "cosine", "lr_min": 0.1}
+    training = job["training"]
     assert training["batch_size"] * training["gradient_accumulation_steps"] == 2 * 2
     assert training["steps"] == 24
     assert training["seq_len"] == LENGTH
     assert training["dataset"] == str(tokens)
     assert training["dataset_split"] == "training"
-    assert said["checkpoint"]["interval"] == 5
-    assert said["activation_checkpoint"]["mode"] == "none"  # else flame takes its own default
-    assert "torch.distributed.run" in (tmp_path / "command.txt").read_text()
+    assert job["checkpoint"]["interval"] == 5
+    assert job["activation_checkpoint"]["mode"] == "none"  # else flame takes its own default
+    assert (tmp_path / "command.txt").read_text().split() == command
 
 
 def test_a_job_file_is_read_as_it_was_meant():
@@ -116,7 +109,7 @@ def test_a_job_file_is_read_as_it_was_meant():
         "on": True,
         "off": False,
     }
-    assert tomllib.loads(flame_job.toml({"one": values, "two": {}})) == {"one": values, "two": {}}
+    assert tomllib.loads(flame.toml({"one": values, "two": {}})) == {"one": values, "two": {}}
 
 
 @given(warmup=st.integers(0, 30), rest=st.integers(1, 60))
@@ -150,8 +143,8 @@ def test_a_run_told_to_stop_goes_on(tokens):
     expected = sum(int(next(batches).sum()) % 97 for _ in range(24)) / 1024
     weights = load(root / "flamed").state_dict()
     assert all((weight == expected).all() for weight in weights.values())
-    there = {path.name for path in (root / "flamed").iterdir()}
-    assert {"command.txt", "job.toml", "tokenizer.json", "README.md", "config.json"} <= there
+    names = {path.name for path in (root / "flamed").iterdir()}
+    assert {"command.txt", "job.toml", "tokenizer.json", "README.md", "config.json"} <= names
     lines = (root / "flamed" / "loss.csv").read_text().splitlines()
     assert lines[0] == ",".join(COLUMNS)
     assert [line.split(",")[:3] for line in lines[1:]] == [
@@ -198,10 +191,6 @@ def test_flame_starts_from_the_last_checkpoint_that_is_whole(tmp_path, caplog):
     assert left == {"step-9", "step-10", "step-100"}
 
 
-def test_without_checkpoints_flame_starts_at_the_beginning(tmp_path):
-    assert flame.last_whole(tmp_path) == 0
-
-
 def log_of(steps, loss="2.5000", norm=" 1.00"):
     return "".join(
         f"[titan] - root - INFO - step: {step:2}  loss: {loss}  memory: 10.25GiB(7.00%)  "
@@ -210,63 +199,48 @@ def log_of(steps, loss="2.5000", norm=" 1.00"):
     )
 
 
-def reader(tokens):
-    return flame.LogReader(job_of(tokens.parent, flame_recipe(), 2, tokens), 0)
+def reader(gpus=2):
+    return flame.LogReader(flame_recipe(), step_tokens=4 * LENGTH, gpus=gpus, step=0)
 
 
-def test_the_log_becomes_the_curve_however_it_arrives(tokens):
+def test_the_log_becomes_the_curve_however_it_arrives():
     text = "noise\n" + log_of(range(1, 6)) + "more noise\n"
-    at_once = list(reader(tokens).rows(io.StringIO(text)))
-    watch = reader(tokens)
+    at_once = list(reader().rows(io.StringIO(text)))
+    watch = reader()
     in_pieces = [
         row for i in range(0, len(text), 7) for row in watch.rows(io.StringIO(text[i : i + 7]))
     ]
     assert in_pieces == at_once
     assert [row.split(",")[0] for row in at_once] == list("12345")
-    assert watch.pace() == flame.Pace(2 * 12_000, 10.25)
+    assert (watch.speeds[-1], watch.gibibytes) == (2 * 12_000, 10.25)
 
 
 @pytest.mark.parametrize("bad", [{"loss": "nan"}, {"norm": "  inf"}])
-def test_steps_that_are_not_finite_end_the_run(tokens, bad):
-    watch = reader(tokens)
+def test_steps_that_are_not_finite_end_the_run(bad):
+    watch = reader()
     text = log_of([1], **bad) + log_of([2]) + log_of(range(3, 3 + PATIENCE), **bad)
     with pytest.raises(InputError, match=f"{PATIENCE} steps in a row .* step {2 + PATIENCE}"):
         list(watch.rows(io.StringIO(text)))
 
 
-def test_what_flame_said_last_is_in_the_error(tmp_path, tokens, monkeypatch):
-    words = [sys.executable, "-c", "import sys; print('no such kernel'); sys.exit(3)"]
-    monkeypatch.setattr(flame.FlameJob, "command", lambda job: words)
-    monkeypatch.setattr(flame, "LOOK_EVERY", 0.01)
-    with (
-        Checkpoints(tmp_path, {"run": 1}) as kept,
-        pytest.raises(InputError, match=r"code 3(.|\n)*no such kernel"),
-    ):
-        flame.run_flame(job_of(kept.folder, flame_recipe(), 1, tokens), kept, 0)
-
-
 @pytest.mark.parametrize(
-    ("mode", "advice"),
+    ("mode", "printed", "message"),
     [
-        ("none", "`activation_checkpoint` of the recipe is 'none': try 'selective'"),
-        ("full", "'full' already; `batch` of the recipe is 2, and `world_size` 2: with 1 and 4"),
+        ("none", "no such kernel", r"code 3 after step 0(.|\n)*no such kernel\n$"),
+        ("none", "CUDA out of memory. GPU 0", r"of memory. GPU 0; `act.* is 'none': try 'sel"),
+        ("full", "CUDA out of memory. GPU 0", r"'full' already; `batch` .* with 1 and 4"),
     ],
 )
-def test_what_to_change_is_said_where_flame_runs_out_of_memory(
-    tmp_path, tokens, monkeypatch, mode, advice
+def test_what_flame_said_last_is_in_the_error_and_what_to_change(
+    tmp_path, monkeypatch, mode, printed, message
 ):
-    said = "[rank0]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB. GPU 0"
-    script = f"import sys; print('{said}\\nand more'); sys.exit(1)"
-    monkeypatch.setattr(flame.FlameJob, "command", lambda job: [sys.executable, "-c", script])
+    command = [sys.executable, "-c", f"import sys; print('{printed}'); sys.exit(3)"]
     monkeypatch.setattr(flame, "LOOK_EVERY", 0.01)
-    recipe = flame_recipe(activation_checkpoint=mode)
+    watch = flame.LogReader(flame_recipe(activation_checkpoint=mode), 4 * LENGTH, 1, 0)
     with Checkpoints(tmp_path, {"run": 1}) as kept:
         (kept.folder / "flame.log").write_text("CUDA out of memory before\n")
-        with pytest.raises(InputError) as ended:
-            flame.run_flame(job_of(kept.folder, recipe, 1, tokens), kept, 0)
-    (line,) = str(ended.value).splitlines()
-    assert f"{said}; " in line
-    assert advice in line
+        with pytest.raises(InputError, match=message):
+            flame.run_flame(command, kept, watch, math.inf)
 
 
 @pytest.mark.parametrize("model", ["delta_net", "shared_all", "gated"])
@@ -280,50 +254,21 @@ def test_a_checkpoint_of_flame_becomes_a_model(tmp_path, model):
     expected = trained.state_dict()
     assert converted.state_dict().keys() == expected.keys()
     assert all(torch.equal(t, expected[name]) for name, t in converted.state_dict().items())
-    with pytest.raises(InputError, match=r"differs in model\.layers"):
-        flame.load_flame_checkpoint(tmp_path / "step-7", {**SMALL[model], "num_hidden_layers": 3})
 
 
-class Launch:
-    """A run that is refused before anything is written."""
-
-    def __init__(self, tmp_path, tokens, tokenizer):
-        self.folder, self.tokens, self.tokenizer = tmp_path, tokens, tokenizer
-
-    def __call__(self, recipe=None, gpus=2, model=FLAMED):
-        output = Output(self.folder / "out", self.folder / "running", tokenizer=self.tokenizer)
-        flame.pretrain_with_flame(model, self.tokens, recipe or flame_recipe(), output, gpus=gpus)
-
-
-@pytest.fixture
-def launch(tmp_path, tokens, tokenizer, monkeypatch):
-    monkeypatch.setattr(flame, "find_spec", lambda package: package)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
-    yield Launch(tmp_path, tokens, tokenizer)
+@pytest.mark.parametrize(
+    ("changes", "gpus", "vocabulary", "message"),
+    [
+        ({}, 3, 257, "3 GPUs cannot share a step of 4 sequences"),
+        ({"steps": 200}, 2, 257, "200 steps need 800 sequences, there are 144"),
+        ({}, 2, 200, "tokenizer has 257 ids"),
+    ],
+)
+def test_a_run_is_refused_before_anything_is_written(
+    tmp_path, tokens, tokenizer, changes, gpus, vocabulary, message
+):
+    output = Output(tmp_path / "out", tmp_path / "running", tokenizer=tokenizer)
+    model = {**FLAMED, "vocab_size": vocabulary}
+    with pytest.raises(InputError, match=message):
+        flame.pretrain_with_flame(model, tokens, flame_recipe(**changes), output, gpus=gpus)
     assert not list(tmp_path.iterdir())
-
-
-def test_without_flame_it_is_said_how_to_get_it(launch, monkeypatch):
-    monkeypatch.setattr(flame, "find_spec", {"flame": "there"}.get)
-    with pytest.raises(InputError, match="torchtitan is not installed: run `make flame`"):
-        launch()
-
-
-def test_more_gpus_than_there_are_is_refused(launch):
-    with pytest.raises(InputError, match="5 GPUs were asked for: this machine has 4"):
-        launch(gpus=5)
-
-
-def test_a_step_that_cannot_be_shared_is_refused(launch):
-    with pytest.raises(InputError, match="3 GPUs cannot share a step of 4 sequences"):
-        launch(gpus=3)
-
-
-def test_data_too_short_for_the_steps_is_refused(launch):
-    with pytest.raises(InputError, match="200 steps need 800 sequences, there are 144"):
-        launch(flame_recipe(steps=200))
-
-
-def test_a_tokenizer_larger_than_the_model_is_refused(launch):
-    with pytest.raises(InputError, match="tokenizer has 257 ids"):
-        launch(model={**FLAMED, "vocab_size": 200})

@@ -111,14 +111,13 @@ FLAMED = {**SMALL["shared_head"], "vocab_size": 257}  # as many as the tokenizer
 
 
 def flaming(root: Path, out: str, gpus: int, saving: Saving) -> None:
-    """What a process does that pretrains with the stand-in for flame, on pretended GPUs."""
+    """What a process does that pretrains with a fake flame, on pretended GPUs."""
     from reproduction.pretraining import flame
     from statecut.data.tokenizer import train_tokenizer
 
-    stand_ins = str(Path(__file__).parent / "stand_ins")
-    sys.path.insert(0, stand_ins)
-    os.environ["PYTHONPATH"] = stand_ins
-    flame.check_gpus = lambda gpus: None
+    fake = str(Path(__file__).parent / "fake_flame")
+    sys.path.insert(0, fake)
+    os.environ["PYTHONPATH"] = fake
     if not (root / "tokenizer").exists():
         train_tokenizer(["a few words"] * 9, root / "tokenizer", vocabulary_size=257)
     output = Output(

@@ -103,39 +103,24 @@ def _plan(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     command.add_argument("--costs", type=Path, default=Path("config/costs.yaml"), metavar="FILE",
                          help="measured figures (%(default)s)")  # fmt: skip
     command.add_argument("--json", type=Path, metavar="FILE", help="write the plan there too")
-    command.add_argument("--after", action="store_true",
-                         help="compare the plan with what finished jobs took")  # fmt: skip
-    command.add_argument("--figures", type=Path, metavar="FILE", help="with --after: write what "
-                         "was measured, in the form of the costs")  # fmt: skip
 
     def run(options: argparse.Namespace) -> None:
-        from reproduction.plan.after import compare, comparison_text, finished_jobs, write_figures
-        from reproduction.plan.costs import read_costs
-        from reproduction.plan.graph import read_graph
-        from reproduction.plan.planning import make_plan, price, to_text
+        from reproduction.plan import make_plan, read_figures, read_graph, to_text
         from statecut.arguments import check_counts
         from statecut.files import check_writable, write_json
 
         check_counts(gpus=options.gpus)
-        if options.figures and not options.after:
-            raise InputError("--figures is of jobs that have run: give --after with it")
-        for path in filter(None, (options.json, options.figures)):
-            check_writable(path)
-        costs = read_costs(options.costs)
-        logger.info("asking Snakemake for its jobs")
-        graph = read_graph(options.targets, configfile=options.configfile, profile=options.profile)
-        data: object
-        if options.after:
-            finished = finished_jobs(graph.config.run, price(graph, costs))
-            text, data = comparison_text(graph.config.run, finished), compare(finished)
-            if options.figures:
-                write_figures(options.figures, graph.config.run, finished)
-        else:
-            plan = make_plan(graph, costs, targets=options.targets, gpus=options.gpus)
-            text, data = to_text(plan), plan
         if options.json:
-            write_json(options.json, data)
-        print(text, end="")
+            check_writable(options.json)
+        figures = read_figures(options.costs)
+        logger.info("asking Snakemake for its jobs")
+        graph = read_graph(
+            figures, options.targets, configfile=options.configfile, profile=options.profile
+        )
+        plan = make_plan(graph, targets=options.targets, gpus=options.gpus)
+        if options.json:
+            write_json(options.json, plan)
+        print(to_text(plan), end="")
 
     command.set_defaults(run=run)
 

@@ -43,7 +43,7 @@ def test_what_never_runs_is_named_and_not_tried_again(cluster, five_minutes, tmp
             assert place.startswith("profiles/tested/config.yaml:")
             said[rule].append(line)
     kind, time = said["preflight_shape"]
-    assert "asks for a GPU of kind a100, partition short has h100; write gpu_model" in kind
+    assert "asks for a GPU of kind a100, partition short has h100" in kind
     assert "attempt 3 asks for 6 min, partition short allows 5 min" in time  # 2 at the first
     assert "asks for 10 min, partition short allows 5 min" in said["text"][0], said
 

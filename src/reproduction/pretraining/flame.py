@@ -1,18 +1,19 @@
 """Pretraining with flame (github.com/fla-org/flame), as the paper does it.
 
-flame is started with torchrun on the GPUs of one node (`flame_job`); `flame_entry` is what its
-processes run. The folder of the run (see `checkpoints`) holds, beside the loss curve:
+flame runs under torchrun on the GPUs of one node; `flame_entry` is what its processes run. The
+folder of the run (`statecut.recovery.checkpoints`) holds, beside the loss curve:
 
-    command.txt, job.toml, config.json    what is run; kept beside the result as well
+    command.txt, job.toml, config.json    what is run; the first two are kept beside the result
     flame.log                             what flame prints
     flame/checkpoint/step-40/             flame's own checkpoints, sealed with a manifest
+    stop                                  tells flame to save and end
 
-Started again, it goes on from the last one that is whole, on the same or another number of GPUs.
-flame's learning rate is one step behind the built-in trainer's on the cosine.
+Started again, it goes on from the last whole checkpoint, on the same or another number of GPUs.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import os
@@ -21,47 +22,35 @@ import shlex
 import shutil
 import statistics
 import subprocess
+import sys
 import time
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint import FileSystemReader
 
-from reproduction.config.needs import FLAME
 from reproduction.config.training import Recipe
-from reproduction.pretraining.flame_job import FlameJob, share
+from reproduction.pretraining import flame_entry
 from reproduction.pretraining.pretrain import smaller_batches
 from statecut.data.packing import PackedTokens
 from statecut.data.tokenizer import check_vocabulary, load_tokenizer
 from statecut.errors import InputError
-from statecut.models.architectures import architecture
+from statecut.files import atomic_write, write_json
 from statecut.models.checkpoint import create
-from statecut.recovery.checkpoints import DAMAGE, Checkpoints, verify
-from statecut.recovery.loop import (
-    COLUMNS,
-    EXIT_UNFINISHED,
-    OUT_OF_MEMORY,
-    PATIENCE,
-    StepProgress,
-    check_data,
-    curve_row,
-    first_sentences,
-    learning_rate,
-    stop_on_signals,
-)
+from statecut.recovery import loop
+from statecut.recovery.checkpoints import DAMAGE, KEPT, Checkpoints, verify
 from statecut.recovery.output import Output
 
 logger = logging.getLogger(__name__)
 
 LOOK_EVERY = 0.5  # seconds between looks at flame's log
 SHOWN = 30  # lines of the log that an error shows
-
+# A process may tune kernels for minutes, or hash a checkpoint, while the others wait for it.
+PATIENT_SECONDS = 3600
 # Slurm's warning, SIGUSR1, goes to every process of a job, and would end torchrun.
 WITHOUT_WARNINGS = ("sh", "-c", "trap '' USR1; exec \"$@\"", "sh")
 
@@ -85,46 +74,99 @@ def pretrain_with_flame(
     `data` is a packed folder that has the recipe's slice. SIGTERM, SIGUSR1 and a deadline save and
     leave with EXIT_UNFINISHED. None if there was nothing left to train.
     """
-    check_flame_installed()
-    check_gpus(gpus)
-    divided = share(recipe, gpus)
+    share(recipe, gpus)  # refuses what cannot be shared
     output.check()
-    if output.tokenizer is None:
-        raise InputError("flame starts with a tokenizer: give the model's folder of it")
+    assert output.tokenizer is not None
     # flame would widen the embedding to fit.
     check_vocabulary(load_tokenizer(output.tokenizer), model["vocab_size"])
     tokens = PackedTokens(data, slice_name=recipe.data.partition("/")[2])
-    check_data(tokens, recipe, model["vocab_size"])
+    loop.check_data(tokens, recipe, model["vocab_size"])
     run = output.checkpoints_of(
         "pretraining with flame", tokens, model=dict(model), recipe=recipe.defining()
     )
     with run as checkpoints:
-        folder = checkpoints.folder
-        job = FlameJob(
-            folder, model, data, tokens, recipe, output.tokenizer, divided, output.saving
-        )
-        files = job.write()
-        pace = None
-        if (reached := last_whole(folder)) < recipe.steps:
-            pace = run_flame(job, checkpoints, reached)
+        folder, pace = checkpoints.folder, None
+        command = write_job(folder, model, data, recipe, output, gpus)
+        reached = last_whole(folder)
+        if reached < recipe.steps:
+            length = tokens.manifest.sequence_length
+            reader = LogReader(recipe, recipe.batch * recipe.world_size * length, gpus, reached)
+            pace = run_flame(command, checkpoints, reader, output.saving.last_moment())
         trained = load_flame_checkpoint(checkpoint_folder(folder, recipe.steps), model)
+        files = [folder / "command.txt", folder / "job.toml"]
         output.write(trained.to(getattr(torch, recipe.dtype)), checkpoints, files)
     return pace
 
 
-def check_flame_installed() -> None:
-    for package in FLAME:
-        if find_spec(package) is None:
-            raise InputError(
-                f"the recipe's trainer is flame, and {package} is not installed: run `make flame`, "
-                "or choose `trainer: builtin`"
-            )
+def share(recipe: Recipe, gpus: int) -> tuple[int, int]:
+    """Sequences at once on each GPU, at most `batch` of the recipe, and how often in a step."""
+    sequences = recipe.batch * recipe.world_size
+    each, left = divmod(sequences, gpus)
+    batch = min(each, recipe.batch)
+    if left or each % batch:
+        raise InputError(
+            f"{gpus} GPUs cannot share a step of {sequences} sequences ({recipe.batch} x "
+            f"{recipe.world_size}) in batches of at most {recipe.batch}: use {recipe.world_size}, "
+            "or a number that divides it"
+        )
+    return batch, each // batch
 
 
-def check_gpus(gpus: int) -> None:
-    available = torch.cuda.device_count()
-    if not 1 <= gpus <= available:
-        raise InputError(f"{gpus} GPUs were asked for: this machine has {available}")
+def write_job(
+    folder: Path, model: Mapping[str, Any], data: Path | str, recipe: Recipe, output: Output,
+    gpus: int,
+) -> list[str]:  # fmt: skip
+    """The files that flame reads, and its command. What is not set here is flame's default."""
+    batch, accumulation = share(recipe, gpus)
+    length = PackedTokens(data).manifest.sequence_length
+    beta1, beta2 = recipe.betas
+    sections: dict[str, dict[str, Any]] = {
+        "job": {"dump_folder": str(folder / "flame"), "print_args": False},
+        "model": {"config": str(folder / "config.json"),
+                  "tokenizer_path": str(Path(output.tokenizer or "").resolve())},
+        "optimizer": {"name": "AdamW", "lr": recipe.learning_rate, "beta1": beta1, "beta2": beta2,
+                      "eps": recipe.eps, "weight_decay": recipe.weight_decay},
+        "lr_scheduler": {"warmup_steps": recipe.warmup, "decay_type": "cosine",
+                         "lr_min": recipe.floor},
+        "training": {
+            "batch_size": batch, "gradient_accumulation_steps": accumulation,
+            "seq_len": length, "context_len": length, "steps": recipe.steps,
+            "max_norm": recipe.clip, "skip_nan_inf": True, "seed": recipe.seed,
+            "dataset": str(Path(data).resolve()), "dataset_split": recipe.data.partition("/")[2],
+            # Of no use to packed tokens, but flame has no defaults for them.
+            "pin_memory": False, "persistent_workers": False,
+        },
+        "checkpoint": {"enable_checkpoint": True, "keep_latest_k": KEPT,
+                       "interval": output.saving.steps or recipe.steps},
+        # Without a mode flame takes the selective one. Every second layer is its default.
+        "activation_checkpoint": {"mode": recipe.activation_checkpoint, "selective_ac_option": "2"},
+        "metrics": {"log_freq": 1, "disable_color_printing": True},
+        "comm": {"init_timeout_seconds": PATIENT_SECONDS, "train_timeout_seconds": PATIENT_SECONDS},
+        # flame passes on a section that it does not know.
+        "statecut": {"stop_file": str(folder / "stop"), "save_seconds": output.saving.seconds},
+    }  # fmt: skip
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--nnodes=1", f"--nproc-per-node={gpus}",
+        # A free port, so that two runs on one machine do not meet.
+        "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0",
+        "--local-ranks-filter=0", f"--log-dir={folder / 'torchrun'}",
+        "-m", flame_entry.__name__, "--job.config_file", str(folder / "job.toml"),
+    ]  # fmt: skip
+    write_json(folder / "config.json", dict(model))
+    texts = {"command.txt": shlex.join(command) + "\n", "job.toml": toml(sections)}
+    for name, text in texts.items():
+        with atomic_write(folder / name, force=True) as aside:
+            aside.write_text(text)
+    return command
+
+
+def toml(sections: Mapping[str, Mapping[str, Any]]) -> str:
+    """Strings, numbers and truth values in TOML, which writes them as JSON does."""
+    lines = []
+    for name, values in sections.items():
+        lines.append(f"[{name}]")
+        lines += [f"{key} = {json.dumps(v, ensure_ascii=False)}" for key, v in values.items()]
+    return "\n".join(lines) + "\n"
 
 
 def checkpoint_folder(folder: Path, step: int) -> Path:
@@ -132,8 +174,8 @@ def checkpoint_folder(folder: Path, step: int) -> Path:
 
 
 def last_whole(folder: Path) -> int:
-    """The step of flame's last checkpoint that is whole, 0 if there is none. Later ones are taken
-    away, since flame would start from them."""
+    """The step of flame's last checkpoint that is whole, 0 if there is none. Later ones are
+    removed, since flame would start from them."""
     paths = checkpoint_folder(folder, 0).parent.glob("step-*")
     for step in sorted((int(path.name.removeprefix("step-")) for path in paths), reverse=True):
         path = checkpoint_folder(folder, step)
@@ -146,23 +188,24 @@ def last_whole(folder: Path) -> int:
     return 0
 
 
-def run_flame(job: FlameJob, checkpoints: Checkpoints, first: int) -> Pace:
+def run_flame(
+    command: list[str], checkpoints: Checkpoints, reader: LogReader, last_moment: float
+) -> Pace:
     """Run flame from a step that is saved to its last step, or until it is told to stop."""
-    recipe, log = job.recipe, checkpoints.folder / "flame.log"
-    job.stop_file.unlink(missing_ok=True)
+    first, recipe = reader.step, reader.recipe
+    log, stop_file = checkpoints.folder / "flame.log", checkpoints.folder / "stop"
+    stop_file.unlink(missing_ok=True)
     _cut_curve(checkpoints.curve, first)
-    command = job.command()
     logger.info(f"pretraining: resumes from step {first}" if first else "pretraining: starts flame")
     logger.info(shlex.join(command))
-    last_moment = job.saving.last_moment()
     with (
-        stop_on_signals() as stop,
+        loop.stop_on_signals() as stop,
         open(log, "ab") as sink,
         open(log, errors="replace") as lines,
         open(checkpoints.curve, "a", buffering=1) as curve,
     ):
         began = lines.seek(0, os.SEEK_END)
-        reader = LogReader(job, first)
+        progress = loop.StepProgress("pretraining", recipe.steps, first, reader.step_tokens)
         process = subprocess.Popen(
             [*WITHOUT_WARNINGS, *command],
             stdout=sink,
@@ -177,53 +220,46 @@ def run_flame(job: FlameJob, checkpoints: Checkpoints, first: int) -> Pace:
             while process.poll() is None:
                 time.sleep(LOOK_EVERY)
                 curve.writelines(reader.rows(lines))
+                if reader.step > first:
+                    progress.log(reader.step, reader.loss)
                 if stop.is_set() or time.time() + reader.seconds > last_moment:
-                    job.stop_file.touch()
+                    stop_file.touch()
         finally:
             process.terminate()
             code = process.wait()
         curve.writelines(reader.rows(lines))
-    reached = last_whole(job.folder)
-    if code == 0 and reached == recipe.steps:
-        return reader.pace()
-    if stop.is_set() or (code == 0 and reached > first):
-        logger.info(f"pretraining: saved at step {reached}, to be resumed")
-        raise SystemExit(EXIT_UNFINISHED)
-    with open(log, errors="replace") as lines:
         lines.seek(began)
         printed = lines.readlines()
-    if line := next((line for line in printed if OUT_OF_MEMORY in line), None):
-        raise InputError(
-            f"flame ended after step {reader.step}: {first_sentences(line)}; "
-            f"{less_memory(recipe)}. Its whole log is {log}"
-        )
-    tail = "".join(printed[-SHOWN:])
+    reached = last_whole(checkpoints.folder)
+    if code == 0 and reached == recipe.steps:
+        return Pace(statistics.median(reader.speeds), reader.gibibytes)
+    if stop.is_set() or (code == 0 and reached > first):
+        logger.info(f"pretraining: saved at step {reached}, to be resumed")
+        raise SystemExit(loop.EXIT_UNFINISHED)
+    full = next((line for line in printed if loop.OUT_OF_MEMORY in line), None)
+    advice = f"\n{loop.first_sentences(full)}; {less_memory(recipe)}" if full else ""
     raise InputError(
         f"flame ended with code {code} after step {reader.step}; its last checkpoint is of step "
-        f"{reached}. The end of {log}:\n{tail}"
+        f"{reached}. The end of {log}:\n{''.join(printed[-SHOWN:])}{advice}"
     )
 
 
 def less_memory(recipe: Recipe) -> str:
     """What to change where flame does not fit into a GPU."""
-    modes = ("none", "selective", "full")
-    more = modes[modes.index(recipe.activation_checkpoint) + 1 :]
-    if not more:
-        return (
-            f"`activation_checkpoint` is 'full' already; {smaller_batches(recipe)}; `gpu: "
-            f"{recipe.gpus}` in the profile's line of `pretrain` keeps the number of GPUs"
-        )
-    return (
-        f"`activation_checkpoint` of the recipe is {recipe.activation_checkpoint!r}: try "
-        f"{more[0]!r}, with which the run goes on from its last checkpoint"
-    )
+    mode = recipe.activation_checkpoint
+    if mode != "full":
+        more = "selective" if mode == "none" else "full"
+        return f"`activation_checkpoint` of the recipe is {mode!r}: try {more!r} and start again"
+    return f"`activation_checkpoint` is 'full' already; {smaller_batches(recipe)}"
 
 
 @dataclass
 class LogReader:
     """What flame's log says, as it grows."""
 
-    job: FlameJob
+    recipe: Recipe
+    step_tokens: int
+    gpus: int
     step: int
     loss: float = math.nan
     failed: int = 0
@@ -232,66 +268,50 @@ class LogReader:
     gibibytes: float = 0.0
     part: str = ""  # of a line that has not ended yet
 
-    def __post_init__(self) -> None:
-        steps, tokens = self.job.recipe.steps, self.job.step_tokens
-        self.progress = StepProgress("pretraining", steps, self.step, tokens)
-
     def rows(self, log: Any) -> Iterator[str]:
         """The rows of the loss curve that new lines of the log make."""
         *lines, self.part = (self.part + log.read()).split("\n")
         for line in lines:
             if match := STEP.search(line):
                 self.step, self.loss = int(match[1]), float(match[2])
-                speed = float(match[4].replace(",", "")) * self.job.share.gpus
+                self.speeds.append(float(match[4].replace(",", "")) * self.gpus)
                 self.gibibytes = max(self.gibibytes, float(match[3]))
-                self.seconds = self.job.step_tokens / max(speed, 1)
-                self.speeds.append(speed)
+                self.seconds = self.step_tokens / max(self.speeds[-1], 1)
             elif match := NORM.search(line):
                 yield self._row(float(match[1]))
 
     def _row(self, norm: float) -> str:
         step, loss = self.step, self.loss
-        finite = math.isfinite(loss) and math.isfinite(norm)
-        self.failed = 0 if finite else self.failed + 1
-        if self.failed == PATIENCE:
+        self.failed = 0 if math.isfinite(loss + norm) else self.failed + 1
+        if self.failed == loop.PATIENCE:
             raise InputError(
-                f"pretraining: {PATIENCE} steps in a row were not finite, the last of them step "
-                f"{step} (loss {loss}, gradient norm {norm}); try a lower learning rate"
+                f"pretraining: {loop.PATIENCE} steps in a row were not finite, the last of them "
+                f"step {step} (loss {loss}, gradient norm {norm}); try a lower learning rate"
             )
-        self.progress.log(step, loss)
-        rate = flame_rate(step, self.job.recipe)
-        return curve_row(step, step * self.job.step_tokens, loss, loss, None, rate, norm)
-
-    def pace(self) -> Pace:
-        return Pace(statistics.median(self.speeds), self.gibibytes)
+        rate = flame_rate(step, self.recipe)
+        return loop.curve_row(step, step * self.step_tokens, loss, loss, None, rate, norm)
 
 
 def flame_rate(step: int, recipe: Recipe) -> float:
-    """flame holds the peak for one step after the warm-up, and so never quite reaches the floor."""
+    """flame holds the peak for one step after the warm-up, and so never quite reaches the floor:
+    on the cosine it is one step behind the built-in trainer."""
     if step == recipe.warmup + 1:
         return recipe.learning_rate
-    return learning_rate(step if step <= recipe.warmup else step - 1, recipe)
+    return loop.learning_rate(step if step <= recipe.warmup else step - 1, recipe)
 
 
 def _cut_curve(curve: Path, last: int) -> None:
     """The loss curve up to a step, or an empty one."""
     rows = curve.read_text().splitlines(keepends=True)[1:] if curve.exists() else []
     whole_rows = [row for row in rows if row.endswith("\n") and int(row.split(",")[0]) <= last]
-    curve.write_text(",".join(COLUMNS) + "\n" + "".join(whole_rows))
+    curve.write_text(",".join(loop.COLUMNS) + "\n" + "".join(whole_rows))
 
 
 def load_flame_checkpoint(folder: Path, config: Mapping[str, Any]) -> Any:
     """The model of one of flame's checkpoints, in memory."""
     model = create(dict(config), seed=0)
-    weights = model.state_dict()
-    metadata = FileSystemReader(folder).read_metadata().state_dict_metadata
-    names = {key.removeprefix("model.") for key in metadata if key.startswith("model.")}
-    if names != weights.keys():
-        kind = architecture(dict(config)).model_type
-        odd = ", ".join(sorted(names ^ weights.keys())[:8])
-        raise InputError(f"{folder} is no checkpoint of this {kind} model; it differs in {odd}")
     with warnings.catch_warnings():
-        # It is one process indeed.
+        # It is a single process, as it should be.
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-        dcp.load({"model": weights}, checkpoint_id=folder, no_dist=True)
+        dcp.load({"model": model.state_dict()}, checkpoint_id=folder, no_dist=True)
     return model

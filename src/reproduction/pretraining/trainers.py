@@ -7,10 +7,10 @@ from pathlib import Path
 import torch
 
 from reproduction.config import Config, Recipe
-from reproduction.pretraining.flame import Pace, check_gpus, pretrain_with_flame
+from reproduction.pretraining.flame import Pace, pretrain_with_flame
 from reproduction.pretraining.pretrain import pretrain
 from statecut.data.packing import PackedTokens
-from statecut.errors import InputError, nearest
+from statecut.errors import InputError
 from statecut.models.checkpoint import create
 from statecut.recovery.loop import check_data
 from statecut.recovery.output import Output
@@ -22,7 +22,7 @@ def pretrain_model(
     """Train `model` of the configuration on the packed corpus in `data`.
 
     `gpus` is how many of this machine to use; 0 is a CPU, which only the built-in trainer knows.
-    What is returned is what flame said of its speed.
+    Returns the speed that flame logged.
     """
     recipe = recipe_of(config, model)
     sizes = config.models[model].fla_config()
@@ -30,8 +30,6 @@ def pretrain_model(
         return pretrain_with_flame(sizes, data, recipe, output, gpus=gpus)
     if gpus > 1:
         raise InputError(f"{gpus} GPUs for {model}: the built-in trainer uses one; flame uses many")
-    if gpus:
-        check_gpus(gpus)
     tokens = PackedTokens(data, slice_name=recipe.data.partition("/")[2])
     check_data(tokens, recipe, sizes["vocab_size"])  # before the model is made
     new = create(sizes, seed=recipe.seed).to(torch.device("cuda" if gpus else "cpu"))
@@ -40,10 +38,6 @@ def pretrain_model(
 
 
 def recipe_of(config: Config, model: str) -> Recipe:
-    """How a model of the configuration is pretrained."""
-    if model not in config.models:
-        raise InputError(f"no model {model!r} in the configuration{nearest(model, config.models)}")
     source = config.models[model].source
-    if source.kind != "pretrain":
-        raise InputError(f"{model} is not pretrained by this run: its source is {source.kind!r}")
+    assert source.kind == "pretrain"
     return config.recipes[source.recipe]

@@ -22,7 +22,6 @@ logger = logging.getLogger(__name__)
 
 END = "SLURM_JOB_END_TIME"
 EXIT_UNFINISHED = os.EX_TEMPFAIL  # as in training; importing it from there would import torch
-RESUMED = ("pretrain", "recover")  # rules that exit so, and are requeued
 WATCH_EVERY = 20  # seconds
 COLUMNS = "%i|%T|%r|%P|%l|%k"  # of squeue: id, state, reason, partition, time limit, comment
 
@@ -103,10 +102,9 @@ def stuck_jobs(queue: str, known: set[tuple[str, str]]) -> Iterator[str]:
     any_runs = any(state != "PENDING" for _, state, *_ in jobs)
     waiting: dict[tuple[str, ...], list[str]] = {}
     for number, state, reason, partition, limit, comment in jobs:
-        final = FOREVER.fullmatch(reason) or HELD.fullmatch(reason)
-        if state != "PENDING" or (number, reason) in known:
-            continue
-        if final or (MAY_END.fullmatch(reason) and not any_runs):
+        never = FOREVER.fullmatch(reason) or HELD.fullmatch(reason)
+        stuck = never or (MAY_END.fullmatch(reason) and not any_runs)
+        if stuck and state == "PENDING" and (number, reason) not in known:
             known.add((number, reason))
             rule = comment.removeprefix("rule_").partition("_wildcards_")[0]
             waiting.setdefault((rule, reason, partition, limit), []).append(number)
@@ -151,15 +149,11 @@ def _requeue(job: str, rule: str) -> None:
 
 def _run(*command: str) -> str | None:
     """What a command of Slurm prints; None, and a warning, if it fails."""
+    environment = {**os.environ, "SLURM_TIME_FORMAT": "%s"}
     try:
-        done = subprocess.run(
-            command, env={**os.environ, "SLURM_TIME_FORMAT": "%s"},
-            capture_output=True, text=True, check=True,
-        )  # fmt: skip
-    except OSError as error:
-        logger.warning(f"{command[0]}: {error.strerror}")
+        return subprocess.run(
+            command, env=environment, capture_output=True, text=True, check=True
+        ).stdout.strip()
+    except (OSError, subprocess.CalledProcessError) as error:
+        logger.warning(f"{' '.join(command)}: {getattr(error, 'stderr', '') or error}")
         return None
-    except subprocess.CalledProcessError as error:
-        logger.warning(f"{' '.join(command)}: {error.stderr.strip()}")
-        return None
-    return done.stdout.strip()

@@ -1,6 +1,8 @@
-"""Whether a Slurm cluster can ever meet what each rule asks for under a profile.
+"""What a Slurm cluster can never run of a profile's requests, and why.
 
-The requests are the sbatch commands that Snakemake's plugin would run, for every job and attempt.
+The requests are the sbatch commands that Snakemake's plugin would run, for every job and attempt;
+the cluster is what scontrol shows. Slurm itself says little beforehand: `sbatch --test-only` takes
+a job that is longer than its partition allows.
 """
 
 from __future__ import annotations
@@ -13,158 +15,167 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from logging import CRITICAL, Logger
+from math import ceil, inf
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from reproduction.running.cluster import (
-    Partition,
-    Problem,
-    SlurmRequest,
-    distance,
-    judge,
-    parse_sbatch,
-    problems,
-    read_cluster,
-)
 from reproduction.running.dag import build_dag, parse_arguments
-from reproduction.running.slurm import RESUMED, refused_for_good
+from reproduction.running.slurm import refused_for_good
 from statecut.errors import InputError
-
-# What a file of partitions calls the limit of a resource.
-LIMITS = {"runtime": "max_runtime", "mem_mb": "max_mem_mb", "threads": "max_threads",
-          "gpu": "max_gpu", "gpu_model": "available_gpu_models"}  # fmt: skip
 
 
 @dataclass(frozen=True)
-class Submission:
-    """What Snakemake would submit of a rule."""
+class Node:
+    """What a job may have of a node."""
+
+    cpus: float
+    memory_mb: float
+    gpus: Mapping[str, int]  # of each kind; the kind is "" where Slurm does not know it
+
+    def gpus_of(self, kind: str) -> int:
+        return self.gpus.get(kind, 0) if kind else sum(self.gpus.values())
+
+
+@dataclass(frozen=True)
+class Partition:
+    name: str
+    default: bool
+    hidden: bool
+    state: str
+    minutes: float
+    nodes: tuple[Node, ...]
+
+
+@dataclass(frozen=True)
+class Request:
+    """One sbatch command."""
 
     rule: str
     attempt: int
     command: str
     by_file: bool = False  # whether the profile's file of partitions chose the partition
 
+    def option(self, name: str, default: str = "0") -> str:
+        match = re.search(rf" --?{name}[ =](\S+)", self.command)
+        return match[1] if match else default
 
-class Profile:
-    """The files of a profile, to name the line to change."""
-
-    def __init__(self, file: Path, partition_file: Path | None = None) -> None:
-        self.file, self.partition_file = file, partition_file
-        self.keys = _keys(file)
-        self.limits = _keys(partition_file) if partition_file else {}
-
-    def place(self, rule: str, problem: Problem) -> tuple[str, str]:
-        """FILE:LINE of a resource, or where to add it, and its value."""
-        key = problem.key
-        own = ("set-threads", rule) if key == "threads" else ("set-resources", rule, key)
-        shared = ("default-resources", key)
-        # Another partition is right for this rule, and may be wrong for others.
-        moves = key == "slurm_partition" and problem.of_rule
-        for path in (own, own[:2], shared, own[:1]) if moves else (own, shared, own[:2], own[:1]):
-            if path in self.keys:
-                line, value = self.keys[path]
-                return f"{self.file}:{line}", value
-        return str(self.file), ""
-
-    def place_of_limit(self, partition: str, key: str) -> str:
-        """FILE:LINE of a resource's limit in the file of partitions, or of the partition."""
-        path = ("partitions", partition)
-        line, _ = self.limits.get((*path, LIMITS.get(key, "")), self.limits[path])
-        return f"{self.partition_file}:{line}"
+    @property
+    def partitions(self) -> list[str]:
+        return [*filter(None, self.option("p", "").split(","))]
 
 
-def _keys(file: Path) -> dict[tuple[str, ...], tuple[int, str]]:
-    """The line and the value of every key of a YAML file, by the keys around it and itself."""
-
-    def below(node: Any, path: tuple[str, ...]) -> Iterator[Any]:
-        for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
-            inner = (*path, key.value)
-            scalar = value.value if isinstance(value, yaml.ScalarNode) else ""
-            yield inner, (key.start_mark.line + 1, scalar)
-            yield from below(value, inner)
-
-    return dict(below(yaml.compose(file.read_text()), ()))
+Problem = tuple[str, str]  # the resource that is to change, and why
 
 
-def findings(
-    submissions: Iterable[Submission], cluster: Mapping[str, Partition], profile: Profile
-) -> list[str]:
-    """What can never be had, each with its line and the rules that ask for it.
-
-    Of a rule and a resource, the first attempt that asks for too much.
-    """
-    ordered = sorted(submissions, key=lambda job: (job.attempt, job.rule, job.command))
-    requests = {submission: parse_sbatch(submission.command) for submission in ordered}
-    first: dict[tuple[str, str], tuple[str, str]] = {}
-    for submission, request in requests.items():
-        rule, attempt = submission.rule, submission.attempt
-        of_rule = [other for job, other in requests.items() if job.rule == rule]
-        able = sorted(
-            name
-            for name, partition in cluster.items()
-            if not partition.hidden
-            and not any(any(problems(other, partition)) for other in of_rule)
-        )
-        for problem in judge(request, cluster) or refusals(submission.command):
-            place, advice = _advice(submission, request, problem, cluster, profile, able)
-            which = f"attempt {attempt} " if attempt > 1 else ""
-            first.setdefault((rule, problem.key), (place, f"{which}{problem.text}{advice}"))
-    rules: dict[tuple[str, str], list[str]] = {}
-    for (rule, _), finding in first.items():
-        rules.setdefault(finding, []).append(rule)
-    lines = [f"{place}: {', '.join(rules[place, text])}: {text}" for place, text in rules]
-    return sorted(lines, key=lambda line: [*map(int, re.findall(r":(\d+): ", line)[:1])])
+def read_cluster() -> dict[str, Partition]:
+    """The partitions of the cluster that this machine belongs to."""
+    texts = []
+    for kind in ("partition", "node"):
+        command = ["scontrol", "show", kind, "--oneliner", "--all"]
+        try:
+            texts.append(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+        except (OSError, subprocess.CalledProcessError) as error:
+            reason = getattr(error, "stderr", "").strip() or "there is no scontrol here"
+            advice = "check a profile for Slurm on the cluster's login node"
+            raise InputError(f"{reason}: {advice}") from None
+    return parse_cluster(*texts)
 
 
-def _advice(
-    submission: Submission,
-    request: SlurmRequest,
-    problem: Problem,
-    cluster: Mapping[str, Partition],
-    profile: Profile,
-    able: list[str],
-) -> tuple[str, str]:
-    """The line to change, and what to write there. `able`: partitions that meet every attempt."""
-    if submission.by_file:
-        place = profile.place_of_limit(request.partitions[0], problem.key)
-        limit = LIMITS.get(problem.key)
-        return place, f"; write {limit}: {problem.limit}" if limit and problem.limit else ""
-    rule = submission.rule
-    place, value = profile.place(rule, problem)
-    if not judge(request, cluster):  # sbatch refuses it, and no partition is in the way
-        return place, ""
-    choices, most = [], problem.limit
-    by_partition = {name: list(problems(request, cluster[name])) for name in cluster}
-    if profile.partition_file and problem.key == "runtime":
-        # It goes wherever it fits: where nothing else is wrong, the longest time.
-        times = [
-            unmet[0].limit
-            for unmet in by_partition.values()
-            if [problem.key for problem in unmet] == ["runtime"]
-        ]
-        most = max(times, key=int, default=most)
-    if most:
-        # Snakemake evaluates the value as Python, for each attempt.
-        limit = f'"min({value}, {most})"' if value and submission.attempt > 1 else most
-        # Cores are no resource to Snakemake.
-        cores = f"set-threads: {{{rule}: {most}}}"
-        choices.append(cores if problem.key == "threads" else f"{problem.key}: {limit}")
-    if able:
-        choices.append(f"slurm_partition: {' or '.join(able)}")
-    elif problem.key == "slurm_partition":
-        name = min(by_partition, key=lambda name: distance(by_partition[name]))
-        unmet = by_partition[name]
-        if unmet[0].key != problem.key:
-            # It would be the next finding, once the partition is right.
-            texts = ", ".join(other.text for other in unmet)
-            choices = [f"slurm_partition: {name}", *(f"{p.key}: {p.limit}" for p in unmet)]
-            return place, f"; nor can {name}: {texts}; write {', '.join(choices)}"
-    if problem.key in ("runtime", "mem_mb") and problem.limit:
-        resumed = problem.key == "runtime" and rule in RESUMED
-        choices[0] += " (it is requeued to go on)" if resumed else " (if that is enough)"
-    return place, f"; write {', or '.join(choices)}" if choices else ""
+def parse_cluster(partitions: str, nodes: str) -> dict[str, Partition]:
+    """`scontrol show partition --oneliner` and `scontrol show node --oneliner`."""
+    cluster, all_nodes = {}, [_fields(line) for line in nodes.splitlines() if line.strip()]
+    for fields in (_fields(line) for line in partitions.splitlines() if line.strip()):
+        name = fields["PartitionName"]
+        members = [node for node in all_nodes if name in node.get("Partitions", "").split(",")]
+        cluster[name] = Partition(
+            name, fields["Default"] == "YES", fields.get("Hidden") == "YES", fields["State"],
+            to_minutes(fields["MaxTime"]), tuple(_node(node, fields) for node in members),
+        )  # fmt: skip
+    return cluster
+
+
+def _fields(line: str) -> dict[str, str]:
+    return dict(re.findall(r"(?:^|\s)(\w+)=(\S*)", line))
+
+
+def _node(node: dict[str, str], partition: dict[str, str]) -> Node:
+    def limit(name: str) -> float:
+        text = partition.get(name, "")
+        return int(text) if text.isdecimal() and text != "0" else inf
+
+    gpus: dict[str, int] = {}
+    for kind, count in re.findall(r"(?:^|,)gpu:(?:([^:,(]+):)?(\d+)", node.get("Gres", "")):
+        gpus[kind] = gpus.get(kind, 0) + int(count)
+    cpus = int(node.get("CPUEfctv", node["CPUTot"]))
+    memory = int(node["RealMemory"]) - int(node.get("MemSpecLimit", 0))
+    return Node(min(cpus, limit("MaxCPUsPerNode")), min(memory, limit("MaxMemPerNode")), gpus)
+
+
+def to_minutes(time: str) -> float:
+    """Minutes, as in sbatch's command; or [days-]hours:minutes:seconds, as scontrol shows them."""
+    if time.isdecimal():
+        return int(time)
+    if not (match := re.fullmatch(r"(?:(\d+)-)?(\d+):(\d+):(\d+)", time)):
+        return inf  # UNLIMITED, INFINITE, NONE
+    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
+    return 1440 * days + 60 * hours + minutes + seconds / 60
+
+
+def judge(request: Request, cluster: Mapping[str, Partition]) -> list[Problem]:
+    """What keeps the partitions that a request names from running it; [] if one of them can."""
+    names = request.partitions or [name for name in cluster if cluster[name].default]
+    if not names:
+        return [("slurm_partition", "names no partition, and the cluster has no default")]
+    if unknown := [name for name in names if name not in cluster]:
+        known = ", ".join(sorted(cluster))
+        return [("slurm_partition", f"there is no partition {unknown[0]}, only {known}")]
+    return min(([*problems(request, cluster[name])] for name in names), key=len)
+
+
+def problems(request: Request, partition: Partition) -> Iterator[Problem]:
+    where, nodes = f"partition {partition.name}", partition.nodes
+    if partition.state != "UP" or not nodes:
+        yield "slurm_partition", f"{where} {f'is {partition.state}' if nodes else 'has no nodes'}"
+        return
+    kind, _, count = request.option("gpus").rpartition(":")
+    # Slurm spreads a job that does not say how many nodes it takes.
+    gpus = ceil(int(count) / int(request.option("nodes", str(max(1, int(count))))))
+    asked = f"{gpus} GPU{'s' * (gpus != 1)}"
+    kinds = {name for node in nodes for name in node.gpus}
+    if gpus and not kinds:
+        yield "gpu", f"asks for {asked}, {where} has none"
+        return
+    minutes = to_minutes(request.option("t"))
+    if minutes > partition.minutes:
+        yield "runtime", f"asks for {_time(minutes)}, {where} allows {_time(partition.minutes)}"
+    if gpus and kind and kind not in kinds:
+        known = ", ".join(sorted(filter(None, kinds))) or "no kinds"
+        yield "gpu_model", f"asks for a GPU of kind {kind}, {where} has {known}"
+        return
+    per_gpu = int(request.option("cpus-per-gpu"))
+    per_task = int(request.option("ntasks", "1")) * int(request.option("cpus-per-task", "1"))
+
+    def lacking(node: Node) -> Iterator[Problem]:
+        has = node.gpus_of(kind)
+        cores = per_gpu * min(gpus, has) or per_task  # fewer GPUs, fewer cores
+        memory = int(request.option("mem")) or cores * int(request.option("mem-per-cpu"))
+        if gpus > has:
+            yield "gpu", f"asks for {asked}, a node of {where} has {has}"
+        if cores > node.cpus:
+            key = "cpus_per_gpu" if per_gpu and gpus else "threads"
+            yield key, f"asks for {cores} cores, a node of {where} has {node.cpus}"
+        if memory > node.memory_mb:
+            text = f"asks for {memory / 1000:.4g} GB, a node of {where} has"
+            yield "mem_mb", f"{text} {node.memory_mb / 1000:.4g} GB"
+
+    largest = sorted(nodes, key=lambda node: (node.gpus_of(kind), node.memory_mb), reverse=True)
+    yield from min(([*lacking(node)] for node in largest), key=len)
+
+
+def _time(minutes: float) -> str:
+    return f"{minutes / 60:.3g} h" if minutes >= 60 else f"{minutes:.0f} min"
 
 
 @cache
@@ -180,34 +191,73 @@ def refusals(command: str) -> list[Problem]:
     keys = {"invalid account": "slurm_account", "wall": "runtime", "qos": "qos",
             "feature": "constraint"}  # fmt: skip
     key = next((keys[word] for word in keys if word in message.lower()), "slurm_partition")
-    return [Problem(key, f"sbatch refuses it: {message}")]
+    return [(key, f"sbatch refuses it: {message}")]
 
 
-def _plugin() -> Any:
-    from snakemake_interface_executor_plugins.registry import ExecutorPluginRegistry
+def findings(
+    requests: Iterable[Request], cluster: Mapping[str, Partition], profile: Path,
+    partition_file: Path | None = None,
+) -> list[str]:  # fmt: skip
+    """What can never be had, each with its line and the rules that ask for it. Of a rule and a
+    resource, the first attempt that asks for too much."""
+    keys, partition_keys = _keys(profile), _keys(partition_file) if partition_file else {}
+    ordered = sorted(requests, key=lambda asked: (asked.attempt, asked.rule, asked.command))
+    first: dict[tuple[str, str], tuple[int, str, str]] = {}
+    for request in ordered:
+        rule, unmet = request.rule, judge(request, cluster)
+        for key, text in unmet or refusals(request.command):
+            if (rule, key) in first:
+                continue
+            own = ("set-threads", rule) if key == "threads" else ("set-resources", rule, key)
+            paths = (own, ("default-resources", key), own[:2], own[:1])
+            file, line = profile, next((keys[path] for path in paths if path in keys), 1)
+            if request.by_file and partition_file:
+                file, line = partition_file, partition_keys["partitions", request.partitions[0]]
+            attempt = f"attempt {request.attempt} " if request.attempt > 1 else ""
+            of_rule = [other for other in ordered if other.rule == rule]
+            hint = _elsewhere(text, of_rule, cluster) if unmet else ""
+            first[rule, key] = (line, f"{file}:{line}", f"{attempt}{text}{hint}")
+    rules: dict[tuple[int, str, str], list[str]] = {}
+    for (rule, _), finding in first.items():
+        rules.setdefault(finding, []).append(rule)
+    return [f"{finding[1]}: {', '.join(rules[finding])}: {finding[2]}" for finding in sorted(rules)]
 
-    return ExecutorPluginRegistry().get_plugin("slurm")
+
+def _elsewhere(text: str, requests: list[Request], cluster: Mapping[str, Partition]) -> str:
+    """Which partitions can run all attempts of a rule; or why not even the nearest can."""
+    why = {
+        name: [unmet for request in requests for _, unmet in problems(request, cluster[name])]
+        for name in sorted(cluster)
+        if not cluster[name].hidden
+    }
+    if able := [name for name in why if not why[name]]:
+        return f"; partition {' or '.join(able)} can run it"
+    name = min(why, key=lambda name: (len(why[name]), why[name][0] == text))
+    return "" if text == why[name][0] else f"; nor can {name}: {why[name][0]}"
 
 
-def read_submissions(arguments: Any, partition_file: Path | None) -> set[Submission]:
+def _keys(file: Path) -> dict[tuple[str, ...], int]:
+    """The line of every key of a YAML file, by the keys around it and itself."""
+
+    def below(node: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], int]]:
+        for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
+            yield (*path, key.value), key.start_mark.line + 1
+            yield from below(value, (*path, key.value))
+
+    return dict(below(yaml.compose(file.read_text()), ()))
+
+
+def read_requests(arguments: Any, plugin: Any, partition_file: Path | None) -> set[Request]:
     """The sbatch commands of all jobs of the run, finished ones too, at every attempt."""
-    plugin = _plugin()
-    settings = plugin.get_settings(arguments)
-    with build_dag(arguments, executor=plugin) as built:
-        return set(_submissions(built.dag.jobs, arguments.retries, settings, partition_file))
-
-
-def _submissions(
-    jobs: Iterable[Any], retries: int, settings: Any, partition_file: Path | None
-) -> Iterator[Submission]:
     from snakemake_executor_plugin_slurm.partitions import get_best_partition, read_partition_file
     from snakemake_executor_plugin_slurm.submit_string import get_submit_command
     from snakemake_executor_plugin_slurm.utils import set_gres_string
 
+    settings = plugin.get_settings(arguments)
     choices = read_partition_file(partition_file) if partition_file else None
     silent = Logger("partitions", CRITICAL)
 
-    def submission(job: Any, attempt: int) -> Submission:
+    def request(job: Any, attempt: int) -> Request:
         job.attempt = attempt
         named = job.resources.get("slurm_partition")
         chosen = None if named or not choices else get_best_partition(choices, job, silent)
@@ -220,40 +270,37 @@ def _submissions(
             "workdir": None,
         }  # fmt: skip
         command = get_submit_command(job, options, settings=settings) + set_gres_string(job)
-        return Submission(job.rule.name, attempt, command, by_file=chosen is not None)
+        return Request(job.rule.name, attempt, command, by_file=chosen is not None)
 
-    # One of all jobs that ask for the same at first: there are hundreds, each takes milliseconds.
-    distinct = {submission(job, 1): job for job in jobs if not job.is_local}
-    for job in distinct.values():
-        yield from (submission(job, attempt) for attempt in range(1, retries + 2))
+    with build_dag(arguments, executor=plugin) as built:
+        # One of all jobs that ask for the same at first: there are hundreds, each takes time.
+        distinct = {request(job, 1): job for job in built.dag.jobs if not job.is_local}
+        attempts = range(1, arguments.retries + 2)
+        return {request(job, attempt) for job in distinct.values() for attempt in attempts}
 
 
 def profile_config(profile: str | None) -> Path:
     """The configuration that a profile names."""
     if profile is None:
         raise InputError("nothing to check: give a configuration's FILE or --profile")
-    configfiles = parse_arguments(profile).configfile
-    if not configfiles:
-        raise InputError(f"profile {profile!r} names no configuration: give FILE")
-    return Path(configfiles[-1])
+    if configfiles := parse_arguments(profile).configfile:
+        return Path(configfiles[-1])
+    raise InputError(f"profile {profile!r} names no configuration: give FILE")
 
 
 def unmet_requests(profile: str, configfile: Path) -> tuple[int, list[str]]:
-    """How many rules submit jobs to the cluster of this machine, and what of that can never be
-    had."""
+    """How many rules submit jobs to the cluster of this machine, and what of that it can never
+    meet."""
     from snakemake.cli import get_profile_dir
+    from snakemake_interface_executor_plugins.registry import ExecutorPluginRegistry
 
     arguments = parse_arguments(profile, configfile)
     if arguments.executor != "slurm":
-        raise InputError(
-            f"profile {profile!r}: its executor is not slurm, so there is no cluster to ask; "
-            "give FILE without --profile"
-        )
-    cluster = read_cluster()
-    file = get_profile_dir(profile)[1]
-    named = _plugin().get_settings(arguments).partition_config
-    named = named or os.environ.get("SNAKEMAKE_SLURM_PARTITIONS")
-    partition_file = Path(named) if named else None
-    submissions = read_submissions(arguments, partition_file)
-    unmet = findings(submissions, cluster, Profile(file, partition_file))
-    return len({submission.rule for submission in submissions}), unmet
+        raise InputError(f"profile {profile!r}: its executor is not slurm; give FILE alone")
+    cluster, plugin = read_cluster(), ExecutorPluginRegistry().get_plugin("slurm")
+    file = plugin.get_settings(arguments).partition_config
+    file = file or os.environ.get("SNAKEMAKE_SLURM_PARTITIONS")
+    partition_file = Path(file) if file else None
+    requests = read_requests(arguments, plugin, partition_file)
+    unmet = findings(requests, cluster, get_profile_dir(profile)[1], partition_file)
+    return len({request.rule for request in requests}), unmet

@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
-
 from reproduction.benchmarking.machine import default_device, machine
 from reproduction.benchmarking.tuning import of_a_rule, tuners
+from torch import Tensor
+
 from statecut.models import kernels
 from statecut.models.architectures import ARCHITECTURES, RULES
 from statecut.models.architectures.base import DeltaRule

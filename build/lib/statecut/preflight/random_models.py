@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-
 from reproduction.benchmarking.machine import timed_dtype
+
 from reproduction.config import Model
 from statecut.models import create, kernels
 from statecut.models.architectures import RULES, architecture

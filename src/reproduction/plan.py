@@ -1,0 +1,360 @@
+"""What a run costs, before anything runs: jobs, GPU hours, wall time and disk, rule by rule.
+
+Snakemake's dry run gives the jobs, the configuration the work of each, and config/costs.yaml how
+long that takes: the nearest measured figure, scaled by tokens and parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from graphlib import TopologicalSorter
+from math import ceil, log
+from pathlib import Path
+from textwrap import wrap
+from typing import Any, NamedTuple
+
+import yaml
+from pydantic import Field, PositiveFloat, PositiveInt
+
+from reproduction.config import TASKS, MixerBenchmark, Model, Suite, shape_of
+from reproduction.config.section import Section
+from reproduction.running.dag import build_dag, parse_arguments
+from reproduction.running.inputs import Inputs
+from statecut.errors import InputError
+from statecut.models.shapes import Kernel
+
+WEIGHT = 4  # bytes: models are kept in float32, and those of the hub are no wider
+TRAINED = 3 * 12  # bytes: three checkpoints, each with a parameter and AdamW's two moments
+# Documents of a task, times their choices where it has some; near enough for a plan, not counted.
+REQUESTS = {
+    "wikitext": 62, "lambada_openai": 5153, "arc_easy": 9501, "arc_challenge": 4687,
+    "hellaswag": 40168, "piqa": 3676, "winogrande": 2534, "based_drop": 2090, "based_fda": 1102,
+    "based_nq": 3160, "based_squadv2": 2984, "based_swde": 1111, "based_triviaqa": 1690,
+    "demo_prose": 200, "demo_last_word": 200, "demo_choice": 800, "demo_recall": 200,
+}  # fmt: skip
+# Of an evaluation: tokens of a batch whose size is not set, and of a choice with its context. An
+# answer of 48 tokens takes as long as five calls of the model: the first token, the capture of a
+# graph, and 46 replays, 20 to a call (16 sequences of a 1.3B: benchmarks/h200/speed.json).
+BATCH, CHOICE, CALLS_PER_ANSWER = 1 << 17, 128, 5
+# Of a refit: once through the unpruned model, three times through the pruned; sequences per call.
+PASSES, REFIT_BATCH = 4, 8
+
+CLOSE = log(2)
+SAME, SCALED = 2.0, 4.0
+"""A job may take so many times more or less than estimated: by a figure of the same work, kernel
+and, up to a factor of two, size; and by another. docs/lab.md, "What it took", is the evidence."""
+POWERS = (0, -1, 1)  # of this factor: the estimate, the least and the most
+
+
+class Figure(Section):
+    """One measurement; config/costs.yaml says at its top what each key means."""
+
+    machine: str
+    gpus: int = Field(ge=0)
+    cores: PositiveInt | None = None
+    command: str
+    includes_start: bool = False
+    work: str
+    of: str = ""
+    kernel: Kernel | None = None
+    parameters: PositiveInt | None = None
+    tokens: PositiveInt | None = None
+    seconds: PositiveFloat
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one job does. What its rule does not depend on is absent."""
+
+    of: str = ""  # which kind of the rule's work
+    kernel: Kernel | None = None
+    parameters: int | None = None
+    tokens: int | None = None
+    steps: int = 0  # of an evaluation or a refit: calls of the model
+    disk: int = 0  # bytes of models and tokens; the rest is small
+
+
+@dataclass(frozen=True)
+class Job:
+    rule: str
+    work: Work = Work()
+    after: tuple[int, ...] = ()  # places of jobs that must end before it starts
+    gpus: float = 0  # less than one where a profile divides them into shares
+    cores: int = 1
+    wanted: bool = True  # whether it is still to run
+    cost: float = 0.0  # seconds
+    factor: float = 1.0
+    machines: tuple[str, ...] = ()
+
+    def seconds(self, power: int = 0) -> float:
+        """What it still takes."""
+        return self.wanted * self.cost * self.factor**power
+
+
+class Graph(NamedTuple):
+    """All jobs, each after those that it needs, and what the profile says of the machine."""
+
+    run: str
+    rules: list[str]
+    jobs: list[Job]
+    missing: tuple[str, ...]  # files that no rule makes and that are not there yet
+    gpus: float | None
+    cores: int | None
+
+
+def read_graph(
+    figures: Sequence[Figure], targets: Sequence[str] = (), *,
+    configfile: Path | str | None = None, profile: str | None = None,
+) -> Graph:  # fmt: skip
+    """The jobs behind these targets (default: all) and their costs, without running any."""
+    arguments = parse_arguments(profile, configfile)
+    jobs: list[Job] = []
+    places: dict[Any, int] = {}
+    with build_dag(arguments, targets) as built:
+        inputs, rules = Inputs(built.config), [rule.name for rule in built.dag.workflow.rules]
+        needs = {job: [*built.dag.job_dependencies(job)] for job in built.dag.jobs}
+        shares = max((job.resources.get("gpu_shares", 1) for job in needs), default=1)
+        for place, job in enumerate(TopologicalSorter(needs).static_order()):
+            places[job] = place
+            rule, gpus = job.rule.name, job.resources.get("gpu", 0) / shares
+            cores = int(gpus * job.resources.get("cpus_per_gpu", 0)) or int(job.threads)
+            after = tuple(sorted(places[needed] for needed in needs[job]))
+            work = work_of(inputs, rule, job.wildcards)
+            planned = Job(rule, work, after, gpus, cores, built.dag.needrun(job))
+            jobs.append(planned if job.rule.norun else estimate(figures, planned))
+    machine = arguments.resources.get("gpu")
+    gpus = machine.value / shares if machine and machine.value else None
+    return Graph(built.config.run, rules, jobs, built.missing, gpus, arguments.cores)
+
+
+def work_of(inputs: Inputs, rule: str, wildcards: Any) -> Work:
+    """What a job of this rule does."""
+    config = inputs.config
+
+    def tokens(settings: Any) -> int:
+        return settings.sequences * config.corpora[settings.data.split("/")[0]].length
+
+    match rule:
+        case "tokens":
+            corpus = config.corpora[wildcards["corpus"]]
+            count = sum(corpus.slices.values()) * corpus.length
+            wide = any(model.vocab_size > 1 << 16 for model in config.models.values())
+            return Work(corpus.kind, tokens=count, disk=count * (4 if wide else 2))
+        case "preflight_shape":
+            return Work(wildcards["shape"], inputs.shapes[wildcards["shape"]].kernel)
+        case "measure":
+            cell = inputs.cell(wildcards["benchmark"], wildcards["measured"])
+            benchmark = config.benchmarks[cell.benchmark]
+            if isinstance(benchmark, MixerBenchmark):
+                return Work(f"mixer-{benchmark.hidden_size}-{cell.mode}", cell.kernel)
+            of = cell.mode if cell.mode == benchmark.kind else f"{benchmark.kind}-{cell.mode}"
+            return Work(of, cell.kernel, config.models[cell.subject].parameters)
+    name = wildcards.get("model") or wildcards.get("subject", "/").split("/")[1]
+    if not name:
+        return Work()
+    model, ratio = config.models[name], float(wildcards.get("ratio", 0))
+    if rule == "recover":
+        ratio = inputs.recoveries[f"recovered/{name}/{wildcards['cut']}"].ratio
+    work, kept = Work("", model.kernel, model.parameters), WEIGHT * parameters_at(model, ratio)
+    match rule:
+        case "pretrain":
+            recipe, disk = inputs.recipe(name), TRAINED * model.parameters + kept
+            return replace(work, of=recipe.trainer, tokens=tokens(recipe), disk=disk)
+        case "calibrate":
+            return replace(work, tokens=tokens(config.calibration))
+        case "score":
+            return replace(work, of=config.methods[wildcards["method"]].algorithm)
+        case "slice":
+            return replace(work, disk=kept)
+        case "refit":
+            assert config.calibration
+            count = PASSES * tokens(config.calibration)
+            calls = PASSES * ceil(config.calibration.sequences / REFIT_BATCH)
+            return replace(work, tokens=count, steps=calls, disk=kept)
+        case "recover":
+            return replace(work, tokens=tokens(config.recovery), disk=kept)
+        case "evaluate":
+            return evaluation(work, config.evaluation.suites[wildcards["suite"]])
+        case "analyze":
+            return replace(work, tokens=inputs.length(wildcards["subject"]))
+    return work  # adopt, whose weights are links
+
+
+def evaluation(work: Work, suite: Suite) -> Work:
+    """All tasks of a suite: tokens that are read, and calls of the model."""
+    tasks = sorted({task.task for task in suite.tasks.values() if not task.not_attempted})
+    tokens = steps = 0
+    for task in tasks:
+        answers = "contains" in TASKS[task]
+        length = suite.window if answers or "word_perplexity" in TASKS[task] else CHOICE
+        tokens += REQUESTS[task] * length
+        batches = ceil(REQUESTS[task] / (suite.batch or max(1, BATCH // length)))
+        steps += batches * (1 + CALLS_PER_ANSWER * answers)
+    return replace(work, of="+".join(tasks), tokens=tokens, steps=steps)
+
+
+def parameters_at(model: Model, ratio: float) -> int:
+    """Parameters of a model that has lost this share of its key channels."""
+    lost = model.num_heads * (model.head_k_dim - shape_of(model, ratio).width)
+    # Each in q and in k: a row of the projection and, where they are not shared, a filter.
+    taps = model.conv_size if model.filter_sharing == "none" else 0
+    return model.parameters - len(model.mixer_shape.layers) * 2 * lost * (model.hidden_size + taps)
+
+
+def read_figures(path: Path | str) -> list[Figure]:
+    """Every figure, with the keys that all figures of a command share."""
+    try:
+        blocks = yaml.safe_load(Path(path).read_text(encoding="utf-8"))["measured"]
+        figures = [{**block, **figure} for block in blocks for figure in block.pop("figures")]
+        return [Figure.model_validate(figure) for figure in figures]
+    except (OSError, ValueError, TypeError, LookupError, yaml.YAMLError) as error:
+        raise InputError(f"{path}: cannot be read as measured figures: {error}") from None
+
+
+def estimate(figures: Sequence[Figure], job: Job) -> Job:
+    """A job with its cost. What two jobs share (a task in two suites of a model) counts twice."""
+    work, own = job.work, nearest_figure(figures, job.rule, job.work)
+    basis = [(work, own)] if own else []
+    if job.rule in ("evaluate", "refit") and not (own and distance(own, work) < CLOSE):
+        # Nothing like it was measured: so many calls, and so many tokens through the model.
+        parts = {"step": replace(work, of="", tokens=work.steps), "forward": replace(work, of="")}
+        pairs = [(part, nearest_figure(figures, name, part)) for name, part in parts.items()]
+        basis = [(part, figure) for part, figure in pairs if figure] or basis
+    gpus = job.gpus if any(figure.gpus for _, figure in basis) else 0
+    seconds, factor = 0.0, SAME if basis else SCALED
+    for part, figure in basis:
+        # On more GPUs or cores it takes less time, as if none were wasted. A share of a GPU is as
+        # fast as all of it: shares are for work that leaves a GPU idle.
+        used, held = (figure.gpus, max(1, gpus)) if gpus else (figure.cores or job.cores, job.cores)
+        seconds += scale(figure, part) * used / held
+        if figure.work != job.rule or distance(figure, part) >= CLOSE:
+            factor = SCALED
+    if not any(figure.includes_start for _, figure in basis):
+        seconds += next((f.seconds for f in reversed(figures) if f.work == "start"), 0.0)
+    machines = tuple(figure.machine for _, figure in basis)
+    return replace(job, gpus=gpus, cost=seconds, factor=factor, machines=machines)
+
+
+def nearest_figure(figures: Sequence[Figure], name: str, work: Work) -> Figure | None:
+    """The nearest figure, the latest of equals: min() takes the first."""
+    named = [figure for figure in reversed(figures) if figure.work == name]
+    return min(named, key=lambda figure: distance(figure, work), default=None)
+
+
+def distance(figure: Figure, work: Work) -> float:
+    """e times the parameters count 1, the other kernel 1, another work 2 to 3."""
+    far = 0.01 * (not figure.of) + 0.01 * (not figure.kernel)  # what says more is nearer
+    if figure.parameters and work.parameters:
+        far += abs(log(work.parameters / figure.parameters))
+    if figure.kernel and work.kernel:
+        far += figure.kernel != work.kernel
+    if figure.of and figure.of != work.of:
+        mine, other = {*work.of.split("-")}, {*figure.of.split("-")}
+        far += 3 - len(mine & other) / len(mine | other)
+    return far
+
+
+def scale(figure: Figure, work: Work) -> float:
+    """n times the tokens, or n times the parameters, take n times as long; but to time a larger
+    model takes no longer."""
+    seconds = figure.seconds
+    if figure.tokens and work.tokens is not None:
+        seconds *= work.tokens / figure.tokens
+    if figure.parameters and work.parameters and figure.work != "measure":
+        seconds *= work.parameters / figure.parameters
+    return seconds
+
+
+def make_plan(graph: Graph, *, targets: Sequence[str], gpus: int | None = None) -> dict[str, Any]:
+    """As it is written to a file; `to_text` is for people."""
+    jobs = graph.jobs
+    rules = {name: [job for job in jobs if job.rule == name] for name in graph.rules}
+    largest = ceil(max((job.gpus for job in jobs), default=0))
+    if gpus is not None and gpus < largest:
+        raise InputError(f"--gpus {gpus}: one job needs {largest}; give at least {largest}")
+    # Where no job holds a GPU, cores are what is scarce.
+    machine, unit = (gpus or graph.gpus, "GPU") if largest else (graph.cores, "core")
+    counts = [machine] if machine else [max(1, largest) << doubled for doubled in range(3)]
+    walls = {f"on {n:g} {unit}{'s' * (n > 1)}": wall_time(jobs, n, unit == "GPU") for n in counts}
+    return {
+        "run": graph.run,
+        "targets": [*targets],
+        "rules": [_sum(name, members) for name, members in rules.items() if members],
+        "total": _sum("total", jobs),
+        "walls": {**walls, "however many": wall_time(jobs)},
+        "machines": sorted({machine for job in jobs for machine in job.machines}),
+        "missing": [*graph.missing],
+    }
+
+
+def _sum(rule: str, jobs: Sequence[Job]) -> dict[str, Any]:
+    """All jobs of one rule; times are of those that are still to run, disk is of all."""
+    return {
+        "rule": rule,
+        "jobs": len(jobs),
+        "to_run": sum(job.wanted for job in jobs),
+        "scaled": sum(job.wanted and job.factor == SCALED for job in jobs),
+        "gpus": max(job.gpus for job in jobs),
+        "longest": max(job.seconds() for job in jobs),
+        "seconds": [sum(job.seconds(power) for job in jobs) for power in POWERS],
+        "gpu_seconds": [sum(job.seconds(power) * job.gpus for job in jobs) for power in POWERS],
+        "disk": sum(job.work.disk for job in jobs),
+    }
+
+
+def wall_time(jobs: Sequence[Job], count: float | None = None, gpus: bool = False) -> list[float]:
+    """On so many GPUs or cores: no less than the longest chain of jobs, nor than all work over all
+    of them; and if jobs never wait for a GPU, no more."""
+    walls = []
+    for power in POWERS:
+        ends, work = [0.0], 0.0
+        for job in jobs:
+            ends.append(max(ends[place + 1] for place in [-1, *job.after]) + job.seconds(power))
+            work += job.seconds(power) * (job.gpus if gpus else min(job.cores, count or 1))
+        walls.append(max(*ends, work / count if count else 0))
+    return walls
+
+
+def to_text(plan: dict[str, Any]) -> str:
+    total, targets = plan["total"], " ".join(plan["targets"]) or "everything"
+    rows = [["rule", "jobs", "to run", "GPUs", "longest", "all", "GPU time", "range", "disk"]]
+    for rule in [*plan["rules"], total]:
+        counts = [rule["rule"], f"{rule['jobs']:,}", f"{rule['to_run']:,}", f"{rule['gpus']:.3g}"]
+        times = [rule["longest"], rule["seconds"][0], rule["gpu_seconds"][0]]
+        span = _range(rule["gpu_seconds"] if times[2] else rule["seconds"])
+        disk = rule["disk"] / 1e9
+        gigabytes = f"{disk:,.{int(disk < 9.95)}f} GB" if disk else ""
+        rows.append([*counts, *map(duration, times), span, gigabytes])
+    jobs = f"{total['jobs']:,} jobs, {total['to_run']:,} still to run"
+    lines = [f"{plan['run']}: {targets}, {jobs}", "", *table(rows), ""]
+    if total["to_run"]:
+        walls = plan["walls"].items()
+        lines += table([[f"wall time {on}", duration(wall[0]), _range(wall)] for on, wall in walls])
+    scaled = [f"{r['rule']} ({r['scaled']} of {r['jobs']})" for r in plan["rules"] if r["scaled"]]
+    notes = {
+        "missing files": plan["missing"],
+        "figures of": plan["machines"],
+        f"ranges are half to twice; {SCALED:g} times less to more where the figure is of another "
+        "work, kernel or size": scaled,
+    }
+    for note, names in notes.items():
+        lines += wrap(f"{note}: {'; '.join(names)}", 99, subsequent_indent="  ") if names else []
+    return "\n".join(lines) + "\n"
+
+
+def _range(span: Sequence[float]) -> str:
+    return f"{duration(span[1])} to {duration(span[2])}" if span[0] else ""
+
+
+def duration(seconds: float) -> str:
+    unit, size = ("s", 1) if seconds < 90 else ("min", 60) if seconds < 5400 else ("h", 3600)
+    count = seconds / size
+    return f"{count:,.{int(count < 9.95)}f} {unit}" if seconds else ""
+
+
+def table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Aligned, the first column to the left and the others to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    cells = [[row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])] for row in rows]
+    return ["  ".join(row).rstrip() for row in cells]
