@@ -131,7 +131,7 @@ def test_force_replaces_a_model_and_nothing_else(workplace, capsys):
     (workplace / "papers" / "notes.txt").touch()
     for force in ([], ["--force"]):  # which is not advised where it would be refused
         assert prune(workplace, *force, out="papers") == 2
-        assert "papers exists and is no model, and --force replaces only those" in stderr(capsys)
+        assert "papers exists and is not a model directory; --force only replaces" in stderr(capsys)
     assert load(other)
 
 
@@ -172,7 +172,7 @@ def test_a_folder_that_cannot_be_renamed_is_refused_before_any_work(
         assert main([*map(str, arguments)]) == 2
         assert stderr(capsys) == f"statecut: {out} {message}"
     assert prune(workplace, "--method", "l1", out=tmp_path / "link") == 2
-    assert "link exists and is no model" in stderr(capsys)
+    assert "link exists and is not a model" in stderr(capsys)
 
 
 def test_a_seed_makes_the_same_model_twice(workplace):
@@ -210,7 +210,7 @@ def test_a_link_to_nowhere_is_refused_before_any_work(workplace, capsys):
     link.symlink_to("nowhere")
     for force in ([], ["--force"]):
         assert prune(workplace, "--method", "l1", *force, out="link") == 2
-        assert "link is no folder: give another name" in stderr(capsys)
+        assert "link is not a folder: give another name" in stderr(capsys)
     link.unlink()
     assert not list(workplace.glob(".*"))
 
@@ -452,7 +452,7 @@ def test_force_replaces_packed_text_and_nothing_else(workplace, tmp_path, capsys
     (tmp_path / "papers").mkdir()
     (tmp_path / "papers" / "notes.txt").touch()
     assert pack(tmp_path / "papers") == 2
-    assert "papers exists and is no packed text, and --force replaces only those" in stderr(capsys)
+    assert "papers exists and is not a packed text directory" in stderr(capsys)
     assert text.exists()
     assert pack(tmp_path / "packed") == pack(tmp_path / "packed") == 0
 

@@ -296,7 +296,7 @@ def test_a_changed_label_computes_nothing(copy):
 
 
 def test_a_batch_in_more_parts_reruns_nothing(copy):
-    configure(copy, lambda config: config["recovery"].update(parts=2))
+    configure(copy, lambda config: config["recovery"].update(gradient_accumulation_steps=2))
     assert planned(copy) == Counter()
 
 

@@ -38,19 +38,19 @@ from reproduction.config.training import Recipe
 from reproduction.pretraining.flame_job import FlameJob, share
 from reproduction.pretraining.pretrain import smaller_batches
 from statecut.data.packing import PackedTokens
+from statecut.data.progress import Progress
 from statecut.data.tokenizer import check_vocabulary, load_tokenizer
 from statecut.errors import InputError
 from statecut.models.architectures import architecture
 from statecut.models.checkpoint import create
 from statecut.recovery.checkpoints import DAMAGE, Checkpoints, verify
 from statecut.recovery.loop import (
-    COLUMNS,
     EXIT_UNFINISHED,
     OUT_OF_MEMORY,
     PATIENCE,
-    StepProgress,
     check_data,
     curve_row,
+    cut_curve,
     first_sentences,
     learning_rate,
     stop_on_signals,
@@ -94,7 +94,7 @@ def pretrain_with_flame(
     # flame would widen the embedding to fit.
     check_vocabulary(load_tokenizer(output.tokenizer), model["vocab_size"])
     tokens = PackedTokens(data, slice_name=recipe.data.partition("/")[2])
-    check_data(tokens, recipe, model["vocab_size"])
+    check_data(tokens, recipe.settings(), model["vocab_size"])
     run = output.checkpoints_of(
         "pretraining with flame", tokens, model=dict(model), recipe=recipe.defining()
     )
@@ -150,7 +150,7 @@ def run_flame(job: FlameJob, checkpoints: Checkpoints, first: int) -> Pace:
     """Run flame from a step that is saved to its last step, or until it is told to stop."""
     recipe, log = job.recipe, checkpoints.folder / "flame.log"
     job.stop_file.unlink(missing_ok=True)
-    _cut_curve(checkpoints.curve, first)
+    cut_curve(checkpoints.curve, first)
     command = job.command()
     logger.info(f"pretraining: resumes from step {first}" if first else "pretraining: starts flame")
     logger.info(shlex.join(command))
@@ -233,8 +233,8 @@ class LogReader:
     part: str = ""  # of a line that has not ended yet
 
     def __post_init__(self) -> None:
-        steps, tokens = self.job.recipe.steps, self.job.step_tokens
-        self.progress = StepProgress("pretraining", steps, self.step, tokens)
+        left = self.job.recipe.steps - self.step
+        self.progress = Progress("pretraining", tokens=left * self.job.step_tokens)
 
     def rows(self, log: Any) -> Iterator[str]:
         """The rows of the loss curve that new lines of the log make."""
@@ -258,7 +258,8 @@ class LogReader:
                 f"pretraining: {PATIENCE} steps in a row were not finite, the last of them step "
                 f"{step} (loss {loss}, gradient norm {norm}); try a lower learning rate"
             )
-        self.progress.log(step, loss)
+        note = f"step {step:,} of {self.job.recipe.steps:,}, loss {loss:.3f}"
+        self.progress.add(tokens=self.job.step_tokens, note=note)
         rate = flame_rate(step, self.job.recipe)
         return curve_row(step, step * self.job.step_tokens, loss, loss, None, rate, norm)
 
@@ -270,14 +271,7 @@ def flame_rate(step: int, recipe: Recipe) -> float:
     """flame holds the peak for one step after the warm-up, and so never quite reaches the floor."""
     if step == recipe.warmup + 1:
         return recipe.learning_rate
-    return learning_rate(step if step <= recipe.warmup else step - 1, recipe)
-
-
-def _cut_curve(curve: Path, last: int) -> None:
-    """The loss curve up to a step, or an empty one."""
-    rows = curve.read_text().splitlines(keepends=True)[1:] if curve.exists() else []
-    whole_rows = [row for row in rows if row.endswith("\n") and int(row.split(",")[0]) <= last]
-    curve.write_text(",".join(COLUMNS) + "\n" + "".join(whole_rows))
+    return learning_rate(step if step <= recipe.warmup else step - 1, recipe.settings())
 
 
 def load_flame_checkpoint(folder: Path, config: Mapping[str, Any]) -> Any:
