@@ -60,7 +60,7 @@ STAGES = {
     "model": ["statecut.evaluation.language_model:LanguageModel._scores"],
     "lm-eval": ["reproduction.suites.suite:measure", "reproduction.suites.suite:make_requests"],
     "statistics": ["reproduction.suites.harness:standard_error",
-                   "reproduction.suites.harness:kept_draws"],
+                   "reproduction.suites.harness:kept_resamples"],
 }  # fmt: skip
 
 

@@ -46,7 +46,7 @@ SLICES = ("tasks", "sequences", "recovery", "pretraining")
 def packed(config, root, **downloads):
     tokenizer = make_tokenizer(config, "demo", root / "tokenizer", **downloads)
     pack_corpus(config, "documentation", tokenizer, root / "tokens", **downloads)
-    return PackedTokens(root / "tokens", verify=True)
+    return PackedTokens(root / "tokens")
 
 
 @pytest.fixture
@@ -105,7 +105,7 @@ def test_hub_text_and_tokenizer_at_their_commit(text, tmp_path):
 
 def test_hub_text_that_was_not_downloaded_is_refused(tmp_path):
     config = configured({"kind": "hub", "name": "owner/text"})
-    with pytest.raises(InputError, match=r"owner/text is not in .*: run `statecut download"):
+    with pytest.raises(InputError, match=r"owner/text is not in .*: run `reproduction download"):
         source(config.corpora["documentation"])
 
 

@@ -23,8 +23,8 @@ import yaml
 
 from reproduction.cli import main
 from reproduction.config import load_config
+from reproduction.demo_text import word_runs
 from reproduction.running.archive import write_archive
-from statecut.data.documentation import word_runs
 from statecut.data.packing import PackedTokens
 from statecut.data.sources import read
 from statecut.models import load

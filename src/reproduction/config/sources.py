@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, PositiveInt
 
 from reproduction.config.section import WHICH, HubName, Name, NameOf, Section, Seed, Some, TextFile
-from statecut.data.documentation import Part
+from reproduction.demo_text import Part
 
 
 class FromHub(Section):

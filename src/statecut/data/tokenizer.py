@@ -21,6 +21,8 @@ from statecut.errors import InputError
 from statecut.files import atomic_write, read_json, sha256, write_json
 
 END_OF_TEXT = "<|endoftext|>"
+# Every character of the basic plane.
+_CHARACTERS = "".join(map(chr, [*range(1, 0xD800), *range(0xE000, 0x10000)]))
 
 
 @dataclass(frozen=True)
@@ -47,16 +49,15 @@ def load_tokenizer(folder: Path | str) -> Tokenizer:
     file = folder / "tokenizer.json"
     if not file.is_file():
         raise InputError(
-            f"{folder}: no tokenizer.json: copy it and tokenizer_config.json there from the model "
-            "that this one was made from; statecut.data.tokenizer.convert_sentencepiece makes both "
-            "from a sentencepiece .model"
+            f"{folder}: no tokenizer.json: copy it and tokenizer_config.json from the original "
+            "model, or make both from a .model (statecut.data.tokenizer.convert_sentencepiece)"
         )
     backend = load_backend(file)
     eos = _special(folder, backend, "eos_token")
     if eos is None:
         raise InputError(
-            f"{folder}: tokenizer_config.json names no eos_token, which ends documents: copy that "
-            "file from the model that this one was made from, or name the token there"
+            f"{folder}: tokenizer_config.json names no eos_token, which ends documents: name it "
+            "there, or copy the file from the original model"
         )
     return Tokenizer(
         name=folder.resolve().name,
@@ -111,29 +112,21 @@ def train_tokenizer(
     `<|endoftext|>` is its only special token, both eos and bos: it ends every document, and so
     precedes the next.
     """
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    if vocabulary_size <= len(alphabet):
-        raise InputError(
-            f"vocabulary_size {vocabulary_size}: must be greater than {len(alphabet)}, the number "
-            f"of bytes"
-        )
+    backend = tokenizers.Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary_size,
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        special_tokens=[END_OF_TEXT],
+        show_progress=False,
+    )
     with atomic_write(out, force=force, folder=True) as aside:
-        backend = tokenizers.Tokenizer(models.BPE())
-        backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        backend.decoder = decoders.ByteLevel()
-        backend.train_from_iterator(
-            _counted(documents, "training the tokenizer"),
-            trainers.BpeTrainer(
-                vocab_size=vocabulary_size,
-                initial_alphabet=alphabet,
-                special_tokens=[END_OF_TEXT],
-                show_progress=False,
-            ),
-        )
-        if backend.get_vocab_size() < vocabulary_size:
+        backend.train_from_iterator(_counted(documents, "training the tokenizer"), trainer)
+        if backend.get_vocab_size() != vocabulary_size:  # never less than 257, all bytes and eos
             raise InputError(
-                f"vocabulary_size {vocabulary_size}: the text gives only "
-                f"{backend.get_vocab_size()} pieces; ask for fewer or give more text"
+                f"vocabulary_size {vocabulary_size}: the text gives {backend.get_vocab_size()} "
+                "pieces; ask for so many, or give more text"
             )
         _save(backend, aside, bos_token=END_OF_TEXT, eos_token=END_OF_TEXT)
     return load_tokenizer(out)
@@ -166,67 +159,60 @@ def convert_sentencepiece(model: Path | str, out: Path | str, *, force: bool = F
                 raise InputError(
                     f"{model}: not a BPE that can be converted exactly; it disagrees on {text!r}"
                 )
-        special = {"bos_token": processor.bos_id(), "eos_token": processor.eos_id()}
-        _save(
-            backend,
-            aside,
-            unk_token=processor.id_to_piece(processor.unk_id()),
-            **{role: processor.id_to_piece(i) for role, i in special.items() if i >= 0},
-        )
+        special = {
+            "bos_token": processor.bos_id(),
+            "eos_token": processor.eos_id(),
+            "unk_token": processor.unk_id(),
+        }
+        pieces = {role: processor.id_to_piece(i) for role, i in special.items() if i >= 0}
+        _save(backend, aside, **pieces)
     return load_tokenizer(out)
 
 
 def _from_sentencepiece(processor: Any, model: Path | str) -> tokenizers.Tokenizer:
-    ids = range(processor.vocab_size())
-    # Every character of the basic plane, and the white space that normalisers like to touch.
-    sample = " a  b\n\n\tc " + "".join(map(chr, [*range(1, 0xD800), *range(0xE000, 0x10000)]))
+    pieces = {i: processor.id_to_piece(i) for i in range(processor.vocab_size())}
+    sample = " a  b\n\n\tc " + _CHARACTERS  # with the white space that normalisers like to touch
     prefix = processor.normalize("a").removesuffix("a")
     if prefix not in ("", "▁") or processor.normalize(sample) != prefix + sample.replace(" ", "▁"):
         raise InputError(f"{model}: it normalises text, which cannot be converted exactly")
-    if sum(map(processor.is_byte, ids)) != 256:
+    if sum(map(processor.is_byte, pieces)) != 256:
         raise InputError(f"{model}: it has no byte pieces, so it loses what it does not know")
-    special = [i for i in ids if processor.is_control(i) or processor.is_unknown(i)]
-    mergeable = {
-        processor.id_to_piece(i): processor.get_score(i)
-        for i in ids
+    special = [i for i in pieces if processor.is_control(i) or processor.is_unknown(i)]
+    scores = {
+        piece: processor.get_score(i)
+        for i, piece in pieces.items()
         if i not in special and not processor.is_byte(i)
     }
-    normalizer = [normalizers.Replace(" ", "▁")]
-    backend = tokenizers.Tokenizer(
-        models.BPE(
-            vocab={processor.id_to_piece(i): i for i in ids},
-            merges=_merges(mergeable),
-            unk_token=processor.id_to_piece(processor.unk_id()),
-            byte_fallback=True,
-        )
-    )
-    backend.normalizer = normalizers.Sequence(
-        [normalizers.Prepend("▁")] * bool(prefix) + normalizer
-    )
-    if all("▁" not in piece.lstrip("▁") for piece in mergeable):
-        # No piece spans two words, so splitting there changes nothing and lets words be cached.
-        backend.pre_tokenizer = pre_tokenizers.Split(
-            tokenizers.Regex("▁+[^▁]*|[^▁]+"), behavior="isolated"
-        )
-    backend.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
-        + [decoders.Strip(" ", left=1)] * bool(prefix)
-    )
-    backend.add_special_tokens(
-        [tokenizers.AddedToken(processor.id_to_piece(i), normalized=False) for i in special]
-    )
-    backend.encode_special_tokens = True
-    return backend
-
-
-def _merges(scores: dict[str, float]) -> list[tuple[str, str]]:
-    """Every pair of pieces that forms a piece, the piece with the highest score first."""
+    # Every pair of pieces that forms a piece, the piece with the highest score first.
     merges = [
         (piece[:cut], piece[cut:])
         for piece in sorted(scores, key=lambda piece: -scores[piece])
         for cut in range(1, len(piece))
+        if piece[:cut] in scores and piece[cut:] in scores
     ]
-    return [(left, right) for left, right in merges if left in scores and right in scores]
+    backend = tokenizers.Tokenizer(
+        models.BPE(
+            vocab={piece: i for i, piece in pieces.items()},
+            merges=merges,
+            unk_token=pieces[processor.unk_id()],
+            byte_fallback=True,
+        )
+    )
+    backend.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁")] * bool(prefix) + [normalizers.Replace(" ", "▁")]
+    )
+    if all("▁" not in piece.lstrip("▁") for piece in scores):
+        # No piece spans two words, so splitting there changes nothing and lets words be cached.
+        words = tokenizers.Regex("▁+[^▁]*|[^▁]+")
+        backend.pre_tokenizer = pre_tokenizers.Split(words, behavior="isolated")
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+        + [decoders.Strip(" ", left=1)] * bool(prefix)
+    )
+    added = [tokenizers.AddedToken(pieces[i], normalized=False) for i in special]
+    backend.add_special_tokens(added)
+    backend.encode_special_tokens = True
+    return backend
 
 
 def _difficult_texts(processor: Any) -> Iterator[str]:
@@ -238,19 +224,13 @@ def _difficult_texts(processor: Any) -> Iterator[str]:
         for length in range(1, 40):
             yield "a" + run * length + "b"
     # Random sequences of pieces, with byte pieces and "<unk>" spelled out.
-    draw = random.Random(0)
+    generator = random.Random(0)
     for _ in range(500):
-        yield "".join(draw.choices(pieces, k=100))
-    yield "".join(map(chr, [*range(1, 0xD800), *range(0xE000, 0x10000)]))
+        yield "".join(generator.choices(pieces, k=100))
+    yield _CHARACTERS
 
 
 def _save(backend: tokenizers.Tokenizer, folder: Path, **special: str) -> None:
     backend.save(str(folder / "tokenizer.json"))
-    write_json(
-        folder / "tokenizer_config.json",
-        {
-            **special,
-            "clean_up_tokenization_spaces": False,
-            "tokenizer_class": "PreTrainedTokenizerFast",
-        },
-    )
+    fixed = {"clean_up_tokenization_spaces": False, "tokenizer_class": "PreTrainedTokenizerFast"}
+    write_json(folder / "tokenizer_config.json", {**special, **fixed})

@@ -1,15 +1,9 @@
 """Checkpoints of a run: complete or absent, verified when read, the last two kept.
 
-A run is identified by the digest of what defines it, and so is its folder: started again with the
-same settings it goes on, started with others it begins a new one. Inside:
-
-    run.json          what defines the run, for people
-    lock              held by the process that trains
-    loss.csv          the loss curve as it grows
-    step-00000040/    tensors.safetensors, and manifest.json with its hash
-
-A checkpoint is written aside, flushed to the disk and then renamed, so that a process killed at
-any moment, or a full disk, leaves the one before as it was.
+The name of a run's folder is the digest of what defines it (run.json): started again with the same
+settings it goes on, with others it begins anew. A checkpoint is written aside, flushed to the disk
+and then renamed, so that a process killed at any moment, or a full disk, leaves the one before.
+Beside them are the lock of the process that trains, and the loss curve as it grows.
 """
 
 from __future__ import annotations

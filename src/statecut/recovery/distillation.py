@@ -1,10 +1,9 @@
 """Cross-entropy and divergence from a teacher, straight from hidden states.
 
 The logits of a batch, (tokens, vocabulary), are by far the largest tensors of training, and
-distillation needs two sets of them. Here only those of a slice of tokens exist. Their gradient is
-known in closed form and is computed together with the loss, so the backward pass computes nothing
-again. flash-linear-attention's fused divergence for GPUs knows neither a temperature nor the
-cross-entropy.
+distillation needs two sets of them. Here only those of a slice of tokens exist, and their gradient,
+known in closed form, is computed together with the loss. flash-linear-attention's fused divergence
+knows neither a temperature nor the cross-entropy.
 """
 
 from __future__ import annotations
@@ -42,25 +41,14 @@ def distillation_losses(
     targets: (batch, length). T^2 keeps the gradient's size the same at every temperature.
     """
     rows = hidden.flatten(0, 1), head, teacher_hidden.flatten(0, 1), teacher_head, targets.flatten()
-    losses: tuple[Tensor, Tensor, Tensor] = _Distillation.apply(
-        *rows, temperature, weight, tokens_at_once
-    )
-    return losses
+    losses: Any = _Distillation.apply(*rows, temperature, weight, tokens_at_once)
+    return losses[0], losses[1], losses[2]
 
 
 class _Distillation(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        hidden: Tensor,
-        head: Tensor,
-        teacher_hidden: Tensor,
-        teacher_head: Tensor,
-        targets: Tensor,
-        temperature: float,
-        weight: float,
-        tokens_at_once: int,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(ctx: Any, *given: Any) -> tuple[Tensor, Tensor, Tensor]:
+        hidden, head, teacher_hidden, teacher_head, targets, T, weight, tokens_at_once = given
         known = (targets != IGNORED).sum()
         scales = 1 / known, weight / len(targets)
         ce = kd = hidden.new_zeros((), dtype=torch.float32)
@@ -76,9 +64,7 @@ class _Distillation(torch.autograd.Function):
             rows = slice(start, start + tokens_at_once)
             logits = F.linear(hidden[rows], head)
             teacher_logits = F.linear(teacher_hidden[rows], teacher_head)
-            more_ce, more_kd, gradient = compute(
-                logits, teacher_logits, targets[rows], temperature, scales
-            )
+            more_ce, more_kd, gradient = compute(logits, teacher_logits, targets[rows], T, scales)
             del logits, teacher_logits
             ce, kd = ce + more_ce, kd + more_kd
             if of_hidden is not None:

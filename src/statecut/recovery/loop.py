@@ -14,7 +14,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,10 +22,12 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.optim import AdamW
 
 from statecut.data.packing import PackedTokens
 from statecut.data.progress import Progress
 from statecut.errors import InputError
+from statecut.files import atomic_write
 from statecut.recovery.checkpoints import Checkpoints
 from statecut.recovery.settings import Training
 
@@ -35,6 +37,8 @@ EXIT_UNFINISHED = 75  # was told to stop, has saved, goes on when started again 
 PATIENCE = 8  # non-finite steps in a row that end a run
 RESERVE = 120.0  # seconds before the end of a Slurm job that are kept for saving
 OUT_OF_MEMORY = "out of memory"  # in the messages of torch, Triton and the driver
+
+Weights = dict[str, nn.Parameter]
 
 COLUMNS = ("step", "tokens", "loss", "ce", "kd", "lr", "grad_norm")
 
@@ -105,14 +109,15 @@ def train(
     leave with EXIT_UNFINISHED.
     """
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    device = next(iter(trained.values())).device
-    optimizer = torch.optim.AdamW(
+    optimizer = AdamW(
         trained.values(),
         betas=settings.betas,
         eps=settings.eps,
         weight_decay=settings.weight_decay,
     )
-    first, failed = _resume(checkpoints, trained, optimizer, device, work)
+    first, failed = _resume(checkpoints, optimizer, trained)
+    if first:
+        logger.info(f"{work}: resumes from step {first}")
     tokens = settings.batch * data.manifest.sequence_length
     batches = data.batches(settings.batch, seed=settings.seed, start=first)
     progress = Progress(work, tokens=(settings.steps - first) * tokens)
@@ -124,7 +129,7 @@ def train(
             began = time.time()
             rate = learning_rate(step, settings)
             pieces = settings.gradient_accumulation_steps
-            microbatches = torch.from_numpy(ids).to(device).chunk(pieces)
+            microbatches = torch.from_numpy(ids).to(_device(trained)).chunk(pieces)
             total, ce, kd = _backward(loss, microbatches)
             norm = nn.utils.clip_grad_norm_(trained.values(), settings.clip).item()
             finite = math.isfinite(total) and math.isfinite(norm)
@@ -151,7 +156,7 @@ def train(
                 or (saving.steps is not None and step - saved >= saving.steps)
                 or time.monotonic() - saved_at >= saving.seconds
             ):
-                checkpoints.save(step, _tensors(trained, optimizer, device, step, failed))
+                checkpoints.save(step, _tensors(optimizer, trained, step, failed))
                 saved, saved_at = step, time.monotonic()
             if stop.is_set() and step < settings.steps:
                 logger.info(f"{work}: saved at step {step}, to be resumed")
@@ -183,19 +188,14 @@ def cut_curve(curve: Path, last: int) -> None:
     """Keep the rows of a loss curve up to a step."""
     rows = curve.read_text().splitlines(keepends=True)[1:] if curve.exists() else []
     complete = [row for row in rows if row.endswith("\n") and int(row.split(",")[0]) <= last]
-    curve.write_text(",".join(COLUMNS) + "\n" + "".join(complete))
+    with atomic_write(curve, force=True) as aside:
+        aside.write_text(",".join(COLUMNS) + "\n" + "".join(complete))
 
 
-def _tensors(
-    trained: Mapping[str, nn.Parameter],
-    optimizer: torch.optim.Optimizer,
-    device: torch.device,
-    step: int,
-    failed: int,
-) -> dict[str, Tensor]:
+def _tensors(optimizer: AdamW, trained: Weights, step: int, failed: int) -> dict[str, Tensor]:
     """All that a run goes on from: weights, moments, random state, steps done, failed in a row."""
     tensors = {"random.cpu": torch.get_rng_state(), "run.steps": torch.tensor([step, failed])}
-    if device.type == "cuda":
+    if (device := _device(trained)).type == "cuda":
         tensors["random.cuda"] = torch.cuda.get_rng_state(device)
     for name, parameter in trained.items():
         tensors[f"weight.{name}"] = parameter.detach()
@@ -204,13 +204,11 @@ def _tensors(
     return {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
 
 
-def _resume(
-    checkpoints: Checkpoints,
-    trained: Mapping[str, nn.Parameter],
-    optimizer: torch.optim.Optimizer,
-    device: torch.device,
-    work: str,
-) -> tuple[int, int]:
+def _device(trained: Weights) -> torch.device:
+    return next(iter(trained.values())).device
+
+
+def _resume(checkpoints: Checkpoints, optimizer: AdamW, trained: Weights) -> tuple[int, int]:
     """Restore the last checkpoint: the steps done, and how many of the last were not finite."""
     tensors = checkpoints.latest()
     step, failed = tensors.pop("run.steps").tolist() if tensors else (0, 0)
@@ -218,7 +216,7 @@ def _resume(
     if tensors is None:
         return 0, 0
     torch.set_rng_state(tensors.pop("random.cpu"))
-    if device.type == "cuda":
+    if (device := _device(trained)).type == "cuda":
         torch.cuda.set_rng_state(tensors.pop("random.cuda"), device)
     for key, tensor in tensors.items():
         kind, name = key.split(".", 1)
@@ -226,7 +224,6 @@ def _resume(
             trained[name].data.copy_(tensor)
         else:  # AdamW counts its steps on the CPU
             optimizer.state[trained[name]][kind] = tensor.to("cpu" if kind == "step" else device)
-    logger.info(f"{work}: resumes from step {step}")
     return step, failed
 
 
