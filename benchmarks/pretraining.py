@@ -39,10 +39,10 @@ CORPUS, SLICE, LENGTH = "text", "pretraining", 2048
 
 
 def prepare(folder: Path, files: list[Path], tokenizer: Path | None) -> None:
+    from reproduction.new_tokenizers import convert_sentencepiece, train_tokenizer
     from statecut.data.documentation import documentation, documentation_source
     from statecut.data.packing import pack
     from statecut.data.sources import describe, read
-    from statecut.data.tokenizer import convert_sentencepiece, train_tokenizer
 
     def texts() -> Iterator[str]:
         return read(*files) if files else documentation()

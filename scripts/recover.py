@@ -5,8 +5,9 @@ with job(snakemake) as run:
     from statecut.data.packing import PackedTokens
     from statecut.models.checkpoint import Checkpoint
     from statecut.preflight.preflight import padding
+    from statecut.recovery.facts import recovered_facts
     from statecut.recovery.output import Output
-    from statecut.recovery.training import recover, recovered_facts
+    from statecut.recovery.training import recover
 
     out, name, cut = snakemake.output.model, snakemake.wildcards.model, snakemake.wildcards.cut
     student, teacher = Checkpoint(snakemake.input.student), Checkpoint(snakemake.input.teacher)

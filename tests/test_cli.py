@@ -19,9 +19,9 @@ from safetensors.torch import load_file, save_file
 from small_models import SMALL
 from training_runs import sentences
 
+from reproduction.new_tokenizers import train_tokenizer
 from statecut.cli import main
 from statecut.data.sources import Source
-from statecut.data.tokenizer import train_tokenizer
 from statecut.errors import InputError
 from statecut.files import atomic_write
 from statecut.models import create, load, save

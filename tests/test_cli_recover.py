@@ -14,9 +14,9 @@ from small_models import SMALL
 from test_cli import sentences
 
 from reproduction.config import load_config
+from reproduction.new_tokenizers import train_tokenizer
 from statecut.card import stored_facts
 from statecut.cli import main
-from statecut.data.tokenizer import train_tokenizer
 from statecut.errors import InputError
 from statecut.models import create, load, save
 from statecut.models.checkpoint import Checkpoint

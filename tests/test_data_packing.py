@@ -18,11 +18,12 @@ import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 
+from reproduction.new_tokenizers import train_tokenizer
 from statecut.data import packing
 from statecut.data.packing import PackedTokens, pack
 from statecut.data.progress import Progress
 from statecut.data.sources import Source, read, shuffled
-from statecut.data.tokenizer import Tokenizer, train_tokenizer
+from statecut.data.tokenizer import Tokenizer
 from statecut.errors import InputError
 
 SOURCE = Source("invented", "1")

@@ -16,14 +16,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet
 
+from reproduction.config.sources import matching
+from reproduction.demo_text import write
 from statecut.data import sources
 from statecut.data.sources import (
     at_even_distances,
     describe,
-    matching,
     read,
     shuffled,
-    write,
 )
 from statecut.errors import InputError
 

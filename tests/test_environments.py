@@ -15,8 +15,8 @@ import pytest
 from packaging.requirements import Requirement
 from small_models import SMALL
 
+from reproduction.new_tokenizers import train_tokenizer
 from reproduction.running import code
-from statecut.data.tokenizer import train_tokenizer
 from statecut.models import create, load, save
 
 ROOT = Path(__file__).parents[1]

@@ -107,8 +107,8 @@ FLAMED = {**SMALL["shared_head"], "vocab_size": 257}  # as many as the tokenizer
 
 def flaming(root: Path, out: str, gpus: int, saving: Saving) -> None:
     """What a process does that pretrains with the stand-in for flame, on pretended GPUs."""
+    from reproduction.new_tokenizers import train_tokenizer
     from reproduction.pretraining import flame
-    from statecut.data.tokenizer import train_tokenizer
 
     stand_ins = str(Path(__file__).parent / "stand_ins")
     sys.path.insert(0, stand_ins)

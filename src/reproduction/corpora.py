@@ -8,16 +8,13 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from reproduction.config import Config, Corpus, HubCorpus, LocalCorpus
-from reproduction.demo_text import Part, documentation_parts
+from reproduction.config.sources import matching, tokenizer_files
+from reproduction.demo_text import Part, documentation_parts, write
+from reproduction.new_tokenizers import convert_sentencepiece, train_tokenizer
 from statecut.data.documentation import documentation, documentation_source
 from statecut.data.packing import Manifest, pack
-from statecut.data.sources import Source, describe, matching, read, tokenizer_files, write
-from statecut.data.tokenizer import (
-    Tokenizer,
-    convert_sentencepiece,
-    load_tokenizer,
-    train_tokenizer,
-)
+from statecut.data.sources import Source, describe, read
+from statecut.data.tokenizer import Tokenizer, load_tokenizer
 from statecut.errors import InputError
 from statecut.files import atomic_write
 from statecut.hub.downloads import DOWNLOADS, Downloads
@@ -42,7 +39,7 @@ def write_text(files: Mapping[Path | str, Part | None]) -> None:
     packages."""
     parts = documentation_parts() if any(files.values()) else {}
     for file, part in files.items():
-        write(documentation() if part is None else parts[part], file, force=True)
+        write(documentation() if part is None else parts[part], file)
 
 
 def source(corpus: Corpus, *, downloads: Downloads = DOWNLOADS) -> Source:

@@ -7,11 +7,13 @@ them on the others: `python -m reproduction.demo_text data/documentation.jsonl` 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from hashlib import sha256
+from pathlib import Path
 from typing import Literal, get_args
 
 from statecut.data.documentation import paragraphs
-from statecut.data.sources import write
+from statecut.files import atomic_write, canonical_json
 
 Part = Literal["training", "calibration", "held_out"]
 
@@ -48,5 +50,12 @@ def word_runs(paragraph: str) -> set[str]:
     return {" ".join(words[start : start + _RUN]) for start in range(len(words) - _RUN + 1)}
 
 
+def write(documents: Iterable[str], path: Path | str) -> None:
+    """Write documents as a `.jsonl` file."""
+    with atomic_write(path, force=True) as aside, open(aside, "w", encoding="utf-8") as file:
+        for text in documents:
+            file.write(canonical_json({"text": text}) + "\n")
+
+
 if __name__ == "__main__":
-    write(documentation_parts()["training"], sys.argv[1], force=True)
+    write(documentation_parts()["training"], sys.argv[1])

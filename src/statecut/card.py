@@ -174,12 +174,11 @@ def pretrained_facts(recipe: Recipe, length: int) -> dict[str, object]:
     }
 
 
-def channels_cut(student: Checkpoint, teacher: Checkpoint) -> dict[str, object]:
+def channels_cut(cut: MixerShape, full: MixerShape) -> dict[str, object]:
     """Those that were cut, as `pruned_facts` says them."""
-    cut, whole = student.shape, teacher.shape
-    sides = {"key": (cut.width, whole.width), "value": (cut.value_width, whole.value_width)}
+    sides = {"key": (cut.width, full.width), "value": (cut.value_width, full.value_width)}
     return {
-        f"{side} channels a head": f"{width} of {full}"
-        for side, (width, full) in sides.items()
-        if width < full
+        f"{side} channels a head": f"{width} of {whole}"
+        for side, (width, whole) in sides.items()
+        if width < whole
     }

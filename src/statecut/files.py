@@ -53,7 +53,7 @@ def write_json(path: Path | str, value: Any) -> None:
 
 def existing_parent(path: Path) -> Path:
     """The folder that a path is in, or the nearest above it that exists."""
-    return next(folder for folder in path.parents if folder.exists())
+    return next(folder for folder in (path.parent, *path.parents) if folder.exists())
 
 
 def check_writable(path: Path | str, *, folder: bool = False) -> Path:

@@ -30,9 +30,9 @@ from reproduction.config import (
 )
 from reproduction.config.evaluation import DATA_SETS
 from reproduction.config.needs import needed_corpora, needed_models, needed_tokenizers
+from reproduction.config.sources import matching, tokenizer_files
 from reproduction.running.digests import cached_sha256
 from reproduction.running.paths import Paths, provenance_path
-from statecut.data.sources import matching, tokenizer_files
 from statecut.hub.downloads import DOWNLOADS, Key, Kind
 from statecut.models.architectures import RULES
 

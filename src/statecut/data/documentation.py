@@ -58,8 +58,11 @@ def prose(text: str) -> Iterator[str]:
     # A change of indentation ends a paragraph: it separates `axis : int` from its description.
     for _, run in groupby(lines, key=lambda line: len(line) - len(line.lstrip()) if line else -1):
         paragraph = " ".join(" ".join(run).split())
-        if paragraph.count(" ") >= _SHORTEST - 1 and _is_prose(paragraph := _unmark(paragraph)):
-            yield paragraph
+        if paragraph.count(" ") >= _SHORTEST - 1:
+            for pattern, replacement in _INLINE:
+                paragraph = pattern.sub(replacement, paragraph)
+            if _is_prose(paragraph):
+                yield paragraph
 
 
 def _is_prose(paragraph: str) -> bool:
@@ -87,12 +90,6 @@ _INLINE = [
     (re.compile(r" ?\[\w+\]_"), ""),  # footnotes
     (re.compile(r"::$"), ":"),
 ]
-
-
-def _unmark(paragraph: str) -> str:
-    for pattern, replacement in _INLINE:
-        paragraph = pattern.sub(replacement, paragraph)
-    return paragraph
 
 
 def _texts() -> Iterator[tuple[str, str]]:

@@ -13,6 +13,7 @@ in proportion to its size, so that all slices have the same mixture.
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -101,7 +102,7 @@ def pack(
         written = 0
         hashed = hashlib.sha256()
         with open(aside / "tokens.bin", "wb") as file:
-            for block in _cut(encoded, weights, sequence_length, sizes or [None]):
+            for block in _cut(encoded, weights, sequence_length, sizes or [sys.maxsize]):
                 data = block.astype(dtype).data
                 file.write(data)
                 hashed.update(data)
@@ -179,14 +180,10 @@ def _cut(
     parts: Sequence[Iterator[np.ndarray]],
     weights: Sequence[int],
     sequence_length: int,
-    sizes: Sequence[int | None],
+    sizes: Sequence[int],
 ) -> Iterator[np.ndarray]:
-    """Complete sequences end to end: as many as each slice has, or all for None."""
+    """Complete sequences end to end: as many as each slice has."""
     for size in sizes:
-        if size is None:
-            for part in parts:
-                yield from _sequences(part, sequence_length, None)
-            continue
         shares = apportion(size, weights)
         # The second time around, parts that have more make up for those that have ended.
         for part, share in [*zip(parts, shares, strict=True), *((part, size) for part in parts)]:
@@ -196,20 +193,16 @@ def _cut(
 
 
 def _sequences(
-    encoded: Iterator[np.ndarray], sequence_length: int, size: int | None
+    encoded: Iterator[np.ndarray], sequence_length: int, size: int
 ) -> Iterator[np.ndarray]:
-    """Those of the next documents: so many, or all there are for None. What is left of the last
-    document belongs to no slice."""
+    """The next `size` sequences; what is left of the last document belongs to no slice."""
     rest = np.empty(0, np.int64)
-    done = 0
-    while done != size and (tokens := next(encoded, None)) is not None:
+    while size > 0 and (tokens := next(encoded, None)) is not None:
         rest = np.concatenate([rest, tokens])
-        full = len(rest) // sequence_length
-        if size is not None:
-            full = min(full, size - done)
+        full = min(len(rest) // sequence_length, size)
         yield rest[: full * sequence_length]
         rest = rest[full * sequence_length :]
-        done += full
+        size -= full
 
 
 def apportion(size: int, weights: Sequence[int]) -> list[int]:

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from statecut.errors import InputError
-from statecut.files import atomic_write, canonical_json, digest, sha256
+from statecut.files import digest, sha256
 
 COMPRESSIONS = (".xz", ".gz", ".zst")
 _LONGEST_DOCUMENT = 1 << 25  # bytes, far above any novel: documents are held in memory
@@ -81,13 +81,6 @@ def read(*paths: Path | str, field: str = "text", seed: int = 0) -> Documents:
     )
 
 
-def write(documents: Iterable[str], path: Path | str, *, force: bool = False) -> None:
-    """Write a stream as a `.jsonl` file."""
-    with atomic_write(path, force=force) as aside, open(aside, "w", encoding="utf-8") as file:
-        for text in documents:
-            file.write(canonical_json({"text": text}) + "\n")
-
-
 def describe(*paths: Path | str) -> Source:
     """The source of `read(*paths)`, by the digest of its files and not by their folder."""
     digests = [
@@ -121,17 +114,6 @@ def shuffled(documents: Iterable[str], seed: int, *, characters: int = 1 << 24) 
             yield text
     while window:
         yield take()
-
-
-def tokenizer_files(folder: Path) -> list[Path]:
-    """The files of a tokenizer in a folder that may hold a model too."""
-    return sorted(path for path in folder.glob("*token*") if path.is_file())
-
-
-def matching(pattern: str) -> list[Path]:
-    """The files that match a pattern, relative to the working directory or absolute."""
-    root = Path(Path(pattern).anchor)
-    return sorted(root.glob(str(Path(pattern).relative_to(root))))
 
 
 def at_even_distances(count: int, seed: int) -> list[int]:
@@ -201,10 +183,8 @@ def _lines(file: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def _open(file: Path) -> io.BufferedIOBase:
-    if file.suffix == ".gz":
-        return gzip.open(file)
-    if file.suffix == ".xz":
-        return lzma.open(file)
+    if file.suffix in (".gz", ".xz"):
+        return (gzip if file.suffix == ".gz" else lzma).open(file)
     if file.suffix == ".zst":
         # Not the zstandard package, which reads a file that is cut short without an error.
         import pyarrow

@@ -20,9 +20,10 @@ from statecut.models.shapes import Shape
 from statecut.preflight.preflight import check_shapes
 from statecut.pruning.prune import check_length, check_out, held_out_sequences, measure, pack_text
 from statecut.pruning.refit import check_cut_from, widths_of
+from statecut.recovery.facts import recovered_facts
 from statecut.recovery.output import Output
 from statecut.recovery.settings import Recovery
-from statecut.recovery.training import recover, recovered_facts
+from statecut.recovery.training import recover
 from statecut.serving.engines import computed_wrong
 
 logger = logging.getLogger(__name__)
@@ -46,12 +47,8 @@ def recover_folder(
     Killed and called again with the same arguments, it goes on from its last checkpoint.
     """
     accumulation = settings.gradient_accumulation_steps
-    check_counts(
-        steps=settings.steps,
-        batch=settings.batch,
-        gradient_accumulation_steps=accumulation,
-        epochs=settings.epochs,
-    )
+    check_counts(steps=settings.steps, batch=settings.batch, epochs=settings.epochs)
+    check_counts(gradient_accumulation_steps=accumulation)
     if settings.batch % accumulation:
         raise InputError(
             f"--gradient-accumulation-steps {accumulation}: must divide --batch {settings.batch}"

@@ -17,7 +17,6 @@ import torch
 from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 
-from statecut.card import channels_cut, stored_facts
 from statecut.data.packing import PackedTokens
 from statecut.errors import InputError, nearest
 from statecut.models.architectures import architecture
@@ -165,22 +164,3 @@ def scale_eps(model: Any, factor: float) -> None:
     for layer in kind.shape(config).layers:
         module = model.get_submodule(kind.mixer.format(layer=layer) + norm)
         setattr(module, eps, getattr(module, eps) * factor)
-
-
-def recovered_facts(
-    settings: Recovery, length: int, student: Checkpoint, teacher: Checkpoint
-) -> dict[str, object]:
-    """What the card says of a recovered model."""
-    lora, distillation = settings.lora, settings.distillation
-    modules = ", ".join(lora.modules or student.architecture.projections)
-    tokens = f"{settings.batch} x {length} tokens of {settings.data}"
-    return {
-        **stored_facts(student.folder),
-        **channels_cut(student, teacher),
-        "student digest": student.digest(),
-        "teacher digest": teacher.digest(),
-        "recovery": f"{settings.steps} steps of {tokens}",
-        "adapters, merged": f"rank {lora.rank}, alpha {lora.alpha:g} on {modules}",
-        **({"also trained": "norms and biases"} if settings.norms_and_biases else {}),
-        "distillation": f"temperature {distillation.temperature:g}, weight {distillation.weight:g}",
-    }
