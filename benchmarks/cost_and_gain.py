@@ -40,8 +40,8 @@ def table(frame: pd.DataFrame, method: str, metric: str) -> Iterator[str]:
     batches = {int(name.removeprefix(SPEED)) for name in frame["metric"] if name.startswith(SPEED)}
     batch = max(batches, default=0)
     head = [
-        "model", "keys cut", *STAGES.values(), "cache per request, MiB", f"tokens/s, {batch} at once",
-        "requests",
+        "model", "keys cut", *STAGES.values(), "cache per request, MiB",
+        f"tokens/s, {batch} at once", "requests",
     ]  # fmt: skip
     yield f"| {' | '.join(head)} |"
     yield "|---" * len(head) + "|"

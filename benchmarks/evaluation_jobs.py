@@ -60,7 +60,7 @@ STAGES = {
     "model": ["statecut.evaluation.language_model:LanguageModel._scores"],
     "lm-eval": ["reproduction.suites.suite:measure", "reproduction.suites.suite:make_requests"],
     "statistics": ["reproduction.suites.harness:standard_error",
-                   "reproduction.suites.harness:kept_draws"],
+                   "reproduction.suites.harness:kept_resamples"],
 }  # fmt: skip
 
 
@@ -154,8 +154,8 @@ def test_sets(options: argparse.Namespace) -> dict[str, Path]:
 def make(options: argparse.Namespace) -> None:
     """The texts, and a model to make copies of. In a process of its own: nothing that computes
     may come before a fork."""
+    from reproduction.new_tokenizers import convert_sentencepiece, train_tokenizer
     from statecut.data.documentation import documentation
-    from statecut.data.tokenizer import convert_sentencepiece, train_tokenizer
     from statecut.models import create, save
 
     texts: list[str] = []

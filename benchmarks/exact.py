@@ -51,7 +51,7 @@ from statecut.pruning.methods import METHODS
 from statecut.pruning.select import select, select_values
 from statecut.pruning.slicing import eps_factor, slice_model
 from statecut.pruning.statistics import ModelStatistics
-from statecut.recovery.recovery import scale_eps
+from statecut.recovery.training import scale_eps
 
 Row = dict[str, Any]
 KEY = ("model", "method", "d_k", "d_v", "way", "factor", "recover")

@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import os
 import subprocess
 import sys
 import time
@@ -38,10 +39,10 @@ CORPUS, SLICE, LENGTH = "text", "pretraining", 2048
 
 
 def prepare(folder: Path, files: list[Path], tokenizer: Path | None) -> None:
+    from reproduction.new_tokenizers import convert_sentencepiece, train_tokenizer
     from statecut.data.documentation import documentation, documentation_source
     from statecut.data.packing import pack
     from statecut.data.sources import describe, read
-    from statecut.data.tokenizer import convert_sentencepiece, train_tokenizer
 
     def texts() -> Iterator[str]:
         return read(*files) if files else documentation()
@@ -79,7 +80,7 @@ def one(arguments: argparse.Namespace, cell: str) -> dict[str, Any]:
     from reproduction.pretraining.trainers import pretrain_model, recipe_of
     from statecut.data.packing import PackedTokens
     from statecut.models import load
-    from statecut.recovery.loop import Saving
+    from statecut.recovery.loop import RESERVE
     from statecut.recovery.output import Output
 
     name, mode = cell.rsplit("-", 1)
@@ -104,10 +105,11 @@ def one(arguments: argparse.Namespace, cell: str) -> dict[str, Any]:
     source: Any = config.models[name].source
     config = config.model_copy(update={"recipes": {**config.recipes, source.recipe: changed}})
     out = arguments.folder / cell
+    # As if a Slurm job ended then, with 30 seconds for saving.
+    os.environ["SLURM_JOB_END_TIME"] = str(time.time() + arguments.limit + RESERVE - 30)
     output = Output(
         out, checkpoints=arguments.folder / ".checkpoints" / cell,
-        tokenizer=arguments.folder / "tokenizer",
-        saving=Saving(deadline=time.time() + arguments.limit, reserve=30), force=True,
+        tokenizer=arguments.folder / "tokenizer", force=True,
     )  # fmt: skip
     tokens = arguments.folder / "tokens"
     pace = pretrain_model(config, name, tokens, output, gpus=arguments.gpus)

@@ -10,7 +10,7 @@ give the answers, and are cut by each method to each width; in percent of answer
 
     sliced      as it is cut
     refitted    by statecut.pruning.refit
-    recovered   sliced, and trained for --recover steps by statecut.recovery.recovery
+    recovered   sliced, and trained for --recover steps by statecut.recovery.training
     unpruned    and with its whole state held in fewer bits (benchmarks/state_precision.py)
 
 The loss is of the answers alone, since all other tokens are random: in training, in the gradients
@@ -65,7 +65,7 @@ from statecut.pruning.refit import refit, write_refitted
 from statecut.pruning.select import select
 from statecut.pruning.slicing import slice_model
 from statecut.pruning.statistics import ModelStatistics
-from statecut.recovery import recovery
+from statecut.recovery import training
 from statecut.recovery.distillation import IGNORED, distillation_losses, next_tokens
 from statecut.recovery.output import Output
 
@@ -249,13 +249,13 @@ class Bench:
         }
         output = Output(self.work / "recovered", checkpoints=self.work / "running", force=True)
         with patch.multiple(
-            recovery,
+            training,
             next_tokens=lambda ids: next_tokens(answers(ids)),
             distillation_losses=losses_of_answers,
         ):
-            recovery.recover(
-                student, teacher, self.text("recovery"), Recovery.model_validate(values), output,
-                device=self.device,
+            training.recover(
+                student, teacher, self.text("recovery"),
+                Recovery.model_validate(values).settings(), output, device=self.device,
             )  # fmt: skip
         return self.work / "recovered"
 

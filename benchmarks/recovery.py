@@ -8,12 +8,12 @@
 
 A model of the shape of config/paper.yaml's DeltaNet 370M, with random weights, is cut to 50 % of
 its key channels and to 25 %, the latter padded while it trains, and both are recovered for some
-steps on random text by `statecut.recovery.recovery.recover`, as it is. Neither time nor memory
+steps on random text by `statecut.training.training.recover`, as it is. Neither time nor memory
 depends on what the numbers are. Parts, each a process of its own with a time limit:
 
     half, quarter                    steps of both: tokens/s, peak memory; merged, saved, reloaded
     half-logits, quarter-logits      the same with the logits of both models in memory
-    half-parts                       each batch in two parts, one after another (`recovery.parts`)
+    half-parts                       each batch in two gradient accumulation steps
     killed                           `half` killed with kill -9 and started again: same losses?
     fused                            the loss alone, against flash-linear-attention's fused ones
 
@@ -149,25 +149,24 @@ def recovered(
     import torch
 
     from statecut.models import load
-    from statecut.recovery import recovery
+    from statecut.recovery import training
     from statecut.recovery.loop import Saving
     from statecut.recovery.output import Output
 
     gpu = torch.cuda.is_available()
-    settings = load_config(CONFIG).recovery
-    assert settings is not None
+    section = load_config(CONFIG).recovery
+    assert section is not None
     parts = 2 if way == "parts" else 1
-    settings = settings.model_copy(
-        update={"steps": steps, "batch": size.batch, "warmup": 2, "parts": parts}
-    )
+    changes = {"steps": steps, "batch": size.batch, "gradient_accumulation_steps": parts}
+    settings = section.model_copy(update={**changes, "warmup": 2}).settings()
     data = tokens(
         folder / f"{run}-tokens", settings.sequences, size.length, size.model["vocab_size"]
     )
-    clock = Clock(logits_loss if way == "logits" else recovery.recovery_loss, parts)
-    recovery.recovery_loss = clock
+    clock = Clock(logits_loss if way == "logits" else training.recovery_loss, parts)
+    training.recovery_loss = clock
     ids = torch.from_numpy(data[:2]).to("cuda" if gpu else "cpu")
     kept: dict[str, Any] = {}
-    train = recovery.train
+    train = training.train
 
     def train_and_look(adapted: Any, *others: Any, **options: Any) -> None:
         train(adapted, *others, **options)
@@ -177,9 +176,9 @@ def recovered(
         with torch.no_grad(), torch.autocast("cuda", torch.bfloat16, enabled=gpu):
             kept["logits"] = adapted(ids, use_cache=False).logits.float()
 
-    recovery.train = train_and_look
+    training.train = train_and_look
     out = folder / f"{run}-recovered"
-    recovery.recover(
+    training.recover(
         folder / student, folder / "teacher", data, settings,
         Output(out, folder / "running" / run, saving=Saving(steps=3), force=True),
         device="cuda" if gpu else "cpu",
@@ -250,7 +249,7 @@ def memory(arguments: argparse.Namespace, cell: str) -> dict[str, Any]:
     import torch
 
     from statecut.models.checkpoint import Checkpoint
-    from statecut.recovery import recovery
+    from statecut.recovery import training
     from statecut.recovery.output import Output
 
     model, ratio, parts = cell.rsplit("-", 2)
@@ -260,26 +259,25 @@ def memory(arguments: argparse.Namespace, cell: str) -> dict[str, Any]:
     if gpu and arguments.memory:
         whole = torch.cuda.get_device_properties(device).total_memory
         torch.cuda.set_per_process_memory_fraction(arguments.memory * 2**30 / whole)
-    settings = load_config(CONFIG if gpu else DEMO).recovery
-    assert settings is not None
-    settings = settings.model_copy(
-        update={"steps": arguments.steps, "warmup": 2, "parts": int(parts)}
-    )
+    section = load_config(CONFIG if gpu else DEMO).recovery
+    assert section is not None
+    changes = {"steps": arguments.steps, "warmup": 2, "gradient_accumulation_steps": int(parts)}
+    settings = section.model_copy(update=changes).settings()
     student = Checkpoint(student_folder(folder, model, float(ratio)))
     length = 2048 if gpu else 96
     data = tokens(
         folder / f"{cell}-tokens", settings.sequences, length, student.config["vocab_size"]
     )
-    clock = Clock(recovery.recovery_loss, settings.parts)
-    recovery.recovery_loss = clock
-    train = recovery.train
+    clock = Clock(training.recovery_loss, int(parts))
+    training.recovery_loss = clock
+    train = training.train
 
     def train_alone(*others: Any, **options: Any) -> None:
         train(*others, **options)
         clock.now()
         raise Trained
 
-    recovery.train = train_alone
+    training.train = train_alone
     running = folder / "running" / cell
     shutil.rmtree(running, ignore_errors=True)  # of an earlier try, from which it would go on
     about = {
@@ -287,11 +285,11 @@ def memory(arguments: argparse.Namespace, cell: str) -> dict[str, Any]:
         "ratio": float(ratio),
         "d_k": student.shape.width,
         "padded_to": int(padded_to or 0),
-        "parts": settings.parts,
+        "parts": int(parts),
         "batch": settings.batch,
     }
     try:
-        recovery.recover(
+        training.recover(
             student.folder, folder / model, data, settings,
             Output(folder / f"{cell}-recovered", running),
             device=device, padded_to=int(padded_to) if padded_to else None,
@@ -481,7 +479,8 @@ def main() -> None:
         "--models", nargs="+", default=[], help="do these of the configuration fit?"
     )
     parser.add_argument("--ratios", type=float, nargs="+", default=[0, 0.5], help="0 is unpruned")
-    parser.add_argument("--in-parts", type=int, nargs="+", default=[1, 2], help="recovery.parts")
+    parser.add_argument("--in-parts", type=int, nargs="+", default=[1, 2],
+                        help="gradient accumulation steps")  # fmt: skip
     parser.add_argument("--pad-to", type=int, nargs="+", default=[0], help="d_k; 0 is unpadded")
     parser.add_argument("--memory", type=float, help="GiB, as if the GPU had no more")
     parser.add_argument("--part", help=argparse.SUPPRESS)  # what a process of ours does

@@ -50,7 +50,7 @@ from statecut.pruning.select import select
 from statecut.pruning.slicing import Keep, slice_model
 from statecut.pruning.statistics import ModelStatistics
 from statecut.recovery.output import Output
-from statecut.recovery.recovery import recover
+from statecut.recovery.training import recover
 
 PAPER = Path(__file__).parents[1] / "config" / "paper.yaml"
 SUITE = "ppl"
@@ -97,7 +97,7 @@ class Bench:
         assert self.config is not None
         assert self.config.recovery is not None
         short = {"steps": steps, "warmup": math.ceil(steps / 20)}
-        settings = self.config.recovery.model_copy(update=short)
+        settings = self.config.recovery.model_copy(update=short).settings()
         out = self.work / "recovered"
         output = Output(out, checkpoints=self.work / "running", force=True)
         data = PackedTokens(self.text, slice_name="recovery")

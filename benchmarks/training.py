@@ -30,7 +30,7 @@ from statecut.files import sha256, write_json
 CONFIG = Path(__file__).parents[1] / "config" / "demo.yaml"
 CURVE = "loss.csv"
 PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(["statecut.recovery.recovery", "statecut.models.shared_conv"])
+PROCESSES.set_forkserver_preload(["statecut.recovery.training", "statecut.models.shared_conv"])
 WARMUP = 5  # steps before the clock: on a GPU the first ones tune kernels
 
 
@@ -58,7 +58,7 @@ def run(root: Path, work: str, steps: int, out: str) -> None:
     from statecut.pruning.slicing import cut_back, slice_model
     from statecut.recovery.loop import Saving
     from statecut.recovery.output import Output
-    from statecut.recovery.recovery import recover
+    from statecut.recovery.training import recover
 
     config = load_config(CONFIG)
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -71,7 +71,7 @@ def run(root: Path, work: str, steps: int, out: str) -> None:
         data = tokens(root / "tokens", recipe.sequences, 128, 1024)
         pretrain(new.to(device), data, recipe, output)
         return
-    settings = config.recovery.model_copy(update=changes)
+    settings = config.recovery.model_copy(update=changes).settings()
     data = tokens(root / "tokens", settings.sequences, 128, 1024)
     save(new, root / "teacher", force=True)
     teacher = Checkpoint(root / "teacher")

@@ -1,17 +1,19 @@
 from reproduction.running.job import job
 
 with job(snakemake) as run:
-    from statecut.card import card, recovered_facts
+    from statecut.card import card
     from statecut.data.packing import PackedTokens
     from statecut.models.checkpoint import Checkpoint
     from statecut.preflight import padding
+    from statecut.recovery.facts import recovered_facts
     from statecut.recovery.output import Output
-    from statecut.recovery.recovery import recover
+    from statecut.recovery.training import recover
 
     out, name, cut = snakemake.output.model, snakemake.wildcards.model, snakemake.wildcards.cut
     student, teacher = Checkpoint(snakemake.input.student), Checkpoint(snakemake.input.teacher)
     data = PackedTokens(snakemake.input.tokens, slice_name=run.recovery.data.split("/")[1])
-    settings = run.recovery.model_copy(update={"parts": snakemake.resources.parts})
+    fitting = {"gradient_accumulation_steps": snakemake.resources.gradient_accumulation_steps}
+    settings = run.recovery.model_copy(update=fitting).settings()
     output = Output(
         out,
         checkpoints=snakemake.params.checkpoints,

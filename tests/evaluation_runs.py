@@ -7,7 +7,7 @@ import yaml
 from small_models import COMMON, SMALL
 
 from reproduction.config import parse_config
-from statecut.data.tokenizer import train_tokenizer
+from reproduction.new_tokenizers import train_tokenizer
 from statecut.models import create, save
 
 WORDS = [

@@ -19,9 +19,9 @@ from safetensors.torch import load_file, save_file
 from small_models import SMALL
 from training_runs import sentences
 
+from reproduction.new_tokenizers import train_tokenizer
 from statecut.cli import main
 from statecut.data.sources import Source
-from statecut.data.tokenizer import train_tokenizer
 from statecut.errors import InputError
 from statecut.files import atomic_write
 from statecut.models import create, load, save
@@ -131,7 +131,7 @@ def test_force_replaces_a_model_and_nothing_else(workplace, capsys):
     (workplace / "papers" / "notes.txt").touch()
     for force in ([], ["--force"]):  # which is not advised where it would be refused
         assert prune(workplace, *force, out="papers") == 2
-        assert "papers exists and is no model, and --force replaces only those" in stderr(capsys)
+        assert "papers exists and is not a model directory; --force only replaces" in stderr(capsys)
     assert load(other)
 
 
@@ -166,13 +166,13 @@ def test_a_folder_that_cannot_be_renamed_is_refused_before_any_work(
     monkeypatch.chdir(tmp_path / "here")
     monkeypatch.setattr(Path, "is_mount", lambda path: path.name == "mounted")
     (tmp_path / "link").symlink_to("linked")
-    message = "is the working folder or a mount point, and cannot be replaced: give a folder in it"
+    message = "is the working folder or a mount point: give a folder in it"
     for out in (Path(), tmp_path / "here", tmp_path / "mounted"):
         arguments = ["prune", workplace / "delta_net", out, "--ratio", "0.5", "--method", "l1"]
         assert main([*map(str, arguments)]) == 2
         assert stderr(capsys) == f"statecut: {out} {message}"
     assert prune(workplace, "--method", "l1", out=tmp_path / "link") == 2
-    assert "link exists and is no model" in stderr(capsys)
+    assert "link exists and is not a model" in stderr(capsys)
 
 
 def test_a_seed_makes_the_same_model_twice(workplace):
@@ -210,7 +210,7 @@ def test_a_link_to_nowhere_is_refused_before_any_work(workplace, capsys):
     link.symlink_to("nowhere")
     for force in ([], ["--force"]):
         assert prune(workplace, "--method", "l1", *force, out="link") == 2
-        assert "link is no folder: give another name" in stderr(capsys)
+        assert "link is not a folder: give another name" in stderr(capsys)
     link.unlink()
     assert not list(workplace.glob(".*"))
 
@@ -281,7 +281,7 @@ BAD = {
     "a ratio that leaves none": (["--ratio", "0.99"], "ratio 0.99 leaves no channel of 16"),
     "a method that does not exist": (["--method", "drqr"], "did you mean 'drrqr'?"),
     "a tolerance below one": (["--f", "0.5"], "f 0.5: must be at least 1"),
-    "text that is too short": (["--length", "100000"], "less than one sequence of 100000"),
+    "text that is too short": (["--length", "100000"], "holds 0 sequences of 100000 tokens"),
     "text that is too little": (["--sequences", "9000"], "sequences of 40 tokens, 9000 are needed"),
     "no sequences at a time": (["--batch", "0"], "--batch 0: must be 1 or more"),
     "a GPU that is not there": (["--device", "cuda"], "--device cuda: give cpu, there is no GPU"),
@@ -311,7 +311,7 @@ def test_a_model_without_a_tokenizer_is_refused_with_what_to_copy(workplace, cap
     save(create(SMALL["gated"], seed=1), workplace / "bare")
     assert prune(workplace, model="bare", out="bad") == 2
     line = stderr(capsys).splitlines()[-1]
-    assert "bare: no tokenizer.json: copy it and tokenizer_config.json there from the model" in line
+    assert "bare: no tokenizer.json: copy it and tokenizer_config.json from the original" in line
     assert not (workplace / "bad").exists()
 
 
@@ -380,7 +380,7 @@ def test_text_shorter_than_one_sequence_is_refused(workplace, capsys, monkeypatc
     monkeypatch.setattr("statecut.pruning.calibration.calibrate_layerwise", None)
     (workplace / "short.txt").write_text("four words and more")
     assert prune(workplace, out="bad", text="short.txt") == 2
-    assert "less than one sequence of 40" in stderr(capsys)
+    assert "sequences of 40 tokens" in stderr(capsys)
 
 
 def test_an_empty_text_is_refused(workplace, capsys):
@@ -452,7 +452,7 @@ def test_force_replaces_packed_text_and_nothing_else(workplace, tmp_path, capsys
     (tmp_path / "papers").mkdir()
     (tmp_path / "papers" / "notes.txt").touch()
     assert pack(tmp_path / "papers") == 2
-    assert "papers exists and is no packed text, and --force replaces only those" in stderr(capsys)
+    assert "papers exists and is not a packed text directory" in stderr(capsys)
     assert text.exists()
     assert pack(tmp_path / "packed") == pack(tmp_path / "packed") == 0
 

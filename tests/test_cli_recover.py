@@ -4,6 +4,7 @@ import os
 import re
 import signal
 import time
+from dataclasses import replace
 
 import pytest
 import readme
@@ -13,19 +14,17 @@ from small_models import SMALL
 from test_cli import sentences
 
 from reproduction.config import load_config
+from reproduction.new_tokenizers import train_tokenizer
 from statecut.card import stored_facts
-from statecut.cli import main, parser
-from statecut.data.tokenizer import train_tokenizer
+from statecut.cli import main
 from statecut.errors import InputError
-from statecut.files import read_json
 from statecut.models import create, load, save
 from statecut.models.checkpoint import Checkpoint
 from statecut.preflight import ShapeVerdict
 from statecut.pruning.slicing import cut_back, slice_model
-from statecut.recovery import command
+from statecut.recovery import recover as command
 from statecut.recovery.checkpoints import CURVE
 from statecut.recovery.loop import EXIT_UNFINISHED
-from statecut.recovery.recovery import TRAINABLE
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +87,6 @@ def test_a_recovered_model_is_written_with_its_card_and_curve(workplace, capsys)
     before, after = (load_file(f / "model.safetensors") for f in (workplace / "student", out))
     changed = {name for name in before if not torch.equal(before[name], after[name])}
     assert changed == {n for n in before if re.search(r"attn\.[qkv]_(proj|conv1d)", n)}
-    assert any("lora_A" in name for name in read_json(out / TRAINABLE))
     card = (out / "README.md").read_text()
     assert "recovery | 4 steps of 2 x 24 tokens of text.txt |" in card
     assert "| text of the recovery | text.txt (sha256:" in card
@@ -141,17 +139,17 @@ def test_a_run_that_was_stopped_goes_on_and_ends_with_the_same_bits(workplace, c
     assert not (workplace / "stopped.checkpoints").exists()
 
 
-def test_defaults_are_the_papers(workplace):
-    options = vars(parser().parse_args(["recover", "a", "b", "c"]))
-    names = ("steps", "batch", "parts", "epochs", "learning_rate", "seed")
-    settings = command.paper_settings(**{name: options[name] for name in names})
-    paper = load_config(readme.ROOT / "config/paper.yaml").recovery
+def test_defaults_are_the_papers(workplace, monkeypatch):
+    given = {}
+    monkeypatch.setattr(
+        command, "recover_folder", lambda *_, **options: given.update(options) or []
+    )
+    assert main(["recover", str(workplace / "student"), str(workplace / "teacher"), "out"]) == 0
+    paper = load_config(readme.ROOT / "config/paper.yaml").recovery.settings()
     assert paper.lora.modules == Checkpoint(workplace / "student").architecture.projections
-    lora = paper.lora.model_copy(update={"modules": None})
-    # A command makes one model, so it has one seed.
-    own = {"data": settings.data, "lora": lora, "seeds": None}
-    assert settings == paper.model_copy(update=own)
-    assert options["length"] == 2048
+    lora = replace(paper.lora, modules=None)
+    assert given["settings"] == replace(paper, data="documentation", lora=lora)
+    assert given["length"] == 2048
 
 
 BAD = {
@@ -168,8 +166,9 @@ BAD = {
     "a folder in the teacher's": ({"out": "teacher/new"}, [], "lies in the model's own folder"),
     "one token": ({}, ["--length", "1"], "--length 1: must be 2 or more"),
     "no steps": ({}, ["--steps", "0"], "--steps 0: must be 1 or more"),
-    "parts that do not divide": (
-        {}, ["--parts", "2", "--batch", "3"], "--parts 2: must divide --batch 3"),
+    "steps that do not divide": (
+        {}, ["--gradient-accumulation-steps", "2", "--batch", "3"],
+        "--gradient-accumulation-steps 2: must divide --batch 3"),
     "no learning rate": ({}, ["--learning-rate", "nan"], "--learning-rate nan: must be a number"),
     "a seed below zero": ({}, ["--seed", "-1"], "--seed -1: must lie between"),
     "no GPU": ({}, ["--device", "cuda"], "--device cuda: give cpu, there is no GPU"),
@@ -208,7 +207,7 @@ def test_a_file_in_the_place_of_checkpoints_is_refused_before_any_work(
     monkeypatch.setattr(command, "Checkpoint", None)
     (workplace / "new.checkpoints").touch()
     assert recover(workplace, out="new") == 2
-    assert "new.checkpoints is no folder: give another name" in stderr(capsys)
+    assert "new.checkpoints is not a folder: give another name" in stderr(capsys)
     (workplace / "new.checkpoints").unlink()
 
 

@@ -657,7 +657,7 @@ def test_merged_keys_may_be_overridden_and_exponents_are_numbers(tmp_path: Path)
 def test_what_only_makes_training_fit_does_not_define_it(paper: Config) -> None:
     assert paper.recovery is not None
     for settings, key, value in (
-        (paper.recovery, "parts", 16),
+        (paper.recovery, "gradient_accumulation_steps", 16),
         (paper.recipes["fineweb_10B"], "activation_checkpoint", "full"),
     ):
         other = settings.model_copy(update={key: value})

@@ -46,7 +46,7 @@ SLICES = ("tasks", "sequences", "recovery", "pretraining")
 def packed(config, root, **downloads):
     tokenizer = make_tokenizer(config, "demo", root / "tokenizer", **downloads)
     pack_corpus(config, "documentation", tokenizer, root / "tokens", **downloads)
-    return PackedTokens(root / "tokens", verify=True)
+    return PackedTokens(root / "tokens")
 
 
 @pytest.fixture

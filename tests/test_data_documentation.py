@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from reproduction.demo_text import documentation_parts, part_of, word_runs
+from reproduction.new_tokenizers import train_tokenizer
 from statecut.data import documentation as own
-from statecut.data.documentation import documentation, documentation_source, prose, word_runs
-from statecut.data.tokenizer import train_tokenizer
+from statecut.data.documentation import documentation, documentation_source, prose
 from statecut.errors import InputError
 
 DOCSTRING = """Return the sum of array elements over a given axis, as one number.
@@ -64,7 +65,7 @@ def test_there_is_enough_of_it_for_a_small_model(
 
 def test_no_two_parts_share_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(own, "PACKAGES", ("numpy", "scipy"))
-    parts = own.documentation_parts()
+    parts = documentation_parts()
     paragraphs = {
         part: {paragraph for text in texts for paragraph in text.split("\n\n")}
         for part, texts in parts.items()
@@ -83,7 +84,7 @@ def test_a_paragraph_like_one_of_a_part_before_is_left_out(monkeypatch: pytest.M
         "calibration": "scipy/stats/_stats_py.py",
         "held_out": "scipy/linalg/blas.py",
     }
-    assert all(own.part_of(file) == part for part, file in files.items())
+    assert all(part_of(file) == part for part, file in files.items())
     of_training = "the sum of all elements along one axis of it."
     of_calibration = "the shape of an array as a tuple of integers."
     new = "A sentence of eight or more words, unlike any."
@@ -93,9 +94,11 @@ def test_a_paragraph_like_one_of_a_part_before_is_left_out(monkeypatch: pytest.M
         (files["training"], f"Compute at once {of_training}"),
     ]
     monkeypatch.setattr(own, "_texts", lambda: texts)
-    assert [*documentation("training")] == [texts[2][1]]
-    assert [*documentation("calibration")] == [f"Return {of_calibration}"]
-    assert [*documentation("held_out")] == [new]
+    assert documentation_parts() == {
+        "training": [texts[2][1]],
+        "calibration": [f"Return {of_calibration}"],
+        "held_out": [new],
+    }
 
 
 def test_its_revision_is_what_is_installed() -> None:
@@ -124,7 +127,7 @@ def test_it_is_the_same_in_every_process() -> None:
 def test_it_is_read_without_importing_the_packages() -> None:
     program = (
         "import sys; from statecut.data import documentation as own; next(own.documentation());"
-        "own.documentation_source(); own._folder('torch');"
+        "own.documentation_source();"
         "print({'torch', 'scipy', 'pandas'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

@@ -23,8 +23,8 @@ import yaml
 
 from reproduction.cli import main
 from reproduction.config import load_config
+from reproduction.demo_text import word_runs
 from reproduction.reporting.archive import write_archive
-from statecut.data.documentation import word_runs
 from statecut.data.packing import PackedTokens
 from statecut.data.sources import read
 from statecut.models import load
@@ -296,7 +296,7 @@ def test_a_changed_label_computes_nothing(copy):
 
 
 def test_a_batch_in_more_parts_reruns_nothing(copy):
-    configure(copy, lambda config: config["recovery"].update(parts=2))
+    configure(copy, lambda config: config["recovery"].update(gradient_accumulation_steps=2))
     assert planned(copy) == Counter()
 
 

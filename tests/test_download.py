@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save
 
 from reproduction.config import parse_config
 from reproduction.download import DownloadReport, download_and_check
-from statecut.data.tokenizer import train_tokenizer
+from reproduction.new_tokenizers import train_tokenizer
 from statecut.download import download
 from statecut.errors import InputError
 from statecut.hub.downloads import Downloads

@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 
 from reproduction.config import load_config
 from reproduction.download import download_and_check
-from statecut.data.tokenizer import train_tokenizer
+from reproduction.new_tokenizers import train_tokenizer
 from statecut.files import read_json, write_json
 
 ROOT = Path(__file__).parents[1]

@@ -10,8 +10,8 @@ from evaluation_runs import WORDS, column, make_model, run_config, write_lines
 from plain_model import plain_logits
 
 from reproduction.suites import data
+from reproduction.suites.statistics import KEPT, kept_resamples, resampled, standard_error
 from reproduction.suites.suite import evaluate
-from statecut.evaluation.statistics import KEPT, kept_draws, resampled, standard_error
 from statecut.models import load
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
@@ -139,13 +139,13 @@ def test_draws_spread_as_the_error_says_and_are_the_same_for_two_models(metric):
     one, other = items(0.0), items(0.1)
     error = standard_error(metric, one)
     assert error == pytest.approx(float(resampled(metric, one).std()), rel=0.15)
-    kept = kept_draws(metric, one)
+    kept = kept_resamples(metric, one)
     assert kept == pytest.approx(list(resampled(metric, one)[:KEPT]), rel=1e-6)
-    apart = torch.tensor(kept) - torch.tensor(kept_draws(metric, other))
+    apart = torch.tensor(kept) - torch.tensor(kept_resamples(metric, other))
     assert apart.std() < error / 2
 
 
 def test_the_error_of_an_accuracy_and_of_a_single_document():
-    assert kept_draws("acc", [1.0]) is None
+    assert kept_resamples("acc", [1.0]) is None
     assert standard_error("acc", [0, 1, 1, 1]) == pytest.approx(0.25)
     assert standard_error("perplexity", [-2.0]) is None

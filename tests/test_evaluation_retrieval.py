@@ -7,9 +7,10 @@ import tokenizers
 from evaluation_runs import TEXT
 from lm_eval.api.model import LM
 
+from reproduction.new_tokenizers import train_tokenizer
 from reproduction.suites.harness import make_requests, make_task, measure
 from reproduction.suites.retrieval import ANSWER_TOKENS, EXAMPLES, contains, cut
-from statecut.data.tokenizer import load_tokenizer, train_tokenizer
+from statecut.data.tokenizer import load_tokenizer
 
 QA = {
     "context": "Paris is the capital. It is old.",

@@ -33,13 +33,13 @@ from reproduction.suites.harness import (
     task_file,
 )
 from reproduction.suites.protocol import PAPER, check_protocol, check_task_file
+from reproduction.suites.statistics import standard_error
 from reproduction.suites.suite import evaluate
 from statecut.data.packing import pack
 from statecut.data.sources import Source
 from statecut.data.tokenizer import load_tokenizer
 from statecut.errors import InputError
 from statecut.evaluation.language_model import Encoder, LanguageModel
-from statecut.evaluation.statistics import standard_error
 from statecut.files import canonical_json, sha256
 from statecut.hub.downloads import Downloads
 

@@ -24,7 +24,7 @@ from statecut.models.architectures.base import DEFAULT_EPS
 from statecut.models.capture import mixers
 from statecut.models.checkpoint import Checkpoint
 from statecut.pruning.slicing import Rotate, eps_factor, slice_model
-from statecut.recovery.recovery import scale_eps
+from statecut.recovery.training import scale_eps
 
 IDS = torch.randint(0, 97, (2, 20), generator=torch.Generator().manual_seed(1))
 ALL = sorted(SMALL)

@@ -21,7 +21,7 @@ from statecut.pruning.select import select
 from statecut.pruning.slicing import slice_model
 from statecut.pruning.statistics import ModelStatistics
 from statecut.recovery.output import Output
-from statecut.recovery.recovery import recover
+from statecut.recovery.training import recover
 
 DELTA, SOFTMAX = (0, 2), 1
 WIDTH, KEPT = 16, 4

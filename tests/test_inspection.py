@@ -306,7 +306,7 @@ def test_json_never_replaces_a_folder(models, tmp_path, capsys):
     (tmp_path / "kept" / "file").touch()
     arguments = ["inspect", str(models / "gated_value_heads"), "--json"]
     assert main([*arguments, str(tmp_path / "kept")]) == 2
-    assert "kept is a folder: give the name of a file" in capsys.readouterr().err
+    assert "kept is a folder: give another name" in capsys.readouterr().err
     assert (tmp_path / "kept" / "file").is_file()
     assert main([*arguments, str(tmp_path / "kept" / "new.json")]) == 0
 

@@ -31,7 +31,7 @@ from statecut.pruning.refit import refit, write_refitted
 from statecut.pruning.select import select
 from statecut.pruning.slicing import Keep, Pad, cut_back, eps_factor, slice_model
 from statecut.pruning.statistics import ModelStatistics
-from statecut.recovery.recovery import resize_model, scale_eps
+from statecut.recovery.training import resize_model, scale_eps
 
 NAMES = [name for name in SMALL if "layer_types" in SMALL[name]]
 IDS = torch.randint(1, 97, (3, 40), generator=torch.Generator().manual_seed(1))

@@ -15,8 +15,9 @@ import pytest
 import readme
 import yaml
 
-from statecut import files
-from statecut.files import cached_sha256, write_json
+from reproduction.running import digests
+from reproduction.running.digests import cached_sha256
+from statecut.files import sha256, write_json
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = {
@@ -249,7 +250,7 @@ def test_what_is_only_shown_is_shown_again_and_nothing_is_computed(copy, change,
 
 
 def test_how_a_batch_fits_into_a_gpu_reruns_nothing(copy):
-    configure(copy, lambda config: config["recovery"].update(parts=2))
+    configure(copy, lambda config: config["recovery"].update(gradient_accumulation_steps=2))
     assert planned(copy) == {}
 
 
@@ -408,13 +409,13 @@ def test_notes_of_many_files_are_written_once_and_only_if_something_is_new(
     for path in paths:
         path.write_text(path.name)
     written = []
-    monkeypatch.setattr(files, "write_json", lambda *one: written.append(write_json(*one)))
+    monkeypatch.setattr(digests, "write_json", lambda *one: written.append(write_json(*one)))
     found = cached_sha256(paths, notes)
-    assert found == {str(path): files.sha256(path) for path in paths}
+    assert found == {str(path): sha256(path) for path in paths}
     assert cached_sha256(paths, notes) == found
     assert len(written) == 1
     assert caplog.text == ""
-    monkeypatch.setattr(files, "ANNOUNCE_FROM", 1)
+    monkeypatch.setattr(digests, "ANNOUNCE_FROM", 1)
     paths[7].write_text("other")
     paths[8].write_text("other")
     assert cached_sha256(paths, notes) != found

@@ -38,7 +38,7 @@ from statecut.pruning.slicing import (
     sliced_bytes,
 )
 from statecut.pruning.statistics import ModelStatistics
-from statecut.recovery.recovery import scale_eps
+from statecut.recovery.training import scale_eps
 
 ALL = sorted(SMALL)
 HYBRIDS = [name for name in ALL if "layer_types" in SMALL[name]]

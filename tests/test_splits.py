@@ -15,10 +15,10 @@ from safetensors.torch import load_file, save_file
 from small_models import SMALL
 from training_runs import sentences
 
+from reproduction.new_tokenizers import train_tokenizer
 from statecut.card import stored_facts
 from statecut.cli import main
 from statecut.data.packing import PackedTokens
-from statecut.data.tokenizer import train_tokenizer
 from statecut.models import create, load, save
 from statecut.models.architectures import gated_deltanet
 from statecut.models.checkpoint import Checkpoint

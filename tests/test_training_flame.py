@@ -18,11 +18,11 @@ from small_models import SMALL
 from test_training_survival import PROCESSES, finished, started, wait_for
 from training_runs import FLAMED, LENGTH, flame_recipe, packed
 
+from reproduction.new_tokenizers import train_tokenizer
 from reproduction.pretraining import flame
 from reproduction.pretraining.flame_entry import PackedBatches
 from reproduction.pretraining.torchtitan_fixes import GO_ON, LEAVE, SAVE, agree
 from statecut.data.packing import PackedTokens
-from statecut.data.tokenizer import train_tokenizer
 from statecut.errors import InputError
 from statecut.models import create, load
 from statecut.recovery.checkpoints import Checkpoints, seal

@@ -47,7 +47,7 @@ def curve(folder):
 
 @given(warmup=st.integers(0, 30), rest=st.integers(1, 60), floor=st.floats(0, 1))
 def test_the_rate_rises_to_its_peak_and_falls_to_its_floor(warmup, rest, floor):
-    settings = recipe(warmup=warmup, steps=warmup + rest, floor=floor)
+    settings = recipe(warmup=warmup, steps=warmup + rest, floor=floor).settings()
     rates = [learning_rate(step, settings) for step in range(1, settings.steps + 1)]
     peak = settings.learning_rate
     assert rates[:warmup] == [pytest.approx(peak * i / warmup) for i in range(1, warmup + 1)]
@@ -124,7 +124,8 @@ def run(tmp_path, data, values, steps=24, saving=EVERY_TEN_MINUTES):
         return Losses(total, total)
 
     with checkpoints:
-        train(model, loss, data, recipe(steps=steps), checkpoints, work="test", saving=saving)
+        settings = recipe(steps=steps).settings()
+        train(model, loss, data, settings, checkpoints, work="test", saving=saving)
     return history, checkpoints
 
 
@@ -142,8 +143,8 @@ def test_bad_steps_in_a_row_end_the_run_and_leave_good_weights(tmp_path, data):
     with pytest.raises(InputError, match=f"{PATIENCE} steps in a row were not finite"):
         run(tmp_path, data, values, saving=Saving(steps=1))
     saved = Checkpoints(tmp_path / "run", {}).latest()
-    assert saved.state["step"] == len(values) - 1
-    assert saved.tensors["weight.weight"].isfinite().all()
+    assert saved["run.steps"].tolist() == [len(values) - 1, PATIENCE - 1]
+    assert saved["weight.weight"].isfinite().all()
     # Started again, it is as close to its end as it was.
     with pytest.raises(InputError, match=f"the last of them step {len(values)} "):
         run(tmp_path, data, [math.nan])
@@ -157,26 +158,20 @@ def test_a_run_is_saved_by_the_clock(tmp_path, data):
     ]
 
 
-def in_the_past(monkeypatch, slurm):
-    if not slurm:
-        return Saving(deadline=time.time())
-    monkeypatch.setenv("SLURM_JOB_END_TIME", str(int(time.time())))
-    return Saving()
-
-
-@pytest.mark.parametrize("slurm", [False, True])
-def test_a_run_leaves_before_its_time_is_up_and_goes_on(tmp_path, data, monkeypatch, slurm):
+def test_a_run_leaves_before_its_time_is_up_and_goes_on(tmp_path, data, monkeypatch):
     """Each start has time for one step, saves it, and leaves; after the last step it is done."""
     weights, values = {}, [1.0, 2.0, 0.5, 3.0]
+    monkeypatch.setenv("SLURM_JOB_END_TIME", str(int(time.time())))
     for done in (1, 2, 3):
         with pytest.raises(SystemExit) as left:
-            run(tmp_path, data, values[done - 1 :], 4, in_the_past(monkeypatch, slurm))
+            run(tmp_path, data, values[done - 1 :], 4)
         assert left.value.code == EXIT_UNFINISHED
-        assert Checkpoints(tmp_path / "run", {}).latest().state["step"] == done
-    run(tmp_path, data, values[3:], 4, in_the_past(monkeypatch, slurm))
-    run(tmp_path / "unbroken", data, values, 4, Saving(deadline=time.time() + 3600))
+        assert Checkpoints(tmp_path / "run", {}).latest()["run.steps"].tolist() == [done, 0]
+    run(tmp_path, data, values[3:], 4)
+    monkeypatch.setenv("SLURM_JOB_END_TIME", str(int(time.time() + 3600)))
+    run(tmp_path / "unbroken", data, values, 4)
     for place in (tmp_path, tmp_path / "unbroken"):
-        weights[place] = Checkpoints(place / "run", {}).latest().tensors["weight.weight"]
+        weights[place] = Checkpoints(place / "run", {}).latest()["weight.weight"]
     assert torch.equal(weights[tmp_path], weights[tmp_path / "unbroken"])
 
 

@@ -7,8 +7,8 @@ import torch
 from training_runs import packed
 
 from reproduction.config import load_config
+from reproduction.new_tokenizers import train_tokenizer
 from reproduction.pretraining import trainers
-from statecut.data.tokenizer import train_tokenizer
 from statecut.errors import InputError
 from statecut.models import load
 from statecut.recovery.checkpoints import Checkpoints

@@ -365,7 +365,7 @@ def test_the_part_of_a_run_that_a_job_uses_is_enough_for_it(name):
         cut = Path(inputs.paths.subject(variant)).name
         part = JobConfig.model_validate(inputs.recovery_settings(variant.model, cut))
         assert part.recovery == config.recovery_of(variant).model_copy(
-            update={"parts": 1, "control": True, "seeds": None}
+            update={"gradient_accumulation_steps": 1, "control": True, "seeds": None}
         )
 
 

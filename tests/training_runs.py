@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from small_models import SMALL
 
-from reproduction.config.training import Recipe, Recovery
+from reproduction.config.training import Recipe
 from reproduction.pretraining.pretrain import pretrain
 from statecut.data.packing import PackedTokens
 from statecut.files import sha256, write_json
@@ -17,6 +17,7 @@ from statecut.models.checkpoint import Checkpoint
 from statecut.pruning.slicing import cut_back, slice_model
 from statecut.recovery.loop import Saving
 from statecut.recovery.output import Output
+from statecut.recovery.settings import Lora, Recovery
 
 LENGTH = 24
 
@@ -31,13 +32,7 @@ def recipe(**changes):
 
 
 def recovery(**changes):
-    values = {
-        "lora": {"rank": 3, "alpha": 6.0},
-        "distillation": {"temperature": 2.0, "weight": 1.0},
-        **SETTINGS,
-        **changes,
-    }
-    return Recovery.model_validate(values)
+    return Recovery(**{"lora": Lora(3, 6.0), **SETTINGS, **changes})
 
 
 def loaded_by_stock_fla(folder: Path) -> list[str]:
@@ -101,7 +96,7 @@ def pretraining(root: Path, out: str, saving: Saving) -> None:
 
 def recovering(root: Path, out: str, saving: Saving) -> None:
     """Likewise for recovery, of the model in `student`, taught by the one in `teacher`."""
-    from statecut.recovery.recovery import recover
+    from statecut.recovery.training import recover
 
     output = Output(root / out, checkpoints=root / "running" / out, saving=saving)
     recover(root / "student", root / "teacher", packed(root / "tokens"), recovery(), output)
@@ -112,8 +107,8 @@ FLAMED = {**SMALL["shared_head"], "vocab_size": 257}  # as many as the tokenizer
 
 def flaming(root: Path, out: str, gpus: int, saving: Saving) -> None:
     """What a process does that pretrains with a fake flame, on pretended GPUs."""
+    from reproduction.new_tokenizers import train_tokenizer
     from reproduction.pretraining import flame
-    from statecut.data.tokenizer import train_tokenizer
 
     fake = str(Path(__file__).parent / "fake_flame")
     sys.path.insert(0, fake)

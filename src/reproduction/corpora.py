@@ -8,20 +8,13 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from reproduction.config import Config, Corpus, HubCorpus, LocalCorpus
-from statecut.data.documentation import (
-    Part,
-    documentation,
-    documentation_parts,
-    documentation_source,
-)
+from reproduction.config.sources import matching, tokenizer_files
+from reproduction.demo_text import Part, documentation_parts, write
+from reproduction.new_tokenizers import convert_sentencepiece, train_tokenizer
+from statecut.data.documentation import documentation, documentation_source
 from statecut.data.packing import Manifest, pack
-from statecut.data.sources import Source, describe, matching, read, survey, tokenizer_files, write
-from statecut.data.tokenizer import (
-    Tokenizer,
-    convert_sentencepiece,
-    load_tokenizer,
-    train_tokenizer,
-)
+from statecut.data.sources import Source, describe, read
+from statecut.data.tokenizer import Tokenizer, load_tokenizer
 from statecut.errors import InputError
 from statecut.files import atomic_write
 from statecut.hub.downloads import DOWNLOADS, Downloads
@@ -35,7 +28,9 @@ def documents(
     `text` is a file that `write_text` wrote: the documentation takes long to read.
     """
     if corpus.kind == "documentation":
-        return documentation(corpus.part) if text is None else read(text)
+        if text is not None:
+            return read(text)
+        return documentation_parts()[corpus.part] if corpus.part else documentation()
     return read(*_files(corpus, downloads), field=corpus.text_field, seed=corpus.seed)
 
 
@@ -44,7 +39,7 @@ def write_text(files: Mapping[Path | str, Part | None]) -> None:
     packages."""
     parts = documentation_parts() if any(files.values()) else {}
     for file, part in files.items():
-        write(documentation() if part is None else parts[part], file, force=True)
+        write(documentation() if part is None else parts[part], file)
 
 
 def source(corpus: Corpus, *, downloads: Downloads = DOWNLOADS) -> Source:
@@ -60,8 +55,17 @@ def source(corpus: Corpus, *, downloads: Downloads = DOWNLOADS) -> Source:
 def survey_corpus(
     corpus: HubCorpus | LocalCorpus, *, downloads: Downloads = DOWNLOADS
 ) -> tuple[int, int | None]:
-    """The number of files and, if their format states it, of rows; each file is opened."""
-    return survey(*_files(corpus, downloads), field=corpus.text_field)
+    """The number of files and, if all are parquet files, of rows. Each is opened, and read up to
+    its first document."""
+    files = _files(corpus, downloads)
+    for file in files:
+        if next(iter(read(file, field=corpus.text_field)), None) is None:
+            raise InputError(f"{file}: holds no text")
+    if {file.suffix for file in files} != {".parquet"}:
+        return len(files), None
+    from pyarrow import parquet
+
+    return len(files), sum(parquet.read_metadata(file).num_rows for file in files)
 
 
 def _files(corpus: HubCorpus | LocalCorpus, downloads: Downloads) -> list[Path]:

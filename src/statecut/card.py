@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from reproduction.config.training import Recipe, Recovery
+from reproduction.config.training import Recipe
 from statecut import __version__
 from statecut.arguments import Eps
 from statecut.arguments import width as width_of
@@ -174,31 +174,11 @@ def pretrained_facts(recipe: Recipe, length: int) -> dict[str, object]:
     }
 
 
-def _channels(student: Checkpoint, teacher: Checkpoint) -> dict[str, object]:
+def channels_cut(cut: MixerShape, full: MixerShape) -> dict[str, object]:
     """Those that were cut, as `pruned_facts` says them."""
-    cut, whole = student.shape, teacher.shape
-    sides = {"key": (cut.width, whole.width), "value": (cut.value_width, whole.value_width)}
+    sides = {"key": (cut.width, full.width), "value": (cut.value_width, full.value_width)}
     return {
-        f"{side} channels a head": f"{width} of {full}"
-        for side, (width, full) in sides.items()
-        if width < full
-    }
-
-
-def recovered_facts(
-    settings: Recovery, length: int, student: Checkpoint, teacher: Checkpoint
-) -> dict[str, object]:
-    lora = settings.lora
-    modules = ", ".join(lora.modules or student.architecture.projections)
-    return {
-        **stored_facts(student.folder),
-        **_channels(student, teacher),
-        "student digest": student.digest(),
-        "teacher digest": teacher.digest(),
-        "recovery": f"{settings.steps} steps of {settings.batch} x {length} tokens "
-        f"of {settings.data}",
-        "adapters, merged": f"rank {lora.rank}, alpha {lora.alpha:g} on {modules}",
-        **({"also trained": "norms and biases"} if settings.norms_and_biases else {}),
-        "distillation": f"temperature {settings.distillation.temperature:g}, "
-        f"weight {settings.distillation.weight:g}",
+        f"{side} channels a head": f"{width} of {whole}"
+        for side, (width, whole) in sides.items()
+        if width < whole
     }

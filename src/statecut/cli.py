@@ -221,17 +221,12 @@ def _recover(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
                          "in OUT.checkpoints until it is written")  # fmt: skip
     command.add_argument("--text", type=Path, help="to train on: .jsonl, .txt (.xz .gz .zst), a "
                          "data set's folder; by default the packages' own prose")  # fmt: skip
-    command.add_argument(
-        "--steps", type=int, default=2000, help="of training (default: %(default)s)"
-    )
-    command.add_argument(
-        "--batch", type=int, default=16, help="sequences in a step (default: %(default)s)"
-    )
-    command.add_argument("--parts", type=int, default=2, help="take a step's sequences in so many "
-                         "parts: more need less memory (default: %(default)s)")  # fmt: skip
-    command.add_argument(
-        "--length", type=int, default=2048, help="tokens in each (default: %(default)s)"
-    )
+    command.add_argument("--steps", type=int, default=2000, help="of training; %(default)s")
+    command.add_argument("--batch", type=int, default=16, help="sequences in a step; %(default)s")
+    command.add_argument("--gradient-accumulation-steps", type=int, default=2, metavar="N",
+                         help="passes that a step's sequences are divided into: more need less "
+                         "memory; %(default)s")  # fmt: skip
+    command.add_argument("--length", type=int, default=2048, help="tokens in each; %(default)s")
     command.add_argument("--epochs", type=int, default=1, help="passes over the text: more need "
                          "less of it (default: %(default)s)")  # fmt: skip
     command.add_argument(
@@ -243,20 +238,25 @@ def _recover(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     command.add_argument("--force", action="store_true", help="replace OUT if it exists")
 
     def run(options: argparse.Namespace) -> None:
-        from statecut.recovery.command import recover_folder
+        from statecut.recovery import recover
+        from statecut.recovery.settings import Recovery
 
-        lines = recover_folder(
+        lines = recover.recover_folder(
             model_folder(options.model),
             model_folder(options.teacher),
             options.out,
             text=options.text,
-            steps=options.steps,
-            batch=options.batch,
-            parts=options.parts,
             length=options.length,
-            epochs=options.epochs,
-            learning_rate=options.learning_rate,
-            seed=options.seed,
+            settings=Recovery(
+                data=options.text.name if options.text else "documentation",
+                steps=options.steps,
+                batch=options.batch,
+                gradient_accumulation_steps=options.gradient_accumulation_steps,
+                epochs=options.epochs,
+                learning_rate=options.learning_rate,
+                warmup=options.steps // 20,
+                seed=options.seed,
+            ),
             device=_device(options.device),
             force=options.force,
         )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
-import logging
 import os
 import shutil
 import tempfile
@@ -16,35 +15,11 @@ from typing import Any
 
 from statecut.errors import InputError
 
-logger = logging.getLogger(__name__)
-
-DIGEST_CACHE = Path(".snakemake/statecut/digests.json")
-"""Digests of files that users bring: they may be large, and every start of Snakemake needs them."""
-ANNOUNCE_FROM = 5_000_000_000  # bytes that take long enough to read to be announced
-
 
 def sha256(path: Path | str) -> str:
     """The hex digest of a file's bytes."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def cached_sha256(paths: Iterable[Path | str], cache: Path = DIGEST_CACHE) -> dict[str, str]:
-    """The digests of many files. Only those are read whose size or time changed since the last
-    call: a touched or copied file is read once more, and has the same digest."""
-    known = read_json(cache) if cache.is_file() else {}
-    status = {str(path): os.stat(path) for path in paths}
-    seen = {path: [stat.st_size, stat.st_mtime_ns] for path, stat in status.items()}
-    new = [path for path in seen if known.get(path, {}).get("seen") != seen[path]]
-    if (size := sum(status[path].st_size for path in new)) > ANNOUNCE_FROM:
-        logger.info(f"reading {len(new)} new or changed files, {size / 1e9:.1f} GB")
-    try:
-        for path in new:
-            known[path] = {"seen": seen[path], "sha256": sha256(path)}
-    finally:  # what was read before an interruption is kept
-        if new:
-            write_json(cache, known)
-    return {path: str(known[path]["sha256"]) for path in seen}
 
 
 def canonical_json(value: Any) -> str:
@@ -67,7 +42,7 @@ def read_json(path: Path | str) -> Any:
 
 
 def to_json(value: Any) -> str:
-    """JSON for people: indented, sorted, with a line break at the end."""
+    """Indented, for people."""
     return json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
 
 
@@ -83,12 +58,10 @@ def existing_parent(path: Path) -> Path:
 
 def check_writable(path: Path | str, *, folder: bool = False) -> Path:
     """The path itself, or an error before any work if no file, or no folder, can be written there:
-    a file never takes the place of a folder, nor a folder that of a file."""
+    neither takes the place of the other."""
     path = Path(path)
-    if path.is_dir() and not folder:
-        raise InputError(f"{path} is a folder: give the name of a file")
-    if folder and os.path.lexists(path) and not path.is_dir():  # a link to nowhere, too
-        raise InputError(f"{path} is no folder: give another name")
+    if os.path.lexists(path) and path.is_dir() != folder:  # a link to nowhere is not a folder
+        raise InputError(f"{path} is {'not a' if folder else 'a'} folder: give another name")
     parent = existing_parent(path)
     # A real attempt: mode bits do not show a read-only mount, or what root may do.
     try:
@@ -101,50 +74,43 @@ def check_writable(path: Path | str, *, folder: bool = False) -> Path:
 
 def check_output_path(path: Path | str, *, force: bool, folder: bool = False) -> Path:
     """The path itself, or an error if it exists and may not be replaced, or cannot be written. An
-    empty folder may be."""
+    empty folder may be replaced."""
     path = check_writable(path, folder=folder)
     if folder and path.exists() and (path.samefile(".") or path.is_mount()):
-        raise InputError(
-            f"{path} is the working folder or a mount point, and cannot be replaced: give a folder "
-            "in it"
-        )
-    if path.exists() and not force and not is_empty_folder(path):
+        raise InputError(f"{path} is the working folder or a mount point: give a folder in it")
+    if path.exists() and not force and not _is_empty_folder(path):
         raise InputError(f"{path} exists already; give --force to replace it")
     return path
 
 
-def is_empty_folder(path: Path) -> bool:
+def _is_empty_folder(path: Path) -> bool:
     """Nothing is lost with it. A link to one is not: no folder is renamed to a link."""
     return path.is_dir() and not path.is_symlink() and not any(path.iterdir())
 
 
 def check_not_overwriting(out: Path, sources: Iterable[Path], *, kind: str, mark: str) -> None:
     """With --force a folder replaces one of its kind, which has a file called `mark`, or an empty
-    one, and nothing else; least of all what it is made from. Checked first: what --force does not
-    replace is no reason to advise it."""
+    one; never what it is made from."""
     target = out.resolve()
     for source in sources:
         if target in (source.resolve(), *source.resolve().parents):
             raise InputError(f"{out}: {source} would be lost; give another folder")
-    if out.exists() and not (out / mark).is_file() and not is_empty_folder(out):
+    if out.exists() and not (out / mark).is_file() and not _is_empty_folder(out):
         raise InputError(
-            f"{out} exists and is no {kind}, and --force replaces only those: give another folder"
+            f"{out} exists and is not a {kind} directory; --force only replaces {kind} directories"
         )
-
-
-def is_full_disk(error: BaseException) -> bool:
-    """By the message: libraries that are not written in Python have exceptions of their own."""
-    return any(os.strerror(code) in str(error) for code in (errno.ENOSPC, errno.EDQUOT))
 
 
 def check_disk_space(path: Path, size: int) -> None:
     """An error if the disk has less than `size` bytes free; a quota shows only when it is hit."""
     free = shutil.disk_usage(existing_parent(path)).free
     if size > free:
-        raise InputError(
-            f"{path} needs {size:,} bytes, and its disk has {free:,} left: make room, or give "
-            "another place"
-        )
+        raise InputError(f"{path} needs {size:,} bytes, and its disk has {free:,} left: make room")
+
+
+def is_full_disk(error: BaseException) -> bool:
+    """By the message: libraries that are not written in Python have exceptions of their own."""
+    return any(os.strerror(code) in str(error) for code in (errno.ENOSPC, errno.EDQUOT))
 
 
 @contextmanager
@@ -174,37 +140,29 @@ def atomic_write(path: Path | str, *, force: bool = False, folder: bool = False)
         if folder:
             temporary.mkdir()
         yield temporary
-        _flush(temporary)
+        # A rename must not survive a crash that its data does not.
+        for file in temporary.rglob("*") if folder else [temporary]:
+            flush(file)
     except BaseException:
         shutil.rmtree(parent, ignore_errors=True)
         raise
-    _move(temporary, path, force=force)
-    shutil.rmtree(parent, ignore_errors=True)
-
-
-def _move(temporary: Path, path: Path, *, force: bool) -> None:
-    """Rename `temporary` to `path`. If that fails, `path` is as it was, and nothing is deleted."""
-    replaced = temporary.with_name(f"{temporary.name}.replaced")
+    replaced = parent / f"{path.name}.replaced"
     try:
-        if force and path.is_dir():
-            # A folder cannot be renamed over a full one: move the old one away first. Without
-            # `force` it was empty, and is not touched if it no longer is.
+        if force and path.is_dir():  # a folder cannot be renamed over a full one
             path.rename(replaced)
         temporary.replace(path)
-    except BaseException as error:
-        if replaced.exists() and not path.exists():
-            replaced.rename(path)
-        if not isinstance(error, OSError):
-            raise
+    except OSError as error:
         raise InputError(
             f"{path} cannot be put in place: {error}; it is finished, and kept as {temporary}"
         ) from None
+    finally:
+        if replaced.exists() and not path.exists():
+            replaced.rename(path)
+    shutil.rmtree(parent, ignore_errors=True)
 
 
-def _flush(path: Path) -> None:
-    """Force the bytes to the disk: a rename must not survive a crash that its data does not."""
-    for file in path.rglob("*") if path.is_dir() else [path]:
-        if file.is_file():
-            descriptor = os.open(file, os.O_RDONLY)
-            os.fsync(descriptor)
-            os.close(descriptor)
+def flush(path: Path) -> None:
+    """Force a file, or the names in a folder, to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    os.fsync(descriptor)
+    os.close(descriptor)

@@ -25,7 +25,7 @@ rule recover:
         gpu=1,
         mem_mb=48000,
         runtime=480,
-        parts=lambda w: run_config.recovery.parts,
+        gradient_accumulation_steps=lambda w: run_config.recovery.gradient_accumulation_steps,
     params:
         code=code("recover"),
         settings=lambda w: inputs.recovery_settings(w.model, w.cut),

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt
 
 from reproduction.config.section import WHICH, HubName, Name, NameOf, Section, Seed, Some, TextFile
-from statecut.data.documentation import Part
+from reproduction.demo_text import Part
 
 
 class FromHub(Section):
@@ -98,3 +99,14 @@ class DocumentationCorpus(CorpusBase):
 
 
 Corpus = Annotated[HubCorpus | LocalCorpus | DocumentationCorpus, Field(discriminator="kind")]
+
+
+def matching(pattern: str) -> list[Path]:
+    """The files that match a pattern, relative to the working directory or absolute."""
+    root = Path(Path(pattern).anchor)
+    return sorted(root.glob(str(Path(pattern).relative_to(root))))
+
+
+def tokenizer_files(folder: Path) -> list[Path]:
+    """The files of a tokenizer in a folder that may hold a model too."""
+    return sorted(path for path in folder.glob("*token*") if path.is_file())

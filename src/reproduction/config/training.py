@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, PositiveFloat, PositiveInt, Strict, model_validator
 
 from reproduction.config.section import Fractional, Section, Seed, SliceName, Some
+from statecut.recovery import settings
 
 
 class Training(Section):
@@ -80,6 +81,14 @@ class Recipe(Training):
         """The settings that define the trained model, without those that only make it fit."""
         return self.model_dump(mode="json", exclude={"activation_checkpoint"}, **options)
 
+    def settings(self) -> settings.Training:
+        """For one device: the batches of several GPUs are computed one after another."""
+        values = {name: getattr(self, name) for name in Training.model_fields}
+        return settings.Training(
+            **values | {"batch": self.batch * self.world_size},
+            gradient_accumulation_steps=self.world_size,
+        )
+
 
 class Lora(Section):
     """The low-rank adapters of recovery."""
@@ -104,10 +113,10 @@ class Recovery(Training):
     """Recovery fine-tuning (RFT) of pruned models: adapters and convolutions learn, the rest but
     for `norms_and_biases` is frozen."""
 
-    parts: PositiveInt = Field(
+    gradient_accumulation_steps: PositiveInt = Field(
         1,
-        description="how many parts a step's batch is taken in, one after another: more need less "
-        "memory and give the same but for rounding; changing it reruns nothing",
+        description="how many forward and backward passes a step's batch is divided into: more "
+        "need less memory and give the same but for rounding; changing it reruns nothing",
     )
     norms_and_biases: bool = Field(
         False, description="train the weights of all norms and all biases too"
@@ -124,12 +133,25 @@ class Recovery(Training):
     )
 
     @model_validator(mode="after")
-    def _parts_are_equal(self) -> Self:
-        if self.batch % self.parts:
-            raise ValueError(f"parts {self.parts} must divide batch {self.batch}")
+    def _divides_the_batch(self) -> Self:
+        if self.batch % self.gradient_accumulation_steps:
+            raise ValueError(
+                f"gradient_accumulation_steps {self.gradient_accumulation_steps} must divide batch "
+                f"{self.batch}"
+            )
         return self
 
     def defining(self, **options: Any) -> dict[str, Any]:
-        """The settings that define a recovered model: neither which models are recovered, nor in
-        how many parts a batch is taken."""
-        return self.model_dump(mode="json", exclude={"control", "seeds", "parts"}, **options)
+        """The settings that define a recovered model: neither which models are recovered, nor how
+        a batch is divided."""
+        left_out = {"control", "seeds", "gradient_accumulation_steps"}
+        return self.model_dump(mode="json", exclude=left_out, **options)
+
+    def settings(self) -> settings.Recovery:
+        values = dict(self) | {
+            "lora": settings.Lora(**dict(self.lora)),
+            "distillation": settings.Distillation(**dict(self.distillation)),
+        }
+        return settings.Recovery(
+            **{name: value for name, value in values.items() if name not in ("control", "seeds")}
+        )

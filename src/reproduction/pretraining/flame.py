@@ -37,6 +37,7 @@ from reproduction.config.training import Recipe
 from reproduction.pretraining import flame_entry
 from reproduction.pretraining.pretrain import smaller_batches
 from statecut.data.packing import PackedTokens
+from statecut.data.progress import Progress
 from statecut.data.tokenizer import check_vocabulary, load_tokenizer
 from statecut.errors import InputError
 from statecut.files import atomic_write, write_json
@@ -80,7 +81,7 @@ def pretrain_with_flame(
     # flame would widen the embedding to fit.
     check_vocabulary(load_tokenizer(output.tokenizer), model["vocab_size"])
     tokens = PackedTokens(data, slice_name=recipe.data.partition("/")[2])
-    loop.check_data(tokens, recipe, model["vocab_size"])
+    loop.check_data(tokens, recipe.settings(), model["vocab_size"])
     run = output.checkpoints_of(
         "pretraining with flame", tokens, model=dict(model), recipe=recipe.defining()
     )
@@ -195,7 +196,7 @@ def run_flame(
     first, recipe = reader.step, reader.recipe
     log, stop_file = checkpoints.folder / "flame.log", checkpoints.folder / "stop"
     stop_file.unlink(missing_ok=True)
-    _cut_curve(checkpoints.curve, first)
+    loop.cut_curve(checkpoints.curve, first)
     logger.info(f"pretraining: resumes from step {first}" if first else "pretraining: starts flame")
     logger.info(shlex.join(command))
     with (
@@ -205,7 +206,7 @@ def run_flame(
         open(checkpoints.curve, "a", buffering=1) as curve,
     ):
         began = lines.seek(0, os.SEEK_END)
-        progress = loop.StepProgress("pretraining", recipe.steps, first, reader.step_tokens)
+        progress = Progress("pretraining", tokens=(recipe.steps - first) * reader.step_tokens)
         process = subprocess.Popen(
             [*WITHOUT_WARNINGS, *command],
             stdout=sink,
@@ -220,8 +221,9 @@ def run_flame(
             while process.poll() is None:
                 time.sleep(LOOK_EVERY)
                 curve.writelines(reader.rows(lines))
-                if reader.step > first:
-                    progress.log(reader.step, reader.loss)
+                if done := (reader.step - first) * reader.step_tokens - progress.tokens:
+                    note = f"step {reader.step:,} of {recipe.steps:,}, loss {reader.loss:.3f}"
+                    progress.add(tokens=done, note=note)
                 if stop.is_set() or time.time() + reader.seconds > last_moment:
                     stop_file.touch()
         finally:
@@ -297,14 +299,7 @@ def flame_rate(step: int, recipe: Recipe) -> float:
     on the cosine it is one step behind the built-in trainer."""
     if step == recipe.warmup + 1:
         return recipe.learning_rate
-    return loop.learning_rate(step if step <= recipe.warmup else step - 1, recipe)
-
-
-def _cut_curve(curve: Path, last: int) -> None:
-    """The loss curve up to a step, or an empty one."""
-    rows = curve.read_text().splitlines(keepends=True)[1:] if curve.exists() else []
-    whole_rows = [row for row in rows if row.endswith("\n") and int(row.split(",")[0]) <= last]
-    curve.write_text(",".join(loop.COLUMNS) + "\n" + "".join(whole_rows))
+    return loop.learning_rate(step if step <= recipe.warmup else step - 1, recipe.settings())
 
 
 def load_flame_checkpoint(folder: Path, config: Mapping[str, Any]) -> Any:

@@ -21,7 +21,7 @@ from statecut.recovery.output import Output
 def pretrain(model: Any, data: PackedTokens, recipe: Recipe, output: Output) -> None:
     """Train a model, wherever it is, and write it to a folder with its loss curve: trained in
     float32, on a GPU with products in bf16, and written in the recipe's type."""
-    check_data(data, recipe, model.config.vocab_size)
+    check_data(data, recipe.settings(), model.config.vocab_size)
     output.check()
     model.float()
 
@@ -39,8 +39,8 @@ def pretrain(model: Any, data: PackedTokens, recipe: Recipe, output: Output) -> 
     with run as checkpoints:
         with explain_out_of_memory("pretraining", smaller_batches(recipe)):
             train(
-                model, loss, data, recipe, checkpoints,
-                work="pretraining", saving=output.saving, accumulate=recipe.world_size,
+                model, loss, data, recipe.settings(), checkpoints,
+                work="pretraining", saving=output.saving,
             )  # fmt: skip
         output.write(model.to(getattr(torch, recipe.dtype)), checkpoints)
 

@@ -31,7 +31,7 @@ def pretrain_model(
     if gpus > 1:
         raise InputError(f"{gpus} GPUs for {model}: the built-in trainer uses one; flame uses many")
     tokens = PackedTokens(data, slice_name=recipe.data.partition("/")[2])
-    check_data(tokens, recipe, sizes["vocab_size"])  # before the model is made
+    check_data(tokens, recipe.settings(), sizes["vocab_size"])  # before the model is made
     new = create(sizes, seed=recipe.seed).to(torch.device("cuda" if gpus else "cpu"))
     pretrain(new, tokens, recipe, output)
     return None

@@ -66,7 +66,7 @@ class Key(NamedTuple):
 
 
 class Draws(NamedTuple):
-    """A number on bootstrap draws of its documents (statecut.evaluation.statistics).
+    """A number on bootstrap draws of its documents (reproduction.suites.statistics).
 
     Numbers of the same documents have the same draws, in the same order.
     """

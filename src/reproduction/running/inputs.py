@@ -30,9 +30,9 @@ from reproduction.config import (
 )
 from reproduction.config.evaluation import DATA_SETS
 from reproduction.config.needs import needed_corpora, needed_models, needed_tokenizers
+from reproduction.config.sources import matching, tokenizer_files
+from reproduction.running.digests import cached_sha256
 from reproduction.running.paths import Paths, provenance_path
-from statecut.data.sources import matching, tokenizer_files
-from statecut.files import cached_sha256
 from statecut.hub.downloads import DOWNLOADS, Key, Kind
 from statecut.models.architectures import RULES
 
@@ -168,8 +168,8 @@ class Inputs:
                 "protocol": spec.protocol,
                 "suites": {name: suite for name, suite in spec.suites.items() if name in suites},
             },
-            # How many parts a batch is taken in is no part of what is shown.
-            recovery=recovery and recovery.model_copy(update={"parts": 1}),
+            # How a batch is divided is no part of what is shown.
+            recovery=recovery and recovery.model_copy(update={"gradient_accumulation_steps": 1}),
         )
 
     def adopted_settings(self, model: str) -> Section:

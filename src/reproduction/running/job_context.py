@@ -16,13 +16,14 @@ from typing import Any
 
 from reproduction.config import JobConfig
 from reproduction.running.code import SOURCE, KnownCode
+from reproduction.running.digests import cached_sha256
 from reproduction.running.gpus import gpu_shares, gpus_taken, limit_memory, require_gpus
 from reproduction.running.locks import exclusive_lock
 from reproduction.running.paths import PROVENANCE, provenance_path
 from reproduction.running.provenance import Provenance, params_digest
 from reproduction.running.slurm import export_end_time, requeue_at_time_limit
 from statecut.errors import InputError
-from statecut.files import cached_sha256, is_full_disk
+from statecut.files import is_full_disk
 
 logger = logging.getLogger(__name__)
 

@@ -18,8 +18,8 @@ from lm_eval.tasks._yaml_loader import load_yaml
 
 from reproduction.suites.data import Document
 from reproduction.suites.lm_eval_fixes import speed_up_tasks
+from reproduction.suites.statistics import kept_resamples, standard_error
 from statecut.evaluation.language_model import Encoder, LanguageModel
-from statecut.evaluation.statistics import kept_draws, standard_error
 from statecut.files import digest, sha256
 
 Record = dict[str, Any]
@@ -148,5 +148,5 @@ def _summary(metric: str, aggregate: Callable[[list[Any]], Any], items: list[Any
     return {
         "value": float(aggregate(items)),
         "stderr": standard_error(metric, items),
-        "draws": kept_draws(metric, items),
+        "draws": kept_resamples(metric, items),
     }

@@ -1,86 +1,37 @@
-"""The demo's text: prose that every installation of Statecut has.
+"""The default text: prose that every installation of Statecut has.
 
 It is read from Python's documentation topics and from the docstrings of four packages, which are
 parsed and not imported. Only sentences are kept: no code, tables or signatures.
-
-It comes in three parts, each of other files. The models of config/small.yaml learn from the first,
-and the demo calibrates and evaluates them on the others:
-
-    python -m statecut.data.documentation data/documentation.jsonl
 """
 
 from __future__ import annotations
 
-import argparse
 import ast
 import inspect
 import platform
 import re
 from collections.abc import Iterator
-from hashlib import sha256
 from importlib import metadata, util
 from itertools import groupby
 from pathlib import Path
-from typing import Literal, get_args
 
 from statecut.data.progress import Progress
-from statecut.data.sources import Source, write
+from statecut.data.sources import Source
 from statecut.errors import InputError
-
-Part = Literal["training", "calibration", "held_out"]
 
 PACKAGES = ("numpy", "pandas", "scipy", "torch")
 
-# Folders that are left out, as are those with a leading underscore.
-_TESTS = {"tests", "test", "testing"}
-
+_TESTS = {"tests", "test", "testing"}  # folders that are left out
 _SHORTEST = 8  # words in a paragraph: fewer are labels and signatures
-_FILES = 16  # of so many, one each is in the two small parts
-_RUN = 8  # words in a row that no two parts share
 
 
-def documentation(part: Part | None = None) -> Iterator[str]:
-    """The documents, in an order that depends only on the installed versions: all, or one part."""
-    if part is not None:
-        yield from documentation_parts()[part]
-        return
-    for _, paragraphs in _paragraphs():
-        yield "\n\n".join(paragraphs)
+def documentation() -> Iterator[str]:
+    """The documents, in an order that depends only on the installed versions."""
+    for _, texts in paragraphs():
+        yield "\n\n".join(texts)
 
 
-def documentation_parts() -> dict[Part, list[str]]:
-    """The documents of each part.
-
-    A file is in one part as a whole, chosen by its name and so the same in every version.
-    Paragraphs that share eight words in a row with a part before theirs are left out.
-    """
-    files = list(_paragraphs())
-    parts: dict[Part, list[str]] = {}
-    known: set[str] = set()
-    for part in get_args(Part):
-        documents = [
-            [text for text in paragraphs if not parts or known.isdisjoint(word_runs(text))]
-            for file, paragraphs in files
-            if part_of(file) == part
-        ]
-        parts[part] = ["\n\n".join(paragraphs) for paragraphs in documents if paragraphs]
-        known.update(run for texts in documents for text in texts for run in word_runs(text))
-    return parts
-
-
-def part_of(file: str) -> Part:
-    """The part that a file, as `package/path`, belongs to."""
-    draw = sha256(file.encode()).digest()[0] % _FILES
-    return "held_out" if draw == 0 else "calibration" if draw == _FILES // 2 else "training"
-
-
-def word_runs(paragraph: str) -> set[str]:
-    """Every eight words in a row."""
-    words = paragraph.split()
-    return {" ".join(words[start : start + _RUN]) for start in range(len(words) - _RUN + 1)}
-
-
-def _paragraphs() -> Iterator[tuple[str, list[str]]]:
+def paragraphs() -> Iterator[tuple[str, list[str]]]:
     """The file and the paragraphs of each document. A paragraph is kept where it occurs first:
     copied and inherited docstrings would otherwise bring the same sentences into training and
     held-out text."""
@@ -97,9 +48,7 @@ def _paragraphs() -> Iterator[tuple[str, list[str]]]:
 def documentation_source() -> Source:
     """The versions that the text was read from."""
     versions = [f"{name} {metadata.version(name)}" for name in PACKAGES]
-    return Source(
-        name="documentation", revision=", ".join([f"python {platform.python_version()}", *versions])
-    )
+    return Source("documentation", ", ".join([f"python {platform.python_version()}", *versions]))
 
 
 def prose(text: str) -> Iterator[str]:
@@ -109,8 +58,11 @@ def prose(text: str) -> Iterator[str]:
     # A change of indentation ends a paragraph: it separates `axis : int` from its description.
     for _, run in groupby(lines, key=lambda line: len(line) - len(line.lstrip()) if line else -1):
         paragraph = " ".join(" ".join(run).split())
-        if paragraph.count(" ") >= _SHORTEST - 1 and _is_prose(paragraph := _unmark(paragraph)):
-            yield paragraph
+        if paragraph.count(" ") >= _SHORTEST - 1:
+            for pattern, replacement in _INLINE:
+                paragraph = pattern.sub(replacement, paragraph)
+            if _is_prose(paragraph):
+                yield paragraph
 
 
 def _is_prose(paragraph: str) -> bool:
@@ -140,12 +92,6 @@ _INLINE = [
 ]
 
 
-def _unmark(paragraph: str) -> str:
-    for pattern, replacement in _INLINE:
-        paragraph = pattern.sub(replacement, paragraph)
-    return paragraph
-
-
 def _texts() -> Iterator[tuple[str, str]]:
     """Each text and the file that it is from."""
     from pydoc_data.topics import topics
@@ -153,20 +99,16 @@ def _texts() -> Iterator[tuple[str, str]]:
     for name in sorted(topics):
         yield f"topics/{name}", topics[name]
     for package in PACKAGES:
-        root = _folder(package)
+        spec = util.find_spec(package)
+        if spec is None or spec.origin is None:
+            raise InputError(f"{package} is not installed: its docstrings are the default text")
+        root = Path(spec.origin).parent
         files = [file.relative_to(root) for file in root.rglob("*.py")]
         for file in sorted(files, key=Path.as_posix):
             if not any(part in _TESTS or part.startswith("_") for part in file.parts[:-1]):
                 module = ast.parse((root / file).read_bytes(), filename=str(file))
                 for text in _docstrings(module):
                     yield f"{package}/{file.as_posix()}", text
-
-
-def _folder(package: str) -> Path:
-    spec = util.find_spec(package)
-    if spec is None or spec.origin is None:
-        raise InputError(f"{package} is not installed: the demo's text is read from its docstrings")
-    return Path(spec.origin).parent
 
 
 def _docstrings(node: ast.Module | ast.ClassDef | ast.FunctionDef) -> Iterator[str]:
@@ -177,18 +119,3 @@ def _docstrings(node: ast.Module | ast.ClassDef | ast.FunctionDef) -> Iterator[s
         for child in node.body:
             if isinstance(child, ast.ClassDef | ast.FunctionDef):
                 yield from _docstrings(child)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Write one part of the documentation's text.")
-    parser.add_argument("out", type=Path, help="a .jsonl file")
-    parser.add_argument("--part", choices=get_args(Part), default="training")
-    options = parser.parse_args()
-    write(documentation(options.part), options.out, force=True)
-
-
-if __name__ == "__main__":
-    try:
-        main()
-    except InputError as error:
-        raise SystemExit(str(error)) from None

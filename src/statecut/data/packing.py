@@ -1,23 +1,24 @@
 """Packed token files: `tokens.bin`, sequences of equal length end to end, and `manifest.json`.
 
-Documents follow one another in an order drawn from a seed, each ended by eos (or, as flame does
-it, each begun by bos), and the stream is cut every `sequence_length` tokens; what is left over at
-the end is dropped. Tokens are little-endian, of 16 bits where the vocabulary allows it.
+Documents follow one another in an order that depends on a seed, each ended by eos (or, as flame
+does it, each begun by bos), and the stream is cut every `sequence_length` tokens; what is left over
+at the end is dropped. Tokens are little-endian, of 16 bits where the vocabulary allows it.
 
 One file serves several uses: named slices follow one another in it, and each begins with a new
 document, so no two share a sequence or a document. A slice added at the end changes none before.
 Where documents come in parts, as those of several files, every slice takes sequences from each part
-in proportion to its size, so that all slices are of the same mixture.
+in proportion to its size, so that all slices have the same mixture.
 """
 
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, fields
-from itertools import accumulate, count, islice
+from itertools import accumulate, count, islice, pairwise
 from pathlib import Path
 from typing import Literal
 
@@ -28,7 +29,7 @@ from statecut.data.progress import Progress
 from statecut.data.sources import Documents, Source, shuffled
 from statecut.data.tokenizer import Tokenizer
 from statecut.errors import InputError, nearest
-from statecut.files import atomic_write, read_json, sha256, write_json
+from statecut.files import atomic_write, read_json, write_json
 
 Boundary = Literal["eos", "bos"]
 
@@ -78,64 +79,47 @@ def pack(
     """
     slices = sequences if isinstance(sequences, Mapping) else {}
     sizes = [sequences] if isinstance(sequences, int) else list(slices.values())
-    for name, values in (
-        ("sequence_length", [sequence_length]),
-        ("workers", [workers]),
-        ("sequences", sizes),
-    ):
-        if min(values, default=1) < 1:
-            raise InputError(f"{name} {min(values)}: must be at least 1")
-    mark = tokenizer.eos if boundary == "eos" else tokenizer.bos
-    if mark is None:
+    special = tokenizer.eos if boundary == "eos" else tokenizer.bos
+    if special is None:
         raise InputError(f"tokenizer {tokenizer.name} has no bos token to begin documents with")
     dtype = np.dtype("<u2" if tokenizer.vocabulary_size <= 1 << 16 else "<u4")
 
-    with (
-        atomic_write(out, force=force, folder=True) as aside,
-        ThreadPoolExecutor(workers) as pool,
-    ):
+    def encode(texts: list[str]) -> list[np.ndarray]:
+        """The tokens of each document with its eos or bos, (tokens,)."""
+        pairs = ((tokenizer.encode(text), [special]) for text in texts)
+        return [np.concatenate(pair if boundary == "eos" else pair[::-1]) for pair in pairs]
+
+    aside_folder = atomic_write(out, force=force, folder=True)
+    with aside_folder as aside, ThreadPoolExecutor(workers) as pool:
         progress = Progress("packing", tokens=sum(sizes) * sequence_length or None)
-        parts = documents.parts if isinstance(documents, Documents) else [(1, documents)]
-        window = _WINDOW // len(parts)
-        encoded = [
-            _encoded(
-                shuffled(part, seed, characters=window),
-                tokenizer, mark, boundary, pool, workers, progress,
-            )
-            for _, part in parts
-        ]  # fmt: skip
-        if share_documents:
-            encoded = [_pieces(part, sequence_length) for part in encoded]
+        parts = documents.parts if isinstance(documents, Documents) else [(1, iter(documents))]
+        encoded = []
+        for _, part in parts:
+            texts = shuffled(part, seed, characters=_WINDOW // len(parts))
+            tokens = _in_threads(encode, texts, pool, workers, progress)
+            encoded.append(_pieces(tokens, sequence_length) if share_documents else tokens)
         weights = [size for size, _ in parts]
-        tokens = 0
+        written = 0
         hashed = hashlib.sha256()
         with open(aside / "tokens.bin", "wb") as file:
-            for block in _cut(encoded, weights, sequence_length, sizes or [None]):
+            for block in _cut(encoded, weights, sequence_length, sizes or [sys.maxsize]):
                 data = block.astype(dtype).data
                 file.write(data)
                 hashed.update(data)
-                tokens += len(block)
-        if progress.documents == 0:
-            raise InputError(f"{source.name}: holds no documents")
-        if tokens == 0:
+                written += len(block)
+        needed = sum(sizes) or 1
+        if written < needed * sequence_length:
             raise InputError(
-                f"{source.name}: {progress.tokens} tokens are less than one sequence of "
-                f"{sequence_length}; give more text or shorter sequences"
+                f"{source.name}: holds {written // sequence_length} sequences of {sequence_length} "
+                f"tokens, {needed} are needed; give more text or ask for less"
             )
-        if tokens < sum(sizes) * sequence_length:
-            raise InputError(
-                f"{source.name}: holds {tokens // sequence_length} sequences of {sequence_length} "
-                f"tokens, {sum(sizes)} are needed; give more text or ask for less"
-            )
-        stops = list(accumulate(sizes))
-        starts = [stop - size for stop, size in zip(stops, sizes, strict=True)]
         manifest = Manifest(
             sha256=hashed.hexdigest(),
             dtype=dtype.name,
-            tokens=tokens,
+            tokens=written,
             sequence_length=sequence_length,
-            sequences=tokens // sequence_length,
-            slices=dict(zip(slices, zip(starts, stops, strict=True), strict=False)),
+            sequences=written // sequence_length,
+            slices=dict(zip(slices, pairwise(accumulate([0, *sizes])), strict=False)),
             vocabulary_size=tokenizer.vocabulary_size,
             tokenizer=tokenizer.name,
             tokenizer_digest=tokenizer.digest,
@@ -148,22 +132,14 @@ def pack(
     return manifest
 
 
-def _encoded(
+def _in_threads(
+    encode: Callable[[list[str]], list[np.ndarray]],
     documents: Iterator[str],
-    tokenizer: Tokenizer,
-    mark: int,
-    boundary: Boundary,
     pool: ThreadPoolExecutor,
     workers: int,
     progress: Progress,
 ) -> Iterator[np.ndarray]:
-    """The tokens of each document with its eos or bos, (tokens,), in order."""
-
-    def encode(batch: list[str]) -> list[np.ndarray]:
-        marked = np.array([mark])
-        pairs = ((tokenizer.encode(text), marked) for text in batch)
-        return [np.concatenate(pair if boundary == "eos" else pair[::-1]) for pair in pairs]
-
+    """What `encode` makes of each document, in order."""
     # Threads, because the tokenizer releases the GIL. At most two batches wait for each, so that
     # memory stays bounded where the disk is slower.
     waiting: deque[Future[list[np.ndarray]]] = deque()
@@ -181,12 +157,6 @@ def _encoded(
         yield from finished()
 
 
-def _pieces(documents: Iterator[np.ndarray], longest: int) -> Iterator[np.ndarray]:
-    """The same tokens as documents of that length at most."""
-    for tokens in documents:
-        yield from np.split(tokens, range(longest, len(tokens), longest))
-
-
 def _batched(documents: Iterator[str]) -> Iterator[list[str]]:
     batch: list[str] = []
     size = 0
@@ -200,18 +170,20 @@ def _batched(documents: Iterator[str]) -> Iterator[list[str]]:
         yield batch
 
 
+def _pieces(documents: Iterator[np.ndarray], longest: int) -> Iterator[np.ndarray]:
+    """The same tokens as documents of that length at most."""
+    for tokens in documents:
+        yield from np.split(tokens, range(longest, len(tokens), longest))
+
+
 def _cut(
     parts: Sequence[Iterator[np.ndarray]],
     weights: Sequence[int],
     sequence_length: int,
-    sizes: Sequence[int | None],
+    sizes: Sequence[int],
 ) -> Iterator[np.ndarray]:
-    """Complete sequences end to end: as many as each slice has, or all for None."""
+    """Complete sequences end to end: as many as each slice has."""
     for size in sizes:
-        if size is None:
-            for part in parts:
-                yield from _sequences(part, sequence_length, None)
-            continue
         shares = apportion(size, weights)
         # The second time around, parts that have more make up for those that have ended.
         for part, share in [*zip(parts, shares, strict=True), *((part, size) for part in parts)]:
@@ -221,20 +193,16 @@ def _cut(
 
 
 def _sequences(
-    encoded: Iterator[np.ndarray], sequence_length: int, size: int | None
+    encoded: Iterator[np.ndarray], sequence_length: int, size: int
 ) -> Iterator[np.ndarray]:
-    """Those of the next documents: so many, or all there are for None."""
+    """The next `size` sequences; what is left of the last document belongs to no slice."""
     rest = np.empty(0, np.int64)
-    count = 0
-    while count != size and (tokens := next(encoded, None)) is not None:
+    while size > 0 and (tokens := next(encoded, None)) is not None:
         rest = np.concatenate([rest, tokens])
-        full = len(rest) // sequence_length
-        if size is not None:
-            full = min(full, size - count)
+        full = min(len(rest) // sequence_length, size)
         yield rest[: full * sequence_length]
         rest = rest[full * sequence_length :]
-        count += full
-    # What is left of the last document belongs to no slice.
+        size -= full
 
 
 def apportion(size: int, weights: Sequence[int]) -> list[int]:
@@ -248,13 +216,9 @@ def apportion(size: int, weights: Sequence[int]) -> list[int]:
 class PackedTokens:
     """The sequences of a packed folder, or of one slice of it, memory-mapped."""
 
-    def __init__(
-        self, folder: Path | str, *, slice_name: str | None = None, verify: bool = False
-    ) -> None:
-        """The manifest and the file's size are checked always, its sha256 if `verify` is set."""
-        folder = Path(folder)
-        self.manifest = _read_manifest(folder)
-        file = folder / "tokens.bin"
+    def __init__(self, folder: Path | str, *, slice_name: str | None = None) -> None:
+        self.manifest = _read_manifest(Path(folder))
+        file = Path(folder) / "tokens.bin"
         if not file.is_file():
             raise InputError(f"{file} is missing: pack the text again")
         shape = self.manifest.sequences, self.manifest.sequence_length
@@ -265,8 +229,6 @@ class PackedTokens:
                 f"{file}: {file.stat().st_size} bytes where the manifest says {expected}: "
                 f"it was cut short or changed; pack the text again"
             )
-        if verify and sha256(file) != self.manifest.sha256:
-            raise InputError(f"{file}: its sha256 is not the manifest's; pack the text again")
         start, stop = 0, self.manifest.sequences
         if slice_name is not None:
             slices = self.manifest.slices
@@ -285,11 +247,9 @@ class PackedTokens:
     def batches(self, batch_size: int, *, seed: int, start: int = 0) -> Iterator[np.ndarray]:
         """(batch_size, sequence_length) int64, endless, from batch number `start` on.
 
-        The order of each pass over the data is drawn from the seed and the number of the pass, so
+        The order of each pass over the data depends on the seed and the number of the pass, so
         batch n does not depend on `start`.
         """
-        if batch_size < 1:
-            raise InputError(f"batch_size {batch_size}: must be at least 1")
         order = self._order(seed, start * batch_size)
         while True:
             yield self._rows[list(islice(order, batch_size))].astype(np.int64)
@@ -306,10 +266,10 @@ def _read_manifest(folder: Path) -> Manifest:
     if not file.is_file():
         raise InputError(f"{folder}: not a folder of packed tokens, it has no manifest.json")
     values = read_json(file)
-    if isinstance(values, dict) and "keycut" in values:  # what this library was called before
+    if "keycut" in values:  # what this library was called before
         values["statecut"] = values.pop("keycut")
     names = {field.name for field in fields(Manifest)}
-    if not isinstance(values, dict) or values.keys() != names:
+    if values.keys() != names:
         raise InputError(f"{file}: not a manifest of packed tokens; expected {sorted(names)}")
     values["source"] = Source(**values["source"])
     values["slices"] = {name: (start, stop) for name, (start, stop) in values["slices"].items()}

@@ -14,27 +14,21 @@ class Progress:
     """Counts documents and tokens, and logs the counts, the rate and the time left."""
 
     def __init__(self, work: str, *, tokens: int | None = None) -> None:
-        self.work = work
-        self.expected = tokens
-        self.documents = 0
-        self.tokens = 0
+        self.work, self.expected = work, tokens
+        self.documents = self.tokens = 0
         self._start = self._logged = time.monotonic()
 
-    def add(self, *, documents: int = 0, tokens: int = 0) -> None:
+    def add(self, *, documents: int = 0, tokens: int = 0, note: str = "") -> None:
         self.documents += documents
         self.tokens += tokens
         now = time.monotonic()
-        if now - self._logged >= _EVERY:
-            self._logged = now
-            logger.info("%s: %s", self.work, ", ".join(self._counts(now - self._start)))
-
-    def _counts(self, seconds: float) -> list[str]:
-        counts = []
-        if self.documents:
-            counts.append(f"{self.documents:,} documents")
+        if now - self._logged < _EVERY:
+            return
+        self._logged, seconds = now, now - self._start
+        counts = [note, f"{self.documents:,} documents" if self.documents else ""]
         if self.tokens:
             counts += [f"{self.tokens:,} tokens", f"{self.tokens / seconds:,.0f} tokens/s"]
-        if self.tokens and self.expected is not None:
-            left = max(0, self.expected - self.tokens) * seconds / self.tokens
-            counts.append(f"{left:,.0f} s left")
-        return counts
+            if self.expected is not None:
+                left = max(0, self.expected - self.tokens) * seconds / self.tokens
+                counts.append(f"{left:,.0f} s left")
+        logger.info("%s: %s", self.work, ", ".join(filter(None, counts)))

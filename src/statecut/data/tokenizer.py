@@ -6,21 +6,14 @@ library, which imports in 0.05 s where transformers takes five.
 
 from __future__ import annotations
 
-import random
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import tokenizers
-from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
-from statecut.data.progress import Progress
 from statecut.errors import InputError
-from statecut.files import atomic_write, read_json, sha256, write_json
-
-END_OF_TEXT = "<|endoftext|>"
+from statecut.files import read_json, sha256
 
 
 @dataclass(frozen=True)
@@ -47,16 +40,15 @@ def load_tokenizer(folder: Path | str) -> Tokenizer:
     file = folder / "tokenizer.json"
     if not file.is_file():
         raise InputError(
-            f"{folder}: no tokenizer.json: copy it and tokenizer_config.json there from the model "
-            "that this one was made from; statecut.data.tokenizer.convert_sentencepiece makes both "
-            "from a sentencepiece .model"
+            f"{folder}: no tokenizer.json: copy it and tokenizer_config.json from the original "
+            "model"
         )
     backend = load_backend(file)
     eos = _special(folder, backend, "eos_token")
     if eos is None:
         raise InputError(
-            f"{folder}: tokenizer_config.json names no eos_token, which ends documents: copy that "
-            "file from the model that this one was made from, or name the token there"
+            f"{folder}: tokenizer_config.json names no eos_token, which ends documents: name it "
+            "there, or copy the file from the original model"
         )
     return Tokenizer(
         name=folder.resolve().name,
@@ -101,156 +93,3 @@ def check_vocabulary(tokenizer: Tokenizer, vocab_size: int) -> None:
             f"tokenizer {tokenizer.name} has {tokenizer.vocabulary_size} ids, the model's "
             f"vocab_size is {vocab_size}: it must be at least as large"
         )
-
-
-def train_tokenizer(
-    documents: Iterable[str], out: Path | str, *, vocabulary_size: int, force: bool = False
-) -> Tokenizer:
-    """Train a byte-level BPE on a stream. The same text gives the same bytes.
-
-    `<|endoftext|>` is its only special token, both eos and bos: it ends every document, and so
-    precedes the next.
-    """
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    if vocabulary_size <= len(alphabet):
-        raise InputError(
-            f"vocabulary_size {vocabulary_size}: must be greater than {len(alphabet)}, the number "
-            f"of bytes"
-        )
-    with atomic_write(out, force=force, folder=True) as aside:
-        backend = tokenizers.Tokenizer(models.BPE())
-        backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        backend.decoder = decoders.ByteLevel()
-        backend.train_from_iterator(
-            _counted(documents, "training the tokenizer"),
-            trainers.BpeTrainer(
-                vocab_size=vocabulary_size,
-                initial_alphabet=alphabet,
-                special_tokens=[END_OF_TEXT],
-                show_progress=False,
-            ),
-        )
-        if backend.get_vocab_size() < vocabulary_size:
-            raise InputError(
-                f"vocabulary_size {vocabulary_size}: the text gives only "
-                f"{backend.get_vocab_size()} pieces; ask for fewer or give more text"
-            )
-        _save(backend, aside, bos_token=END_OF_TEXT, eos_token=END_OF_TEXT)
-    return load_tokenizer(out)
-
-
-def _counted(documents: Iterable[str], work: str) -> Iterator[str]:
-    progress = Progress(work)
-    for text in documents:
-        progress.add(documents=1)
-        yield text
-
-
-def convert_sentencepiece(model: Path | str, out: Path | str, *, force: bool = False) -> Tokenizer:
-    """Convert a sentencepiece BPE `.model` to a tokenizer folder that gives the same ids.
-
-    The result is compared with sentencepiece on texts made to find a difference, and not written
-    if there is one. Models that normalise text, that lose unknown characters, or that are no BPE
-    are refused. The tokenizer adds no bos: `pack` does.
-    """
-    from sentencepiece import SentencePieceProcessor
-
-    with atomic_write(out, force=force, folder=True) as aside:
-        try:
-            processor = SentencePieceProcessor(model_file=str(model))
-        except (OSError, RuntimeError) as error:
-            raise InputError(f"{model}: not a sentencepiece model ({error})") from None
-        backend = _from_sentencepiece(processor, model)
-        for text in _difficult_texts(processor):
-            if backend.encode(text, add_special_tokens=False).ids != processor.encode(text):
-                raise InputError(
-                    f"{model}: not a BPE that can be converted exactly; it disagrees on {text!r}"
-                )
-        special = {"bos_token": processor.bos_id(), "eos_token": processor.eos_id()}
-        _save(
-            backend,
-            aside,
-            unk_token=processor.id_to_piece(processor.unk_id()),
-            **{role: processor.id_to_piece(i) for role, i in special.items() if i >= 0},
-        )
-    return load_tokenizer(out)
-
-
-def _from_sentencepiece(processor: Any, model: Path | str) -> tokenizers.Tokenizer:
-    ids = range(processor.vocab_size())
-    # Every character of the basic plane, and the white space that normalisers like to touch.
-    sample = " a  b\n\n\tc " + "".join(map(chr, [*range(1, 0xD800), *range(0xE000, 0x10000)]))
-    prefix = processor.normalize("a").removesuffix("a")
-    if prefix not in ("", "▁") or processor.normalize(sample) != prefix + sample.replace(" ", "▁"):
-        raise InputError(f"{model}: it normalises text, which cannot be converted exactly")
-    if sum(map(processor.is_byte, ids)) != 256:
-        raise InputError(f"{model}: it has no byte pieces, so it loses what it does not know")
-    special = [i for i in ids if processor.is_control(i) or processor.is_unknown(i)]
-    mergeable = {
-        processor.id_to_piece(i): processor.get_score(i)
-        for i in ids
-        if i not in special and not processor.is_byte(i)
-    }
-    normalizer = [normalizers.Replace(" ", "▁")]
-    backend = tokenizers.Tokenizer(
-        models.BPE(
-            vocab={processor.id_to_piece(i): i for i in ids},
-            merges=_merges(mergeable),
-            unk_token=processor.id_to_piece(processor.unk_id()),
-            byte_fallback=True,
-        )
-    )
-    backend.normalizer = normalizers.Sequence(
-        [normalizers.Prepend("▁")] * bool(prefix) + normalizer
-    )
-    if all("▁" not in piece.lstrip("▁") for piece in mergeable):
-        # No piece spans two words, so splitting there changes nothing and lets words be cached.
-        backend.pre_tokenizer = pre_tokenizers.Split(
-            tokenizers.Regex("▁+[^▁]*|[^▁]+"), behavior="isolated"
-        )
-    backend.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
-        + [decoders.Strip(" ", left=1)] * bool(prefix)
-    )
-    backend.add_special_tokens(
-        [tokenizers.AddedToken(processor.id_to_piece(i), normalized=False) for i in special]
-    )
-    backend.encode_special_tokens = True
-    return backend
-
-
-def _merges(scores: dict[str, float]) -> list[tuple[str, str]]:
-    """Every pair of pieces that forms a piece, the piece with the highest score first."""
-    merges = [
-        (piece[:cut], piece[cut:])
-        for piece in sorted(scores, key=lambda piece: -scores[piece])
-        for cut in range(1, len(piece))
-    ]
-    return [(left, right) for left, right in merges if left in scores and right in scores]
-
-
-def _difficult_texts(processor: Any) -> Iterator[str]:
-    """Texts on which two implementations of a BPE are likely to differ."""
-    ids = [i for i in range(processor.vocab_size()) if not processor.is_control(i)]
-    pieces = [processor.id_to_piece(i).replace("▁", " ") for i in ids]
-    # Runs of one character, in which merges overlap.
-    for run in sorted({piece[0] for piece in pieces if piece == piece[0] * len(piece) != piece[0]}):
-        for length in range(1, 40):
-            yield "a" + run * length + "b"
-    # Random sequences of pieces, with byte pieces and "<unk>" spelled out.
-    draw = random.Random(0)
-    for _ in range(500):
-        yield "".join(draw.choices(pieces, k=100))
-    yield "".join(map(chr, [*range(1, 0xD800), *range(0xE000, 0x10000)]))
-
-
-def _save(backend: tokenizers.Tokenizer, folder: Path, **special: str) -> None:
-    backend.save(str(folder / "tokenizer.json"))
-    write_json(
-        folder / "tokenizer_config.json",
-        {
-            **special,
-            "clean_up_tokenization_spaces": False,
-            "tokenizer_class": "PreTrainedTokenizerFast",
-        },
-    )

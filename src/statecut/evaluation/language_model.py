@@ -1,8 +1,7 @@
 """A model folder as a language model of lm-eval.
 
-lm-eval's own HFLM computes the logits of every position, takes its window from the model's config,
-and leaves generation to transformers. The results here are the same: the same windows, the same
-truncation on the left, the same token before a text.
+Same results as lm-eval's own HFLM (windows, truncation on the left, the token before a text), which
+computes the logits of every position and leaves generation to transformers.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from lm_eval import utils
@@ -25,24 +24,18 @@ from statecut.errors import InputError
 from statecut.models import load
 from statecut.models.generation import generate
 
-T = TypeVar("T")
-R = TypeVar("R")
-
 # Tokens of a batch whose size is not given. A CPU gains nothing beyond this; a GPU starts here
 # and halves them until they fit into its memory.
 TOKENS_AT_ONCE = {"cpu": 1 << 12, "cuda": 1 << 17}
-# Positions whose logits exist at once: 2,048 of a vocabulary of 32,000 are 250 MB.
-LOGITS_AT_ONCE = 1 << 11
+LOGITS_AT_ONCE = 1 << 11  # positions; those of a vocabulary of 32,000 are 250 MB
 # Widths of batches are multiples of this. On a GPU fla tunes its norms again, for seconds, for
 # every count of some thousand tokens: batches should have few sizes. Its chunks have 64 tokens.
 GRAIN = {"cpu": 1, "cuda": 64}
 
 
 class Encoder(TemplateLM):
-    """Answers a request with the request's own arguments, in tokens instead of texts.
-
-    A `LanguageModel` takes either. Encoded once, requests can be used for every model.
-    """
+    """Answers a request with the request's own arguments, in tokens instead of texts: encoded once,
+    they can be used for every `LanguageModel`."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         super().__init__()
@@ -57,9 +50,7 @@ class Encoder(TemplateLM):
         """The token before a text: bos, or eos where there is no bos."""
         return self.tokenizer.eos if self.tokenizer.bos is None else self.tokenizer.bos
 
-    def tok_encode(
-        self, string: str | list[int], add_special_tokens: bool | None = None, **kwargs: Any
-    ) -> list[int]:
+    def tok_encode(self, string: Any, add_special_tokens: Any = None, **kwargs: Any) -> list[int]:
         return self.tokenizer.encode(string).tolist() if isinstance(string, str) else string
 
     def _encode_pair(self, context: Any, continuation: Any) -> tuple[list[int], list[int]]:
@@ -70,14 +61,10 @@ class Encoder(TemplateLM):
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = True) -> list[Any]:
         return super().loglikelihood(requests, disable_tqdm=disable_tqdm)
 
-    def _loglikelihood_tokens(
-        self, requests: list[tuple[Any, list[int], list[int]]], **kwargs: Any
-    ) -> list[Any]:
+    def _loglikelihood_tokens(self, requests: list[Any], **kwargs: Any) -> list[Any]:
         return [(context, continuation) for _, context, continuation in requests]
 
-    def loglikelihood_rolling(
-        self, requests: list[Instance], disable_tqdm: bool = True
-    ) -> list[Any]:
+    def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = True) -> Any:
         return [(self.tok_encode(request.args[0]),) for request in requests]
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = True) -> list[Any]:
@@ -85,18 +72,14 @@ class Encoder(TemplateLM):
 
 
 class LanguageModel(Encoder):
-    """A model folder, scored and continued at most `window` tokens at a time.
-
-    `batch` is the number of requests in a batch, by default as many as fit. `tokenizer` is the
-    folder's, if it is loaded already.
-    """
+    """A model folder, scored and continued at most `window` tokens at a time."""
 
     def __init__(
         self,
         folder: Path | str,
         *,
         window: int,
-        batch: int | None = None,
+        batch: int | None = None,  # requests in one; by default as many as fit
         device: torch.device | str = "cpu",
         dtype: torch.dtype | None = None,
         tokenizer: Tokenizer | None = None,
@@ -105,15 +88,12 @@ class LanguageModel(Encoder):
         self._device = torch.device(device)
         self.model = load(folder, dtype=dtype, device=self._device)
         check_vocabulary(self.tokenizer, self.model.config.vocab_size)
-        self.window = window
-        self.batch = batch
+        self.window, self.batch = window, batch
         self.tokens_at_once = TOKENS_AT_ONCE[self._device.type]
         self.grain = GRAIN[self._device.type]
         self.non_finite = False  # whether a logit was ever NaN or infinite
 
-    def loglikelihood_rolling(
-        self, requests: list[Instance], disable_tqdm: bool = True
-    ) -> list[float]:
+    def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = True) -> Any:
         """Windows of all documents are scored together, and summed by document."""
         windows = []
         for number, request in enumerate(requests):
@@ -122,14 +102,12 @@ class LanguageModel(Encoder):
             ):
                 windows.append((number, *utils.make_disjoint_window(pair)))
         sums = [0.0] * len(requests)
-        scored = self._loglikelihood_tokens([((), seen, text) for _, seen, text in windows])
-        for (number, _, _), (score, _) in zip(windows, scored, strict=True):
+        scored = self._loglikelihood_tokens(windows)
+        for (number, *_), (score, _) in zip(windows, scored, strict=True):
             sums[number] += score
         return sums
 
-    def _loglikelihood_tokens(
-        self, requests: list[tuple[Any, list[int], list[int]]], **kwargs: Any
-    ) -> list[tuple[float, bool]]:
+    def _loglikelihood_tokens(self, requests: list[Any], **kwargs: Any) -> list[Any]:
         """(key, context, continuation) to (log-likelihood, whether greedy decoding gives it)."""
         for _, _, continuation in requests:
             if not 0 < len(continuation) <= self.window:
@@ -158,21 +136,16 @@ class LanguageModel(Encoder):
         )  # (sum of n, hidden)
         targets = torch.tensor([token for ids, n in rows for token in ids[-n:]])
         scores, greedy = [], []
-        for states, truth in zip(
-            wanted.split(LOGITS_AT_ONCE),
-            targets.to(self._device).split(LOGITS_AT_ONCE),
-            strict=True,
-        ):
+        targets = targets.to(self._device)
+        slices = wanted.split(LOGITS_AT_ONCE), targets.split(LOGITS_AT_ONCE)
+        for states, truth in zip(*slices, strict=True):
             logits, best = self._logits(states)
             scores.append(-cross_entropy(logits, truth, reduction="none"))
             greedy.append(best == truth)
         # Summed in float64: a document has thousands of tokens.
-        by_row = zip(
-            torch.cat(scores).double().cpu().split(counts),
-            torch.cat(greedy).cpu().split(counts),
-            strict=True,
-        )
-        return [(float(score.sum()), bool(hit.all())) for score, hit in by_row]
+        by_row = torch.cat(scores).double().cpu().split(counts)
+        hits = torch.cat(greedy).cpu().split(counts)
+        return [(float(s.sum()), bool(hit.all())) for s, hit in zip(by_row, hits, strict=True)]
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = True) -> list[str]:
         prompts = []
@@ -225,7 +198,7 @@ class LanguageModel(Encoder):
         del out  # and with it the hidden states of all prompts
         yield best.tolist()
         for tokens, logits in generate(self.model, state, best[:, None], mask):
-            self._check_finite(logits)
+            self.non_finite |= not bool(logits.isfinite().all())
             yield tokens[:, 0].tolist()
 
     def _width(self, longest: int) -> int:
@@ -235,13 +208,10 @@ class LanguageModel(Encoder):
         """(B, hidden) to the logits (B, vocabulary) and the best token of each (B,)."""
         logits = self.model.lm_head(states).float()
         best = logits.max(-1)  # its index is argmax's, three times as fast on a CPU
-        self._check_finite(best.values)
+        # Comparisons of NaN give answers that look like chance. The maximum of a row with one is
+        # NaN, so the maxima are enough.
+        self.non_finite |= not bool(best.values.isfinite().all())
         return logits, best.indices
-
-    def _check_finite(self, best: Tensor) -> None:
-        # Maxima and comparisons of NaN give answers that look like chance. The maximum over a row
-        # with a NaN is NaN, so the maxima are enough.
-        self.non_finite |= not bool(best.isfinite().all())
 
     def _finished(self, ids: list[int], until: tuple[str, ...], limit: int) -> str | None:
         """The text without the string that ended it, or None if it goes on."""
@@ -251,22 +221,18 @@ class LanguageModel(Encoder):
         return text[: min(stops, default=None)] if stops or ended or len(ids) == limit else None
 
     def _in_batches(
-        self,
-        work: str,
-        items: Sequence[T],
-        length: Callable[[T], int],
-        compute: Callable[[Sequence[T]], list[R]],
-    ) -> list[R]:
+        self, work: str, items: Sequence[Any], length: Callable[[Any], int], compute: Any
+    ) -> list[Any]:
         """compute() of all items, in their order. The longest are computed first, so that items of
         a batch have similar lengths, and too large a batch shows at once."""
         order = sorted(range(len(items)), key=lambda i: -length(items[i]))
         progress = Progress(work, tokens=sum(map(length, items)))
-        results: dict[int, R] = {}
+        results: dict[int, Any] = {}
         while len(results) < len(items):
             longest = length(items[order[len(results)]])
             size = self.batch or max(1, self.tokens_at_once // self._width(longest))
             chosen = order[len(results) : len(results) + size]
-            computed: list[R] | None = None
+            computed = None
             # Not in an `except` block: an error refers to its frames, and so keeps their memory.
             with suppress(torch.OutOfMemoryError):
                 computed = compute([items[i] for i in chosen])

@@ -1,15 +1,9 @@
 """Checkpoints of a run: complete or absent, verified when read, the last two kept.
 
-A run is known by the digest of what defines it, and so is its folder: started again with the same
-settings it goes on, started with others it begins a new one. Inside:
-
-    run.json          what defines the run, for people
-    lock              held by the process that trains
-    loss.csv          the loss curve as it grows
-    step-00000040/    tensors.safetensors, state.json, loss.csv and manifest.json with their hashes
-
-A checkpoint is written aside, flushed to the disk and then renamed, so that a process killed at
-any moment, or a full disk, leaves the one before as it was.
+The name of a run's folder is the digest of what defines it (run.json): started again with the same
+settings it goes on, with others it begins anew. A checkpoint is written aside, flushed to the disk
+and then renamed, so that a process killed at any moment, or a full disk, leaves the one before.
+Beside them are the lock of the process that trains, and the loss curve as it grows.
 """
 
 from __future__ import annotations
@@ -19,7 +13,6 @@ import logging
 import os
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -28,28 +21,25 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from statecut.errors import InputError
-from statecut.files import atomic_write, check_writable, digest, read_json, sha256, write_json
+from statecut.files import (
+    atomic_write,
+    check_writable,
+    digest,
+    flush,
+    read_json,
+    sha256,
+    write_json,
+)
 
 logger = logging.getLogger(__name__)
 
 KEPT = 2
-
 TENSORS = "tensors.safetensors"
-STATE = "state.json"
 CURVE = "loss.csv"
 MANIFEST = "manifest.json"  # of a folder: the sha256 of every other file in it, by name
 
 # What reading a damaged checkpoint can raise.
-DAMAGE = (InputError, OSError, SafetensorError, UnicodeDecodeError)
-
-
-@dataclass(frozen=True)
-class Saved:
-    """One checkpoint, read back."""
-
-    tensors: dict[str, Tensor]
-    state: dict[str, Any]
-    curve: str
+DAMAGE = (InputError, OSError, SafetensorError)
 
 
 class Checkpoints:
@@ -58,12 +48,9 @@ class Checkpoints:
     def __init__(self, root: Path | str, run: Mapping[str, Any]) -> None:
         self.run = dict(run)
         self.folder = Path(root) / digest(self.run)[:16]
+        self.curve = self.folder / CURVE
         check_writable(self.folder / MANIFEST)
         self.lock: int | None = None
-
-    @property
-    def curve(self) -> Path:
-        return self.folder / CURVE
 
     def __enter__(self) -> Self:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -71,12 +58,11 @@ class Checkpoints:
         try:
             fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            os.close(self.lock)
+            self.__exit__()
             raise InputError(
                 f"{self.folder}: another process trains this run; wait for it or end it"
             ) from None
-        except OSError as error:
-            # Some cluster file systems have no locks; that is no reason not to train.
+        except OSError as error:  # some cluster file systems have no locks
             logger.warning(
                 f"{self.folder} cannot be locked ({error.strerror}): start the run only once"
             )
@@ -88,23 +74,24 @@ class Checkpoints:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._unlock()
+        if self.lock is not None:
+            os.close(self.lock)
+            self.lock = None
 
-    def save(self, step: int, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
-        """Write the checkpoint of a step, with the loss curve up to there."""
-        path = self._path(step)
+    def save(self, step: int, tensors: Mapping[str, Tensor]) -> None:
+        """Write the checkpoint of a step; the loss curve up to there reaches the disk first."""
+        path = self.folder / f"step-{step:08d}"
         try:
+            flush(self.curve)
             with atomic_write(path, folder=True, force=True) as aside:
                 save_file(dict(tensors), aside / TENSORS)
-                write_json(aside / STATE, dict(state))
-                shutil.copyfile(self.curve, aside / CURVE)
                 seal(aside)
-            _flush(self.folder)
+            flush(self.folder)  # the rename
         except (OSError, SafetensorError) as error:
             kept = self._saved()
             before = f"the one in {kept[-1].name} is kept" if kept else "there is none before it"
             raise InputError(
-                f"{path}: the checkpoint could not be written ({error}); {before}: mend that and "
+                f"{path}: the checkpoint could not be written ({error}); {before}: fix that and "
                 "start the same command again"
             ) from None
         # Later ones were damaged and skipped, or this step would not have come again.
@@ -112,32 +99,25 @@ class Checkpoints:
         for saved in set(self._saved()) - set(older[-KEPT:]):
             shutil.rmtree(saved)
 
-    def latest(self) -> Saved | None:
+    def latest(self) -> dict[str, Tensor] | None:
         """The last one that is complete. Damaged ones are skipped, with a warning."""
         for path in reversed(self._saved()):
             try:
-                return _read(path)
+                verify(path)
+                return load_file(path / TENSORS)
             except DAMAGE as error:
                 logger.warning(f"{path.name} is skipped: {error}")
         return None
 
     def remove(self) -> None:
         """Remove the folder, once the result is written."""
-        self._unlock()  # NFS keeps a file that is open, and with it the folder
+        self.__exit__()  # NFS keeps a file that is open, and with it the folder
         shutil.rmtree(self.folder)
 
     def held(self) -> int:
         """The descriptor of the lock file, for child processes to hold too."""
         assert self.lock is not None, "outside the context there is none"
         return self.lock
-
-    def _unlock(self) -> None:
-        if self.lock is not None:
-            os.close(self.lock)
-            self.lock = None
-
-    def _path(self, step: int) -> Path:
-        return self.folder / f"step-{step:08d}"
 
     def _saved(self) -> list[Path]:
         return sorted(self.folder.glob("step-*"))
@@ -151,7 +131,7 @@ def seal(folder: Path) -> None:
 def verify(folder: Path) -> None:
     """An error unless a folder holds what its manifest says."""
     manifest = read_json(folder / MANIFEST)
-    if not isinstance(manifest, dict) or manifest.keys() != _inside(folder):
+    if manifest.keys() != _inside(folder):
         raise InputError(f"{folder / MANIFEST} does not list what is there")
     for name, expected in manifest.items():
         if sha256(folder / name) != expected:
@@ -160,15 +140,3 @@ def verify(folder: Path) -> None:
 
 def _inside(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()} - {MANIFEST}
-
-
-def _read(path: Path) -> Saved:
-    verify(path)
-    return Saved(load_file(path / TENSORS), read_json(path / STATE), (path / CURVE).read_text())
-
-
-def _flush(folder: Path) -> None:
-    """A rename is on the disk only when the folder is."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    os.fsync(descriptor)
-    os.close(descriptor)

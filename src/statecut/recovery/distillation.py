@@ -1,10 +1,9 @@
 """Cross-entropy and divergence from a teacher, straight from hidden states.
 
-The logits of a whole batch, (tokens, vocabulary), are by far the largest tensors of training, and
-distillation needs two sets of them. Here only those of a slice of tokens exist. Their gradient is
-known in closed form, so it is computed beside the loss while they are there: nothing is computed
-again for the backward pass. flash-linear-attention has a fused divergence for GPUs; it knows
-neither a temperature nor the cross-entropy, which here comes of the same logits.
+The logits of a batch, (tokens, vocabulary), are by far the largest tensors of training, and
+distillation needs two sets of them. Here only those of a slice of tokens exist, and their gradient,
+known in closed form, is computed together with the loss. flash-linear-attention's fused divergence
+knows neither a temperature nor the cross-entropy.
 """
 
 from __future__ import annotations
@@ -34,33 +33,22 @@ def distillation_losses(
     weight: float,
     tokens_at_once: int = TOKENS_AT_ONCE,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The loss, ce + weight * kd, and its parts, which have no gradient of their own: the mean
+    """The loss, ce + weight * kd, and its two terms, which have no gradient of their own: the mean
     cross-entropy over tokens with a target, and the mean over all tokens of
     T^2 KL(teacher || student) with both distributions at temperature T.
 
     hidden: (batch, length, d), head: (vocabulary, d), likewise the teacher's, whose d may differ;
     targets: (batch, length). T^2 keeps the gradient's size the same at every temperature.
     """
-    losses: tuple[Tensor, Tensor, Tensor] = _Distillation.apply(
-        hidden.flatten(0, 1), head, teacher_hidden.flatten(0, 1), teacher_head, targets.flatten(),
-        temperature, weight, tokens_at_once,
-    )  # fmt: skip
-    return losses
+    rows = hidden.flatten(0, 1), head, teacher_hidden.flatten(0, 1), teacher_head, targets.flatten()
+    losses: Any = _Distillation.apply(*rows, temperature, weight, tokens_at_once)
+    return losses[0], losses[1], losses[2]
 
 
 class _Distillation(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        hidden: Tensor,
-        head: Tensor,
-        teacher_hidden: Tensor,
-        teacher_head: Tensor,
-        targets: Tensor,
-        temperature: float,
-        weight: float,
-        tokens_at_once: int,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(ctx: Any, *given: Any) -> tuple[Tensor, Tensor, Tensor]:
+        hidden, head, teacher_hidden, teacher_head, targets, T, weight, tokens_at_once = given
         known = (targets != IGNORED).sum()
         scales = 1 / known, weight / len(targets)
         ce = kd = hidden.new_zeros((), dtype=torch.float32)
@@ -73,19 +61,16 @@ class _Distillation(torch.autograd.Function):
         else:
             compute = losses_and_gradient
         for start in range(0, len(targets), tokens_at_once):
-            part = slice(start, start + tokens_at_once)
-            more_ce, more_kd, gradient = compute(
-                F.linear(hidden[part], head),
-                F.linear(teacher_hidden[part], teacher_head),
-                targets[part],
-                temperature,
-                scales,
-            )
+            rows = slice(start, start + tokens_at_once)
+            logits = F.linear(hidden[rows], head)
+            teacher_logits = F.linear(teacher_hidden[rows], teacher_head)
+            more_ce, more_kd, gradient = compute(logits, teacher_logits, targets[rows], T, scales)
+            del logits, teacher_logits
             ce, kd = ce + more_ce, kd + more_kd
             if of_hidden is not None:
-                of_hidden[part] = gradient @ head
+                of_hidden[rows] = gradient @ head
             if of_head is not None:
-                of_head += gradient.T @ hidden[part]
+                of_head += gradient.T @ hidden[rows]
         ctx.save_for_backward(of_hidden, of_head)
         ce, kd = ce / known, kd / len(targets)
         ctx.mark_non_differentiable(ce, kd)
@@ -98,11 +83,7 @@ class _Distillation(torch.autograd.Function):
 
 
 def losses_and_gradient(
-    logits: Tensor,
-    teacher_logits: Tensor,
-    targets: Tensor,
-    temperature: float,
-    scales: tuple[Tensor, float],
+    logits: Tensor, teacher: Tensor, targets: Tensor, T: float, scales: tuple[Tensor, float]
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The sums over tokens of the cross-entropy and of T^2 KL(teacher || student), and the gradient
     by the logits, in their type, of the first sum times one scale plus the second times another.
@@ -110,11 +91,9 @@ def losses_and_gradient(
     All logits: (tokens, vocabulary). On a GPU distillation_kernel.py has the same in one kernel.
     """
     logs = logits.float().log_softmax(-1)
-    at_temperature, teacher = (
-        (x.float() / temperature).log_softmax(-1) for x in (logits, teacher_logits)
-    )
+    log_p, log_q = ((x.float() / T).log_softmax(-1) for x in (logits, teacher))
     ce = F.nll_loss(logs, targets, reduction="sum", ignore_index=IGNORED)
-    kd = F.kl_div(at_temperature, teacher, reduction="sum", log_target=True) * temperature**2
+    kd = F.kl_div(log_p, log_q, reduction="sum", log_target=True) * T**2
 
     of_ce, of_kd = scales
     known = (targets != IGNORED)[:, None]
@@ -122,5 +101,5 @@ def losses_and_gradient(
     # Not by a mask, for whose size a GPU would have to be waited for.
     gradient.scatter_add_(1, targets.clamp_min(0)[:, None], -known.float())
     gradient *= known * of_ce
-    gradient.add_(at_temperature.exp_() - teacher.exp_(), alpha=temperature * of_kd)
+    gradient.add_(log_p.exp_() - log_q.exp_(), alpha=T * of_kd)
     return ce, kd, gradient.to(logits.dtype)

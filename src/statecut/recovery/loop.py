@@ -1,13 +1,9 @@
 """The loop that pretraining and recovery share.
 
-AdamW, a linear warm-up, a cosine to a floor, gradients clipped, steps that are not finite skipped.
-It is written out here because transformers' Trainer does none of what makes a run survive: its
-checkpoints are not written whole or verified, it draws its own order of the data, and it filters
-non-finite losses out of its logs. Putting all that right takes more code than a loop.
-
-Everything that a step depends on is the weights, AdamW's moments and the number of the step: the
-learning rate is a function of it, and so is the batch. Hence a run that is killed and started
-again computes, on a CPU with the same number of threads, the same bits as one that never was.
+A step depends only on the weights, AdamW's moments and its number, which gives the learning rate
+and the batch. So a run that is killed and started again computes, on a CPU with the same number of
+threads, the same bits as one that was never killed. (transformers' Trainer does not verify its
+checkpoints, and filters non-finite losses out of its logs.)
 """
 
 from __future__ import annotations
@@ -18,34 +14,36 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.optim import AdamW
 
-from reproduction.config.training import Training
 from statecut.data.packing import PackedTokens
+from statecut.data.progress import Progress
 from statecut.errors import InputError
+from statecut.files import atomic_write
 from statecut.recovery.checkpoints import Checkpoints
+from statecut.recovery.settings import Training
 
 logger = logging.getLogger(__name__)
 
-EXIT_UNFINISHED = 75
-"""The exit code of a run that was told to stop, has saved, and goes on when started again
-(EX_TEMPFAIL of sysexits.h)."""
-
+EXIT_UNFINISHED = 75  # was told to stop, has saved, goes on when started again (EX_TEMPFAIL)
 PATIENCE = 8  # non-finite steps in a row that end a run
-LOG_EVERY = 10.0  # seconds
-OUT_OF_MEMORY = "out of memory"  # in whatever is said of a GPU that has none left
+RESERVE = 120.0  # seconds before the end of a Slurm job that are kept for saving
+OUT_OF_MEMORY = "out of memory"  # in the messages of torch, Triton and the driver
+
+Weights = dict[str, nn.Parameter]
 
 COLUMNS = ("step", "tokens", "loss", "ce", "kd", "lr", "grad_norm")
 
 
-@dataclass(frozen=True)
-class Losses:
+class Losses(NamedTuple):
     """The loss of a batch, and the cross-entropy and divergence that it is made of."""
 
     total: Tensor
@@ -55,23 +53,15 @@ class Losses:
 
 @dataclass(frozen=True)
 class Saving:
-    """How often a run is saved: after so many steps or seconds, whichever comes first; and when
-    it must be over.
-
-    A run that nears its end saves and exits with EXIT_UNFINISHED. Slurm can warn by a signal too,
-    but that signal ends whatever stands between Slurm and the trainer.
-    """
+    """How often a run is saved: after so many steps or seconds, whichever comes first."""
 
     steps: int | None = None
     seconds: float = 600.0
-    deadline: float | None = None  # seconds since 1970; by default the end of the Slurm job, if any
-    reserve: float = 120.0  # seconds before it that are kept for saving and leaving
 
     def last_moment(self) -> float:
-        """When the last step has to be over, in seconds since 1970."""
-        if self.deadline is not None:
-            return self.deadline - self.reserve
-        return float(os.environ.get("SLURM_JOB_END_TIME", "inf")) - self.reserve
+        """When the last step has to be over, in seconds since 1970. Slurm can warn by a signal,
+        too, but that ends whatever stands between Slurm and the trainer."""
+        return float(os.environ.get("SLURM_JOB_END_TIME", "inf")) - RESERVE
 
 
 EVERY_TEN_MINUTES = Saving()
@@ -112,30 +102,25 @@ def train(
     *,
     work: str,
     saving: Saving,
-    accumulate: int = 1,
 ) -> None:
     """Train those parameters of the model that require gradients, from the last checkpoint on.
 
-    `loss` is of a batch of tokens, (batch, length). A step takes `accumulate` such batches.
-    SIGTERM, SIGUSR1 and a deadline save and leave with EXIT_UNFINISHED.
+    `loss` takes tokens, (sequences, length). SIGTERM, SIGUSR1 and the end of a Slurm job save and
+    leave with EXIT_UNFINISHED.
     """
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    device = next(iter(trained.values())).device
-    optimizer = torch.optim.AdamW(
+    optimizer = AdamW(
         trained.values(),
         betas=settings.betas,
         eps=settings.eps,
         weight_decay=settings.weight_decay,
     )
-    # Weights and moments stay float32; on a GPU only what is computed of them is bf16.
-    precision: AbstractContextManager[Any] = (
-        torch.autocast("cuda", torch.bfloat16) if device.type == "cuda" else nullcontext()
-    )
-    first, failed = _resumed(checkpoints, trained, optimizer, device, work)
-    batch = settings.sequences // settings.steps
-    tokens = batch * data.manifest.sequence_length
-    batches = data.batches(batch, seed=settings.seed, start=first)
-    progress = StepProgress(work, settings.steps, first, tokens)
+    first, failed = _resume(checkpoints, optimizer, trained)
+    if first:
+        logger.info(f"{work}: resumes from step {first}")
+    tokens = settings.batch * data.manifest.sequence_length
+    batches = data.batches(settings.batch, seed=settings.seed, start=first)
+    progress = Progress(work, tokens=(settings.steps - first) * tokens)
     saved, saved_at = first, time.monotonic()
     last_moment = saving.last_moment()
     model.train()
@@ -143,20 +128,23 @@ def train(
         for step, ids in zip(range(first + 1, settings.steps + 1), batches, strict=False):
             began = time.time()
             rate = learning_rate(step, settings)
-            losses = _gradients(loss, torch.from_numpy(ids).to(device), accumulate, precision)
+            pieces = settings.gradient_accumulation_steps
+            microbatches = torch.from_numpy(ids).to(_device(trained)).chunk(pieces)
+            total, ce, kd = _backward(loss, microbatches)
             norm = nn.utils.clip_grad_norm_(trained.values(), settings.clip).item()
-            finite = math.isfinite(losses[0]) and math.isfinite(norm)
+            finite = math.isfinite(total) and math.isfinite(norm)
             failed = 0 if finite else failed + 1
             if finite:
                 optimizer.param_groups[0]["lr"] = rate
                 optimizer.step()
             optimizer.zero_grad()
-            curve.write(curve_row(step, step * tokens, *losses, rate, norm))
-            progress.log(step, losses[0])
+            curve.write(curve_row(step, step * tokens, total, ce, kd, rate, norm))
+            note = f"step {step:,} of {settings.steps:,}, loss {total:.3f}"
+            progress.add(tokens=tokens, note=note)
             if failed == PATIENCE:
                 raise InputError(
                     f"{work}: {PATIENCE} steps in a row were not finite, the last of them step "
-                    f"{step} (loss {losses[0]}, gradient norm {norm}); try a lower learning rate. "
+                    f"{step} (loss {total}, gradient norm {norm}); try a lower learning rate. "
                     f"The checkpoints before it are in {checkpoints.folder}"
                 )
             now = time.time()
@@ -168,8 +156,7 @@ def train(
                 or (saving.steps is not None and step - saved >= saving.steps)
                 or time.monotonic() - saved_at >= saving.seconds
             ):
-                state = {"step": step, "failed": failed}
-                checkpoints.save(step, _tensors(trained, optimizer, device), state)
+                checkpoints.save(step, _tensors(optimizer, trained, step, failed))
                 saved, saved_at = step, time.monotonic()
             if stop.is_set() and step < settings.steps:
                 logger.info(f"{work}: saved at step {step}, to be resumed")
@@ -177,23 +164,19 @@ def train(
     model.eval()
 
 
-def _gradients(
-    loss: Callable[[Tensor], Losses],
-    ids: Tensor,
-    accumulate: int,
-    precision: AbstractContextManager[Any],
-) -> tuple[float, float, float | None]:
+def _backward(loss: Callable[[Tensor], Losses], microbatches: tuple[Tensor, ...]) -> list[Any]:
     """Add up the gradients of a step; the means of its losses: total, cross-entropy, divergence."""
-    parts = []
-    for part in ids.chunk(accumulate):
-        with precision:
-            losses = loss(part)
-        (losses.total / accumulate).backward()
-        parts.append(losses)
-    total = torch.stack([part.total.detach() for part in parts]).mean().item()
-    ce = torch.stack([part.ce.detach() for part in parts]).mean().item()
-    divergences = [part.kd.detach() for part in parts if part.kd is not None]
-    return total, ce, torch.stack(divergences).mean().item() if divergences else None
+    computed = []
+    for ids in microbatches:
+        # Weights and moments stay float32; on a GPU only what is computed from them is bf16.
+        with torch.autocast(ids.device.type, torch.bfloat16, enabled=ids.is_cuda):
+            losses = loss(ids)
+        (losses.total / len(microbatches)).backward()
+        computed.append(losses)
+    return [
+        None if column[0] is None else torch.stack(column).detach().mean().item()
+        for column in zip(*computed, strict=True)
+    ]
 
 
 def curve_row(*values: float | None) -> str:
@@ -201,47 +184,47 @@ def curve_row(*values: float | None) -> str:
     return ",".join("" if value is None else f"{value:.9g}" for value in values) + "\n"
 
 
-def _tensors(
-    trained: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer, device: torch.device
-) -> dict[str, Tensor]:
-    """Weights, moments and random state by name."""
-    tensors = {f"weight.{name}": p.detach() for name, p in trained.items()}
+def cut_curve(curve: Path, last: int) -> None:
+    """Keep the rows of a loss curve up to a step."""
+    rows = curve.read_text().splitlines(keepends=True)[1:] if curve.exists() else []
+    complete = [row for row in rows if row.endswith("\n") and int(row.split(",")[0]) <= last]
+    with atomic_write(curve, force=True) as aside:
+        aside.write_text(",".join(COLUMNS) + "\n" + "".join(complete))
+
+
+def _tensors(optimizer: AdamW, trained: Weights, step: int, failed: int) -> dict[str, Tensor]:
+    """All that a run goes on from: weights, moments, random state, steps done, failed in a row."""
+    tensors = {"random.cpu": torch.get_rng_state(), "run.steps": torch.tensor([step, failed])}
+    if (device := _device(trained)).type == "cuda":
+        tensors["random.cuda"] = torch.cuda.get_rng_state(device)
     for name, parameter in trained.items():
+        tensors[f"weight.{name}"] = parameter.detach()
         for moment, value in optimizer.state[parameter].items():
             tensors[f"{moment}.{name}"] = value
-    tensors["random.cpu"] = torch.get_rng_state()
-    if device.type == "cuda":
-        tensors["random.cuda"] = torch.cuda.get_rng_state(device)
     return {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
 
 
-def _resumed(
-    checkpoints: Checkpoints,
-    trained: Mapping[str, nn.Parameter],
-    optimizer: torch.optim.Optimizer,
-    device: torch.device,
-    work: str,
-) -> tuple[int, int]:
+def _device(trained: Weights) -> torch.device:
+    return next(iter(trained.values())).device
+
+
+def _resume(checkpoints: Checkpoints, optimizer: AdamW, trained: Weights) -> tuple[int, int]:
     """Restore the last checkpoint: the steps done, and how many of the last were not finite."""
-    saved = checkpoints.latest()
-    if saved is None:
-        checkpoints.curve.write_text(",".join(COLUMNS) + "\n")
+    tensors = checkpoints.latest()
+    step, failed = tensors.pop("run.steps").tolist() if tensors else (0, 0)
+    cut_curve(checkpoints.curve, step)
+    if tensors is None:
         return 0, 0
-    checkpoints.curve.write_text(saved.curve)
-    for key, tensor in saved.tensors.items():
-        part, name = key.split(".", 1)
-        if key == "random.cpu":
-            torch.set_rng_state(tensor)
-        elif key == "random.cuda":
-            torch.cuda.set_rng_state(tensor, device)
-        elif part == "weight":
+    torch.set_rng_state(tensors.pop("random.cpu"))
+    if (device := _device(trained)).type == "cuda":
+        torch.cuda.set_rng_state(tensors.pop("random.cuda"), device)
+    for key, tensor in tensors.items():
+        kind, name = key.split(".", 1)
+        if kind == "weight":
             trained[name].data.copy_(tensor)
-        else:
-            # AdamW counts its steps on the CPU.
-            optimizer.state[trained[name]][part] = tensor.to("cpu" if part == "step" else device)
-    step = saved.state["step"]
-    logger.info(f"{work}: resumes from step {step}")
-    return step, saved.state["failed"]
+        else:  # AdamW counts its steps on the CPU
+            optimizer.state[trained[name]][kind] = tensor.to("cpu" if kind == "step" else device)
+    return step, failed
 
 
 @contextmanager
@@ -264,35 +247,12 @@ def first_sentences(text: str) -> str:
 def stop_on_signals() -> Iterator[threading.Event]:
     """An event that SIGTERM or SIGUSR1 sets, so that the current step is finished first."""
     stop = threading.Event()
-    # Only the main thread may have handlers; elsewhere signals are not ours to take.
-    if threading.current_thread() is not threading.main_thread():
-        yield stop
-        return
-    before = {
-        number: signal.signal(number, lambda *_: stop.set())
-        for number in (signal.SIGTERM, signal.SIGUSR1)
-    }
+    before = {}
+    if threading.current_thread() is threading.main_thread():  # no other may have handlers
+        for number in (signal.SIGTERM, signal.SIGUSR1):
+            before[number] = signal.signal(number, lambda *_: stop.set())
     try:
         yield stop
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-class StepProgress:
-    """A line in the log every ten seconds: where the run stands and what is left."""
-
-    def __init__(self, work: str, steps: int, step: int, tokens: int) -> None:
-        self.work, self.steps, self.first, self.tokens = work, steps, step, tokens
-        self.started = self.logged = time.monotonic()
-
-    def log(self, step: int, loss: float) -> None:
-        now = time.monotonic()
-        if now - self.logged < LOG_EVERY:
-            return
-        self.logged = now
-        pace = (step - self.first) / (now - self.started)  # steps a second
-        logger.info(
-            f"{self.work}: step {step:,} of {self.steps:,}, {pace * self.tokens:,.0f} tokens/s, "
-            f"loss {loss:.3f}, {(self.steps - step) / pace:,.0f} s left"
-        )

@@ -26,27 +26,19 @@ class Output:
     card: str | None = None  # the text of the model's README.md
     saving: Saving = EVERY_TEN_MINUTES
     force: bool = False  # replace the folder if it exists
-    version: int = (
-        1  # of the stage (`reproduction.running.code`): with another one a run begins anew
-    )
+    version: int = 1  # of the code: with another one a run begins anew
 
     def check(self) -> None:
         check_output_path(self.folder, force=self.force, folder=True)
 
     def checkpoints_of(self, work: str, data: PackedTokens, **defining: Any) -> Checkpoints:
-        """Those of one run, which is known by all that defines it."""
-        run = {
-            "work": work,
-            **defining,
-            "data": {"sha256": data.manifest.sha256, "sequences": len(data)},
-            "version": self.version,
-            "statecut": __version__,
-        }
-        return Checkpoints(self.checkpoints, run)
+        """Those of one run, which is identified by all that defines it."""
+        text = {"sha256": data.manifest.sha256, "sequences": len(data)}
+        run = {"work": work, **defining, "data": text, "version": self.version}
+        return Checkpoints(self.checkpoints, {**run, "statecut": __version__})
 
     def write(self, model: Any, checkpoints: Checkpoints, files: Iterable[Path] = ()) -> None:
-        """The model with the loss curve and other files beside it. After that the checkpoints of
-        its run have done their work, and go."""
+        """The model with the loss curve and other files beside it; then the checkpoints go."""
         with atomic_write(self.folder, folder=True, force=self.force) as aside:
             save(model, aside, tokenizer=self.tokenizer, card=self.card, force=True)
             for path in (checkpoints.curve, *files):

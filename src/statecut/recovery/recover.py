@@ -1,4 +1,4 @@
-"""Recovery of a pruned model of one's own: text in, a recovered model out."""
+"""`statecut recover`: recovery of a pruned model of one's own, from text to a recovered model."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ import math
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
-from typing import Any
 
-from reproduction.config.training import Recovery
 from statecut.arguments import check_counts, check_seed
-from statecut.card import card, recovered_facts
+from statecut.card import card
 from statecut.data.packing import PackedTokens
 from statecut.data.sources import text_files
 from statecut.errors import InputError
@@ -21,8 +19,10 @@ from statecut.models.shapes import Shape
 from statecut.preflight import check_shapes
 from statecut.pruning.prune import check_length, check_out, held_out_sequences, measure, pack_text
 from statecut.pruning.refit import check_cut_from, widths_of
+from statecut.recovery.facts import recovered_facts
 from statecut.recovery.output import Output
-from statecut.recovery.recovery import recover
+from statecut.recovery.settings import Recovery
+from statecut.recovery.training import recover
 from statecut.serving.engines import computed_wrong
 
 logger = logging.getLogger(__name__)
@@ -34,27 +34,26 @@ def recover_folder(
     out: Path,
     *,
     text: Path | None,
-    steps: int,
-    batch: int,
-    parts: int,
     length: int,
-    epochs: int,
-    learning_rate: float,
-    seed: int,
+    settings: Recovery,
     device: str,
     force: bool,
 ) -> list[str]:
-    """Recover the model in a folder with the one it was cut from. What it brought, in lines.
+    """Recover the model in a folder with the one it was cut from. What changed, in lines.
 
     Killed and called again with the same arguments, it goes on from its last checkpoint.
     """
-    check_counts(steps=steps, batch=batch, parts=parts, epochs=epochs)
-    if batch % parts:
-        raise InputError(f"--parts {parts}: must divide --batch {batch}")
-    if not 0 < learning_rate < math.inf:
-        raise InputError(f"--learning-rate {learning_rate}: must be a number above 0")
+    accumulation = settings.gradient_accumulation_steps
+    check_counts(steps=settings.steps, batch=settings.batch, epochs=settings.epochs)
+    check_counts(gradient_accumulation_steps=accumulation)
+    if settings.batch % accumulation:
+        raise InputError(
+            f"--gradient-accumulation-steps {accumulation}: must divide --batch {settings.batch}"
+        )
+    if not 0 < settings.learning_rate < math.inf:
+        raise InputError(f"--learning-rate {settings.learning_rate}: must be a number above 0")
     check_length(length)
-    check_seed(seed)
+    check_seed(settings.seed)
     if text is not None:
         text_files(text)
     check_out(out, [model, teacher], text, force=force)
@@ -71,23 +70,14 @@ def recover_folder(
     check_disk_space(out, sum((model / shard).stat().st_size for shard in student.shards()))
     # Before the text is packed: it may be that the model cannot be trained here.
     padded_to = trainable_width(student) if device == "cuda" else None
-    sequences = math.ceil(steps * batch / epochs)
+    sequences = math.ceil(settings.sequences / settings.epochs)
+    slices = {"recovery": sequences, "held_out": held_out_sequences(sequences)}
     with TemporaryDirectory() as folder:
         packed = Path(folder) / "text"
         with explain_full_disk(gettempdir()):
-            pack_text(
-                text,
-                student,
-                packed,
-                slices={"recovery": sequences, "held_out": held_out_sequences(sequences)},
-                length=length,
-                seed=seed,
-            )
+            pack_text(text, student, packed, slices=slices, length=length, seed=settings.seed)
         data = PackedTokens(packed, slice_name="recovery")
         source = data.manifest.source
-        settings = paper_settings(
-            steps, batch=batch, parts=parts, epochs=epochs, learning_rate=learning_rate, seed=seed
-        ).model_copy(update={"data": source.name})
         facts = {
             **recovered_facts(settings, length, student, wider),
             "text of the recovery": f"{source.name} ({source.revision})",
@@ -97,46 +87,28 @@ def recover_folder(
             out.name,
             f"{model.name}, recovered by Statecut.",
             command=f"statecut recover {model.name} {teacher.name} {out.name} "
-            f"--steps {steps} --batch {batch} --length {length} --epochs {epochs} "
-            f"--learning-rate {learning_rate} --seed {seed}"
-            + (f" --text {text.name}" if text else ""),
+            f"--steps {settings.steps} --batch {settings.batch} --length {length} "
+            f"--epochs {settings.epochs} --learning-rate {settings.learning_rate} "
+            f"--seed {settings.seed}" + (f" --text {text.name}" if text else ""),
             config=student.config,
             base=model.name,
         )
         logger.info("recovery: checkpoints every ten minutes, in %s", checkpoints)
-        recover(
-            model,
-            teacher,
-            data,
-            settings,
-            Output(out, checkpoints=checkpoints, card=write_card(facts), force=force),
-            device=device,
-            padded_to=padded_to,
-        )
-        if not any(checkpoints.iterdir()):  # others may be of other settings
+        output = Output(out, checkpoints=checkpoints, card=write_card(facts), force=force)
+        recover(model, teacher, data, settings, output, device=device, padded_to=padded_to)
+        if not any(checkpoints.iterdir()):  # others may come from other settings
             checkpoints.rmdir()
         models = {"teacher": wider, "pruned": student, "recovered": Checkpoint(out)}
         held_out = measure(models, packed, device=device)
     with atomic_write(out / "README.md", force=True) as aside:
         aside.write_text(write_card({**facts, "perplexity after recovery": held_out.fact()}))
-    lines = [
-        held_out.line(),
-        f"recovery             {steps:,} steps, {steps * batch * length:,} tokens",
-    ]
+    tokens = settings.sequences * length
+    lines = [held_out.line(), f"recovery             {settings.steps:,} steps, {tokens:,} tokens"]
     if "engine" not in facts:
         kind = student.architecture.model_type
         by_ratio = student.shape.value_width == wider.shape.value_width
         lines += computed_wrong(kind, student.shape, wider.shape, by_ratio=by_ratio)
     return lines
-
-
-def paper_settings(steps: int, **options: Any) -> Recovery:
-    """As in config/paper.yaml, but for these options."""
-    return Recovery.model_validate({
-        "data": "text/recovery", "steps": steps, "warmup": steps // 20, "floor": 0.1, "eps": 1e-15,
-        "clip": 1.0, "lora": {"rank": 16, "alpha": 32.0},
-        "distillation": {"temperature": 2.0, "weight": 1.0}, **options,
-    })  # fmt: skip
 
 
 def trainable_width(student: Checkpoint) -> int | None:

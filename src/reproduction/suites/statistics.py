@@ -30,7 +30,7 @@ def standard_error(metric: str, items: Sequence[Any]) -> float | None:
     return float(np.std(resampled(metric, items), ddof=1))
 
 
-def kept_draws(metric: str, items: Sequence[Any]) -> list[float] | None:
+def kept_resamples(metric: str, items: Sequence[Any]) -> list[float] | None:
     """The first resampled values, for comparisons with other models on the same documents."""
     if len(items) < 2:
         return None
@@ -38,15 +38,15 @@ def kept_draws(metric: str, items: Sequence[Any]) -> list[float] | None:
 
 
 def resampled(metric: str, items: Sequence[Any], resamples: int = RESAMPLES) -> NDArray[np.float64]:
-    """The metric on documents drawn with replacement; documents, because the words of one are not
+    """The metric on documents sampled with replacement; documents, because the words of one are not
     independent.
 
-    Draws depend only on the number of documents. So two models have the same draws on the same
-    documents, and the spread of their difference over draws is its uncertainty, without what easy
+    Samples depend only on the number of documents. So two models have the same samples of the same
+    documents, and the spread of their difference over samples is its uncertainty, without what easy
     and hard documents do to both.
     """
     pairs = np.array([i if np.size(i) == 2 else (i, 1) for i in items], dtype=np.float64)
-    total, length = (_times_drawn(len(items), resamples) @ pairs).T
+    total, length = (_times_sampled(len(items), resamples) @ pairs).T
     if metric not in PERPLEXITIES:
         return np.asarray(total / length)
     nats = -total / length
@@ -54,7 +54,7 @@ def resampled(metric: str, items: Sequence[Any], resamples: int = RESAMPLES) -> 
 
 
 @lru_cache(maxsize=2)  # those of one task: its metrics share them
-def _times_drawn(documents: int, resamples: int) -> NDArray[np.int64]:
-    """How often each document is drawn, (resamples, documents)."""
-    draw = np.random.default_rng(SEED)
-    return draw.multinomial(documents, [1 / documents] * documents, size=resamples)
+def _times_sampled(documents: int, resamples: int) -> NDArray[np.int64]:
+    """How often each document is sampled, (resamples, documents)."""
+    generator = np.random.default_rng(SEED)
+    return generator.multinomial(documents, [1 / documents] * documents, size=resamples)

@@ -1,0 +1,166 @@
+"""Recovery fine-tuning (RFT): the unpruned model teaches a pruned one what it lost.
+
+Low-rank adapters on the projections and the causal convolutions learn, norms and biases too if the
+settings say so; everything else is frozen. The loss is the cross-entropy plus the divergence from
+the teacher. In the end the adapters are merged, and what is written is an ordinary model.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import LoraConfig, get_peft_model
+from torch import Tensor, nn
+
+from statecut.data.packing import PackedTokens
+from statecut.errors import InputError, nearest
+from statecut.models.architectures import architecture
+from statecut.models.checkpoint import Checkpoint, create, load
+from statecut.pruning.slicing import Change, Pad, change_channels, cut_back, eps_factor
+from statecut.recovery.distillation import distillation_losses, next_tokens
+from statecut.recovery.loop import Losses, check_data, explain_out_of_memory, train
+from statecut.recovery.output import Output
+from statecut.recovery.settings import Recovery
+
+logger = logging.getLogger(__name__)
+
+
+def recover(
+    student: Path | str,
+    teacher: Path | str,
+    data: PackedTokens,
+    settings: Recovery,
+    output: Output,
+    *,
+    device: torch.device | str = "cpu",
+    padded_to: int | None = None,
+) -> None:
+    """Recover the model in one folder with the help of another, and write it to a third.
+
+    `padded_to` is a width that the kernels can train, where they cannot train the student's own: it
+    is trained with that many key channels, the added ones zero, and cut back. The result has the
+    tokenizer of the student, the type that its tensors have on disk, and its loss curve beside it.
+    """
+    pruned = Checkpoint(student)
+    check_data(data, settings, pruned.text_config["vocab_size"])
+    output.check()
+    device = torch.device(device)
+    run = output.checkpoints_of(
+        "recovery",
+        data,
+        student=pruned.digest(),
+        teacher=Checkpoint(teacher).digest(),
+        settings=settings.defining(),
+        padded_to=padded_to,
+        device=device.type,
+    )
+    model = load(student, dtype=torch.float32)
+    if padded_to is not None:
+        model = resize_model(model, Pad(padded_to))
+        scale_eps(model, eps_factor(pruned.shape, replace(pruned.shape, width=padded_to)))
+    adapted = with_adapters(model, settings).to(device)
+    teacher_dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    teacher_model = load(teacher, dtype=teacher_dtype, device=device).requires_grad_(False)
+
+    def loss(ids: Tensor) -> Losses:
+        return recovery_loss(adapted, teacher_model, ids, settings)
+
+    with run as checkpoints:
+        with explain_out_of_memory("recovery", less_memory(settings)):
+            train(adapted, loss, data, settings, checkpoints, work="recovery", saving=output.saving)
+        merged = adapted.merge_and_unload().cpu()
+        if padded_to is not None:
+            merged = resize_model(merged, cut_back(pruned.shape, pruned.shape.width))
+        _, stored = next(pruned.tensors())
+        replace(output, tokenizer=student).write(merged.to(stored.dtype), checkpoints)
+
+
+def less_memory(settings: Recovery) -> str:
+    """What to change where a step does not fit into a GPU."""
+    batch, steps = settings.batch, settings.gradient_accumulation_steps
+    now = f"`gradient_accumulation_steps` is {steps}"
+    if steps == batch:
+        return f"{now}, one sequence each: use a GPU with more memory"
+    more = next(n for n in range(steps + 1, batch + 1) if batch % n == 0)
+    return (
+        f"{now}: try {more}, which needs less memory and gives the same but for rounding; the run "
+        "goes on from its last checkpoint, and what is finished stays"
+    )
+
+
+def with_adapters(model: Any, settings: Recovery) -> Any:
+    """The model with its adapters in place. Gradients are required by them, the convolutions and,
+    if the settings say so, norms (`o_norm.weight`) and biases (`dt_bias`)."""
+    kind, lora = architecture(model.config.to_dict()), settings.lora
+    modules = lora.modules or kind.projections
+    known = {n.rpartition(".")[2] for n, m in model.named_modules() if isinstance(m, nn.Linear)}
+    for module in modules:
+        if module not in known:
+            raise InputError(
+                f"no projection of the model is called {module!r}{nearest(module, known)}"
+            )
+    adapted = get_peft_model(
+        model,
+        LoraConfig(
+            r=lora.rank,
+            lora_alpha=lora.alpha,  # type: ignore[arg-type] # divided by r, so any number will do
+            lora_dropout=0.0,
+            target_modules=list(modules),
+        ),
+    )
+    # Sampled again by a generator of their own: the library samples and discards numbers for B too,
+    # so a padded model would start from other adapters than the narrow one.
+    generator = torch.Generator().manual_seed(settings.seed)
+    for name, parameter in adapted.named_parameters():
+        if ".lora_A." in name:
+            nn.init.kaiming_uniform_(parameter.data, a=math.sqrt(5), generator=generator)
+        *_, module, last = name.split(".")
+        if any(f".{convolution}." in name for convolution in kind.convolutions) or (
+            settings.norms_and_biases and (module.endswith("norm") or last.endswith("bias"))
+        ):
+            parameter.requires_grad_(True)
+    learning, total = adapted.get_nb_trainable_parameters()
+    logger.info(f"recovery: {learning:,} of {total:,} parameters learn")
+    return adapted
+
+
+def recovery_loss(adapted: Any, teacher: Any, ids: Tensor, settings: Recovery) -> Losses:
+    """Cross-entropy plus weighted divergence of (batch, length) tokens."""
+    student = adapted.get_base_model()
+    with torch.no_grad():
+        taught = teacher.model(ids, use_cache=False).last_hidden_state
+    losses = distillation_losses(
+        student.model(ids, use_cache=False).last_hidden_state,
+        student.lm_head.weight,
+        taught,
+        teacher.lm_head.weight,
+        next_tokens(ids),
+        settings.distillation.temperature,
+        settings.distillation.weight,
+    )
+    return Losses(*losses)
+
+
+def resize_model(model: Any, change: Change) -> Any:
+    """The model in memory with its key channels changed, in float32."""
+    config = model.config.to_dict()
+    kind = architecture(config)
+    tensors = change_channels(model.state_dict().items(), kind, kind.shape(config), change)
+    other = create(kind.resized(config, change.width), seed=0)
+    other.load_state_dict(tensors)
+    return other
+
+
+def scale_eps(model: Any, factor: float) -> None:
+    """Multiply the eps of every output norm, only in memory: the config keeps what it says."""
+    config = model.config.to_dict()
+    kind = architecture(config)
+    norm, _, eps = kind.norm_eps.rpartition(".")
+    for layer in kind.shape(config).layers:
+        module = model.get_submodule(kind.mixer.format(layer=layer) + norm)
+        setattr(module, eps, getattr(module, eps) * factor)
