@@ -1,10 +1,11 @@
 from reproduction.running.job import job
 
 with job(snakemake) as run:
-    from statecut.card import card, recovered_facts
+    from statecut.card import card
     from statecut.data.packing import PackedTokens
     from statecut.models.checkpoint import Checkpoint
     from statecut.preflight.preflight import padding
+    from statecut.recovery.facts import recovered_facts
     from statecut.recovery.output import Output
     from statecut.recovery.recovery import recover
 

@@ -14,13 +14,15 @@ from hypothesis import strategies as st
 from small_models import SMALL
 from training_runs import packed
 
-from statecut.card import card, refitted_facts
+from statecut.card import card
 from statecut.errors import InputError
+from statecut.evaluation.perplexity import perplexity
 from statecut.models import create, load, save
 from statecut.models.checkpoint import Checkpoint
 from statecut.models.layerwise import LayerwiseModel
 from statecut.pruning import refit as fitting
-from statecut.pruning.refit import RIDGES, _refit, _Sums, perplexity, refit, write_refitted
+from statecut.pruning.outcome import refitted_facts
+from statecut.pruning.refit import RIDGES, _refit, _Sums, refit, write_refitted
 from statecut.pruning.slicing import Keep, Pad, cut_back, slice_model
 
 NAMES = ["delta_net", "delta_net_gate", "delta_net_tied", "shared_head", "shared_all", "gated",
@@ -54,7 +56,7 @@ def models(name, folder, *, width=None, value_width=None, dtype=torch.float64, *
 
 
 def fit(student, teacher, ridge=None, batch=4):
-    return _refit(student, teacher, IDS, batch=batch, ridges=[ridge] if ridge else RIDGES)
+    return _refit(student, teacher, IDS, [ridge] if ridge else RIDGES, batch=batch)
 
 
 def rows(model, layer, projection, ids):
@@ -263,7 +265,7 @@ def test_the_ridge_is_the_best_on_the_rows_held_out(seed):
         sums.add(X, E, E)
         parts.append(sums)
     most, rest = parts
-    ridge, error = fitting._best_ridge(most, rest)
+    ridge, error = fitting._best_ridge(most, rest, RIDGES)
     errors = [rest.error(most.solve(ridge)) for ridge in RIDGES]
     assert error == min(errors) == errors[RIDGES.index(ridge)]
     assert error <= float(rest.square)
@@ -351,7 +353,7 @@ def test_perplexity_layer_by_layer_is_that_of_the_whole_model(name, tmp_path):
 
 def test_a_model_that_was_never_cut_is_refused(tmp_path):
     _, teacher = models("delta_net", tmp_path)
-    with pytest.raises(InputError, match=r"16 key channels a head and .* 16; .*: nothing was cut"):
+    with pytest.raises(InputError, match="16 x 16 there and 16 x 16 here, so nothing was cut"):
         refit(teacher, teacher, IDS)
 
 
@@ -377,18 +379,10 @@ def test_a_student_that_was_rounded_has_its_teacher(tmp_path):
     assert refit(Checkpoint(tmp_path / "rounded"), teacher, IDS).fits
 
 
-def test_a_teacher_of_other_shapes_is_refused(tmp_path):
-    student, _ = models("delta_net", tmp_path)
-    save(create({**SMALL["delta_net"], "intermediate_size": 64}, seed=3), tmp_path / "other")
-    with pytest.raises(InputError, match=r"other is not the model that .*: model.layers.0.mlp.down_"
-                       r"proj.weight is \[32, 64\] there and \[32, 48\] here"):  # fmt: skip
-        refit(student, Checkpoint(tmp_path / "other"), IDS)
-
-
 def test_a_teacher_of_another_kind_is_refused(tmp_path):
     student, _ = models("delta_net", tmp_path)
     save(create(SMALL["gated"] | {"head_dim": 24}, seed=3), tmp_path / "other")
-    with pytest.raises(InputError, match="was cut from: a gated_deltanet, not a delta_net"):
+    with pytest.raises(InputError, match="was cut from: it is a gated_deltanet"):
         refit(student, Checkpoint(tmp_path / "other"), IDS)
 
 

@@ -8,6 +8,8 @@ from typing import Literal
 Kernel = Literal["delta_net", "gated_deltanet"]
 Channels = Literal["key", "value"]
 """Whose channels: those of keys are those of queries too."""
+WIDEST = 256
+"""The kernels take no wider keys."""
 
 
 @dataclass(frozen=True, order=True)
