@@ -360,10 +360,10 @@ BAD = {
         ["--state", "0.5", "--activations", "normalised"],
         "activations normalised: values have no L2 norm; take raw",
     ),
-    "more keys than there are": (["--keys", "17"], "--keys 17: a head of {model} has 16 key chan"),
-    "more values than there are": (["--values", "25"], "has 24 value channels; give 1 to 24"),
+    "more keys than there are": (["--keys", "17"], "a head of {model} has 16 key"),
+    "more values than there are": (["--values", "25"], "24 value channels; give fewer of"),
     "no values": (["--values", "0"], "--values 0: must be 1 or more"),
-    "all channels": (["--keys", "16", "--values", "24"], "d_k 16 and d_v 24 are all that a head"),
+    "all channels": (["--keys", "16", "--values", "24"], "--keys 16 --values 24: a head of"),
     "widths that are rounded": (["--keys", "5", "--round-to", "4"], "--keys 5 is not rounded"),
     "a target without keys": (
         ["--values", "8", "--target", "k"],

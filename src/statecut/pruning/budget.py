@@ -63,39 +63,24 @@ def wanted_cuts(
     if shapes:
         return step, shapes
     full = checkpoint.shape
-    message = " ".join(filter(None, [
-        f"--state {share:g}: no cut of d_k {full.width} and d_v {full.value_width} of "
-        f"{checkpoint.folder}",
-        f"that {engine.label} takes ({engine.widths()})" if engine else "",
-        f"in multiples of {step}" if step > 1 else "",
-        "leaves so little of the state",
-    ]))  # fmt: skip
-    smaller = [shape for shape in _usable(checkpoint, engine, step) if shape != full]
-    if not smaller:
-        raise InputError(f"{message}, nor is there any other cut")
-    least = min(smaller, key=MixerShape.state_bytes)
+    taken = f" that {engine.label} takes ({engine.widths()})" if engine else ""
+    multiples = f" in multiples of {step}" if step > 1 else ""
+    least = min(_usable(checkpoint, engine, step), key=MixerShape.state_bytes, default=full)
     possible = math.ceil(least.state_bytes() / full.state_bytes() * 10_000) / 10_000
     raise InputError(
-        f"{message}; the smallest is {in_words(least)}: give --state {possible:g} or more"
+        f"--state {share:g}: no cut of d_k {full.width} and d_v {full.value_width} of "
+        f"{checkpoint.folder}{taken}{multiples} leaves so little of the state; the smallest is "
+        f"{in_words(least)}: give --state {possible:g} or more"
     )
 
 
 def check_cut(checkpoint: Checkpoint, cut: MixerShape, engine: Engine | None) -> None:
     """An error if a model cannot be cut to widths that were given by hand."""
     full = checkpoint.shape
-    for name, width, limit in (
-        ("key", cut.width, full.width),
-        ("value", cut.value_width, full.value_width),
-    ):
-        if width > limit:
-            raise InputError(
-                f"--{name}s {width}: a head of {checkpoint.folder} has {limit} {name} channels; "
-                f"give 1 to {limit}"
-            )
-    if cut == full:
+    if not cut.narrower_than(full):
         raise InputError(
-            f"d_k {full.width} and d_v {full.value_width} are all that a head of "
-            f"{checkpoint.folder} has: give fewer --keys or --values"
+            f"--keys {cut.width} --values {cut.value_width}: a head of {checkpoint.folder} has "
+            f"{full.width} key and {full.value_width} value channels; give fewer of one or both"
         )
     if cut.width > WIDEST:
         raise InputError(f"--keys {cut.width}: the kernels take no more than {WIDEST}; give fewer")

@@ -23,7 +23,8 @@ from statecut.pruning.slicing import eps_factor, sliced_sizes
 from statecut.serving.engines import computed_wrong
 
 NEAR = 1.02  # times the best perplexity
-DIGESTS = ("base model digest", "refitted to")  # which the screen does not show
+WITH_DIGESTS = ("base model digest", "calibration", "refitted to", "text of the refit")
+"""Facts that the screen does not show."""
 
 
 @dataclass(frozen=True)
@@ -141,7 +142,7 @@ class Outcome:
 
     def lines(self) -> list[str]:
         """For the screen."""
-        facts = {name: fact for name, fact in self.facts().items() if name not in DIGESTS}
+        facts = {name: fact for name, fact in self.facts().items() if name not in WITH_DIGESTS}
         width = max(map(len, facts))
         table = self.table()
         return [

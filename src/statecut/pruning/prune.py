@@ -33,7 +33,7 @@ from statecut.pruning.budget import STEPS, check_cut, in_words, wanted_cuts
 from statecut.pruning.calibration import Calibration, calibrate_folder
 from statecut.pruning.methods import METHODS
 from statecut.pruning.outcome import Candidate, Outcome, best
-from statecut.pruning.refit import check_refit, check_varied, refit, write_refitted
+from statecut.pruning.refit import check_refit, refit, write_refitted
 from statecut.pruning.request import Request
 from statecut.pruning.select import select
 from statecut.pruning.selection import Selection
@@ -70,7 +70,7 @@ def prune(request: Request) -> list[str]:
                 pack_text(request.text, checkpoint, packed, slices=slices, length=length, seed=seed)
             data = PackedTokens(packed, slice_name="calibration")
             if request.refits:
-                check_varied(checkpoint, torch.from_numpy(data[:]))
+                check_refit(checkpoint, len(data), length, torch.from_numpy(data[:]))
             if calibrates:
                 calibration = calibrate_on(data, request, values=cuts_values)
         selections = choose(request, ModelStatistics(checkpoint, calibration), shapes)
@@ -119,7 +119,7 @@ def check_model(
             f"{request.wanted} cuts values alone; leave it out"
         )
     if request.refits:
-        check_refit(checkpoint, sequences=request.sequences, length=request.length)
+        check_refit(checkpoint, request.sequences, request.length)
     check_out(request.out, [request.model], request.text, force=request.force)
     # The refit reads the sliced model from files, too; of several the best until then is kept.
     copies = (2 if len(shapes) == 1 else 3) if request.refits else 1

@@ -72,28 +72,20 @@ class Refit:
 
 
 def refit(
-    student: Checkpoint, teacher: Checkpoint, ids: Tensor, *, device: str = "cpu", batch: int = 8
+    student: Checkpoint,
+    teacher: Checkpoint,
+    ids: Tensor,
+    *,
+    device: str = "cpu",
+    batch: int = 8,
+    ridges: Sequence[float] = RIDGES,
 ) -> Refit:
     """Fit the projections of a pruned model to the model it was cut from.
 
     `ids` (sequences, length) is the text; `batch` sequences of it are run at a time.
     """
-    check_refit(student, sequences=len(ids), length=ids.shape[1])
-    check_varied(student, ids)
+    check_refit(student, len(ids), ids.shape[1], ids)
     check_cut_from(student, teacher)
-    return _refit(student, teacher, ids, RIDGES, device=device, batch=batch)
-
-
-def _refit(
-    student: Checkpoint,
-    teacher: Checkpoint,
-    ids: Tensor,
-    ridges: Sequence[float],
-    *,
-    device: str = "cpu",
-    batch: int = 8,
-) -> Refit:
-    """Without the checks."""
     chooses = torch.arange(len(ids)) % HELD_OUT == 0  # the ridge
     most, held_out = ids[~chooses].split(batch), ids[chooses].split(batch)
     dtype = student.compute_dtype(device)
@@ -121,8 +113,11 @@ def _refit(
     return Refit(weights, tuple(fits), ids.numel())
 
 
-def check_refit(checkpoint: Checkpoint, *, sequences: int, length: int) -> None:
-    """An error if the model, pruned or not, cannot be refitted on so much text."""
+def check_refit(
+    checkpoint: Checkpoint, sequences: int, length: int, ids: Tensor | None = None
+) -> None:
+    """An error if the model, pruned or not, cannot be refitted on so much text, or on these token
+    ids: least squares on a text that says the same over and over would ruin all other text."""
     checkpoint.check_no_softmax()
     if checkpoint.config.get("attnres_block_size") is not None:
         raise InputError(
@@ -132,32 +127,23 @@ def check_refit(checkpoint: Checkpoint, *, sequences: int, length: int) -> None:
     if sequences < 2:
         raise InputError(f"refit: {sequences} sequence of text; give at least 2, one is held out")
     tokens = (sequences - math.ceil(sequences / HELD_OUT)) * length
-    unknowns, name = _widest(checkpoint)
+    fitted = (f".{checkpoint.architecture.o_proj}", f".{DOWN_PROJ}.weight")
+    sizes = [(t.shape[1], name) for name, t in checkpoint.headers() if name.endswith(fitted)]
+    unknowns, name = max(sizes)
+    unknown = f"the {unknowns:,} unknowns that each output of {name} has"
     if tokens < unknowns:
         raise InputError(
-            f"refit: {tokens:,} tokens of text for the {unknowns:,} unknowns that each output "
-            f"of {name} has; give at least as many, better ten times that"
+            f"refit: {tokens:,} tokens of text for {unknown}; give at least as many, better ten "
+            "times that"
         )
-
-
-def check_varied(checkpoint: Checkpoint, ids: Tensor) -> None:
-    """An error if the text (sequences, length) says the same over and over: least squares would
-    fit that alone, and ruin all other text."""
-    stretches = ids.unfold(1, min(CONTEXT, ids.shape[1]), 1).flatten(0, 1)
-    different = len(np.unique(stretches.numpy(), axis=0))
-    unknowns, name = _widest(checkpoint)
-    if different < min(unknowns, len(stretches)):
-        raise InputError(
-            f"refit: the text repeats itself: its {ids.numel():,} tokens have {different:,} "
-            f"different stretches of {CONTEXT}, for the {unknowns:,} unknowns that each output of "
-            f"{name} has; give a --text that says more"
-        )
-
-
-def _widest(checkpoint: Checkpoint) -> tuple[int, str]:
-    """The most inputs that a fitted projection has, and its name."""
-    fitted = (f".{checkpoint.architecture.o_proj}", f".{DOWN_PROJ}.weight")
-    return max((t.shape[1], name) for name, t in checkpoint.headers() if name.endswith(fitted))
+    if ids is not None:
+        stretches = ids.unfold(1, min(CONTEXT, length), 1).flatten(0, 1)
+        different = len(np.unique(stretches.numpy(), axis=0))
+        if different < min(unknowns, len(stretches)):
+            raise InputError(
+                f"refit: the text repeats itself: its {ids.numel():,} tokens have {different:,} "
+                f"different stretches of {CONTEXT}, for {unknown}; give a --text that says more"
+            )
 
 
 def write_refitted(
@@ -297,14 +283,9 @@ def _fit(
     if not error < float(total.square):
         new, ridge = old, math.inf
         error, error_held_out = float(total.square), float(held_out.square)
-    shares = [
-        part / float(of) if of > 0 else 1.0
-        for part, of in (
-            (error, total.square),
-            (error_held_out, held_out.square),
-            (float(total.square), total.size),
-        )
-    ]
+    parts = (error, error_held_out, float(total.square))
+    sizes = map(float, (total.square, held_out.square, total.size))
+    shares = (part / of if of > 0 else 1.0 for part, of in zip(parts, sizes, strict=True))
     return new.cpu(), Fit(name, ridge, *shares)
 
 

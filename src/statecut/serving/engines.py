@@ -23,10 +23,10 @@ NO_KEYS_ALONE = "no cut of keys alone (--state, --keys and --values cut values, 
 class Engine:
     name: str
     label: str
-    evidence: str  # how its widths are known
-    date: str
-    source: str  # where they stand
-    models: tuple[str, ...] = ()  # the model types this holds for; all that Statecut has if empty
+    source: str  # where its widths stand
+    evidence: str = READ  # how they are known
+    date: str = "August 2026"
+    models: tuple[str, ...] = QWEN  # the model types this holds for; all that Statecut has if empty
     multiple: int = 1  # it takes multiples of this
     largest: int | None = None
     only: tuple[int, ...] = ()  # it takes no others, if there are any here
@@ -116,82 +116,68 @@ class Engine:
         )
 
 
-ENGINES = {
-    engine.name: engine
-    for engine in (
-        Engine(
-            "transformers",
-            label="transformers",
-            evidence="run in Statecut's tests",
-            date="November 2026",
-            source="transformers 5.17, flash-linear-attention 0.6.0",
-            note="multiples of 16 run fastest on a GPU",
-        ),
-        Engine(
-            "vllm",
-            label="vLLM",
-            evidence=READ,
-            date="August 2026",
-            source="third_party/flash_linear_attention/ops/chunk_delta_h.py, fused_recurrent.py; "
-            "qwen_gdn_linear_attn.py",
-            models=QWEN,
-            largest=256,
-            setting="--gdn-prefill-backend triton",
-            setting_unless=128,
-            note="on Hopper its default prefill kernel raises unless d_k is 128; decoding computes "
-            "in tiles of the next power of two",
-        ),
-        Engine(
-            "sglang",
-            label="SGLang",
-            evidence=READ,
-            date="August 2026",
-            source="srt/layers/attention/linear/gdn_backend.py",
-            models=QWEN,
-            largest=256,
-            note="with its default kernels, Triton's; FlashInfer's take 128 alone",
-        ),
-        Engine(
-            "tensorrt-llm",
-            label="TensorRT-LLM",
-            evidence=READ,
-            date="August 2026",
-            source="_torch/modules/mamba/gdn_mixer.py, _torch/modules/fla/chunk_delta_h.py",
-            models=QWEN,
-            largest=256,
-            setting="TLLM_USE_FLASHINFER_GDN_PREFILL=0",
-            setting_unless=128,
-            note="the setting is an environment variable; on Hopper its default prefill kernel "
-            "takes 128 alone",
-        ),
-        Engine(
-            "mlx",
-            label="mlx-lm",
-            evidence="its CPU path is run in Statecut's tests, its kernel for a Mac's GPU was "
-            "read in its source, not run",
-            date="August 2026",
-            source="mlx_lm/models/gated_delta.py",
-            models=QWEN,
-            multiple=32,
-            wrong="on a Mac's GPU",
-            note="its CPU path takes any width",
-        ),
-        Engine(
-            "llama.cpp",
-            label="llama.cpp",
-            evidence="its CPU path is run in Statecut's tests (`make test-llama`), its CUDA kernel "
-            "was read in its source, not run",
-            date="November 2026",
-            source="llama-cpp-python 0.3.36, which holds llama.cpp 0c1e570: qwen3next.cpp, "
-            "qwen35.cpp, delta-net-base.cpp, ggml-cpu/ops.cpp, ggml-cuda/gated_delta_net.cu",
-            models=QWEN,
-            square=True,
-            only=(16, 32, 64, 128),
-            note="on a CPU any square; CUDA ends the program at others, and a model that is not "
-            "square is not loaded",
-        ),
-    )
-}
+_TESTED = "is run in Statecut's tests"
+_FOR_QWEN = (
+    Engine(
+        "vllm",
+        label="vLLM",
+        source="third_party/flash_linear_attention/ops/chunk_delta_h.py, fused_recurrent.py; "
+        "qwen_gdn_linear_attn.py",
+        largest=256,
+        setting="--gdn-prefill-backend triton",
+        setting_unless=128,
+        note="on Hopper its default prefill kernel raises unless d_k is 128; decoding computes in "
+        "tiles of the next power of two",
+    ),
+    Engine(
+        "sglang",
+        label="SGLang",
+        source="srt/layers/attention/linear/gdn_backend.py",
+        largest=256,
+        note="with its default kernels, Triton's; FlashInfer's take 128 alone",
+    ),
+    Engine(
+        "tensorrt-llm",
+        label="TensorRT-LLM",
+        source="_torch/modules/mamba/gdn_mixer.py, _torch/modules/fla/chunk_delta_h.py",
+        largest=256,
+        setting="TLLM_USE_FLASHINFER_GDN_PREFILL=0",
+        setting_unless=128,
+        note="the setting is an environment variable; on Hopper its default prefill kernel takes "
+        "128 alone",
+    ),
+    Engine(
+        "mlx",
+        label="mlx-lm",
+        evidence=f"its CPU path {_TESTED}, its kernel for a Mac's GPU was {READ}",
+        source="mlx_lm/models/gated_delta.py",
+        multiple=32,
+        wrong="on a Mac's GPU",
+        note="its CPU path takes any width",
+    ),
+    Engine(
+        "llama.cpp",
+        label="llama.cpp",
+        evidence=f"its CPU path {_TESTED} (`make test-llama`), its CUDA kernel was {READ}",
+        date="November 2026",
+        source="llama-cpp-python 0.3.36, which holds llama.cpp 0c1e570: qwen3next.cpp, qwen35.cpp, "
+        "delta-net-base.cpp, ggml-cpu/ops.cpp, ggml-cuda/gated_delta_net.cu",
+        square=True,
+        only=(16, 32, 64, 128),
+        note="on a CPU any square; CUDA ends the program at others, and a model that is not square "
+        "is not loaded",
+    ),
+)
+_TRANSFORMERS = Engine(
+    "transformers",
+    label="transformers",
+    evidence="run in Statecut's tests",
+    date="November 2026",
+    source="transformers 5.17, flash-linear-attention 0.6.0",
+    models=(),
+    note="multiples of 16 run fastest on a GPU",
+)
+ENGINES = {engine.name: engine for engine in (_TRANSFORMERS, *_FOR_QWEN)}
 
 
 def engine_named(name: str) -> Engine:
