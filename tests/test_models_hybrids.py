@@ -225,7 +225,7 @@ def test_the_rule_is_shown_the_models_own_queries_and_keys(folders, name):
 def test_gradients_of_the_copies_are_summed(folders, name, monkeypatch):
     model = load(folders / name)
     kind, shape, _ = mixers(model)
-    calibration = calibrate(model, [IDS[:1]], tokens=40)
+    calibration = calibrate(model, [IDS[:1]])
     module, function, received = (
         importlib.import_module(kind.call.module),
         kind.call.functions[0],

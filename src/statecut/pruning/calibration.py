@@ -102,7 +102,7 @@ class _Sums:
         values: bool,
     ):
         adapter, self.shape, mixer_modules = mixers(model)
-        layers, heads, width = len(self.shape.layers), self.shape.heads, self.shape.width
+        layers = len(self.shape.layers)
         q_proj = mixer_modules[0].get_parameter(adapter.q_proj.name)
         hidden = q_proj.movedim(adapter.q_proj.axis, 0).shape[1]
         self.device, self.seed = device, seed
@@ -112,19 +112,15 @@ class _Sums:
         self.sampled = torch.empty(0, dtype=torch.long)
         zeros = partial(torch.zeros, dtype=torch.float64, device=device)
         self.squares = zeros(layers, hidden)
-        self.grams: dict[str, Tensor] = {
-            f"{rows}.{side}.{activations}": zeros(layers, heads, width, width)
+        size = {"k": self.shape.size("key"), "q": self.shape.size("key")}
+        size |= {"v": self.shape.size("value")} if values else {}
+        self.fisher = {side: zeros(layers, *size[side]) for side in size}
+        self.grams = {
+            f"{rows}.{side}.{activations}": zeros(layers, *size[side], size[side][1])
             for rows in ("gram", "sample")
-            for side in ("k", "q")
-            for activations in ("raw", "normalised")
+            for side in size
+            for activations in (("raw",) if side == "v" else ("raw", "normalised"))
         }
-        self.fisher = {side: zeros(layers, heads, width) for side in ("q", "k")}
-        if values:
-            heads, width = self.shape.size("value")
-            self.grams |= {
-                f"{rows}.v.raw": zeros(layers, heads, width, width) for rows in ("gram", "sample")
-            }
-            self.fisher["v"] = zeros(layers, heads, width)
 
     def start_batch(self, number: int) -> None:
         """What is added next belongs to this batch."""

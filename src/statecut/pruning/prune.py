@@ -86,16 +86,9 @@ def prune(request: Request) -> list[str]:
             else:
                 (selection,) = selections.values()
                 outcome = Outcome(request, checkpoint, selection)
-                slice_model(
-                    checkpoint,
-                    selection.change(),
-                    request.out,
-                    values=selection.value_change(),
-                    dtype=dtype,
-                    eps=request.eps,
-                    card=outcome.card(),
-                    force=request.force,
-                )
+                options = {**selection.changes(), "dtype": dtype, "eps": request.eps}
+                card, force = outcome.card(), request.force
+                slice_model(checkpoint, out=request.out, **options, card=card, force=force)
     return outcome.lines()
 
 
@@ -234,10 +227,8 @@ def choose(
             few = " and ".join(map(str, widths))
             what = f"{request.method} keeps {few} of {full} {channels} channels per head"
             logger.info("selecting: %s", what)
-            options = {"channels": channels, "seed": request.seed, **request.options}
-            if channels == "key":
-                options["target"] = request.target
-            results = select(request.method, statistics, widths, **options)
+            given = {"target": request.target, "seed": request.seed, **request.options}
+            results = select(request.method, statistics, widths, channels=channels, **given)
             chosen |= {(channels, width): s for width, s in zip(widths, results, strict=True)}
     selections = {}
     for shape in shapes:
@@ -268,14 +259,8 @@ def slice_and_refit(
         for number, (shape, selection) in enumerate(selections.items(), 1):
             cut = f"cut {number} of {len(selections)}: d_k {shape.width}, d_v {shape.value_width}"
             logger.info(cut)
-            slice_model(
-                checkpoint,
-                selection.change(),
-                sliced_folder,
-                values=selection.value_change(),
-                dtype=dtype,
-                eps=request.eps,
-            )
+            changes = selection.changes()
+            slice_model(checkpoint, **changes, out=sliced_folder, dtype=dtype, eps=request.eps)
             sliced = Checkpoint(sliced_folder)
             began = time.monotonic()
             result = refit(sliced, checkpoint, ids, device=device, batch=batch)

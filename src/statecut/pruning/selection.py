@@ -44,6 +44,10 @@ class Selection:
     def value_change(self) -> Keep | None:
         return Keep(self.tensors["values.kept"]) if "values.kept" in self.tensors else None
 
+    def changes(self) -> dict[str, Any]:
+        """Both, as `slice_model` takes them."""
+        return {"keys": self.change(), "values": self.value_change()}
+
     def cut(self, shape: MixerShape) -> MixerShape:
         """The shape of a model with the channels that stay."""
         keys, values = self.change(), self.value_change()
