@@ -1,4 +1,4 @@
-"""What `statecut prune` is asked for."""
+"""The options of `statecut prune`, and the checks that need no model."""
 
 from __future__ import annotations
 

@@ -127,7 +127,7 @@ class Slicer:
     keys: Change | None
     values: Keep | None
     stored: Callable[[str], Tensor]
-    """The tensor of the whole model of this name: some are changed by what is in others."""
+    """The tensor of the unpruned model of this name: some are changed by what is in others."""
     eps: Eps = "matched"
     _pairs: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
     """Matrices that meet in fewer channels: both are of one decomposition."""
@@ -325,7 +325,7 @@ def slice_model(
     force: bool = False,
 ) -> None:
     """Write the model with its key channels changed, and its value channels, to a folder that its
-    stock library loads. With its eps matched it computes what the whole model does with the cut
+    stock library loads. With its eps matched it computes what the unpruned one does with the cut
     channels set to zero; `kept` leaves eps and the scale of the output projection as they were.
 
     Files are the model's own, one of them at a time in memory. Tensors that are not the model's
