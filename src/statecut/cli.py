@@ -164,8 +164,8 @@ def _inspect(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     command = commands.add_parser(
         "inspect",
         help="say what is in a model, and what pruning it would save",
-        description="Layers, heads and widths of a model, its cache per request and the state's share of "
-        "it, what is saved by which ratio, and which engines run the result. "
+        description="Layers, heads and widths of a model, its cache per request and the state's "
+        "share of it, what is saved by which ratio, and which engines run the result. "
         "Reads config.json and the headers of the weights' files.",
     )
     command.add_argument("model", metavar="MODEL", help="a model folder, or a downloaded hub name")
