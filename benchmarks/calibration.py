@@ -39,10 +39,10 @@ def measure(case: str, sequences: int, length: int, batch: int, device: str) -> 
         return (torch.randint(0, vocabulary, (batch, length)) for _ in range(count // batch))
 
     if device == "cuda":
-        calibrate(model, batches(batch), tokens=batch * length)
+        calibrate(model, batches(batch))
         torch.cuda.reset_peak_memory_stats()
     started = time.monotonic()
-    calibrate(model, batches(sequences), tokens=sequences * length)
+    calibrate(model, batches(sequences))
     seconds = time.monotonic() - started
     if device == "cuda":
         peak = torch.cuda.max_memory_allocated() / 2**20

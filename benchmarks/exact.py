@@ -48,7 +48,7 @@ from statecut.models import load
 from statecut.models.checkpoint import Checkpoint
 from statecut.pruning.calibration import calibrate_folder
 from statecut.pruning.methods import METHODS
-from statecut.pruning.select import select, select_values
+from statecut.pruning.select import select
 from statecut.pruning.slicing import eps_factor, slice_model
 from statecut.pruning.statistics import ModelStatistics
 from statecut.recovery.training import scale_eps
@@ -95,7 +95,10 @@ def rows(bench: Bench, options: argparse.Namespace, done: set[tuple[Any, ...]]) 
         )  # fmt: skip
         statistics = ModelStatistics(teacher, calibration)
         for method, split in itertools.product(options.methods, splits):
-            choose = {"keys": partial(select, target="kq"), "values": select_values}
+            choose = {
+                "keys": partial(select, target="kq"),
+                "values": partial(select, channels="value"),
+            }
             channels: dict[str, Any] = {"keys": None, "values": None}
             for (side, function), width, full in zip(choose.items(), split, whole, strict=True):
                 if width < full:

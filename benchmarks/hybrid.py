@@ -179,7 +179,8 @@ def cell(row: Row, measure: Callable[[], Row]) -> Row:
 def layerwise(bench: Bench, job: Job) -> Iterator[Row]:
     batches = list(bench.text().split(bench.options.batch))
     model = bench.model()
-    calibrate(model, batches[:1], tokens=batches[0].numel(), gradients=False)  # tunes the kernels
+    with torch.no_grad():
+        model(batches[0].to(bench.device), use_cache=False)  # tunes the kernels
     start = time.perf_counter()
     save(model, bench.folder)
     del model
@@ -195,14 +196,14 @@ def gradients(bench: Bench, job: Job) -> Iterator[Row]:
     model, text, batch = bench.model(), bench.text(), bench.options.batch
     while not fits(model, text[:batch]) and batch > 1:
         batch //= 2
-    work = partial(calibrate, model, text.split(batch), tokens=text.numel())
+    work = partial(calibrate, model, text.split(batch))
     yield cell({**job.row(), "batch": batch}, partial(bench.timed, work))
 
 
 def fits(model: Any, ids: Tensor) -> bool:
     """Whether a batch can be calibrated with gradients; tunes the kernels."""
     try:
-        calibrate(model, [ids], tokens=ids.numel())
+        calibrate(model, [ids])
     except RuntimeError as error:
         if not out_of_memory(error):
             raise

@@ -59,7 +59,7 @@ from statecut.files import atomic_write, read_json, sha256, write_json
 from statecut.models import create, kernels, load
 from statecut.models.checkpoint import Checkpoint
 from statecut.models.fixes.fla import plain_kernels_in_place
-from statecut.pruning.calibration import Calibration, calibrate, drawn_sequences
+from statecut.pruning.calibration import Calibration, calibrate, sampled_sequences
 from statecut.pruning.methods import method_named
 from statecut.pruning.refit import refit, write_refitted
 from statecut.pruning.select import select
@@ -228,14 +228,14 @@ class Bench:
         model = load(
             folder, device=self.device, dtype=Checkpoint(folder).compute_dtype(self.device)
         )
-        ids = drawn_sequences(self.text("calibration"), self.settings["sequences"], seed)
+        ids = sampled_sequences(self.text("calibration"), self.settings["sequences"], seed)
         return calibrate(
-            answers_only(model), ids.split(32), tokens=ids.numel(), seed=seed,
+            answers_only(model), ids.split(32), seed=seed,
             provenance={"model_digest": Checkpoint(folder).digest()},
         )  # fmt: skip
 
     def refit(self, sliced: Path, folder: Path, seed: int) -> Path:
-        ids = drawn_sequences(self.text("calibration"), self.settings["sequences"], seed)
+        ids = sampled_sequences(self.text("calibration"), self.settings["sequences"], seed)
         student, out = Checkpoint(sliced), self.work / "refitted"
         result = refit(student, Checkpoint(folder), ids, device=self.device, batch=32)
         write_refitted(student, result, out, force=True)

@@ -46,8 +46,9 @@ from typing import Any
 from training import CONFIG as DEMO
 from training import tokens
 
-from reproduction.config import load_config, pruning
+from reproduction.config import load_config
 from statecut import logs
+from statecut.arguments import width as width_of
 from statecut.errors import InputError
 from statecut.files import read_json, write_json
 
@@ -220,7 +221,7 @@ def prepare_model(arguments: argparse.Namespace, name: str) -> None:
     for ratio in arguments.ratios:
         student = student_folder(arguments.folder, name, ratio)
         if not student.exists():
-            kept = cut_back(teacher.shape, pruning.width(model.head_k_dim, ratio))
+            kept = cut_back(teacher.shape, width_of(model.head_k_dim, ratio))
             slice_model(teacher, kept, student)
 
 

@@ -42,10 +42,11 @@ from reproduction.config import Config, load_config
 from statecut.arguments import width as width_of
 from statecut.data.packing import PackedTokens
 from statecut.errors import InputError
+from statecut.evaluation.perplexity import perplexity
 from statecut.models.checkpoint import Checkpoint, save
-from statecut.pruning.calibration import calibrate_folder, drawn_sequences
+from statecut.pruning.calibration import calibrate_folder, sampled_sequences
 from statecut.pruning.methods import METHODS, method_named
-from statecut.pruning.refit import perplexity, refit, write_refitted
+from statecut.pruning.refit import refit, write_refitted
 from statecut.pruning.select import select
 from statecut.pruning.slicing import Keep, slice_model
 from statecut.pruning.statistics import ModelStatistics
@@ -107,7 +108,7 @@ class Bench:
     def refit(self, student: Checkpoint, teacher: Checkpoint, seed: int) -> dict[str, Any]:
         """Into the folder `refitted`; seconds and memory."""
         data = PackedTokens(self.text, slice_name="calibration")
-        ids = drawn_sequences(data, self.sequences, seed)
+        ids = sampled_sequences(data, self.sequences, seed)
         if self.device == "cuda":
             torch.cuda.reset_peak_memory_stats()
         start = self.clock()

@@ -43,12 +43,13 @@ from torch import Tensor
 from statecut.arguments import width as width_of
 from statecut.data.packing import PackedTokens
 from statecut.errors import InputError
+from statecut.evaluation.perplexity import perplexity
 from statecut.models import plain_kernels
 from statecut.models.checkpoint import Checkpoint
 from statecut.models.fixes.fla import plain_kernels_in_place
-from statecut.pruning.calibration import calibrate_folder, drawn_sequences
+from statecut.pruning.calibration import calibrate_folder, sampled_sequences
 from statecut.pruning.methods import METHODS, method_named
-from statecut.pruning.refit import perplexity, refit, write_refitted
+from statecut.pruning.refit import refit, write_refitted
 from statecut.pruning.select import select
 from statecut.pruning.slicing import slice_model
 from statecut.pruning.statistics import ModelStatistics
@@ -173,7 +174,7 @@ def rows(options: argparse.Namespace, done: set[Cell], work: Path) -> Iterator[d
                     dtype=teacher.compute_dtype(device),
                 )  # fmt: skip
                 student = Checkpoint(folders["sliced"])
-                ids = drawn_sequences(text, options.sequences, options.seed)
+                ids = sampled_sequences(text, options.sequences, options.seed)
                 result = refit(student, teacher, ids, device=device)
                 write_refitted(student, result, folders["refitted"], force=True)
             for cell in group:

@@ -36,7 +36,7 @@ def main() -> None:
 
     checkpoint = Checkpoint(options.model)
     request = Request(
-        options.model, Path("unused"), "drrqr", 0.5, text=options.text,
+        options.model, Path("unused"), "drrqr", text=options.text,
         sequences=options.sequences, length=options.length,
         device="cuda" if torch.cuda.is_available() else "cpu",
     )  # fmt: skip

@@ -20,7 +20,7 @@ from torch import Tensor
 from statecut.data.packing import PackedTokens
 from statecut.models.checkpoint import Checkpoint
 from statecut.pruning.calibration import calibrate_folder
-from statecut.pruning.select import select, select_values
+from statecut.pruning.select import select
 from statecut.pruning.statistics import ModelStatistics
 
 PARTS = (2, 4, 8)
@@ -56,7 +56,7 @@ def lines(folder: Path, options: argparse.Namespace) -> list[str]:
     result = []
     for part in PARTS:
         (of_keys,) = select("drrqr", statistics, [shape.width // part])
-        (of_values,) = select_values("drrqr", statistics, [shape.value_width // part])
+        (of_values,) = select("drrqr", statistics, [shape.value_width // part], channels="value")
         left = [
             torch.tensor([
                 not_rebuilt(gram, kept)

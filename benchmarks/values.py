@@ -40,7 +40,7 @@ from statecut.errors import InputError
 from statecut.models.checkpoint import Checkpoint
 from statecut.pruning.calibration import calibrate_folder
 from statecut.pruning.methods import METHODS
-from statecut.pruning.select import select, select_values
+from statecut.pruning.select import select
 from statecut.pruning.slicing import Change, Keep, check_sliceable, check_widths, slice_model
 from statecut.pruning.statistics import ModelStatistics
 
@@ -194,7 +194,7 @@ def choose(key: Row, statistics: ModelStatistics) -> tuple[Change | None, Keep |
         (selection,) = select(method, statistics, [key["d_k"]], target="kq", seed=seed)
         keys = selection.change()
     if key["d_v"] < whole.value_width:
-        (selection,) = select_values(method, statistics, [key["d_v"]], seed=seed)
+        (selection,) = select(method, statistics, [key["d_v"]], seed=seed, channels="value")
         values = selection.value_change()
     return keys, values
 

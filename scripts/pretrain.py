@@ -4,7 +4,7 @@ with job(snakemake) as run:
     import torch
 
     from reproduction.pretraining.trainers import pretrain_model, recipe_of
-    from statecut.card import card, pretrained_facts
+    from statecut.card import card
     from statecut.data.packing import PackedTokens
     from statecut.preflight import padding
     from statecut.recovery.output import Output
@@ -22,7 +22,13 @@ with job(snakemake) as run:
         card=card(
             name,
             f"{name}, trained from scratch by Statecut.",
-            pretrained_facts(recipe, length),
+            {
+                "trained by": recipe.trainer,
+                "tokens": f"{recipe.sequences * length:,} of {recipe.data}",
+                "steps": recipe.steps,
+                "learning rate": recipe.learning_rate,
+                "seed": recipe.seed,
+            },
             command=f"snakemake {snakemake.output.model}",
             config=run.models[name].fla_config(),
         ),

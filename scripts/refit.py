@@ -1,16 +1,17 @@
 from reproduction.running.job import job
 
 with job(snakemake) as run:
-    from statecut.card import card, refitted_facts
+    from statecut.card import card
     from statecut.data.packing import PackedTokens
     from statecut.models.checkpoint import Checkpoint
-    from statecut.pruning.calibration import drawn_sequences
+    from statecut.pruning.calibration import sampled_sequences
+    from statecut.pruning.outcome import refitted_facts
     from statecut.pruning.refit import refit, write_refitted
 
     out, wildcards = snakemake.output.model, snakemake.wildcards
     student, teacher = Checkpoint(snakemake.input.student), Checkpoint(snakemake.input.teacher)
     data = PackedTokens(snakemake.input.tokens, slice_name=run.calibration.data.split("/")[1])
-    ids = drawn_sequences(data, run.calibration.sequences, int(wildcards.seed))
+    ids = sampled_sequences(data, run.calibration.sequences, int(wildcards.seed))
     result = refit(student, teacher, ids, device=run.device)
     text = card(
         f"{wildcards.model}-{wildcards.method}-refitted",

@@ -1,8 +1,9 @@
 from reproduction.running.job import job
 
 with job(snakemake):
-    from statecut.card import card, pruned_facts
+    from statecut.card import card
     from statecut.models.checkpoint import Checkpoint
+    from statecut.pruning.outcome import pruned_facts
     from statecut.pruning.selection import Selection
     from statecut.pruning.slicing import slice_model
 

@@ -66,7 +66,7 @@ def test_a_hybrid_is_recovered(workplace, capsys):
     changed = {
         name for name, tensor in after.tensors() if not torch.equal(tensor, before.tensor(name))
     }
-    assert "CAUTION: mlx-lm computes d_k 8 wrong on a Mac's GPU" in capsys.readouterr().out
+    assert "WARNING: mlx-lm computes d_k 8 wrong on a Mac's GPU" in capsys.readouterr().out
     mixers = [f"model.layers.{layer}.linear_attn." for layer in (0, 2)]
     assert changed == {f"{at}{name}.weight" for at in mixers for name in ("in_proj_qkv", "conv1d")}
 
@@ -104,7 +104,7 @@ def test_the_card_keeps_what_the_pruned_models_said(workplace, capsys):
     assert recover(workplace, model="cut", out="recovered") == 0
     before, after = ((workplace / out / "README.md").read_text() for out in ("cut", "recovered"))
     rows = [line for line in before.splitlines() if line.startswith("| ")]
-    for fact in ("method | l1", "ratio | 0.6 asked, 0.5 cut", "key channels a head | 8 of 16"):
+    for fact in ("method | l1", "ratio | 0.6 asked, 0.5 cut", "key channels per head | 8 of 16"):
         assert f"| {fact} |" in rows
     assert any(row.startswith("| perplexity |") for row in rows)
     assert all(row in after for row in rows)

@@ -27,10 +27,10 @@ from reproduction.demo_text import word_runs
 from reproduction.reporting.archive import write_archive
 from statecut.data.packing import PackedTokens
 from statecut.data.sources import read
+from statecut.evaluation.perplexity import perplexity
 from statecut.models import load
 from statecut.models.checkpoint import Checkpoint
 from statecut.pruning.prune import pack_text
-from statecut.pruning.refit import perplexity
 
 ROOT = Path(__file__).parents[1]
 DEMO = ROOT / "results" / "demo"

@@ -15,7 +15,7 @@ from reproduction.config import parse_config
 from reproduction.pretraining.pretrain import pretrain
 from statecut.models import create, load
 from statecut.models.checkpoint import Checkpoint
-from statecut.pruning.calibration import Calibration, calibrate_folder, drawn_sequences
+from statecut.pruning.calibration import Calibration, calibrate_folder, sampled_sequences
 from statecut.pruning.refit import refit, write_refitted
 from statecut.pruning.select import select
 from statecut.pruning.slicing import slice_model
@@ -52,7 +52,7 @@ def models(data, tmp_path_factory):
     (selection,) = select("drrqr", statistics, [KEPT], target="kq", seed=0)
     slice_model(trained, selection.change(), root / "sliced", dtype=None)
     sliced = Checkpoint(root / "sliced")
-    ids = drawn_sequences(data, 32, 0)
+    ids = sampled_sequences(data, 32, 0)
     write_refitted(sliced, refit(sliced, trained, ids, device="cpu"), root / "refitted")
     for start in ("sliced", "refitted"):
         out = Output(root / f"{start}_recovered", root / "running")

@@ -13,8 +13,16 @@ from small_models import SMALL
 from statecut.cli import main
 from statecut.models import create, load, save
 from statecut.models.architectures import ARCHITECTURES
+from statecut.models.checkpoint import Checkpoint
 from statecut.models.shapes import SoftmaxLayers
-from statecut.serving.inspection import inspect
+from statecut.pruning.budget import budgets
+from statecut.serving.inspection import inspect as inspect_checkpoint
+
+
+def inspect(folder):
+    checkpoint = Checkpoint(folder)
+    return inspect_checkpoint(checkpoint, budgets(checkpoint))
+
 
 LINEAR = {
     "linear_num_key_heads": 16,
@@ -137,7 +145,7 @@ def test_a_model_without_softmax_layers(models, capsys):
         f"model                gated_deltanet, {parameters:,} parameters in its files",
         "layers               2 with a delta rule\n",
         "heads                2 of keys, 4 of values; d_k 8, d_v 16",
-        "state of a sequence  5.1 KiB: 4.0 KiB recurrent in float32, 1.1 KiB of convolutions in 16",
+        "cache per request    5.1 KiB: 4.0 KiB recurrent state in float32, 1.1 KiB of convolutions",
         "other cache          none",
         "      0    8     5.1 KiB     0 bytes  transformers\n",
         "    0.5    4     2.9 KiB     2.2 KiB  transformers\n",
@@ -172,9 +180,9 @@ def test_a_hybrid_and_its_json(models, capsys, tmp_path):
 def test_engines_are_named_with_the_widths_they_take(models, capsys):
     assert main(["inspect", str(models / "values_of_128")]) == 0
     shown = capsys.readouterr().out
-    served = "transformers, vllm, sglang, tensorrt-llm"
-    assert re.search(rf"    0.5   32 .* {served}, mlx\n", shown)
-    assert re.search(rf"   0.75   16 .* {served}\n", shown)
+    read = "expected: vllm, sglang, tensorrt-llm"
+    assert re.search(rf"    0.5   32 .* transformers, mlx; {read}\n", shown)
+    assert re.search(rf"   0.75   16 .* transformers; {read}\n", shown)
     assert (
         "vllm          takes d_k up to 256; start it with `--gdn-prefill-backend triton`" in shown
     )

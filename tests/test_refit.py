@@ -14,13 +14,15 @@ from hypothesis import strategies as st
 from small_models import SMALL
 from training_runs import packed
 
-from statecut.card import card, refitted_facts
+from statecut.card import card
 from statecut.errors import InputError
+from statecut.evaluation.perplexity import perplexity
 from statecut.models import create, load, save
 from statecut.models.checkpoint import Checkpoint
 from statecut.models.layerwise import LayerwiseModel
 from statecut.pruning import refit as fitting
-from statecut.pruning.refit import RIDGES, _refit, _Sums, perplexity, refit, write_refitted
+from statecut.pruning.outcome import refitted_facts
+from statecut.pruning.refit import RIDGES, _Sums, refit, write_refitted
 from statecut.pruning.slicing import Keep, Pad, cut_back, slice_model
 
 NAMES = ["delta_net", "delta_net_gate", "delta_net_tied", "shared_head", "shared_all", "gated",
@@ -54,7 +56,7 @@ def models(name, folder, *, width=None, value_width=None, dtype=torch.float64, *
 
 
 def fit(student, teacher, ridge=None, batch=4):
-    return _refit(student, teacher, IDS, batch=batch, ridges=[ridge] if ridge else RIDGES)
+    return refit(student, teacher, IDS, ridges=[ridge] if ridge else RIDGES, batch=batch)
 
 
 def rows(model, layer, projection, ids):
@@ -142,15 +144,16 @@ def test_values_alone_are_refitted_and_come_closer_to_the_teacher(name, tmp_path
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_norm_that_was_folded_leaves_nothing_to_fit(name, tmp_path):
+def test_a_norm_that_was_folded_leaves_nothing_to_fit(name, tmp_path, monkeypatch):
     _, teacher = models(name, tmp_path)
     values = cut_back(teacher.shape, teacher.shape.value_width, "value")
     slice_model(teacher, None, tmp_path / "folded", values=values, dtype=None)
     folded = Checkpoint(tmp_path / "folded")
-    for key, weight in fit(folded, teacher, 1e-3).weights.items():
-        torch.testing.assert_close(weight, folded.tensor(key), rtol=1e-5, atol=1e-6)
     with pytest.raises(InputError, match="nothing was cut"):
         refit(folded, teacher, IDS)
+    monkeypatch.setattr(fitting, "check_cut_from", lambda *_: None)
+    for key, weight in fit(folded, teacher, 1e-3).weights.items():
+        torch.testing.assert_close(weight, folded.tensor(key), rtol=1e-5, atol=1e-6)
 
 
 def test_text_that_says_the_same_over_and_over_is_refused(tmp_path):
@@ -184,7 +187,8 @@ def test_layers_that_run_in_bf16_give_nearly_the_same(name, tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_nothing_cut_changes_nothing(name, tmp_path):
+def test_nothing_cut_changes_nothing(name, tmp_path, monkeypatch):
+    monkeypatch.setattr(fitting, "check_cut_from", lambda *_: None)
     _, teacher = models(name, tmp_path)
     result = fit(teacher, teacher, 1e-3)
     for key, weight in result.weights.items():
@@ -263,7 +267,7 @@ def test_the_ridge_is_the_best_on_the_rows_held_out(seed):
         sums.add(X, E, E)
         parts.append(sums)
     most, rest = parts
-    ridge, error = fitting._best_ridge(most, rest)
+    ridge, error = fitting._best_ridge(most, rest, RIDGES)
     errors = [rest.error(most.solve(ridge)) for ridge in RIDGES]
     assert error == min(errors) == errors[RIDGES.index(ridge)]
     assert error <= float(rest.square)
@@ -351,7 +355,7 @@ def test_perplexity_layer_by_layer_is_that_of_the_whole_model(name, tmp_path):
 
 def test_a_model_that_was_never_cut_is_refused(tmp_path):
     _, teacher = models("delta_net", tmp_path)
-    with pytest.raises(InputError, match=r"16 key channels a head and .* 16; .*: nothing was cut"):
+    with pytest.raises(InputError, match="16 x 16 there and 16 x 16 here, so nothing was cut"):
         refit(teacher, teacher, IDS)
 
 
@@ -377,18 +381,10 @@ def test_a_student_that_was_rounded_has_its_teacher(tmp_path):
     assert refit(Checkpoint(tmp_path / "rounded"), teacher, IDS).fits
 
 
-def test_a_teacher_of_other_shapes_is_refused(tmp_path):
-    student, _ = models("delta_net", tmp_path)
-    save(create({**SMALL["delta_net"], "intermediate_size": 64}, seed=3), tmp_path / "other")
-    with pytest.raises(InputError, match=r"other is not the model that .*: model.layers.0.mlp.down_"
-                       r"proj.weight is \[32, 64\] there and \[32, 48\] here"):  # fmt: skip
-        refit(student, Checkpoint(tmp_path / "other"), IDS)
-
-
 def test_a_teacher_of_another_kind_is_refused(tmp_path):
     student, _ = models("delta_net", tmp_path)
     save(create(SMALL["gated"] | {"head_dim": 24}, seed=3), tmp_path / "other")
-    with pytest.raises(InputError, match="was cut from: a gated_deltanet, not a delta_net"):
+    with pytest.raises(InputError, match="was cut from: it is a gated_deltanet"):
         refit(student, Checkpoint(tmp_path / "other"), IDS)
 
 

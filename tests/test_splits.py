@@ -1,10 +1,12 @@
 """`statecut prune --state`, `--keys` and `--values`: which widths are tried, which are written."""
 
+import itertools
 import json
 import os
 import re
 import shutil
 import signal
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -19,15 +21,16 @@ from reproduction.new_tokenizers import train_tokenizer
 from statecut.card import stored_facts
 from statecut.cli import main
 from statecut.data.packing import PackedTokens
+from statecut.evaluation.perplexity import HeldOut, perplexity
 from statecut.models import create, load, save
 from statecut.models.architectures import gated_deltanet
 from statecut.models.checkpoint import Checkpoint
 from statecut.models.shapes import MixerShape
-from statecut.pruning.budget import CLOSE, MOST, STEPS, Split, splits_within, whole
-from statecut.pruning.outcome import SplitComparison
+from statecut.pruning.budget import CLOSE, MOST, STEPS, cuts_within, in_words
+from statecut.pruning.outcome import Candidate, Outcome
 from statecut.pruning.prune import pack_text
-from statecut.pruning.refit import perplexity, refit
-from statecut.pruning.select import select, select_values
+from statecut.pruning.refit import refit
+from statecut.pruning.select import select
 from statecut.pruning.slicing import slice_model
 from statecut.pruning.statistics import ModelStatistics
 from statecut.serving.engines import ENGINES
@@ -49,10 +52,6 @@ class Shaped:
         }  # fmt: skip
 
 
-def texts(splits):
-    return [str(split) for split in splits]
-
-
 @settings(deadline=None, max_examples=60)
 @given(
     width=st.integers(1, 64),
@@ -65,12 +64,12 @@ def test_splits_keep_to_the_budget_the_grid_and_the_engine(
     width, value_width, share, engine, steps
 ):
     model = Shaped(width, value_width)
-    full = whole(model.shape)
-    step, splits = splits_within(model, share, engine, steps)
+    full = model.shape
+    step, splits = cuts_within(model, share, engine, steps)
 
     def usable(split):
         return (
-            split.size <= share * full.size
+            split.state_bytes() <= share * full.state_bytes()
             and (engine is None or engine.takes(split.width, split.value_width))
             and (split.width % step == 0 or split.width == width)
             and (split.value_width % step == 0 or split.value_width == value_width)
@@ -83,12 +82,13 @@ def test_splits_keep_to_the_budget_the_grid_and_the_engine(
         # One more channel of either would be too much.
         for more in range(1, step + 1):
             for wider in (
-                Split(min(split.width + more, width), split.value_width),
-                Split(split.width, min(split.value_width + more, value_width)),
+                replace(split, width=min(split.width + more, width)),
+                replace(split, value_width=min(split.value_width + more, value_width)),
             ):
                 assert wider == split or not usable(wider)
     if not splits:
-        grid = [Split(w, v) for w in range(1, width + 1) for v in range(1, value_width + 1)]
+        sizes = itertools.product(range(1, width + 1), range(1, value_width + 1))
+        grid = [replace(full, width=w, value_width=v) for w, v in sizes]
         step = steps[-1]
         assert not any(map(usable, grid))
 
@@ -110,14 +110,14 @@ def test_splits_keep_to_the_budget_the_grid_and_the_engine(
 )
 def test_splits_of_models(shape, share, engine, step, splits):
     model = Shaped(*shape)
-    found = splits_within(model, share, engine and ENGINES[engine])
-    assert (found[0], ", ".join(texts(found[1]))) == (step, splits)
+    found = cuts_within(model, share, engine and ENGINES[engine])
+    assert (found[0], ", ".join(map(in_words, found[1]))) == (step, splits)
 
 
 def test_splits_that_leave_much_less_than_the_budget_are_not_among_others():
-    _, splits = splits_within(Shaped(16, 24), 0.25, None)
-    assert all(split.size >= CLOSE * 96 for split in splits)
-    assert Split(16, 4) not in splits
+    _, splits = cuts_within(Shaped(16, 24), 0.25, None)
+    assert all(split.state_bytes() >= CLOSE * 4 * 96 for split in splits)
+    assert "16 x 4" not in map(in_words, splits)
 
 
 # The command
@@ -188,11 +188,10 @@ def test_the_best_split_of_a_budget_is_written(workplace, capsys, monkeypatch, n
 
     splits = ", ".join(f"{width} x {value_width}" for width, value_width, *_ in table)
     assert f"--state 0.25: comparing d_k x d_v of {splits} (multiples of 4: those of" in shown.err
-    assert "split 3 of 3: d_k {}, d_v {}".format(*table[2]) in shown.err
-    assert f"value channels       {full.value_width} -> {best[1]}\n" in shown.out
+    assert "cut 3 of 3: d_k {}, d_v {}".format(*table[2]) in shown.err
     card = (out / "README.md").read_text()
     assert rows(card.replace("\n    ", "\n")) == table
-    assert "| state | 0.25 asked, 0.25 kept |" in card
+    assert "bytes (0.25 asked, 0.25 kept) |" in card
     assert " --state 0.25 --target kq " in card
     assert "--refit" in card
     assert ("The norm in front" in card) == (best[1] < full.value_width)
@@ -219,7 +218,7 @@ def test_text_held_out_decides_and_nothing_else(workplace, capsys, monkeypatch):
         refitted_on.append(ids)
         return refit(student, teacher, ids, **options)
 
-    monkeypatch.setattr("statecut.pruning.prune.perplexity", known)
+    monkeypatch.setattr("statecut.evaluation.perplexity.perplexity", known)
     monkeypatch.setattr("statecut.pruning.prune.refit", observed)
     assert prune(workplace, "--state", "0.25", out="decided") == 0
     assert widths(workplace / "decided") == (8, 12)
@@ -262,22 +261,19 @@ def test_widths_by_hand_are_those_of_the_library(workplace, capsys, tmp_path, op
     assert prune(workplace, *options, "--method", "l1", out=out.name) == 0
     shown = capsys.readouterr().out
     assert widths(out) == expected
-    assert shown.startswith(
-        f"key channels a head  16 -> {expected[0]}\nvalue channels       24 -> {expected[1]}\n"
-    )
     assert ("condition of values" in shown) == (expected[1] < 24)
     assert not rows(shown)
     card = (out / "README.md").read_text()
     assert f" {' '.join(options)} " in card
-    assert ("| value channels a head | 10 of 24 |" in card) == (expected[1] < 24)
-    assert ("| key channels a head | 6 of 16 |" in card) == (expected[0] < 16)
+    assert ("| value channels per head | 10 of 24 |" in card) == (expected[1] < 24)
+    assert ("| key channels per head | 6 of 16 |" in card) == (expected[0] < 16)
     assert "| ratio |" not in card
     assert (" --target kq " in card) == (expected[0] < 16)  # else the command would be refused
 
     checkpoint = Checkpoint(workplace / "gated")
     statistics = ModelStatistics(checkpoint)
     (keys,) = select("l1", statistics, [6])
-    (values,) = select_values("l1", statistics, [10])
+    (values,) = select("l1", statistics, [10], channels="value")
     slice_model(
         checkpoint,
         keys.change() if expected[0] < 16 else None,
@@ -294,8 +290,7 @@ def test_widths_by_hand_are_refitted_if_asked(workplace, capsys):
     options = ["--keys", "8", "--values", "12", "--refit"]
     assert prune(workplace, *options, out="hand-refitted") == 0
     shown = capsys.readouterr().out
-    assert "perplexity           " in shown
-    assert "refit                4 matrices in" in shown
+    assert "perplexity  " in shown
     assert "swaps of values" in shown
     assert not rows(shown)
 
@@ -304,7 +299,6 @@ def test_values_by_a_method_without_text_need_none(workplace, capsys, monkeypatc
     monkeypatch.setattr("statecut.pruning.prune.pack", None)
     arguments = ["prune", workplace / "gated", workplace / "rand", "--values", "3"]
     assert main([*map(str, arguments), "--method", "rand"]) == 0
-    assert "condition of values  not known: rand needs no text" in capsys.readouterr().out
     assert widths(workplace / "rand") == (16, 3)
 
 
@@ -314,9 +308,9 @@ def test_an_engine_that_takes_squares_alone_is_given_one(workplace, capsys):
     shown = capsys.readouterr()
     assert widths(workplace / "square") == (16, 16)
     assert "no choice but d_k x d_v of 16 x 16 (multiples of 16)" in shown.err
-    assert "engine               llama.cpp: its CPU path is run" in shown.out
+    assert re.search("engine +llama.cpp: its CPU path is run", shown.out)
     card = (workplace / "square" / "README.md").read_text()
-    assert "| state | 0.5 asked, 0.25 kept |" in card
+    assert "bytes (0.5 asked, 0.25 kept) |" in card
     assert "| engine | llama.cpp: " in card
     assert "--for llama.cpp" in card
 
@@ -324,7 +318,7 @@ def test_an_engine_that_takes_squares_alone_is_given_one(workplace, capsys):
 def test_a_width_that_an_engine_computes_wrong_is_said_of_widths_by_hand(workplace, capsys):
     options = ["--keys", "24", "--values", "16", "--method", "l1"]
     assert prune(workplace, *options, model="qwen3_next", out="caution") == 0
-    line = "CAUTION: mlx-lm computes d_k 24 wrong on a Mac's GPU, without an error: it takes "
+    line = "WARNING: mlx-lm computes d_k 24 wrong on a Mac's GPU, without an error: it takes "
     assert f"{line}multiples of 32, give --for mlx\n" in capsys.readouterr().out
 
 
@@ -340,13 +334,13 @@ BAD = {
     "a ratio and a budget": (["--ratio", "0.5", "--state", "0.5"], "--ratio 0.5 --state 0.5: give"),
     "a budget and widths": (["--state", "0.5", "--keys", "8"], "--state 0.5 --keys 8: give one of"),
     "a ratio and widths": (["--ratio", "0.5", "--values", "8"], "--ratio 0.5 --values 8: give one"),
-    "all of the state": (["--state", "1"], "--state 1: must lie in (0, 1), it is the share of the"),
+    "all of the state": (["--state", "1"], "--state 1: must lie in (0, 1), the share of the"),
     "none of it": (["--state", "0"], "--state 0: must lie in (0, 1)"),
     "a share that is no number": (["--state", "nan"], "--state nan: must lie in (0, 1)"),
     "a budget without a refit": (["--state", "0.5", "--no-refit"], "--no-refit: --state compares"),
     "a budget below one channel": (
         ["--state", "0.001"],
-        "--state 0.001: no split of d_k 16 and d_v 24 of {model} leaves so little of the state; "
+        "--state 0.001: no cut of d_k 16 and d_v 24 of {model} leaves so little of the state; "
         "the smallest is 1 x 1: give --state 0.0027 or more",
     ),
     "a budget and large multiples": (
@@ -366,10 +360,10 @@ BAD = {
         ["--state", "0.5", "--activations", "normalised"],
         "activations normalised: values have no L2 norm; take raw",
     ),
-    "more keys than there are": (["--keys", "17"], "--keys 17: a head of {model} has 16 key chan"),
-    "more values than there are": (["--values", "25"], "has 24 value channels; give 1 to 24"),
+    "more keys than there are": (["--keys", "17"], "a head of {model} has 16 key"),
+    "more values than there are": (["--values", "25"], "24 value channels; give fewer of"),
     "no values": (["--values", "0"], "--values 0: must be 1 or more"),
-    "all channels": (["--keys", "16", "--values", "24"], "d_k 16 and d_v 24 are all that a head"),
+    "all channels": (["--keys", "16", "--values", "24"], "--keys 16 --values 24: a head of"),
     "widths that are rounded": (["--keys", "5", "--round-to", "4"], "--keys 5 is not rounded"),
     "a target without keys": (
         ["--values", "8", "--target", "k"],
@@ -389,7 +383,7 @@ BAD = {
 @pytest.fixture
 def idle(monkeypatch):
     """No work is done."""
-    for name in ("pack", "calibrate_folder", "select", "select_values", "slice_model"):
+    for name in ("pack", "calibrate_folder", "select", "slice_model"):
         monkeypatch.setattr(f"statecut.pruning.prune.{name}", None)
 
 
@@ -430,7 +424,7 @@ def test_keys_that_no_kernel_takes_are_refused(tmp_path, capsys):
     save(create({**SMALL["gated"], "head_dim": 320, "expand_v": 0.05}, seed=1), tmp_path / "model")
     arguments = ["prune", tmp_path / "model", tmp_path / "out", "--keys", "300"]
     assert main([*map(str, arguments), "--method", "l1"]) == 2
-    assert "300 key channels a head: the kernels take no more than 256" in capsys.readouterr().err
+    assert "--keys 300: the kernels take no more than 256" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("options", [["--state", "0.5"], ["--values", "8"]])
@@ -442,7 +436,7 @@ def test_a_model_whose_values_cannot_be_cut_is_refused(workplace, tmp_path, caps
     save_file({**load_file(weights), **bias}, weights, metadata={"format": "pt"})
     arguments = ["prune", tmp_path / "model", tmp_path / "out", *options]
     assert main([*map(str, arguments)]) == 2
-    assert "o_norm.bias: values are cut only where the output projection is linear" in (
+    assert "o_norm.bias: values are cut only where the norm of the outputs has no bias" in (
         capsys.readouterr().err
     )
 
@@ -482,17 +476,30 @@ def test_a_killed_comparison_leaves_what_was_there_and_nothing_else(
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
-def test_splits_that_are_nearly_as_good_are_named():
-    def comparison(**perplexities):
-        candidates = [
-            SimpleNamespace(split=Split(*map(int, name[1:].split("x"))), perplexity=value)
-            for name, value in perplexities.items()
-        ]
-        return SplitComparison(tuple(candidates)).caution()
+def warnings(*perplexities):
+    """Of cuts with these perplexities before, cut and refitted, that were compared."""
+    request = SimpleNamespace(state=0.5, ratio=None, engine="mlx")
+    shape = MixerShape((0,), 1, 16, 1, 16)
+    candidates = [
+        Candidate(None, replace(shape, width=number), 0, None, 0.0, None,
+                  HeldOut(dict(zip(("before", "cut", "refitted"), values, strict=True)), 40))
+        for number, values in enumerate(perplexities, 1)
+    ]  # fmt: skip
+    return [*Outcome(request, None, SimpleNamespace(tensors={}), candidates).warnings()]
 
-    (line,) = comparison(s8x32=50.0, s16x16=50.9, s32x8=51.1)
-    assert line.startswith("CAUTION: within 2% of the best: 16 x 16. Other text")
-    assert comparison(s8x32=50.0, s16x16=51.1) == []
+
+def test_cuts_that_are_nearly_as_good_are_named():
+    (line,) = warnings((8, 60, 50.0), (8, 60, 50.9), (8, 60, 51.1))
+    assert line.startswith("within 2% of the best: 2 x 16. Other text")
+    assert warnings((8, 60, 50.0), (8, 60, 51.1)) == []
+
+
+def test_a_refit_that_does_not_help_is_said():
+    assert warnings((8, 12, 9)) == []
+    assert warnings((8, 12, 12))[0].endswith("--text, or --keys 1 --values 16 --no-refit")
+    assert warnings((8, 8, 9)) == [
+        "the cut did no damage to the text held out, and the refit made it worse"
+    ]
 
 
 def test_a_finer_grid_can_be_asked_for(workplace, capsys):

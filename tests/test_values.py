@@ -24,7 +24,7 @@ from statecut.models.shapes import MixerShape
 from statecut.pruning.calibration import Calibration, calibrate, calibrate_layerwise
 from statecut.pruning.methods import METHODS
 from statecut.pruning.rrqr import strong_rrqr
-from statecut.pruning.select import select, select_values
+from statecut.pruning.select import select
 from statecut.pruning.selection import Selection
 from statecut.pruning.slicing import (
     Keep,
@@ -33,9 +33,8 @@ from statecut.pruning.slicing import (
     check_widths,
     cut_back,
     fold,
-    possible_value_widths,
     slice_model,
-    sliced_bytes,
+    sliced_sizes,
     truncate,
 )
 from statecut.pruning.statistics import ModelStatistics
@@ -258,7 +257,8 @@ def test_shards_are_sliced_as_one_file_is_and_stay_shards(folders, tmp_path, nam
         size += tensor.nbytes
         assert torch.equal(tensors.pop(key), tensor), key
     assert not tensors
-    assert sliced_bytes(one, 6, torch.bfloat16, 5) == size
+    cut = replace(one.shape, width=6, value_width=5)
+    assert sliced_sizes(one, cut, torch.bfloat16)[1] == size
 
 
 def read_plainly(folder):
@@ -345,7 +345,7 @@ def projection_inputs(model, ids, backward=False):
 def calibrated(request, folders):
     checkpoint = Checkpoint(folders / request.param)
     calibration = calibrate(
-        load(checkpoint.folder), [IDS[:1], IDS[1:]], tokens=IDS.numel(), sample_rows=50,
+        load(checkpoint.folder), [IDS[:1], IDS[1:]], sample_rows=50,
         values=True, provenance={"model_digest": checkpoint.digest()},
     )  # fmt: skip
     return ModelStatistics(checkpoint, calibration)
@@ -376,27 +376,29 @@ def test_layer_by_layer_it_is_the_same(calibrated):
 def test_nothing_of_values_is_recorded_unless_asked_for(calibrated):
     checkpoint = calibrated.checkpoint
     found = calibrate(
-        load(checkpoint.folder), [IDS[:1], IDS[1:]], tokens=IDS.numel(), sample_rows=50,
+        load(checkpoint.folder), [IDS[:1], IDS[1:]], sample_rows=50,
         provenance={"model_digest": checkpoint.digest()},
     )  # fmt: skip
     both = calibrated.calibration
     assert both.tensors.keys() - found.tensors.keys() == {"gram.v.raw", "sample.v.raw", "fisher.v"}
     assert all(torch.equal(tensor, both.tensors[name]) for name, tensor in found.tensors.items())
     assert found.manifest == both.manifest
-    with pytest.raises(InputError, match="nothing of values: calibrate with `values=True`"):
-        select_values("drrqr", ModelStatistics(checkpoint, found), [3])
-    (selection,) = select_values("l1", ModelStatistics(checkpoint, found), [3])  # needs no text
+    with pytest.raises(InputError, match="was not measured: calibrate the model"):
+        select("drrqr", ModelStatistics(checkpoint, found), [3], channels="value")
+    (selection,) = select(
+        "l1", ModelStatistics(checkpoint, found), [3], channels="value"
+    )  # needs no text
     assert selection.tensors.keys() == {"values.kept", "values.scores"}
 
 
 def test_drrqr_keeps_the_columns_of_a_strong_rank_revealing_qr(calibrated):
     (x,) = projection_inputs(load(calibrated.checkpoint.folder), IDS)
     for selection, width in zip(
-        select_values("drrqr", calibrated, [3, 5], rows="all"), (3, 5), strict=True
+        select("drrqr", calibrated, [3, 5], rows="all", channels="value"), (3, 5), strict=True
     ):
         expected = strong_rrqr(x.transpose(1, 2).double(), width)
         assert torch.equal(selection.tensors["values.kept"], expected.kept)
-        assert selection.value_width == width
+        assert selection.value_change().width == width
         assert selection.change() is None
         assert (selection.tensors["values.effective_rank_after"] <= width).all()
 
@@ -404,7 +406,7 @@ def test_drrqr_keeps_the_columns_of_a_strong_rank_revealing_qr(calibrated):
 def test_l1_is_the_row_that_makes_times_the_column_that_reads(calibrated):
     checkpoint = calibrated.checkpoint
     kind, shape = checkpoint.architecture, checkpoint.shape
-    (selection,) = select_values("l1", calibrated, [4])
+    (selection,) = select("l1", calibrated, [4], channels="value")
     for index, module in enumerate(mixers(load(checkpoint.folder))[2]):
         norm, o_proj = (module.get_parameter(name).detach() for name in (kind.norm, kind.o_proj))
         rows = module.get_parameter(kind.v_proj.name).detach()[kind.v_proj.places(shape)[0]]
@@ -418,31 +420,31 @@ def test_l1_is_the_row_that_makes_times_the_column_that_reads(calibrated):
 
 
 def test_the_others_choose_too(calibrated):
-    fisher, rand = (select_values(m, calibrated, [2, 6]) for m in ("fisher", "rand"))
+    fisher, rand = (select(m, calibrated, [2, 6], channels="value") for m in ("fisher", "rand"))
     assert torch.equal(fisher[0].tensors["values.scores"], calibrated.fisher("v"))
     size = (len(calibrated.checkpoint.shape.layers), calibrated.checkpoint.shape.value_heads)
     for narrow, wide in (fisher, rand):
         few, more = (selection.tensors["values.kept"] for selection in (narrow, wide))
         assert few.shape == (*size, 2)
         assert torch.isin(few[0, 0], more[0, 0]).all()
-    other = select_values("rand", calibrated, [6], seed=1)[0]
+    other = select("rand", calibrated, [6], seed=1, channels="value")[0]
     assert not torch.equal(other.tensors["values.kept"], rand[1].tensors["values.kept"])
     for method in METHODS.values():
         if method.values:
-            (selection,) = select_values(method.name, calibrated, [3])
+            (selection,) = select(method.name, calibrated, [3], channels="value")
             assert selection.value_change().width == 3
 
 
 def test_both_sides_are_chosen_saved_and_cut_in_one_pass(calibrated, tmp_path):
     checkpoint = calibrated.checkpoint
     (keys,) = select("drrqr", calibrated, [6])
-    (values,) = select_values("l1", calibrated, [4])
+    (values,) = select("l1", calibrated, [4], channels="value")
     both = keys.with_values(values)
     both.save(tmp_path / "s.safetensors")
     keys.save(tmp_path / "old.safetensors")
     again = Selection.load(tmp_path / "s.safetensors")
     again.check_model(checkpoint)
-    assert (again.width, again.value_width) == (6, 4)
+    assert (again.width, again.value_change().width) == (6, 4)
     assert again.about == json.loads(json.dumps(both.about))
     assert again.about["values"]["method"] == "l1"
     old = Selection.load(tmp_path / "old.safetensors")
@@ -488,13 +490,12 @@ NORM = "model.layers.1.attn.o_norm."
 
 @pytest.mark.parametrize(("change", "message"), [
     (lambda t: t.update({f"{NORM}bias": torch.zeros(24)}),
-     r"the model has model\.layers\.1\.attn\.o_norm\.bias: values are cut only where the output "
-     "projection is linear in what its norm puts out"),
+     r"o_norm\.bias: values are cut only where the norm of the outputs has no bias"),
     (lambda t: t.update({f"{NORM}weight": torch.zeros(48)}),
-     r"o_norm\.weight is \[48\], expected \[24\]: values are cut only where one norm serves"),
-    (lambda t: t.pop(f"{NORM}weight"), r"no model\.layers\.1\.attn\.o_norm\.weight, so its value"),
-    (lambda t: t.pop("model.layers.0.attn.v_proj.weight"), "no .*v_proj.weight, so its value"),
-    (lambda t: t.pop("model.layers.0.attn.o_proj.weight"), "no .*o_proj.weight, so its value"),
+     r"o_norm\.weight is \[48\], and its config says \[24\]"),
+    (lambda t: t.pop(f"{NORM}weight"), "no .*o_norm.weight, so its channels"),
+    (lambda t: t.pop("model.layers.0.attn.v_proj.weight"), "no .*v_proj.weight, so its channels"),
+    (lambda t: t.pop("model.layers.0.attn.o_proj.weight"), "no .*o_proj.weight, so its channels"),
 ])  # fmt: skip
 def test_a_model_whose_values_cannot_be_cut_is_refused_before_any_work(
     folders, tmp_path, change, message
@@ -503,7 +504,7 @@ def test_a_model_whose_values_cannot_be_cut_is_refused_before_any_work(
     check_sliceable(checkpoint)  # by keys it can be
     for refused in (
         lambda: slice_model(checkpoint, None, tmp_path / "out", values=some(checkpoint.shape, 5)),
-        lambda: select_values("l1", ModelStatistics(checkpoint), [5]),
+        lambda: select("l1", ModelStatistics(checkpoint), [5], channels="value"),
     ):
         with pytest.raises(InputError, match=message):
             refused()
@@ -512,13 +513,6 @@ def test_a_model_whose_values_cannot_be_cut_is_refused_before_any_work(
 
 def test_widths_that_a_model_cannot_have_are_refused(folders, monkeypatch):
     checkpoint = Checkpoint(folders / "gated")
-    with pytest.raises(InputError, match="a width of 0 leaves no value channel"):
-        check_widths(checkpoint, 4, 0)
-    for width in (0, 25):
-        with pytest.raises(
-            InputError, match=rf"a width of {width} for values of .*: must lie in 1"
-        ):
-            select_values("l1", ModelStatistics(checkpoint), [width])
 
     def square(config, width, value_width=None):
         return {**config, "head_dim": width, "expand_v": 1.0}
@@ -528,28 +522,13 @@ def test_widths_that_a_model_cannot_have_are_refused(folders, monkeypatch):
     with pytest.raises(InputError, match="cannot express heads of 4 key and 6 value channels"):
         check_widths(checkpoint, 4, 6)
     assert check_widths(checkpoint, 4, 4)["head_dim"] == 4
-    assert possible_value_widths(checkpoint, 4) == [4]
-
-
-@pytest.mark.parametrize("name", ALL)
-def test_every_width_up_to_its_own_is_possible_today(folders, name):
-    checkpoint = Checkpoint(folders / name)
-    expected = list(range(1, checkpoint.shape.value_width + 1))
-    assert possible_value_widths(checkpoint, 3) == expected
 
 
 def test_methods_and_options_that_are_not_for_values_are_refused(calibrated):
     for method in ("pca_proper", "grad"):
         with pytest.raises(InputError, match=f"{method} chooses no value channels; drrqr, "):
-            select_values(method, calibrated, [3])
+            select(method, calibrated, [3], channels="value")
     with pytest.raises(InputError, match="values have no L2 norm; take raw"):
-        select_values("drrqr", calibrated, [3], activations="normalised")
-    with pytest.raises(InputError, match="method drrqr needs a calibration"):
-        select_values("drrqr", ModelStatistics(calibrated.checkpoint), [3])
-
-
-def test_choices_for_different_models_are_not_put_together(folders):
-    (keys,) = select("l1", ModelStatistics(Checkpoint(folders / "gated")), [4])
-    (values,) = select_values("l1", ModelStatistics(Checkpoint(folders / "kda")), [4])
-    with pytest.raises(InputError, match="of different models"):
-        keys.with_values(values)
+        select("drrqr", calibrated, [3], activations="normalised", channels="value")
+    with pytest.raises(InputError, match="was not measured"):
+        select("drrqr", ModelStatistics(calibrated.checkpoint), [3], channels="value")

@@ -29,6 +29,13 @@ def check_counts(**options: int | None) -> None:
             raise InputError(f"--{name.replace('_', '-')} {value}: must be 1 or more")
 
 
+def check_length(length: int) -> None:
+    if length < 2:
+        raise InputError(
+            f"--length {length}: must be 2 or more, as a token is predicted from those before it"
+        )
+
+
 def width(d_k: int, ratio: float | str | Decimal | Fraction) -> int:
     """Channels left of `d_k` after cutting `ratio`: floor(d_k (1 - ratio)), in exact arithmetic.
 

@@ -109,7 +109,7 @@ def _prune(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
                          "fast. With --state, compare multiples of N alone (of 16, or of less "
                          "where those are too few)")  # fmt: skip
     command.add_argument("--for", dest="engine", metavar="ENGINE",
-                         help="keep numbers of channels that this engine computes right, with "
+                         help="keep numbers of channels that this engine takes, with "
                          "--ratio rounding up, and say how to start it: "
                          f"{', '.join(ENGINES)}")  # fmt: skip
     command.add_argument(
@@ -148,34 +148,13 @@ def _prune(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
                              help=f"of {takers}: {option.help} (default: {option.default})")  # fmt: skip
 
     def run(options: argparse.Namespace) -> None:
-        import torch
-
         from statecut.pruning.prune import Request, prune
 
-        request = Request(
-            model=model_folder(options.model),
-            out=options.out,
-            method=options.method,
-            ratio=options.ratio,
-            state=options.state,
-            keys=options.keys,
-            values=options.values,
-            target=options.target,
-            text=options.text,
-            seed=options.seed,
-            options={key[7:]: v for key, v in vars(options).items() if key[:7] == "option."},
-            sequences=options.sequences,
-            length=options.length,
-            sample_rows=options.rows,
-            batch=options.batch,
-            round_to=options.round_to,
-            engine=options.engine,
-            refit=options.refit,
-            eps=options.eps,
-            dtype=options.dtype and getattr(torch, options.dtype),
-            device=_device(options.device),
-            force=options.force,
-        )
+        given = vars(options)
+        fields = {name: given[name] for name in given if name in Request.__dataclass_fields__}
+        own = {key[7:]: value for key, value in given.items() if key[:7] == "option."}
+        model, device = model_folder(options.model), _device(options.device)
+        request = Request(**fields | {"model": model, "device": device, "options": own})
         print(*prune(request), sep="\n")
 
     command.set_defaults(run=run)
@@ -185,8 +164,8 @@ def _inspect(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     command = commands.add_parser(
         "inspect",
         help="say what is in a model, and what pruning it would save",
-        description="Layers, heads and widths of a model, the state of a sequence and its share of "
-        "all cache, what is saved by which ratio, and which engines compute the result right. "
+        description="Layers, heads and widths of a model, its cache per request and the state's "
+        "share of it, what is saved by which ratio, and which engines run the result. "
         "Reads config.json and the headers of the weights' files.",
     )
     command.add_argument("model", metavar="MODEL", help="a model folder, or a downloaded hub name")
@@ -194,11 +173,16 @@ def _inspect(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
 
     def run(options: argparse.Namespace) -> None:
         from statecut.files import check_writable, write_json
+        from statecut.models.checkpoint import Checkpoint
+        from statecut.pruning.budget import budgets
+        from statecut.pruning.slicing import check_sliceable
         from statecut.serving.inspection import inspect
 
         if options.json:
             check_writable(options.json)
-        inspection = inspect(model_folder(options.model))
+        checkpoint = Checkpoint(model_folder(options.model))
+        check_sliceable(checkpoint)
+        inspection = inspect(checkpoint, budgets(checkpoint))
         if options.json:
             write_json(options.json, asdict(inspection))
         print(*inspection.lines(), sep="\n")

@@ -1,4 +1,4 @@
-"""Splits: widths of keys and values that leave at most a share of a model's recurrent state.
+"""Widths of keys and values that leave at most a share of a model's recurrent state.
 
 The state of a head has d_v x d_k numbers, so the same share can be had by fewer keys, by fewer
 values, or by some of both. Which costs least is for a comparison to say: `statecut prune --state`.
@@ -8,150 +8,126 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from fractions import Fraction
 
 from statecut.errors import InputError
 from statecut.models.checkpoint import Checkpoint
 from statecut.models.shapes import WIDEST, MixerShape
 from statecut.pruning.slicing import can_express, check_widths
-from statecut.serving.engines import Engine
+from statecut.serving.engines import ENGINES, Engine
+from statecut.serving.inspection import Budget, Widths
 
 STEPS = (16, 8, 4, 2, 1)
 """Widths are multiples of the first, which kernels compute fastest, if there are enough of them."""
-CLOSE = Fraction(3, 4)  # of the budget: splits that leave less are taken if there are no others
+CLOSE = Fraction(3, 4)  # of the budget: cuts that leave less are taken if there are no others
 MOST = 5
+SHARES = (0.5, 0.25, 0.125)  # that `statecut inspect` shows
 
 
-@dataclass(frozen=True)
-class Split:
-    width: int  # d_k
-    value_width: int  # d_v
-
-    def __str__(self) -> str:
-        return f"{self.width} x {self.value_width}"
-
-    def options(self) -> str:
-        """Of the command line."""
-        return f"--keys {self.width} --values {self.value_width}"
-
-    @property
-    def size(self) -> int:
-        return self.width * self.value_width
-
-    def within(self, other: Split) -> bool:
-        """Whether it is another one, and has no more of keys nor of values."""
-        mine, theirs = (self.width, self.value_width), (other.width, other.value_width)
-        return mine != theirs and mine[0] <= theirs[0] and mine[1] <= theirs[1]
+def in_words(shape: MixerShape) -> str:
+    return str(Widths(shape.width, shape.value_width))
 
 
-def whole(shape: MixerShape) -> Split:
-    return Split(shape.width, shape.value_width)
-
-
-def splits_within(
+def cuts_within(
     checkpoint: Checkpoint, share: float, engine: Engine | None, steps: Sequence[int] = STEPS
-) -> tuple[int, list[Split]]:
-    """A few splits that leave at most `share` of the state, from few keys to few values, and the
+) -> tuple[int, list[MixerShape]]:
+    """A few shapes that leave at most `share` of the state, from few keys to few values, and the
     multiple that their widths are; a width that is not cut stays as it is. None if there are none.
 
-    Of splits within one another the largest is taken. Multiples are those of the first step that
-    has two splits close to the budget, so that there is something to compare; or else one.
+    Of shapes within one another the largest is taken. Multiples are those of the first step that
+    has two shapes close to the budget, so that there is something to compare; or else one.
     """
-    budget = Fraction(str(share)) * whole(checkpoint.shape).size
+    budget = Fraction(str(share)) * checkpoint.shape.state_bytes()
     for least, enough in ((CLOSE * budget, 2), (CLOSE * budget, 1), (0, 1)):
         for step in steps:
-            splits = _largest(checkpoint, budget, engine, step)
-            splits = [split for split in splits if split.size >= least]
-            if len(splits) >= enough:
-                return step, _spread(splits)
+            best = {  # values ascend
+                s.width: s for s in _usable(checkpoint, engine, step) if s.state_bytes() <= budget
+            }
+            shapes = [
+                shape
+                for shape in best.values()
+                if shape.state_bytes() >= least
+                and not any(shape.narrower_than(other) for other in best.values())
+            ]
+            if len(shapes) >= enough:
+                return step, _spread(shapes)
     return steps[-1], []
 
 
-def check_split(checkpoint: Checkpoint, split: Split, engine: Engine | None) -> None:
+def wanted_cuts(
+    checkpoint: Checkpoint, share: float, engine: Engine | None, steps: Sequence[int]
+) -> tuple[int, list[MixerShape]]:
+    """The same, or an error with the smallest cut that there is."""
+    step, shapes = cuts_within(checkpoint, share, engine, steps)
+    if shapes:
+        return step, shapes
+    full = checkpoint.shape
+    taken = f" that {engine.label} takes ({engine.widths()})" if engine else ""
+    multiples = f" in multiples of {step}" if step > 1 else ""
+    least = min(_usable(checkpoint, engine, step), key=MixerShape.state_bytes, default=full)
+    possible = math.ceil(least.state_bytes() / full.state_bytes() * 10_000) / 10_000
+    raise InputError(
+        f"--state {share:g}: no cut of d_k {full.width} and d_v {full.value_width} of "
+        f"{checkpoint.folder}{taken}{multiples} leaves so little of the state; the smallest is "
+        f"{in_words(least)}: give --state {possible:g} or more"
+    )
+
+
+def check_cut(checkpoint: Checkpoint, cut: MixerShape, engine: Engine | None) -> None:
     """An error if a model cannot be cut to widths that were given by hand."""
-    full = whole(checkpoint.shape)
-    for name, width, limit, channels in (
-        ("--keys", split.width, full.width, "key"),
-        ("--values", split.value_width, full.value_width, "value"),
-    ):
-        if width > limit:
-            raise InputError(
-                f"{name} {width}: a head of {checkpoint.folder} has {limit} {channels} channels; "
-                f"give 1 to {limit}"
-            )
-    if split == full:
+    full = checkpoint.shape
+    if not cut.narrower_than(full):
         raise InputError(
-            f"d_k {full.width} and d_v {full.value_width} are all that a head of "
-            f"{checkpoint.folder} has: give fewer --keys or --values"
+            f"--keys {cut.width} --values {cut.value_width}: a head of {checkpoint.folder} has "
+            f"{full.width} key and {full.value_width} value channels; give fewer of one or both"
         )
-    if split.width > WIDEST:
+    if cut.width > WIDEST:
+        raise InputError(f"--keys {cut.width}: the kernels take no more than {WIDEST}; give fewer")
+    if engine and not engine.takes(cut.width, cut.value_width):
         raise InputError(
-            f"{split.width} key channels a head: the kernels take no more than {WIDEST}; give "
-            "fewer --keys"
+            f"--for {engine.name}: {engine.label} does not take d_k {cut.width} with d_v "
+            f"{cut.value_width}; it takes {engine.widths()}: give --keys and --values that fit"
         )
-    if engine and not engine.takes(split.width, split.value_width):
-        raise InputError(
-            f"--for {engine.name}: {engine.label} does not take d_k {split.width} with d_v "
-            f"{split.value_width}; it takes {engine.widths()}: give --keys and --values that fit"
-        )
-    check_widths(checkpoint, split.width, split.value_width)
+    check_widths(checkpoint, cut.width, cut.value_width)
 
 
-def _largest(
-    checkpoint: Checkpoint, budget: Fraction, engine: Engine | None, step: int
-) -> list[Split]:
-    """All splits on a grid whose size is at most that, without those within others."""
-    splits = [split for split in _usable(checkpoint, engine, step) if split.size <= budget]
-    best = {split.width: split for split in splits}  # values ascend
-    return [s for s in best.values() if not any(s.within(other) for other in best.values())]
-
-
-def _usable(checkpoint: Checkpoint, engine: Engine | None, step: int) -> Iterator[Split]:
-    """Those of a grid that the config can express, and kernels and the engine compute."""
-    shape = checkpoint.shape
-    for width in _grid(min(shape.width, WIDEST), shape.width, step):
-        for value_width in _grid(shape.value_width, shape.value_width, step):
-            taken = engine is None or engine.takes(width, value_width)
+def _usable(checkpoint: Checkpoint, engine: Engine | None, step: int) -> Iterator[MixerShape]:
+    """Shapes with multiples or all channels, that the config can express, and kernels and the
+    engine compute."""
+    full = checkpoint.shape
+    for width in (*range(step, full.width, step), full.width):
+        for value_width in (*range(step, full.value_width, step), full.value_width):
+            taken = width <= WIDEST and (engine is None or engine.takes(width, value_width))
             if taken and can_express(checkpoint, width, value_width):
-                yield Split(width, value_width)
+                yield replace(full, width=width, value_width=value_width)
 
 
-def _grid(widest: int, full: int, step: int) -> list[int]:
-    """Multiples, and all channels."""
-    return [width for width in (*range(step, full, step), full) if width <= widest]
-
-
-def _spread(splits: list[Split]) -> list[Split]:
+def _spread(shapes: list[MixerShape]) -> list[MixerShape]:
     """A few of many, evenly by the logarithm of d_k; the first and the last among them."""
-    if len(splits) <= MOST:
-        return splits
-    first, last = math.log(splits[0].width), math.log(splits[-1].width)
+    if len(shapes) <= MOST:
+        return shapes
+    first, last = math.log(shapes[0].width), math.log(shapes[-1].width)
     chosen = []
     for i in range(MOST):
         place = first + (last - first) * i / (MOST - 1)
-        distances = {abs(math.log(split.width) - place): split for split in splits}
+        distances = {abs(math.log(shape.width) - place): shape for shape in shapes}
         chosen.append(distances[min(distances)])
     return list(dict.fromkeys(chosen))
 
 
-def no_split(
-    checkpoint: Checkpoint, share: float, engine: Engine | None, steps: Sequence[int]
-) -> InputError:
-    """The error if there is none, with the smallest that there is."""
-    step = steps[-1]
-    full = whole(checkpoint.shape)
-    limits = [
-        f"that {engine.label} takes ({engine.widths()})" if engine else "",
-        f"in multiples of {step}" if step > 1 else "",
-    ]
-    message = " ".join(filter(None, [
-        f"--state {share:g}: no split of d_k {full.width} and d_v {full.value_width} of "
-        f"{checkpoint.folder}", *limits, "leaves so little of the state",
-    ]))  # fmt: skip
-    smaller = [s for s in _usable(checkpoint, engine, step) if s != full]
-    if not smaller:
-        return InputError(f"{message}, nor is there any other cut")
-    least = min(smaller, key=lambda split: split.size)
-    share = math.ceil(least.size / full.size * 10_000) / 10_000
-    return InputError(f"{message}; the smallest is {least}: give --state {share:g} or more")
+def budgets(checkpoint: Checkpoint) -> tuple[Budget, ...]:
+    """What `--state` compares at some shares, for anyone and where an engine takes others."""
+
+    def cuts(share: float, engine: Engine | None) -> tuple[Widths, ...]:
+        shapes = cuts_within(checkpoint, share, engine)[1]
+        return tuple(Widths(shape.width, shape.value_width) for shape in shapes)
+
+    engines = [e for e in ENGINES.values() if e.has(checkpoint.architecture.model_type)]
+    result = []
+    for share in SHARES:
+        by_engine = {engine.name: cuts(share, engine) for engine in engines}
+        anyone = cuts(share, None)
+        others = {name: shapes for name, shapes in by_engine.items() if shapes != anyone}
+        result.append(Budget(share, anyone, others))
+    return tuple(result)

@@ -25,13 +25,13 @@ Saliency and fisher need gradients, and so all of a model at once. For the rest
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -49,12 +49,9 @@ from statecut.models.checkpoint import Checkpoint, load, read_tensors
 from statecut.models.delta_rule import l2_normalised
 from statecut.models.layerwise import LayerwiseModel
 from statecut.models.shapes import MixerShape
+from statecut.pruning.activations import Activations, Rows, Side
 
 logger = logging.getLogger(__name__)
-
-Activations = Literal["raw", "normalised"]
-Rows = Literal["all", "sample"]
-Side = Literal["k", "q", "v"]
 
 TENSORS = "calibration.safetensors"
 MANIFEST = "manifest.json"
@@ -79,13 +76,10 @@ class Calibration:
 
     @classmethod
     def load(cls, folder: Path | str) -> Calibration:
-        folder = Path(folder)
-        if not (folder / MANIFEST).is_file():
-            raise InputError(f"{folder} is no calibration: it has no {MANIFEST}")
-        manifest = read_json(folder / MANIFEST)
-        if sha256(folder / TENSORS) != manifest["sha256"]:
-            raise InputError(f"{folder / TENSORS} is not the file its manifest describes")
-        return cls(dict(read_tensors(folder / TENSORS)), manifest)
+        manifest = read_json(Path(folder) / MANIFEST)
+        if sha256(Path(folder) / TENSORS) != manifest["sha256"]:
+            raise InputError(f"{folder}/{TENSORS} is not the file its manifest describes")
+        return cls(dict(read_tensors(Path(folder) / TENSORS)), manifest)
 
 
 def sampled_positions(tokens: int, rows: int, seed: int) -> np.ndarray:
@@ -95,51 +89,55 @@ def sampled_positions(tokens: int, rows: int, seed: int) -> np.ndarray:
 
 
 class _Sums:
-    """Everything that is added up during the pass; `positions` are those of the sample."""
+    """Everything that is added up while batches of token ids (B, T) are run."""
 
     def __init__(
-        self, model: Any, positions: np.ndarray, device: torch.device | str, *, values: bool
+        self,
+        model: Any,
+        batches: Sequence[Tensor],
+        device: torch.device | str,
+        *,
+        sample_rows: int,
+        seed: int,
+        values: bool,
     ):
         adapter, self.shape, mixer_modules = mixers(model)
-        layers, heads, width = len(self.shape.layers), self.shape.heads, self.shape.width
+        layers = len(self.shape.layers)
         q_proj = mixer_modules[0].get_parameter(adapter.q_proj.name)
         hidden = q_proj.movedim(adapter.q_proj.axis, 0).shape[1]
-        self.positions, self.device = positions, device
+        self.device, self.seed = device, seed
+        self.first: list[int] = np.cumsum([0, *(ids.numel() for ids in batches)]).tolist()
+        self.tokens = self.first[-1]
+        self.positions = sampled_positions(self.tokens, sample_rows, seed)
         self.sampled = torch.empty(0, dtype=torch.long)
         zeros = partial(torch.zeros, dtype=torch.float64, device=device)
         self.squares = zeros(layers, hidden)
-        self.grams: dict[str, Tensor] = {
-            f"{rows}.{side}.{activations}": zeros(layers, heads, width, width)
+        size = {"k": self.shape.size("key"), "q": self.shape.size("key")}
+        size |= {"v": self.shape.size("value")} if values else {}
+        self.fisher = {side: zeros(layers, *size[side]) for side in size}
+        self.grams = {
+            f"{rows}.{side}.{activations}": zeros(layers, *size[side], size[side][1])
             for rows in ("gram", "sample")
-            for side in ("k", "q")
-            for activations in ("raw", "normalised")
+            for side in size
+            for activations in (("raw",) if side == "v" else ("raw", "normalised"))
         }
-        self.fisher = {side: zeros(layers, heads, width) for side in ("q", "k")}
-        if values:
-            heads, width = self.shape.size("value")
-            self.grams |= {
-                f"{rows}.v.raw": zeros(layers, heads, width, width) for rows in ("gram", "sample")
-            }
-            self.fisher["v"] = zeros(layers, heads, width)
 
-    def start_batch(self, first: int, tokens: int) -> None:
-        """What is added next belongs to so many tokens, the first of which has that position."""
-        low, high = np.searchsorted(self.positions, [first, first + tokens])
+    def start_batch(self, number: int) -> None:
+        """What is added next belongs to this batch."""
+        first, end = self.first[number : number + 2]
+        low, high = np.searchsorted(self.positions, [first, end])
         self.sampled = torch.from_numpy(self.positions[low:high] - first).to(self.device)
 
     def add_rule(self, layer: int, arguments: dict[str, Any]) -> None:
-        self.add_rows(layer, "k", arguments["k"])
-        self.add_rows(layer, "q", arguments["q"])
+        for side in ("k", "q"):
+            x = arguments[side]  # (B, T, heads, d_k)
+            raw = x.detach().flatten(0, 1).transpose(0, 1).double()  # (heads, tokens, d_k)
+            self._add_gram(layer, f"{side}.raw", raw)
+            self._add_gram(layer, f"{side}.normalised", l2_normalised(raw))
 
     def add_inputs(self, layer: int, x: Tensor) -> None:
         """x: (B, T, hidden)."""
         self.squares[layer] += x.detach().reshape(-1, x.shape[-1]).double().square().sum(0)
-
-    def add_rows(self, layer: int, side: Side, x: Tensor) -> None:
-        """x: (B, T, heads, d_k)."""
-        raw = x.detach().flatten(0, 1).transpose(0, 1).double()  # (heads, tokens, d_k)
-        self._add_gram(layer, f"{side}.raw", raw)
-        self._add_gram(layer, f"{side}.normalised", l2_normalised(raw))
 
     def add_output(self, layer: int, x: Tensor) -> None:
         """x: (B, T, value heads, d_v)."""
@@ -158,9 +156,23 @@ class _Sums:
         terms = x.double() * gradient.double() * losses
         self.fisher[side][layer] += terms.square().sum((0, 1))
 
-    def tensors(self) -> dict[str, Tensor]:
-        """Those that need no gradients."""
-        return {"input_norm": self.squares.sqrt(), **self.grams}
+    def calibration(self, more: dict[str, Tensor], about: dict[str, Any]) -> Calibration:
+        """With tensors and facts that are not added up here; NaN or infinity is an error."""
+        tensors = {"input_norm": self.squares.sqrt(), **self.grams, **more}
+        check_finite(tensors, self.shape)
+        device = torch.device(self.device)
+        manifest = {
+            "statecut": __version__,
+            "tokens": self.tokens,
+            "seed": self.seed,
+            "sample_rows": len(self.positions),
+            "layers": list(self.shape.layers),
+            "heads": self.shape.heads,
+            "width": self.shape.width,
+            "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+            **about,
+        }
+        return Calibration({name: t.cpu().contiguous() for name, t in tensors.items()}, manifest)
 
 
 class _Saliency:
@@ -172,35 +184,21 @@ class _Saliency:
         # One matrix may be the projection of both.
         names = dict.fromkeys(projection.name for projection in self.projections.values())
         self.weights = {name: [m.get_parameter(name) for m in mixers] for name in names}
-        self.gradients = {
-            name: [torch.zeros_like(weight, dtype=torch.float32) for weight in weights]
-            for name, weights in self.weights.items()
-        }
-
-    def parameters(self) -> list[Tensor]:
-        return [weight for weights in self.weights.values() for weight in weights]
+        self.parameters = [weight for weights in self.weights.values() for weight in weights]
+        self.gradients = {W: torch.zeros_like(W, dtype=torch.float32) for W in self.parameters}
 
     def add(self, tokens: int) -> None:
         """The gradients of a batch: its loss is a mean, so they are weighed by its tokens."""
-        for name, weights in self.weights.items():
-            for index, weight in enumerate(weights):
-                if weight.grad is None:
-                    raise InputError(
-                        f"layer {self.shape.layers[index]}: no gradient reached {name}, so its "
-                        "saliency is unknown"
-                    )
-                self.gradients[name][index] += weight.grad.float() * tokens
-                weight.grad = None
+        for weight in self.parameters:
+            self.gradients[weight] += weight.grad.float() * tokens
+            weight.grad = None
 
     def scores(self, side: Side, tokens: int) -> Tensor:
         """(layers, heads, d_k)."""
         key = self.projections[side]
         (rows,) = torch.from_numpy(key.places(self.shape))
-        pairs = zip(self.weights[key.name], self.gradients[key.name], strict=True)
-        return torch.stack([
-            (W.detach().float() * G / tokens).abs().double().movedim(key.axis, 0).sum(1)[rows]
-            for W, G in pairs
-        ])  # fmt: skip
+        products = [W.detach().float() * self.gradients[W] / tokens for W in self.weights[key.name]]
+        return torch.stack([p.abs().double().movedim(key.axis, 0).sum(1)[rows] for p in products])
 
 
 @contextmanager
@@ -208,11 +206,10 @@ def _gradients_only_for(model: Any, parameters: list[Tensor]) -> Iterator[None]:
     """The model in evaluation mode, with gradients of these parameters; then as it was."""
     required = {parameter: parameter.requires_grad for parameter in model.parameters()}
     was_training = model.training
-    wanted = set(map(id, parameters))
-    model.eval()
+    model.eval().requires_grad_(False)
+    for parameter in parameters:
+        parameter.requires_grad_(True)
     try:
-        for parameter in required:
-            parameter.requires_grad_(id(parameter) in wanted)
         yield
     finally:
         for parameter, value in required.items():
@@ -223,56 +220,39 @@ def _gradients_only_for(model: Any, parameters: list[Tensor]) -> Iterator[None]:
 
 def calibrate(
     model: Any,
-    batches: Iterable[Tensor],
+    batches: Sequence[Tensor],
     *,
-    tokens: int,
     sample_rows: int = 5000,
     seed: int = 0,
-    gradients: bool = True,
     values: bool = False,
     provenance: dict[str, Any] | None = None,
 ) -> Calibration:
-    """One pass of `model` over `batches` of token ids (B, T), `tokens` in all.
+    """One pass of `model` over `batches` of token ids (B, T), forward and backward.
 
-    Without `gradients` there is no backward pass, no saliency and no fisher; with `values` there is
-    what it takes to choose value channels, too.
-    The model keeps its parameters; which of them require gradients is put back afterwards.
-    `provenance` goes into the manifest: the model's digest, where the text is from.
+    With `values` there is what it takes to choose value channels, too. `provenance` goes into the
+    manifest: the model's digest, where the text is from.
     """
     device = next(model.parameters()).device
-    sums = _Sums(model, sampled_positions(tokens, sample_rows, seed), device, values=values)
-    saliency = _Saliency(*mixers(model)) if gradients else None
-    progress = Progress("calibrating", tokens=tokens)
-    seen, loss_sum = 0, 0.0
-    with (
-        _gradients_only_for(model, saliency.parameters() if saliency else []),
-        capture_rule_inputs(
-            model,
-            sums.add_rule,
-            sums.add_inputs,
-            sums.add_gradient if saliency else None,
-            sums.add_output if values else None,
-        ),
-    ):
-        for batch in batches:
+    sums = _Sums(model, batches, device, sample_rows=sample_rows, seed=seed, values=values)
+    saliency = _Saliency(*mixers(model))
+    progress = Progress("calibrating", tokens=sums.tokens)
+    on_output = sums.add_output if values else None
+    capture = capture_rule_inputs(
+        model, sums.add_rule, sums.add_inputs, sums.add_gradient, on_output
+    )
+    loss_sum = 0.0
+    with _gradients_only_for(model, saliency.parameters), capture:
+        for number, batch in enumerate(batches):
             ids = batch.to(device)
-            sums.start_batch(seen, ids.numel())
+            sums.start_batch(number)
             loss = model(ids, labels=ids, use_cache=False).loss
-            if saliency:
-                loss.backward()
-                saliency.add(ids.numel())
-            seen += ids.numel()
+            loss.backward()
+            saliency.add(ids.numel())
             loss_sum += loss.item() * ids.numel()
             progress.add(tokens=ids.numel())
-    if seen != tokens:
-        raise InputError(f"calibration text: {seen:,} tokens came, {tokens:,} were announced")
-
-    tensors = sums.tensors()
-    if saliency:
-        tensors |= {f"saliency.{s}": saliency.scores(s, tokens) for s in saliency.projections}
-        tensors |= {f"fisher.{s}": total / tokens for s, total in sums.fisher.items()}
-    about = {"tokens": tokens, "seed": seed, "loss": loss_sum / tokens, **(provenance or {})}
-    return _calibration(tensors, sums, about)
+    gradients = {f"saliency.{s}": saliency.scores(s, sums.tokens) for s in saliency.projections}
+    gradients |= {f"fisher.{s}": total / sums.tokens for s, total in sums.fisher.items()}
+    return sums.calibration(gradients, {"loss": loss_sum / sums.tokens, **(provenance or {})})
 
 
 def calibrate_layerwise(
@@ -292,39 +272,18 @@ def calibrate_layerwise(
     """
     checkpoint.check_no_softmax()
     stream = LayerwiseModel(checkpoint, batches, device, dtype)
-    first = np.cumsum([0, *(ids.numel() for ids in batches)]).tolist()
-    tokens = first[-1]
-    positions = sampled_positions(tokens, sample_rows, seed)
-    sums = _Sums(stream.model, positions, device, values=values)
-    layers = len(stream.layers)
+    sums = _Sums(stream.model, batches, device, sample_rows=sample_rows, seed=seed, values=values)
     on_output = sums.add_output if values else None
     capture = capture_rule_inputs(stream.model, sums.add_rule, sums.add_inputs, on_output=on_output)
     with torch.no_grad(), capture:
-        for index in range(layers):
-            logger.info("calibrating: layer %d of %d", index + 1, layers)
+        for index in range(len(stream.layers)):
+            logger.info("calibrating: layer %d of %d", index + 1, len(stream.layers))
             with stream.filled(index):
-                for number, ids in enumerate(batches):
-                    sums.start_batch(first[number], ids.numel())
+                for number in range(len(batches)):
+                    sums.start_batch(number)
                     stream.run(index, number)
             stream.step()
-    return _calibration(
-        sums.tensors(), sums, {"tokens": tokens, "seed": seed, **(provenance or {})}
-    )
-
-
-def _calibration(tensors: dict[str, Tensor], sums: _Sums, about: dict[str, Any]) -> Calibration:
-    shape, device = sums.shape, torch.device(sums.device)
-    check_finite(tensors, shape)
-    manifest = {
-        "statecut": __version__,
-        "sample_rows": len(sums.positions),
-        "layers": list(shape.layers),
-        "heads": shape.heads,
-        "width": shape.width,
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
-        **about,
-    }
-    return Calibration({name: t.cpu().contiguous() for name, t in tensors.items()}, manifest)
+    return sums.calibration({}, provenance or {})
 
 
 def check_finite(tensors: dict[str, Tensor], shape: MixerShape) -> None:
@@ -336,8 +295,7 @@ def check_finite(tensors: dict[str, Tensor], shape: MixerShape) -> None:
         is_gradient = name.startswith(("saliency.", "fisher."))
         by_head = (~tensor.isfinite()).flatten(min(tensor.ndim - 1, 2)).any(-1)
         for index, *heads in by_head.nonzero().tolist():
-            order = (is_gradient, -index if is_gradient else index)
-            bad.append((order, name, index, heads))
+            bad.append(((is_gradient, -index if is_gradient else index), name, index, heads))
     if not bad:
         return
     _, name, index, heads = min(bad, key=itemgetter(0))
@@ -349,8 +307,8 @@ def check_finite(tensors: dict[str, Tensor], shape: MixerShape) -> None:
     raise InputError(f"layer {layer}{head}: {name} has NaN or infinity")
 
 
-def drawn_sequences(data: PackedTokens, sequences: int, seed: int) -> Tensor:
-    """Token ids (sequences, length): those that the seed draws from packed text."""
+def sampled_sequences(data: PackedTokens, sequences: int, seed: int) -> Tensor:
+    """Token ids (sequences, length), sampled from packed text."""
     positions = sampled_positions(len(data), sequences, seed)
     return torch.from_numpy(np.stack([data[i] for i in positions]))
 
@@ -368,17 +326,17 @@ def calibrate_folder(
     gradients: bool = True,
     values: bool = False,
 ) -> Calibration:
-    """The calibration of a model in a folder, on sequences that the seed draws from packed text.
+    """The calibration of a model in a folder, on sequences sampled from packed text.
 
     `name` is that of the text, and `rows` the size of the sample. Without `gradients` one layer of
     the model is in memory at a time. `values` as for `calibrate`.
     """
     if sequences > len(data):
-        raise InputError(f"{name}: {sequences} sequences are asked for, there are {len(data)}")
+        raise InputError(f"{name}: has {len(data)} sequences, {sequences} are needed")
     checkpoint = Checkpoint(folder)
     dtype = checkpoint.compute_dtype(device)
     source = data.manifest.source
-    ids = drawn_sequences(data, sequences, seed)
+    batches = sampled_sequences(data, sequences, seed).split(batch)
     common: dict[str, Any] = {
         "sample_rows": rows,
         "seed": seed,
@@ -390,8 +348,5 @@ def calibrate_folder(
         },
     }
     if not gradients:
-        return calibrate_layerwise(
-            checkpoint, ids.split(batch), device=device, dtype=dtype, **common
-        )
-    model = load(folder, device=device, dtype=dtype)
-    return calibrate(model, ids.split(batch), tokens=ids.numel(), **common)
+        return calibrate_layerwise(checkpoint, batches, device=device, dtype=dtype, **common)
+    return calibrate(load(folder, device=device, dtype=dtype), batches, **common)

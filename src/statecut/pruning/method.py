@@ -9,17 +9,16 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from statecut.arguments import Target
 from statecut.errors import InputError
+from statecut.pruning.activations import Activations, Rows
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from statecut.pruning.calibration import Activations, Rows
     from statecut.pruning.statistics import ModelStatistics
 else:  # for annotations only
-    Activations = ModelStatistics = Rows = Tensor = Any
+    ModelStatistics = Tensor = Any
 
 __all__ = ["Activations", "Method", "ModelStatistics", "Option", "Rows", "Target", "Tensor"]
-
 
 Need = Literal["text", "gradients", "seed"]
 
@@ -56,11 +55,10 @@ class Method:
                                               what else there is to know of each head, by name
     rotate(model, target, width, **options)   rows that mix channels, (layers, heads, width, d_k)
 
-    `model` is a `ModelStatistics`; `target` says whether keys, queries or both are judged by (what
-    is kept is kept of both). Options are those it takes, and `seed` if it needs one.
-
-    With `values` it can choose value channels, too: `target` is then "v", and what it gives is
-    (layers, value heads, d_v).
+    `model` is a `ModelStatistics`; `target` says whose activations choose the channels, those of
+    keys, queries or both (which always lose the same ones). Options are those that it takes, and
+    `seed` if it needs one. With `values` it can choose value channels, too: `target` is then "v",
+    and what it gives is (layers, value heads, d_v).
     """
 
     name: str

@@ -26,12 +26,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from statecut.errors import InputError
+from statecut.evaluation.perplexity import embedding
 from statecut.files import atomic_write
-from statecut.models.checkpoint import Checkpoint, rewrite, unfilled, with_current_names
+from statecut.models.checkpoint import Checkpoint, rewrite
 from statecut.models.delta_rule import wide
 from statecut.models.layerwise import LayerwiseModel
 from statecut.models.precision import no_tf32
@@ -56,6 +56,11 @@ class Fit:
     damage: float
     """The old weights' error, relative to the sum of squares of the unpruned model's stream."""
 
+    def in_words(self) -> str:
+        if math.isinf(self.ridge):
+            return "left as it was"
+        return f"ridge {self.ridge:g}, error {self.error:.3f} of the old weights'"
+
 
 @dataclass(frozen=True)
 class Refit:
@@ -67,27 +72,20 @@ class Refit:
 
 
 def refit(
-    student: Checkpoint, teacher: Checkpoint, ids: Tensor, *, device: str = "cpu", batch: int = 8
+    student: Checkpoint,
+    teacher: Checkpoint,
+    ids: Tensor,
+    *,
+    device: str = "cpu",
+    batch: int = 8,
+    ridges: Sequence[float] = RIDGES,
 ) -> Refit:
     """Fit the projections of a pruned model to the model it was cut from.
 
     `ids` (sequences, length) is the text; `batch` sequences of it are run at a time.
     """
-    if not student.shape.narrower_than(teacher.shape):
-        raise InputError(
-            f"{widths_of(student, teacher)}: nothing was cut, so there is nothing to refit"
-        )
-    check_refit(student, sequences=len(ids), length=ids.shape[1])
-    check_varied(student, ids)
+    check_refit(student, len(ids), ids.shape[1], ids)
     check_cut_from(student, teacher)
-    return _refit(student, teacher, ids, device=device, batch=batch)
-
-
-def _refit(
-    student: Checkpoint, teacher: Checkpoint, ids: Tensor, *, device: str = "cpu", batch: int = 8,
-    ridges: Sequence[float] = RIDGES,
-) -> Refit:  # fmt: skip
-    """Without the checks."""
     chooses = torch.arange(len(ids)) % HELD_OUT == 0  # the ridge
     most, held_out = ids[~chooses].split(batch), ids[chooses].split(batch)
     dtype = student.compute_dtype(device)
@@ -95,30 +93,31 @@ def _refit(
     fits: list[Fit] = []
     with torch.no_grad(), no_tf32():
         pruned = LayerwiseModel(student, [*most, *held_out], device, dtype)
-        whole = LayerwiseModel(teacher, [*most, *held_out], device, dtype)
+        unpruned = LayerwiseModel(teacher, [*most, *held_out], device, dtype)
         for index, layer in enumerate(pruned.layers):
-            with pruned.filled(index), whole.filled(index):
+            with pruned.filled(index), unpruned.filled(index):
                 if index not in student.shape.layers:
-                    whole.run_all(index)
+                    unpruned.run_all(index)
                 for projection in projections(student, layer, index):
                     name = f"{pruned.prefix}{index}.{projection}.weight"
                     old = student.tensor(student.stored[name])
-                    sums = _add_up(pruned, whole, index, projection, first_held_out=len(most))
+                    sums = _add_up(pruned, unpruned, index, projection, first_held_out=len(most))
                     weights[name], fit = _fit(name, old, *sums, ridges)
                     fits.append(fit)
                     layer.get_submodule(projection).weight.copy_(weights[name])
-                    logger.info(
-                        "refit: layer %d of %d, %s: ridge %g, error %.3f of the old weights'",
-                        index + 1, len(pruned.layers), projection, fit.ridge, fit.error,
-                    )  # fmt: skip
+                    where = f"layer {index + 1} of {len(pruned.layers)}, {projection}"
+                    logger.info("refit: %s: %s", where, fit.in_words())
                 pruned.run_all(index)
             pruned.step()
-            whole.step()
+            unpruned.step()
     return Refit(weights, tuple(fits), ids.numel())
 
 
-def check_refit(checkpoint: Checkpoint, *, sequences: int, length: int) -> None:
-    """An error if the model, pruned or not, cannot be refitted on so much text."""
+def check_refit(
+    checkpoint: Checkpoint, sequences: int, length: int, ids: Tensor | None = None
+) -> None:
+    """An error if the model, pruned or not, cannot be refitted on so much text, or on these token
+    ids: least squares on a text that says the same over and over would ruin all other text."""
     checkpoint.check_no_softmax()
     if checkpoint.config.get("attnres_block_size") is not None:
         raise InputError(
@@ -128,65 +127,33 @@ def check_refit(checkpoint: Checkpoint, *, sequences: int, length: int) -> None:
     if sequences < 2:
         raise InputError(f"refit: {sequences} sequence of text; give at least 2, one is held out")
     tokens = (sequences - math.ceil(sequences / HELD_OUT)) * length
-    unknowns, name = _widest(checkpoint)
+    fitted = (f".{checkpoint.architecture.o_proj}", f".{DOWN_PROJ}.weight")
+    sizes = [(t.shape[1], name) for name, t in checkpoint.headers() if name.endswith(fitted)]
+    unknowns, name = max(sizes)
+    unknown = f"the {unknowns:,} unknowns that each output of {name} has"
     if tokens < unknowns:
         raise InputError(
-            f"refit: {tokens:,} tokens of text for the {unknowns:,} unknowns that each output "
-            f"of {name} has; give at least as many, better ten times that"
+            f"refit: {tokens:,} tokens of text for {unknown}; give at least as many, better ten "
+            "times that"
         )
-
-
-def check_varied(checkpoint: Checkpoint, ids: Tensor) -> None:
-    """An error if the text (sequences, length) says the same over and over: least squares would
-    fit that alone, and ruin all other text."""
-    stretches = ids.unfold(1, min(CONTEXT, ids.shape[1]), 1).flatten(0, 1)
-    different = len(np.unique(stretches.numpy(), axis=0))
-    unknowns, name = _widest(checkpoint)
-    if different < min(unknowns, len(stretches)):
-        raise InputError(
-            f"refit: the text repeats itself: its {ids.numel():,} tokens have {different:,} "
-            f"different stretches of {CONTEXT}, for the {unknowns:,} unknowns that each output of "
-            f"{name} has; give a --text that says more"
-        )
-
-
-def _widest(checkpoint: Checkpoint) -> tuple[int, str]:
-    """The most inputs that a fitted projection has, and its name."""
-    fitted = (f".{checkpoint.architecture.o_proj}", f".{DOWN_PROJ}.weight")
-    return max((t.shape[1], name) for name, t in checkpoint.headers() if name.endswith(fitted))
-
-
-def perplexity(
-    checkpoint: Checkpoint, ids: Tensor, *, device: str = "cpu", batch: int = 8
-) -> float:
-    """Of text (sequences, length), with one layer of the model in memory at a time."""
-    dtype = checkpoint.compute_dtype(device)
-    with torch.no_grad():
-        stream = LayerwiseModel(checkpoint, ids.split(batch), device, dtype)
-        for index in range(len(stream.layers)):
-            with stream.filled(index):
-                stream.run_all(index)
-            stream.step()
-        head = "lm_head.weight"
-        tied = head not in stream.expected
-        weight = _embedding(checkpoint) if tied else checkpoint.tensor(checkpoint.stored[head])
-        weight = weight.to(device, dtype)
-        # A sequence at a time: the logits are by far the largest tensor.
-        losses = [
-            F.cross_entropy(
-                F.linear(stream.decoder.norm(hidden[:-1]), weight).float(), targets[1:].to(device),
-                reduction="sum",
+    if ids is not None:
+        stretches = ids.unfold(1, min(CONTEXT, length), 1).flatten(0, 1)
+        different = len(np.unique(stretches.numpy(), axis=0))
+        if different < min(unknowns, len(stretches)):
+            raise InputError(
+                f"refit: the text repeats itself: its {ids.numel():,} tokens have {different:,} "
+                f"different stretches of {CONTEXT}, for {unknown}; give a --text that says more"
             )
-            for hidden, targets in zip(torch.cat(stream.states), ids, strict=True)
-        ]  # fmt: skip
-    mean = torch.stack(losses).double().sum() / ids[:, 1:].numel()
-    return mean.exp().item()
 
 
 def write_refitted(
-    student: Checkpoint, result: Refit, out: Path | str, *, card: str | None = None,
+    student: Checkpoint,
+    result: Refit,
+    out: Path | str,
+    *,
+    card: str | None = None,
     force: bool = False,
-) -> None:  # fmt: skip
+) -> None:
     """The pruned model with its new weights, as a folder of the same shapes and types."""
     with atomic_write(out, force=force, folder=True) as aside:
         rewrite(student, aside, result.weights.get)
@@ -194,16 +161,12 @@ def write_refitted(
             (aside / "README.md").write_text(card)
 
 
-# What a projection meets
-
-
 def projections(checkpoint: Checkpoint, layer: nn.Module, index: int) -> list[str]:
     """Those of a layer that are fitted, in the order in which they come."""
     if index not in checkpoint.shape.layers:
         return []
-    kind = checkpoint.architecture
-    _, mixer = kind.mixer.split("{layer}.")
-    o_proj = mixer + kind.o_proj.removesuffix(".weight")
+    _, mixer = checkpoint.architecture.mixer.split("{layer}.")
+    o_proj = mixer + checkpoint.architecture.o_proj.removesuffix(".weight")
     has_mlp = any(name == DOWN_PROJ for name, _ in layer.named_modules())  # or else experts
     return [o_proj, DOWN_PROJ] if has_mlp else [o_proj]
 
@@ -232,9 +195,6 @@ def observe(
     return inputs.flatten(0, 1), stream.flatten(0, 1)
 
 
-# Least squares from sums
-
-
 @dataclass
 class _Sums:
     """Over the rows of X, E: what least squares needs of them, in float64."""
@@ -257,10 +217,8 @@ class _Sums:
         self.size += size.square().sum(dtype=torch.float64)
 
     def __add__(self, other: _Sums) -> _Sums:
-        return _Sums(
-            self.gram + other.gram, self.cross + other.cross, self.square + other.square,
-            self.size + other.size,
-        )  # fmt: skip
+        pairs = zip(vars(self).values(), vars(other).values(), strict=True)
+        return _Sums(*(mine + theirs for mine, theirs in pairs))
 
     def error(self, D: Tensor) -> float:
         """|E - X D^T|^2 for a change D (hidden, n) of the weight."""
@@ -278,7 +236,7 @@ class _Sums:
 
 def _add_up(
     pruned: LayerwiseModel,
-    whole: LayerwiseModel,
+    unpruned: LayerwiseModel,
     index: int,
     projection: str,
     *,
@@ -289,25 +247,24 @@ def _add_up(
     most, held_out = (_Sums.zeros(inputs, hidden, pruned.device) for _ in range(2))
     for batch in range(len(pruned.states)):
         if projection == DOWN_PROJ:  # the unpruned model has run through this layer
-            target = wide(whole.next[batch]).flatten(0, 1)
+            target = wide(unpruned.next[batch]).flatten(0, 1)
         else:
-            _, target = observe(whole, index, batch, projection)
+            _, target = observe(unpruned, index, batch, projection)
         X, stream = observe(pruned, index, batch, projection)
         sums = most if batch < first_held_out else held_out
         sums.add(X, target - stream, target)
-    for attribute, what in (
-        ("gram", f"what enters {projection} of {pruned.checkpoint.folder}"),
-        ("size", f"the residual stream of {whole.checkpoint.folder}"),
-        ("cross", f"the residual stream of {pruned.checkpoint.folder}"),
+    total = most + held_out
+    for part, what in (
+        (total.gram, f"what enters {projection} of {pruned.checkpoint.folder}"),
+        (total.size, f"the residual stream of {unpruned.checkpoint.folder}"),
+        (total.cross, f"the residual stream of {pruned.checkpoint.folder}"),
     ):
-        if not all(getattr(sums, attribute).isfinite().all() for sums in (most, held_out)):
+        if not part.isfinite().all():
             raise InputError(f"refit, layer {index}: NaN or infinity in {what}")
     return most, held_out
 
 
-def _best_ridge(
-    most: _Sums, held_out: _Sums, ridges: Sequence[float] = RIDGES
-) -> tuple[float, float]:
+def _best_ridge(most: _Sums, held_out: _Sums, ridges: Sequence[float]) -> tuple[float, float]:
     """The one whose solution on most rows has the smallest error on those held out, and that."""
     errors = {ridge: held_out.error(most.solve(ridge)) for ridge in ridges}
     best = min(errors, key=errors.__getitem__)
@@ -326,75 +283,28 @@ def _fit(
     if not error < float(total.square):
         new, ridge = old, math.inf
         error, error_held_out = float(total.square), float(held_out.square)
-    fit = Fit(
-        name,
-        ridge,
-        error=_share(error, total.square),
-        held_out=_share(error_held_out, held_out.square),
-        damage=_share(float(total.square), total.size),
-    )
-    return new.cpu(), fit
-
-
-def _share(part: float, of: Tensor) -> float:
-    return part / float(of) if of > 0 else 1.0
-
-
-# The models
-
-
-def _embedding(checkpoint: Checkpoint) -> Tensor:
-    """As it is stored."""
-    model, _, _ = unfilled(checkpoint)
-    weight = model.get_input_embeddings().weight
-    name = next(name for name, parameter in model.named_parameters() if parameter is weight)
-    return checkpoint.tensor(checkpoint.stored[name])
-
-
-def widths_of(student: Checkpoint, teacher: Checkpoint) -> str:
-    """The start of an error: what the heads of both have."""
-    mine, theirs = student.shape, teacher.shape
-    return (
-        f"{student.folder} has {mine.width} key channels a head and {teacher.folder} "
-        f"{theirs.width}; of value channels they have {mine.value_width} and {theirs.value_width}"
-    )
+    parts = (error, error_held_out, float(total.square))
+    sizes = map(float, (total.square, held_out.square, total.size))
+    shares = (part / of if of > 0 else 1.0 for part, of in zip(parts, sizes, strict=True))
+    return new.cpu(), Fit(name, ridge, *shares)
 
 
 def check_cut_from(student: Checkpoint, teacher: Checkpoint) -> None:
-    """An error unless all tensors but those over channels have the same names and shapes, and the
-    embeddings, which nothing here changes, the same numbers."""
+    """An error unless a model has fewer channels than another, and the same embeddings, which
+    nothing here changes."""
+    (d_k, d_v), (D_k, D_v) = ((c.shape.width, c.shape.value_width) for c in (student, teacher))
     if student.architecture is not teacher.architecture:
-        raise InputError(
-            f"{teacher.folder} is not the model that {student.folder} was cut from: a "
-            f"{teacher.architecture.model_type}, not a {student.architecture.model_type}"
+        problem = f"it is a {teacher.architecture.model_type}"
+    elif not student.shape.narrower_than(teacher.shape):
+        problem = (
+            f"d_k x d_v are {D_k} x {D_v} there and {d_k} x {d_v} here, so nothing was cut; give "
+            "the pruned model first, then the one it was cut from"
         )
-    kind = student.architecture
-    over_channels: set[str] = set()
-    values_cut = student.shape.value_width != teacher.shape.value_width
-    for name, (_, parts) in kind.channel_tensors(student.shape).items():
-        if values_cut or any(part.channels == "key" for part in parts):
-            over_channels.add(name)
-    if values_cut:
-        below = (kind.norm, *(part for pair in kind.bottlenecks for part in pair))
-        over_channels |= {kind.name(i, part) for i in student.shape.layers for part in below}
-    shapes = [
-        {
-            name: list(t.shape)
-            for name, t in with_current_names(c.headers(), c.architecture).items()
-            if name not in over_channels
-        }
-        for c in (student, teacher)
-    ]
-    for name in sorted(shapes[0].keys() | shapes[1].keys()):
-        mine, theirs = (part.get(name) for part in shapes)
-        if mine != theirs:
-            raise InputError(
-                f"{teacher.folder} is not the model that {student.folder} was cut from: {name} is "
-                f"{theirs or 'absent'} there and {mine or 'absent'} here"
-            )
-    ours = _embedding(student)
-    if not torch.equal(ours, _embedding(teacher).to(ours.dtype)):  # slicing may have rounded it
-        raise InputError(
-            f"{teacher.folder} is not the model that {student.folder} was cut from: their "
-            "embeddings differ"
-        )
+    else:
+        ours, theirs = embedding(student), embedding(teacher)
+        if torch.equal(ours, theirs.to(ours.dtype)):  # slicing may have rounded it
+            return
+        problem = "their embeddings differ"
+    raise InputError(
+        f"{teacher.folder} is not the model that {student.folder} was cut from: {problem}"
+    )

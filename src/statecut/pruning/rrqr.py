@@ -12,18 +12,16 @@ where γ_j is the norm of column j of C_k and 1 / ω_i that of row i of A_k⁻¹
 largest gain first, until none exceeds f. Then, with q = sqrt(1 + f² k (n - k)), for all i and j,
 σ_i(A_k) >= σ_i(M) / q and σ_j(C_k) <= σ_{k+j}(M) q.
 
-One factorisation serves every width: `strong_swaps(pivoted_cholesky(gram), keep)`. It leaves
-n x n numbers a head, and those are worked on by the CPU in float64 wherever the input lies: a GPU
-has no pivoted factorisation, and the choice must not depend on the device. Results go back to it.
+One factorisation serves every width: `strong_swaps(pivoted_cholesky(gram), keep)`. It is worked on
+by the CPU in float64 wherever the input lies: a GPU has no pivoted factorisation, and the choice
+must not depend on the device. Results go back to it.
 
 At the edges:
-- Fewer rows than columns, zero or duplicate columns, rank below `keep`: the numerically
-  independent columns come first, swapped as if `keep` were the rank, and the lowest of the
-  remaining indices fill up. `largest_gain` speaks of the independent columns; `log_volume` is
-  -inf. A pivot counts as zero from max(rows, n) ε times the largest downwards.
-- A Gram matrix holds squares: a pivot counts as zero from sqrt(n ε) times the largest downwards
-  (2e-7 at n = 128), gains are good to about ε κ(A_k)², and those beyond 1e6 are not resolved.
-  Where that is too little, give the matrix or its R factor.
+- Rank below `keep` (few rows, zero or duplicate columns): the independent columns come first,
+  swapped as if `keep` were the rank, and the lowest remaining indices fill up. `largest_gain` is
+  that of the independent columns, `log_volume` is -inf.
+- A pivot counts as zero from max(rows, n) ε times the largest downwards; of a Gram matrix, which
+  holds squares, from sqrt(n ε) (2e-7 at n = 128), and its gains beyond 1e6 are not resolved.
 - Of columns that tie either may be kept, but always the same one.
 """
 
@@ -83,11 +81,6 @@ def strong_rrqr(matrix: ArrayLike | Tensor, keep: int, f: float = 1.5) -> Strong
     return strong_swaps(pivoted_qr(matrix), keep, f)
 
 
-def strong_rrqr_from_gram(gram: ArrayLike | Tensor, keep: int, f: float = 1.5) -> StrongRRQR:
-    """The same from MᵀM (..., columns, columns), as accurate as squares allow."""
-    return strong_swaps(pivoted_cholesky(gram), keep, f)
-
-
 def pivoted_qr(matrix: ArrayLike | Tensor) -> PivotedFactor:
     """Column-pivoted Householder QR of `matrix` (..., rows, columns)."""
     matrix = _float64(matrix, "matrix")
@@ -112,14 +105,8 @@ def pivoted_cholesky(gram: ArrayLike | Tensor) -> PivotedFactor:
     and the pivots of M's pivoted QR."""
     gram = _float64(gram, "gram")
     n = gram.shape[-1]
-    if gram.shape[-2] != n:
-        raise InputError(f"gram of shape {tuple(gram.shape)}: the last two sizes must be equal")
     device, gram = gram.device, gram.cpu()
-    diagonal = gram.diagonal(dim1=-2, dim2=-1)
-    largest = diagonal.amax(-1)
-    # Wide enough for sums in float32, narrow enough for what is no Gram matrix at all.
-    skew = (gram - gram.mT).amax((-2, -1)) > 1e-4 * largest
-    _refuse(skew | (diagonal < 0).any(-1), "gram", "is not symmetric with a diagonal >= 0")
+    largest = gram.diagonal(dim1=-2, dim2=-1).amax(-1)
     zero = (n * EPS * largest).clamp(min=SMALLEST_PIVOT**2)
     # LAPACK asks that of every pivot but the first.
     rank = torch.where(largest > zero, n, 0).numpy()
@@ -153,10 +140,8 @@ def _one_thread() -> Iterator[None]:
 def strong_swaps(factor: PivotedFactor, keep: int, f: float = 1.5) -> StrongRRQR:
     """From column pivoting on: swaps until no gain exceeds f (Gu and Eisenstat's algorithm 4)."""
     n = factor.R.shape[-1]
-    if not 1 <= keep <= n:
-        raise InputError(f"keep {keep} of {n} columns: must lie in 1..{n}")
-    if not f >= 1:
-        raise InputError(f"f {f}: must be at least 1, a swap with less gain would lose volume")
+    if not (1 <= keep <= n and f >= 1):
+        raise InputError(f"keep {keep} of {n} columns, f {f}: keep in 1..{n} and f >= 1 are needed")
     batch = factor.rank.shape
     L, pivots = factor.R.mT.reshape(-1, n, n), factor.pivots.reshape(-1, n)
     independent = factor.rank.flatten().clamp(max=keep)
@@ -179,29 +164,6 @@ def strong_swaps(factor: PivotedFactor, keep: int, f: float = 1.5) -> StrongRRQR
     kept = order[:, :keep].sort().values
     parts = (kept, order, swaps, gain, log_volume)
     return StrongRRQR(*(p.reshape(batch + p.shape[1:]).to(factor.device) for p in parts))
-
-
-def strong_rrqr_slow(matrix: ArrayLike, keep: int, f: float = 1.5) -> StrongRRQR:
-    """The same for one matrix of full rank, refactored at every swap: slow and obvious."""
-    M, k = np.asarray(matrix, dtype=np.float64), keep
-    _, R, order = scipy.linalg.qr(M, mode="economic", pivoting=True)
-    swaps = 0
-    while True:
-        A, B, C = R[:k, :k], R[:k, k:], R[k:, k:]
-        omega = 1 / np.linalg.norm(np.linalg.inv(A), axis=1)
-        gamma = np.linalg.norm(C, axis=0)
-        rho = np.hypot(np.linalg.solve(A, B), gamma / omega[:, None])
-        largest = rho.max(initial=0.0)
-        if largest <= f * (1 + ROUNDING):
-            break
-        i, j = np.argwhere(rho == largest)[0]
-        order[[i, k + j]] = order[[k + j, i]]
-        R = np.linalg.qr(M[:, order], mode="r")
-        swaps += 1
-    log_volume = np.log(np.abs(np.diag(A))).sum()
-    kept = np.sort(order[:k]).astype(np.int64)
-    parts = (kept, order.astype(np.int64), swaps, largest, log_volume)
-    return StrongRRQR(*map(torch.as_tensor, parts))
 
 
 def _swap_until_strong(R: Tensor, k: int, f: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -311,17 +273,10 @@ def _swap(W: Tensor, U: Tensor, C: Tensor, i: Tensor, j: Tensor) -> None:
 def _float64(values: ArrayLike | Tensor, name: str) -> Tensor:
     """As (..., rows, columns) in float64, on its device, finite in every head."""
     tensor = torch.as_tensor(values).detach().to(torch.float64)
-    if tensor.ndim < 2 or tensor.shape[-1] == 0:
-        shape = tuple(tensor.shape)
-        raise InputError(f"{name} of shape {shape}: must be (..., rows, columns), no size 0 last")
-    # The norm of a whole head shows both, and numbers whose squares are infinite.
-    norm = torch.linalg.vector_norm(tensor, dim=(-2, -1))
-    _refuse(~norm.isfinite(), name, "holds NaN, infinity or numbers beyond 1e150")
-    return tensor
-
-
-def _refuse(bad: Tensor, name: str, what: str) -> None:
-    """An error that names the first bad head; bad: (...)."""
+    # The norm of a head shows NaN, infinity, and numbers whose squares are infinite.
+    bad = ~torch.linalg.vector_norm(tensor, dim=(-2, -1)).isfinite()
     if bad.any():
         head = tuple(bad.nonzero()[0].tolist())
-        raise InputError(f"{name}{f' of head {head}' if head else ''} {what}")
+        of = f" of head {head}" if head else ""
+        raise InputError(f"{name}{of} holds NaN, infinity or numbers beyond 1e150")
+    return tensor

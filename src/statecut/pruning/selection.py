@@ -19,16 +19,13 @@ from statecut.pruning.slicing import Change, Keep, Rotate
 
 @dataclass(frozen=True)
 class Selection:
-    """Which channels of keys stay, or of values, or of both, and what there is to know about the
-    choice.
+    """Which channels of keys, of values, or of both stay, and what is known about the choice.
 
-    tensors: kept (layers, heads, width), or rotation (layers, heads, width, d_k) for PCA; and as
-    far as the method has them, per layer and head: scores (.., d_k), swaps, largest_gain,
-    log_volume. With a calibration: condition_before, condition_after, effective_rank_before,
-    effective_rank_after, of the raw keys over all calibration tokens.
-
-    What there is of values begins with `values.`: values.kept (layers, value heads, width) and so
-    on, with the conditioning of what enters the output projection; about["values"] has the rest.
+    tensors: kept (layers, heads, width), or rotation (layers, heads, width, d_k) for PCA; where the
+    method has them, per layer and head: scores (.., d_k), swaps, largest_gain, log_volume; with a
+    calibration: condition_before, condition_after, effective_rank_before, effective_rank_after, of
+    the raw keys over all calibration tokens. Those of values begin with `values.`, with the
+    conditioning of what enters the output projection; about["values"] has the rest.
     """
 
     tensors: dict[str, Tensor]
@@ -37,10 +34,6 @@ class Selection:
     @property
     def width(self) -> int:
         return int(self.about["width"])
-
-    @property
-    def value_width(self) -> int:
-        return int(self.about["values"]["width"])
 
     def change(self) -> Change | None:
         """Of the key channels."""
@@ -51,8 +44,12 @@ class Selection:
     def value_change(self) -> Keep | None:
         return Keep(self.tensors["values.kept"]) if "values.kept" in self.tensors else None
 
+    def changes(self) -> dict[str, Any]:
+        """Both, as `slice_model` takes them."""
+        return {"keys": self.change(), "values": self.value_change()}
+
     def cut(self, shape: MixerShape) -> MixerShape:
-        """Of a model with the channels that stay."""
+        """The shape of a model with the channels that stay."""
         keys, values = self.change(), self.value_change()
         return replace(
             shape,
@@ -61,15 +58,9 @@ class Selection:
         )
 
     def with_values(self, values: Selection) -> Selection:
-        """This choice of key channels and another one's of value channels."""
-        if self.about["model_digest"] != values.about["model_digest"]:
-            raise InputError("the choices of key and of value channels are of different models")
-        if "values" not in values.about:
-            raise InputError(
-                "the second selection is of key channels; `select_values` is of values"
-            )
-        chosen = {name: t for name, t in values.tensors.items() if name.startswith("values.")}
-        return Selection(self.tensors | chosen, {**self.about, "values": values.about["values"]})
+        """This choice of key channels and another one's of value channels, of the same model."""
+        about = {**self.about, "values": values.about["values"]}
+        return Selection(self.tensors | values.tensors, about)
 
     def check_model(self, checkpoint: Checkpoint) -> None:
         if self.about["model_digest"] != (digest := checkpoint.digest()):
@@ -85,9 +76,6 @@ class Selection:
 
     @classmethod
     def load(cls, path: Path | str) -> Selection:
-        path = Path(path)
-        with open_safetensors(path) as file:
-            metadata = file.metadata() or {}
-        if "about" not in metadata:
-            raise InputError(f"{path} is no selection")
-        return cls(dict(read_tensors(path)), json.loads(metadata["about"]))
+        with open_safetensors(Path(path)) as file:
+            about = json.loads(file.metadata()["about"])
+        return cls(dict(read_tensors(Path(path))), about)

@@ -1,6 +1,5 @@
 """Slicing: fewer channels of keys, of values, or of both make a smaller, ordinary model.
 
-A change says what becomes of the channels of one head; everything else here is where they lie.
 All of it works on tensors by name and on config.json: no model class is needed.
 
 Between the values and the output projection is a norm over the channels of a head, whose weight all
@@ -10,19 +9,19 @@ heads share. Heads may keep different channels, so the weight w is first folded 
 
 a gate included, which multiplies x channel by channel. That is exact.
 
-A cut model computes what the whole one does with the cut channels set to zero, if two numbers
+A cut model computes what the unpruned one does with the cut channels set to zero, if two numbers
 follow. The rule scales its output by d_k^-1/2, and the norm takes a mean over d_v channels: of D
 key and V value channels k and v are left, and the mean square that the norm divides by is D/k V/v
-times that of the whole model, which matters beside eps. So eps becomes D/k V/v eps, for all norms
-of the model where its config has one number for all. And what the norm puts out is sqrt(v/V) times
-the whole model's, so the output projection is multiplied by sqrt(V/v).
+times the unpruned model's, which matters beside eps. So eps becomes D/k V/v eps, for all norms of
+the model where its config has one number for all. And what the norm puts out is sqrt(v/V) times the
+unpruned model's, so the output projection is multiplied by sqrt(V/v).
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -102,11 +101,8 @@ class Pad:
     width: int
 
     def __call__(self, index: int, role: Role, channels: Tensor) -> Tensor:
-        missing = self.width - channels.shape[1]
-        if missing < 0:
-            raise InputError(f"padding to {self.width}: the model has {channels.shape[1]} channels")
-        zeros = channels.new_zeros(channels.shape[0], missing, *channels.shape[2:])
-        return torch.cat([channels, zeros], 1)
+        heads, width, *inputs = channels.shape
+        return torch.cat([channels, channels.new_zeros(heads, self.width - width, *inputs)], 1)
 
 
 def cut_back(shape: MixerShape, width: int, channels: Channels = "key") -> Keep:
@@ -131,7 +127,7 @@ class Slicer:
     keys: Change | None
     values: Keep | None
     stored: Callable[[str], Tensor]
-    """The tensor of the whole model of this name: some are changed by what is in others."""
+    """The tensor of the unpruned model of this name: some are changed by what is in others."""
     eps: Eps = "matched"
     _pairs: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
     """Matrices that meet in fewer channels: both are of one decomposition."""
@@ -215,105 +211,62 @@ def truncate(first: Tensor, second: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     return inner.mT.contiguous(), outer
 
 
-def check_channels(
-    headers: Mapping[str, Tensor], kind: Architecture, shape: MixerShape, *, values: bool = False
-) -> None:
-    """An error unless the tensors, of which only names and shapes are looked at, have the channels
-    that the config says, and with `values` the parts without which values cannot be cut."""
-    required: list[tuple[str, ChannelTensor | str]] = [("key", kind.q_proj), ("key", kind.k_proj)]
-    if values:
-        required += [("value", part) for part in (kind.v_proj, kind.o_proj, kind.norm)]
-    for channels, part in required:
-        for name in (kind.name(layer, part) for layer in shape.layers):
+def check_sliceable(checkpoint: Checkpoint, *, values: bool = False) -> None:
+    """An error if the tensors of a folder contradict its config, or if values are to be cut and
+    cannot be. No numbers are read; loaders would drop or refuse such tensors, after the work."""
+    if problem := next(_contradictions(checkpoint, values), None):
+        raise InputError(f"{checkpoint.folder}: {problem}")
+
+
+def _contradictions(checkpoint: Checkpoint, values: bool) -> Iterator[str]:
+    kind, shape, config = checkpoint.architecture, checkpoint.shape, checkpoint.text_config
+    headers = with_current_names(checkpoint.headers(), kind)
+    prefix, _ = kind.mixer.split("{layer}.")
+    layers = {n.removeprefix(prefix).split(".")[0] for n in headers if n.startswith(prefix)}
+    if len(layers) != (count := config["num_hidden_layers"]):
+        yield f"its config says {count} layers, and its files hold {len(layers)}"
+    required = (kind.q_proj, kind.k_proj)
+    value_tensors = (kind.v_proj, kind.o_proj, kind.norm) if values else ()
+    for tensor in (*required, *value_tensors):
+        for name in (kind.name(layer, tensor) for layer in shape.layers):
             if name not in headers:
-                raise InputError(
-                    f"the model has no {name}, so its {channels} channels cannot be sliced"
-                )
+                yield f"the model has no {name}, so its channels cannot be sliced"
     for name, (_, parts) in kind.channel_tensors(shape).items():
         if name not in headers:
             continue
+        if (dtype := headers[name].dtype) not in DTYPES:
+            yield f"{name} is {dtype}: quantised weights cannot be sliced; cut before quantisation"
         size = headers[name].shape[parts[0].axis]
         if size != sum(part.places(shape).size for part in parts):
             sides = dict.fromkeys(part.channels for part in parts)
             heads = ["{} heads of {}".format(*shape.size(side)) for side in sides]
-            raise InputError(
+            yield (
                 f"{name} has {size} {' and '.join(sides)} channels, but the config says "
                 f"{' and '.join(heads)}: {kind.mend or OTHER_WIDTHS}"
             )
-    if values:
-        check_norms(headers, kind, shape)
-
-
-def check_norms(headers: Mapping[str, Tensor], kind: Architecture, shape: MixerShape) -> None:
-    """An error unless the weight of each norm in front of an output projection can be folded."""
-    for layer in shape.layers:
-        weight = kind.name(layer, kind.norm)
-        norm = weight.removesuffix("weight")
-        others = sorted(name for name in headers if name.startswith(norm) and name != weight)
-        if others:
-            raise InputError(
-                f"the model has {others[0]}: values are cut only where the output projection is "
-                "linear in what its norm puts out, a weight for each channel of a head"
-            )
-        if list(headers[weight].shape) != [shape.value_width]:
-            raise InputError(
-                f"{weight} is {list(headers[weight].shape)}, expected [{shape.value_width}]: "
-                "values are cut only where one norm serves every head alike"
-            )
-
-
-def check_sliceable(checkpoint: Checkpoint, *, values: bool = False) -> None:
-    """An error if the tensors of a folder contradict its config, or if values are to be cut and
-    cannot be; none of them is read."""
-    kind = checkpoint.architecture
-    headers = with_current_names(checkpoint.headers(), kind)
-    check_sizes(checkpoint, headers)
-    check_channels(headers, kind, checkpoint.shape, values=values)
-
-
-def check_sizes(checkpoint: Checkpoint, headers: Mapping[str, Tensor]) -> None:
-    """An error if there are other layers or embeddings than the config says, or quantised weights
-    that it does not speak of. Loaders would drop or refuse them, after the work."""
-    kind, config = checkpoint.architecture, checkpoint.text_config
-    prefix, _ = kind.mixer.split("{layer}.")
-    layers = {
-        name.removeprefix(prefix).split(".")[0] for name in headers if name.startswith(prefix)
+    norms = [kind.name(layer, kind.norm) for layer in shape.layers] if values else []
+    sizes = {norm: [shape.value_width] for norm in norms} | {
+        name: [config["vocab_size"], config["hidden_size"]]
+        for name in headers
+        if name.endswith(EMBEDDINGS) and not name.startswith(kind.beyond)
     }
-    if len(layers) != config["num_hidden_layers"]:
-        raise InputError(
-            f"{checkpoint.folder}: its config says {config['num_hidden_layers']} layers, and its "
-            f"files hold {len(layers)}"
-        )
-    expected = [config["vocab_size"], config["hidden_size"]]
-    for name in headers:
-        embeds = name.endswith(EMBEDDINGS) and not name.startswith(kind.beyond)
-        if embeds and list(headers[name].shape) != expected:
-            raise InputError(
-                f"{checkpoint.folder}: {name} is {list(headers[name].shape)}, and its config says "
-                f"{expected} (vocab_size, hidden_size)"
-            )
-    for name in kind.channel_tensors(checkpoint.shape):
-        if name in headers and headers[name].dtype not in DTYPES:
-            dtype = str(headers[name].dtype).removeprefix("torch.")
-            raise InputError(
-                f"{checkpoint.folder}: {name} is {dtype}: quantised weights cannot be sliced; cut "
-                "the model before quantisation"
-            )
+    for name, expected in sizes.items():
+        if (found := list(headers[name].shape)) != expected:
+            yield f"{name} is {found}, and its config says {expected}"
+    for bias in (norm.removesuffix("weight") + "bias" for norm in norms):
+        if bias in headers:
+            yield f"{bias}: values are cut only where the norm of the outputs has no bias"
 
 
 def check_widths(checkpoint: Checkpoint, width: int, value_width: int | None) -> dict[str, Any]:
     """The config of the model with these widths, or an error if it cannot have them."""
-    for size, name in ((width, "key"), (value_width, "value")):
-        if size is not None and not size >= 1:
-            raise InputError(f"a width of {size} leaves no {name} channel")
-    kind = checkpoint.architecture
     values = checkpoint.shape.value_width if value_width is None else value_width
     if not can_express(checkpoint, width, values):
         raise InputError(
-            f"{checkpoint.folder}: the config of a {kind.model_type} cannot express heads of "
-            f"{width} key and {values} value channels"
+            f"{checkpoint.folder}: the config of a {checkpoint.architecture.model_type} cannot "
+            f"express heads of {width} key and {values} value channels"
         )
-    return kind.resized(checkpoint.config, width, value_width)
+    return checkpoint.architecture.resized(checkpoint.config, width, value_width)
 
 
 def can_express(checkpoint: Checkpoint, width: int, value_width: int) -> bool:
@@ -321,12 +274,6 @@ def can_express(checkpoint: Checkpoint, width: int, value_width: int) -> bool:
     kind = checkpoint.architecture
     config = kind.resized(checkpoint.config, width, value_width)
     return kind.shape(config) == replace(checkpoint.shape, width=width, value_width=value_width)
-
-
-def possible_value_widths(checkpoint: Checkpoint, width: int) -> list[int]:
-    """How many value channels a head can keep beside so many key channels."""
-    values = range(1, checkpoint.shape.value_width + 1)
-    return [value_width for value_width in values if can_express(checkpoint, width, value_width)]
 
 
 def change_channels(
@@ -337,33 +284,24 @@ def change_channels(
     values: Keep | None = None,
 ) -> dict[str, Tensor]:
     """All tensors of a model, those over channels changed."""
-    whole = dict(tensors)
-    check_channels(whole, kind, shape, values=values is not None)
-    slicer = Slicer(kind, shape, keys, values, whole.__getitem__)
-    return {name: slicer(name, tensor).to(tensor.dtype) for name, tensor in whole.items()}
+    unpruned = dict(tensors)
+    slicer = Slicer(kind, shape, keys, values, unpruned.__getitem__)
+    return {name: slicer(name, tensor).to(tensor.dtype) for name, tensor in unpruned.items()}
 
 
-def no_eps_in_config(kind: Architecture) -> str:
-    return (
-        f"the eps of {kind.model_type}'s output norm stands in the library's code, so the cut "
-        "model differs from the unpruned one with those channels set to zero"
-    )
-
-
-def sliced_bytes(
-    checkpoint: Checkpoint, width: int, dtype: torch.dtype | None, value_width: int | None = None
-) -> int:
-    """What the weights of the smaller model will take on a disk."""
+def sliced_sizes(
+    checkpoint: Checkpoint, cut: MixerShape, dtype: torch.dtype | None
+) -> tuple[int, int]:
+    """How many numbers the smaller model will have, and how many bytes they will take on a disk."""
     kind, shape = checkpoint.architecture, checkpoint.shape
     headers = with_current_names(checkpoint.headers(), kind)
-    values = value_width and cut_back(shape, value_width, "value")
-    keys = cut_back(shape, width)
-    slicer = Slicer(kind, shape, keys, values or None, headers.__getitem__)
+    cuts_values = cut.value_width < shape.value_width
+    values = cut_back(shape, cut.value_width, "value") if cuts_values else None
+    slicer = Slicer(kind, shape, cut_back(shape, cut.width), values, headers.__getitem__)
     # Headers have shapes and no numbers, and so has what becomes of them.
-    return sum(
-        slicer(name, header).numel() * sliced_dtype(name, header, kind, dtype).itemsize
-        for name, header in headers.items()
-    )
+    sizes = {name: slicer(name, header).numel() for name, header in headers.items()}
+    types = {name: sliced_dtype(name, header, kind, dtype) for name, header in headers.items()}
+    return sum(sizes.values()), sum(sizes[name] * types[name].itemsize for name in sizes)
 
 
 def sliced_dtype(
@@ -387,7 +325,7 @@ def slice_model(
     force: bool = False,
 ) -> None:
     """Write the model with its key channels changed, and its value channels, to a folder that its
-    stock library loads. With its eps matched it computes what the whole model does with the cut
+    stock library loads. With its eps matched it computes what the unpruned one does with the cut
     channels set to zero; `kept` leaves eps and the scale of the output projection as they were.
 
     Files are the model's own, one of them at a time in memory. Tensors that are not the model's
@@ -409,7 +347,11 @@ def slice_model(
     if eps == "matched":
         config = kind.scaled_eps(config, eps_factor(shape, slicer.narrow))
         if kind.eps_key is None:
-            logger.warning("WARNING: %s", no_eps_in_config(kind))
+            logger.warning(
+                "WARNING: the eps of %s's output norm stands in the library's code, so the cut "
+                "model differs from the unpruned one with those channels set to zero",
+                kind.model_type,
+            )
 
     def new_tensor(name: str, tensor: Tensor) -> Tensor:
         if tensor.dtype in DTYPES and not tensor.isfinite().all():

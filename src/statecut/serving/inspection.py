@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from statecut.arguments import width as width_of
 from statecut.models.checkpoint import Checkpoint
-from statecut.pruning.budget import Split, splits_within
-from statecut.pruning.slicing import check_sliceable
-from statecut.serving.engines import ENGINES, Engine
+from statecut.serving.engines import ENGINES, READ
 
 TOKENS = (4_096, 32_768, 131_072)
 RATIOS = (0, 0.25, 0.5, 0.75, 0.875)  # the model as it is comes first
-SHARES = (0.5, 0.25, 0.125)
 
 
 @dataclass(frozen=True)
@@ -34,7 +30,26 @@ class Cut:
     state_bytes: int
     saved_bytes: int
     saved_shares: tuple[float, ...]  # of all cache, by context
-    engines: tuple[str, ...]  # that are known to compute this width right, with the model's d_v
+    engines: tuple[str, ...]  # that run this width with the model's d_v, or are expected to
+
+    def line(self) -> str:
+        shares = "".join(f"  {percent(share):>8}" for share in self.saved_shares)
+        read = [name for name in self.engines if ENGINES[name].evidence == READ]
+        engines = ", ".join(name for name in self.engines if name not in read)
+        return (
+            f"{self.ratio:7g}  {self.width:3}  {size(self.state_bytes):>10}  "
+            f"{size(self.saved_bytes):>10}{shares}  {engines}"
+            + (f"; expected: {', '.join(read)}" if read else "")
+        )
+
+
+@dataclass(frozen=True)
+class Widths:
+    width: int
+    value_width: int
+
+    def __str__(self) -> str:
+        return f"{self.width} x {self.value_width}"
 
 
 @dataclass(frozen=True)
@@ -42,15 +57,13 @@ class Budget:
     """Cuts of keys and values that leave at most that share of the recurrent state."""
 
     share: float
-    splits: tuple[Split, ...]
-    by_engine: dict[str, tuple[Split, ...]]  # where one takes others
+    splits: tuple[Widths, ...]
+    by_engine: dict[str, tuple[Widths, ...]]  # where one takes others
 
     def line(self) -> str:
-        def words(splits: tuple[Split, ...]) -> str:
-            return ", ".join(map(str, splits)) or "none"
-
-        engines = [f"for {name}: {words(splits)}" for name, splits in self.by_engine.items()]
-        return f"{self.share:7g}  {'; '.join([words(self.splits), *engines])}"
+        groups = {"": self.splits} | {f"for {n}: ": s for n, s in self.by_engine.items()}
+        words = [who + (", ".join(map(str, s)) or "none") for who, s in groups.items()]
+        return f"{self.share:7g}  {'; '.join(words)}"
 
 
 @dataclass(frozen=True)
@@ -77,18 +90,29 @@ class Inspection:
         layers = f"{self.delta_layers} with a delta rule"
         if self.softmax_layers:
             layers += f", {self.softmax_layers} with softmax attention"
-        state = f"{size(self.recurrent_bytes)} recurrent in float32"
+        state = f"{size(self.recurrent_bytes)} recurrent state in float32"
         if self.filter_bytes:
             state += f", {size(self.filter_bytes)} of convolutions in 16 bits"
+        contexts = ["other cache          none: the state does not grow with the sequence"]
+        saved, tokens = [], ""
+        if self.contexts:
+            contexts = ["", " tokens  softmax cache in 16 bits  state's share of all cache"]
+            for c in self.contexts:
+                share = percent(c.state_share)
+                contexts.append(f"{c.tokens:7,}  {size(c.softmax_bytes):>24}  {share:>26}")
+                tokens += f"  {c.tokens:8,}"
+            saved = [" " * 36 + "  saved of all cache, at tokens"]
         return [
             f"model                {self.model_type}, {self.parameters:,} parameters in its files",
             f"layers               {layers}",
             f"heads                {self.key_heads} of keys, {self.value_heads} of values; "
             f"d_k {self.key_width}, d_v {self.value_width}",
-            f"state of a sequence  {size(self.state_bytes)}: {state}",
-            *self._context_lines(),
+            f"cache per request    {size(self.state_bytes)}: {state}",
+            *contexts,
             "",
-            *self._cut_lines(),
+            *saved,
+            f"--ratio  d_k       state       saved{tokens}  runs in",
+            *(cut.line() for cut in self.cuts),
             "",
             "--state  d_k x d_v to compare",
             *(budget.line() for budget in self.budgets),
@@ -96,58 +120,27 @@ class Inspection:
             *self._engine_lines(),
         ]
 
-    def _context_lines(self) -> list[str]:
-        if not self.contexts:
-            return ["other cache          none: the state does not grow with the sequence"]
-        return [
-            "",
-            " tokens  softmax cache in 16 bits  state's share of all cache",
-            *(
-                f"{c.tokens:7,}  {size(c.softmax_bytes):>24}  {percent(c.state_share):>26}"
-                for c in self.contexts
-            ),
-        ]
-
-    def _cut_lines(self) -> list[str]:
-        lines = [" " * 36 + "  saved of all cache, at tokens"] if self.contexts else []
-        shares = "".join(f"  {c.tokens:8,}" for c in self.contexts)
-        return [
-            *lines,
-            f"--ratio  d_k       state       saved{shares}  computed right by",
-            *(
-                f"{cut.ratio:7g}  {cut.width:3}  {size(cut.state_bytes):>10}  "
-                f"{size(cut.saved_bytes):>10}"
-                + "".join(f"  {percent(share):>8}" for share in cut.saved_shares)
-                + f"  {', '.join(cut.engines)}"
-                for cut in self.cuts
-            ),
-        ]
-
     def _engine_lines(self) -> list[str]:
         lines = []
         for engine in ENGINES.values():
             if engine.has(self.model_type):
-                lines.append(f"{engine.name:12}  {'; '.join(self._remarks(engine))}")
+                wrong = f"any other is computed wrong {engine.wrong}, without an error"
+                remarks = [
+                    f"takes {engine.widths()}",
+                    *([wrong] if engine.wrong else []),
+                    *([f"start it with {engine.start()}"] if engine.setting else []),
+                    engine.known(self.value_width),
+                ]
+                lines.append(f"{engine.name:12}  {'; '.join(remarks)}")
                 if engine.note:
                     lines.append(f"{'':12}  {engine.note}")
         if others := [e.name for e in ENGINES.values() if not e.has(self.model_type)]:
             lines.append(f"Nothing is known of {self.model_type} models in {', '.join(others)}.")
         return lines
 
-    def _remarks(self, engine: Engine) -> list[str]:
-        remarks = [f"takes {engine.widths()}"]
-        if engine.wrong:
-            remarks.append(f"any other is computed wrong {engine.wrong}, without an error")
-        if engine.setting:
-            remarks.append(engine.start())
-        return [*remarks, engine.known(self.value_width)]
 
-
-def inspect(folder: Path | str) -> Inspection:
-    """From config.json and the headers of the weights' files."""
-    checkpoint = Checkpoint(folder)
-    headers = dict(checkpoint.headers())
-    check_sliceable(checkpoint)
+def inspect(checkpoint: Checkpoint, budgets: tuple[Budget, ...]) -> Inspection:
+    """From config.json and the headers of the weights' files; `budgets` are those to show."""
     shape, model_type = checkpoint.shape, checkpoint.architecture.model_type
     cache = checkpoint.architecture.cache(checkpoint.config)
     tokens = TOKENS if cache.softmax else ()
@@ -157,13 +150,7 @@ def inspect(folder: Path | str) -> Inspection:
             continue
         cut = cache.resized(width_of(shape.width, ratio))
         saved = cache.state_bytes() - cut.state_bytes()
-        takers = [
-            engine.name
-            for engine in ENGINES.values()
-            if engine.has(model_type)
-            and engine.knows(shape.value_width)
-            and engine.takes(cut.shape.width, shape.value_width)
-        ]
+        engines = [e.name for e in ENGINES.values() if e.serves(model_type, cut.shape)]
         cuts.append(
             Cut(
                 ratio,
@@ -171,12 +158,12 @@ def inspect(folder: Path | str) -> Inspection:
                 state_bytes=cut.state_bytes(),
                 saved_bytes=saved,
                 saved_shares=tuple(saved / cache.total_bytes(n) for n in tokens),
-                engines=tuple(takers),
+                engines=tuple(engines),
             )
         )
     return Inspection(
         model_type,
-        parameters=sum(tensor.numel() for tensor in headers.values()),
+        parameters=sum(tensor.numel() for _, tensor in checkpoint.headers()),
         delta_layers=len(shape.layers),
         softmax_layers=sum(kind.layers for kind in cache.softmax),
         key_heads=shape.heads,
@@ -190,18 +177,8 @@ def inspect(folder: Path | str) -> Inspection:
             for n in tokens
         ),
         cuts=tuple(cuts),
-        budgets=tuple(budget(checkpoint, share) for share in SHARES),
+        budgets=budgets,
     )
-
-
-def budget(checkpoint: Checkpoint, share: float) -> Budget:
-    def splits(engine: Engine | None) -> tuple[Split, ...]:
-        return tuple(splits_within(checkpoint, share, engine)[1])
-
-    engines = [e for e in ENGINES.values() if e.has(checkpoint.architecture.model_type)]
-    by_engine = {engine.name: splits(engine) for engine in engines}
-    anyone = splits(None)
-    return Budget(share, anyone, {n: s for n, s in by_engine.items() if s != anyone})
 
 
 def size(count: int) -> str:

@@ -9,10 +9,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
-from statecut.arguments import Target
-from statecut.pruning.method import Activations, Method, ModelStatistics, Option, Rows, Tensor
+from statecut.pruning.method import (
+    Activations,
+    Method,
+    ModelStatistics,
+    Option,
+    Rows,
+    Target,
+    Tensor,
+)
+
+FACTS = ("kept", "swaps", "largest_gain", "log_volume")
 
 
 def drrqr(
@@ -22,21 +30,14 @@ def drrqr(
     *,
     rows: Rows,
     activations: Activations,
-    f: float,
+    f: float = math.inf,
 ) -> list[dict[str, Tensor]]:
     from statecut.pruning.rrqr import pivoted_cholesky, strong_swaps
 
     gram = model.sum_over(target, lambda side: model.gram(side, rows, activations))
     factor = pivoted_cholesky(gram)
-    facts = ("kept", "swaps", "largest_gain", "log_volume")
     results = (strong_swaps(factor, width, f) for width in widths)
-    return [{fact: getattr(result, fact) for fact in facts} for result in results]
-
-
-def qrcp(
-    model: ModelStatistics, target: Target, widths: Sequence[int], **options: Any
-) -> list[dict[str, Tensor]]:
-    return drrqr(model, target, widths, **options, f=math.inf)
+    return [{fact: getattr(result, fact) for fact in FACTS} for result in results]
 
 
 ROWS = Option("rows", "sample", "the sample of the calibration, or every token of it",
@@ -53,5 +54,5 @@ METHODS = (
     Method("qrcp", label="DRRQR without swaps", colour="#2f93a8", dash=(4, 1, 1, 1),
            needs=("text",), takes=(ROWS, ACTIVATIONS), values=True,
            about="Column-pivoted QR of the activations: where DRRQR starts, without its swaps.",
-           choose=qrcp),
+           choose=drrqr),
 )  # fmt: skip

@@ -4,8 +4,7 @@ x as it enters the output projection: sum over t of (x_tj dL/dx_tj)^2."""
 
 from __future__ import annotations
 
-from statecut.arguments import Target
-from statecut.pruning.method import Method, ModelStatistics, Tensor
+from statecut.pruning.method import Method, ModelStatistics, Target, Tensor
 
 
 def score(model: ModelStatistics, target: Target) -> Tensor:

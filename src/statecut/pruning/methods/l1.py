@@ -3,8 +3,7 @@ times the column that reads it, s_j = (sum_i |W_V,ij|) (sum_i |W_O,ji|)."""
 
 from __future__ import annotations
 
-from statecut.arguments import Target
-from statecut.pruning.method import Method, ModelStatistics, Tensor
+from statecut.pruning.method import Method, ModelStatistics, Target, Tensor
 
 
 def score(model: ModelStatistics, target: Target) -> Tensor:

@@ -6,8 +6,7 @@ The paper's negative result. The axes are the eigenvectors of the uncentred seco
 
 from __future__ import annotations
 
-from statecut.arguments import Target
-from statecut.pruning.method import Method, ModelStatistics, Tensor
+from statecut.pruning.method import Method, ModelStatistics, Target, Tensor
 
 
 def proper(model: ModelStatistics, target: Target, width: int) -> Tensor:

@@ -3,8 +3,7 @@ what a larger one keeps. The target makes no difference."""
 
 from __future__ import annotations
 
-from statecut.arguments import Target
-from statecut.pruning.method import Method, ModelStatistics, Tensor
+from statecut.pruning.method import Method, ModelStatistics, Target, Tensor
 
 
 def score(model: ModelStatistics, target: Target, *, seed: int) -> Tensor:
@@ -13,7 +12,7 @@ def score(model: ModelStatistics, target: Target, *, seed: int) -> Tensor:
 
     shape = model.checkpoint.shape
     size = (len(shape.layers), *shape.size("value" if target == "v" else "key"))
-    # Values are drawn apart from keys, also where there are as many.
+    # Values are sampled apart from keys, also where there are as many.
     generator = np.random.default_rng([seed, 1] if target == "v" else seed)
     return torch.from_numpy(generator.random(size))
 

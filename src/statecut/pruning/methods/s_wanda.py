@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from statecut.arguments import Target
-from statecut.pruning.method import Method, ModelStatistics, Tensor
+from statecut.pruning.method import Method, ModelStatistics, Target, Tensor
 
 
 def score(model: ModelStatistics, target: Target) -> Tensor:
