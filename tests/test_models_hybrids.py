@@ -10,17 +10,17 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
+from pydantic import TypeAdapter
 from safetensors.torch import load_file, save_file
 from shards import shard
 from small_models import EXPERTS, LINEAR, SMALL
 
-from reproduction.config.models import shape_of
+from reproduction.config.models import Model, shape_of
 from reproduction.plan.work import parameters_at
 from statecut.card import card
 from statecut.errors import InputError
 from statecut.models import create, load, save
 from statecut.models.architectures import ARCHITECTURES, REFUSED, architecture
-from statecut.models.architectures.qwen3_5 import Qwen35Text
 from statecut.models.capture import capture_rule_inputs, mixers
 from statecut.models.checkpoint import Checkpoint, check_parameters
 from statecut.models.fixes import fla as fla_patches
@@ -435,13 +435,13 @@ def test_layer_by_layer_they_are_calibrated_as_at_once(folders, name):
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_section_of_the_configuration_makes_one(tied):
-    section = Qwen35Text(
-        architecture="qwen3_5_text", label="Hybrid", tokenizer="t",
-        source={"kind": "pretrain", "recipe": "r"},
-        vocab_size=97, hidden_size=32, num_hidden_layers=5, num_heads=2, head_dim=16, expand_v=0.75,
-        num_v_heads=4, softmax_every=2, softmax_heads=4, softmax_kv_heads=2, softmax_head_dim=8,
-        intermediate_size=48, tie_word_embeddings=tied,
-    )  # fmt: skip
+    section = TypeAdapter(Model).validate_python({
+        "architecture": "qwen3_5_text", "label": "Hybrid", "tokenizer": "t",
+        "source": {"kind": "pretrain", "recipe": "r"}, "vocab_size": 97, "hidden_size": 32,
+        "num_hidden_layers": 5, "num_heads": 2, "head_dim": 16, "expand_v": 0.75, "num_v_heads": 4,
+        "softmax_every": 2, "softmax_heads": 4, "softmax_kv_heads": 2, "softmax_head_dim": 8,
+        "intermediate_size": 48, "tie_word_embeddings": tied,
+    })  # fmt: skip
     model = create(section.fla_config(), seed=0)
     assert section.parameters == sum(parameter.numel() for parameter in model.parameters())
     assert section.mixer_shape == mixers(model)[1]

@@ -11,12 +11,11 @@ from statecut.models.fixes import triton as triton_patches
 def prepare() -> None:
     """Import fla, and apply what this machine needs of `statecut.models.fixes`. Safe to repeat."""
     with warnings.catch_warnings():
-        # Without a GPU it warns of what is mended here.
+        # Without a GPU it warns of what is replaced here.
         warnings.filterwarnings("ignore", message="Triton is not supported on current platform")
         import fla  # noqa: F401 (registers its models with transformers)
     if triton_device():
         triton_patches.assemble_with_ptxas_13()
-        triton_patches.keep_chosen_tiles()
         triton_patches.compile_on_all_cores()
     else:
         fla_patches.use_plain_kernels()

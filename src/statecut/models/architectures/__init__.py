@@ -13,7 +13,7 @@ from importlib import import_module
 from pkgutil import iter_modules
 
 from statecut.errors import InputError, nearest
-from statecut.models.architectures.base import Architecture, Config, DeltaRule, text_config
+from statecut.models.architectures.base import Architecture, Config, DeltaRule, Section, text_config
 
 _names = [file.name for file in iter_modules(__path__) if file.name != "base"]
 _adapters = [import_module(f"{__name__}.{name}") for name in _names]
@@ -26,8 +26,12 @@ ARCHITECTURES: dict[str, Architecture] = {
 RULES: dict[str, DeltaRule] = {
     kind.rule.name: kind.rule for kind in ARCHITECTURES.values() if kind.rule
 }
-SECTIONS = tuple(adapter.SECTION for adapter in _adapters if hasattr(adapter, "SECTION"))
-"""Of the configuration. `statecut prune` needs none."""
+SECTIONS: dict[str, Section] = {
+    adapter.SECTION.architecture: adapter.SECTION
+    for adapter in _adapters
+    if hasattr(adapter, "SECTION")
+}
+"""By what the configuration of a run calls them. `statecut prune` needs none."""
 
 _ONE_WIDTH = (
     "its config has one width for keys, values and the inner side of two gates; all of these would "

@@ -207,6 +207,33 @@ class Architecture:
         return tensors
 
 
+@dataclass(frozen=True)
+class Size:
+    """A number or choice that the configuration of a run gives for a model."""
+
+    name: str
+    type: Any  # int and float have to be above 0
+    description: str
+    default: Any = ...  # it has to be given
+
+
+@dataclass(frozen=True)
+class Section:
+    """A model of this architecture in the configuration of a run."""
+
+    name: str  # of its type, in the schema
+    architecture: str  # what the configuration calls it
+    model_type: str
+    about: str
+    sizes: tuple[Size, ...]  # beside those that every model has
+    mixer_parameters: Callable[[Config, MixerShape], int]
+    softmax_parameters: Callable[[Config], int] = lambda config: 0
+    """The number of parameters in a layer with a delta rule, and in one with softmax attention,
+    MLP and norms in front of both not counted. They get what `config` gives."""
+    config: Callable[[Config], Config] = lambda sizes: sizes
+    """What the model's config class takes, from all sizes and the model_type."""
+
+
 def text_config(config: Config) -> Config:
     """The part of a config that is the text model's: all of it, but in multimodal models."""
     return config.get("text_config", config)

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import Any
 
-from pydantic import Field, PositiveFloat
-
-from reproduction.config.models import ModelBase
-from reproduction.config.section import WHICH
 from statecut.models.architectures import base
 
 CALL = base.Call("fla.layers.delta_net", ("chunk_delta_rule", "fused_recurrent_delta_rule"))
@@ -52,32 +48,30 @@ def _layer(
     return layers.DeltaNet(**resized(sizes, width, head_v_dim), use_gate=use_gate, layer_idx=0)
 
 
-class DeltaNetBase(ModelBase):
-    expand_k: PositiveFloat = Field(
-        1.0, description="keys of all heads together, as a multiple of hidden_size"
-    )
-    expand_v: PositiveFloat = Field(
-        1.0, description="values of all heads together, as a multiple of hidden_size"
-    )
-
-    def _with_filters(self, filters: int | None = None) -> int:
-        keys, values = self.num_heads * self.head_k_dim, self.num_heads * self.head_v_dim
-        beta, norm = self.hidden_size * self.num_heads, self.head_v_dim
-        return self._parameters(keys, values, filters or 2 * keys + values, beta + norm)
+def mixer_parameters(
+    config: base.Config, shape: base.MixerShape, filters: int | None = None
+) -> int:
+    hidden, keys = config["hidden_size"], shape.heads * shape.width
+    values = shape.heads * shape.value_width
+    taps = config["conv_size"] * (filters or 2 * keys + values)
+    return 2 * hidden * (keys + values) + taps + hidden * shape.heads + shape.value_width
 
 
-class DeltaNet(DeltaNetBase):
-    """DeltaNet, as in flash-linear-attention: head widths follow from hidden_size."""
-
-    architecture: Literal["delta_net"] = WHICH
-    model_type: ClassVar[str] = "delta_net"
-
-    @property
-    def parameters(self) -> int:
-        return self._with_filters()
-
-
-SECTION = DeltaNet
+SECTION = base.Section(
+    "DeltaNet",
+    architecture="delta_net",
+    model_type="delta_net",
+    about="DeltaNet, as in flash-linear-attention: head widths follow from hidden_size.",
+    sizes=(
+        base.Size(
+            "expand_k", float, "keys of all heads together, as a multiple of hidden_size", 1.0
+        ),
+        base.Size(
+            "expand_v", float, "values of all heads together, as a multiple of hidden_size", 1.0
+        ),
+    ),
+    mixer_parameters=mixer_parameters,
+)
 ARCHITECTURE = base.Architecture(
     "delta_net",
     rule=base.DeltaRule(

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import Any
 
-from pydantic import Field, PositiveFloat, PositiveInt
-
-from reproduction.config.models import ModelBase
-from reproduction.config.section import WHICH
 from statecut.errors import InputError
 from statecut.models.architectures import base
 
@@ -56,29 +52,30 @@ def _layer(*, width: int, head_v_dim: int, **sizes: Any) -> Any:
     )
 
 
-class GatedDeltaNet(ModelBase):
-    """Gated DeltaNet, as in flash-linear-attention: head widths are free."""
-
-    architecture: Literal["gated_deltanet"] = WHICH
-    model_type: ClassVar[str] = "gated_deltanet"
-    head_dim: PositiveInt = Field(description="width of a head's keys and queries")
-    expand_v: PositiveFloat = Field(description="width of a head's values, as a multiple of that")
-    num_v_heads: PositiveInt | None = Field(
-        None, description="heads of values, a multiple of num_heads; as many if absent"
-    )
-    use_gate: bool = Field(True, description="whether the output is gated")
-
-    @property
-    def parameters(self) -> int:
-        keys, values = self.num_heads * self.head_k_dim, self.value_heads * self.head_v_dim
-        gate = self.hidden_size * values if self.use_gate else 0
-        # a and beta from the input; A_log and dt_bias of their own.
-        decay = (2 * self.hidden_size + 2) * self.value_heads
-        rest = gate + decay + self.head_v_dim
-        return self._parameters(keys, values, 2 * keys + values, rest)
+def mixer_parameters(config: base.Config, shape: base.MixerShape) -> int:
+    hidden, keys = config["hidden_size"], shape.heads * shape.width
+    values = shape.value_heads * shape.value_width
+    projections = 2 * hidden * (keys + values) + (hidden * values if config["use_gate"] else 0)
+    # a and beta from the input; A_log and dt_bias of their own.
+    decay = (2 * hidden + 2) * shape.value_heads
+    return projections + config["conv_size"] * (2 * keys + values) + decay + shape.value_width
 
 
-SECTION = GatedDeltaNet
+HEAD_SIZES = (
+    base.Size("head_dim", int, "width of a head's keys and queries"),
+    base.Size("expand_v", float, "width of a head's values, as a multiple of that"),
+    base.Size(
+        "num_v_heads", int, "heads of values, a multiple of num_heads; as many if absent", None
+    ),
+)
+SECTION = base.Section(
+    "GatedDeltaNet",
+    architecture="gated_deltanet",
+    model_type="gated_deltanet",
+    about="Gated DeltaNet, as in flash-linear-attention: head widths are free.",
+    sizes=(*HEAD_SIZES, base.Size("use_gate", bool, "whether the output is gated", True)),
+    mixer_parameters=mixer_parameters,
+)
 ARCHITECTURE = base.Architecture(
     "gated_deltanet",
     rule=base.DeltaRule(

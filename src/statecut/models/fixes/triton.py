@@ -1,21 +1,20 @@
-"""Triton 3.7.1: which assembler it takes, and how its autotuner comes to its choices."""
+"""Triton 3.7.1: which assembler it takes, and how it tunes kernels."""
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import cache, wraps
 from typing import Any
-
-from reproduction.running.gpus import driver_version
-from statecut.models import tiles
 
 logger = logging.getLogger(__name__)
 
 HOPPER, BLACKWELL = 90, 100  # compute capabilities
-CUDA_13_DRIVER = 580
+CUDA_13 = 13_000
 
 
 def assemble_with_ptxas_13() -> None:
@@ -44,38 +43,32 @@ def assemble_with_ptxas_13() -> None:
 
 @cache
 def driver_loads_cuda_13() -> bool:
-    """Whether what ptxas 13 makes can be loaded here; a warning, once, if not. Where the driver
-    does not tell its version it is taken to be new."""
-    version = driver_version()
-    if version is None or int(version.partition(".")[0]) >= CUDA_13_DRIVER:
+    """Whether what ptxas 13 makes can be loaded here; a warning, once, if not."""
+    version = driver_cuda()
+    if version >= CUDA_13:
         return True
     logger.warning(
-        f"NVIDIA driver {version} is older than {CUDA_13_DRIVER}: kernels are assembled by ptxas "
-        "12.8, which gets some heads of 32 channels and fewer wrong on a Hopper. See which by "
-        "`statecut preflight`, or install a newer driver"
+        f"the NVIDIA driver is of CUDA {version // 1000}.{version % 1000 // 10}: kernels are "
+        "assembled by ptxas 12.8, which gets some heads of 32 channels and fewer wrong on a "
+        "Hopper. See which by `statecut preflight`, or install driver 580 or newer"
     )
     return False
 
 
-def keep_chosen_tiles() -> None:
-    """Choices of tiles are kept on disk, serve all numbers of heads, and are made by one process
-    while others wait, with short trials (`statecut.models.tiles`). Safe to repeat.
-
-    Triton's own cache on disk is of one shape and one process at a time.
-    Upstream: flash-linear-attention issues 704 and 1147 (tuning takes minutes).
-    Goes when tuning a new shape takes seconds.
-    """
-    from triton.runtime.autotuner import Autotuner
-
-    Autotuner.check_disk_cache = tiles.kept_choice
-    Autotuner.do_bench = tiles.short_trial
+def driver_cuda() -> int:
+    """The CUDA version that the driver is of, as 12080; new where the driver does not say."""
+    version = ctypes.c_int(CUDA_13)
+    with suppress(OSError):
+        ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
+    return version.value
 
 
 def compile_on_all_cores() -> None:
     """All candidates of a kernel are compiled before the first is timed. Safe to repeat.
 
     Triton compiles and times one after another, while the GPU and all cores but one wait. It makes
-    no difference to what is timed.
+    no difference to what is timed. Choices are kept in TRITON_CACHE_DIR, for each number of heads
+    and each width (fla asks Triton for that: FLA_CACHE_RESULTS).
     Upstream: flash-linear-attention issues 704 and 1147 (tuning takes minutes).
     Goes when Triton's autotuner compiles its candidates in parallel.
     """
