@@ -248,10 +248,10 @@ def pruned_card(
         facts["engine"] = engine_named(request.engine).advice(shape)
     elif wrong := list(cautions(request, checkpoint, shape)):
         facts["caution"] = "; ".join(line.removeprefix("CAUTION: ") for line in wrong)
-    if beyond := checkpoint.beyond:
+    if passthrough := checkpoint.passthrough:
+        names = ", ".join(checkpoint.architecture.passthrough)
         facts["beyond the text model"] = (
-            f"{len(beyond)} tensors ({', '.join(checkpoint.architecture.beyond)}), as they were in "
-            "the base model"
+            f"{len(passthrough)} tensors ({names}), as they were in the base model"
         )
     if comparison:
         facts |= comparison.best.refitting.facts(checkpoint)

@@ -142,10 +142,10 @@ def prune(request: Request) -> list[str]:
         selections = choose(request, ModelStatistics(checkpoint, calibration), splits)
         if request.state is None:
             logger.info("slicing: writing %s", request.out)
-        if beyond := checkpoint.beyond:
+        if passthrough := checkpoint.passthrough:
             logger.info(
                 "copied as they are: %d tensors beyond the text model (%s)",
-                len(beyond), ", ".join(checkpoint.architecture.beyond),
+                len(passthrough), ", ".join(checkpoint.architecture.passthrough),
             )  # fmt: skip
         if dtype != request.dtype:
             logger.info(

@@ -31,7 +31,13 @@ from torch import Tensor, nn
 
 from statecut.errors import InputError
 from statecut.files import atomic_write
-from statecut.models.checkpoint import Checkpoint, rewrite, unfilled, with_current_names
+from statecut.models.checkpoint import (
+    Checkpoint,
+    rewrite,
+    tied_weights,
+    unfilled,
+    with_current_names,
+)
 from statecut.models.delta_rule import wide
 from statecut.models.layerwise import LayerwiseModel
 from statecut.models.precision import no_tf32
@@ -168,7 +174,7 @@ def perplexity(
                 stream.run_all(index)
             stream.step()
         head = "lm_head.weight"
-        tied = head not in stream.expected
+        tied = head in tied_weights(stream.model)
         weight = _embedding(checkpoint) if tied else checkpoint.tensor(checkpoint.stored[head])
         weight = weight.to(device, dtype)
         # A sequence at a time: the logits are by far the largest tensor.
@@ -345,7 +351,7 @@ def _share(part: float, of: Tensor) -> float:
 
 def _embedding(checkpoint: Checkpoint) -> Tensor:
     """As it is stored."""
-    model, _, _ = unfilled(checkpoint)
+    model = unfilled(checkpoint)
     weight = model.get_input_embeddings().weight
     name = next(name for name, parameter in model.named_parameters() if parameter is weight)
     return checkpoint.tensor(checkpoint.stored[name])

@@ -238,7 +238,7 @@ def check_channels(
             heads = ["{} heads of {}".format(*shape.size(side)) for side in sides]
             raise InputError(
                 f"{name} has {size} {' and '.join(sides)} channels, but the config says "
-                f"{' and '.join(heads)}: {kind.mend or OTHER_WIDTHS}"
+                f"{' and '.join(heads)}: {kind.repair or OTHER_WIDTHS}"
             )
     if values:
         check_norms(headers, kind, shape)
@@ -286,7 +286,7 @@ def check_sizes(checkpoint: Checkpoint, headers: Mapping[str, Tensor]) -> None:
         )
     expected = [config["vocab_size"], config["hidden_size"]]
     for name in headers:
-        embeds = name.endswith(EMBEDDINGS) and not name.startswith(kind.beyond)
+        embeds = name.endswith(EMBEDDINGS) and not name.startswith(kind.passthrough)
         if embeds and list(headers[name].shape) != expected:
             raise InputError(
                 f"{checkpoint.folder}: {name} is {list(headers[name].shape)}, and its config says "
@@ -371,7 +371,7 @@ def sliced_dtype(
 ) -> torch.dtype:
     """What a tensor becomes in a model whose weights are to be `dtype`: what is not the model's own
     is left as it is."""
-    own = tensor.is_floating_point() and not name.startswith(kind.beyond)
+    own = tensor.is_floating_point() and not name.startswith(kind.passthrough)
     return dtype if dtype and own else tensor.dtype
 
 
@@ -391,7 +391,7 @@ def slice_model(
     channels set to zero; `kept` leaves eps and the scale of the output projection as they were.
 
     Files are the model's own, one of them at a time in memory. Tensors that are not the model's
-    (`Architecture.beyond`) are copied as they are.
+    (`Architecture.passthrough`) are copied as they are.
     """
     kind, shape = checkpoint.architecture, checkpoint.shape
     width = keys.width if keys else shape.width

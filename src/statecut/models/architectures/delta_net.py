@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from statecut.models.architectures import base
@@ -17,13 +18,8 @@ def shape(config: base.Config) -> base.MixerShape:
         what = f"hidden_size {hidden} x {key} {share} / num_heads {heads}"
         return base.whole(hidden * share / heads, what)
 
-    return base.MixerShape(
-        layers=base.mixer_layers(config),
-        heads=heads,
-        width=width("expand_k"),
-        value_heads=heads,
-        value_width=width("expand_v"),
-    )
+    layers = base.mixer_layers(config)
+    return base.MixerShape(layers, heads, width("expand_k"), heads, width("expand_v"))
 
 
 def resized(config: base.Config, width: int, value_width: int | None = None) -> base.Config:
@@ -33,24 +29,19 @@ def resized(config: base.Config, width: int, value_width: int | None = None) -> 
     return config | ({"expand_v": base.factor(heads * value_width, hidden)} if value_width else {})
 
 
-def stand_ins() -> list[base.StandIn]:
+def cpu_fallbacks() -> dict[str, Callable[..., Any]]:
     from statecut.models import plain_kernels
 
-    return [(CALL.module, name, plain_kernels.delta_rule) for name in CALL.functions]
+    return dict.fromkeys(CALL.functions, plain_kernels.delta_rule)
 
 
-def _layer(
-    *, hidden_size: int, num_heads: int, width: int, head_v_dim: int, use_gate: bool, **_: Any
-) -> Any:
+def _layer(*, width: int, head_v_dim: int, num_v_heads: int = 0, **sizes: Any) -> Any:
     from fla import layers
 
-    sizes = {"hidden_size": hidden_size, "num_heads": num_heads}
-    return layers.DeltaNet(**resized(sizes, width, head_v_dim), use_gate=use_gate, layer_idx=0)
+    return layers.DeltaNet(**resized(sizes, width, head_v_dim), layer_idx=0)
 
 
-def mixer_parameters(
-    config: base.Config, shape: base.MixerShape, filters: int | None = None
-) -> int:
+def mixer_parameters(config: base.Config, shape: base.MixerShape, filters: int = 0) -> int:
     hidden, keys = config["hidden_size"], shape.heads * shape.width
     values = shape.heads * shape.value_width
     taps = config["conv_size"] * (filters or 2 * keys + values)
@@ -63,23 +54,17 @@ SECTION = base.Section(
     model_type="delta_net",
     about="DeltaNet, as in flash-linear-attention: head widths follow from hidden_size.",
     sizes=(
-        base.Size(
-            "expand_k", float, "keys of all heads together, as a multiple of hidden_size", 1.0
-        ),
-        base.Size(
-            "expand_v", float, "values of all heads together, as a multiple of hidden_size", 1.0
-        ),
+        base.Size("expand_k", float, "keys of all heads, as a multiple of hidden_size", 1.0),
+        base.Size("expand_v", float, "values of all heads, as a multiple of hidden_size", 1.0),
     ),
     mixer_parameters=mixer_parameters,
 )
 ARCHITECTURE = base.Architecture(
     "delta_net",
-    rule=base.DeltaRule(
-        "delta_net", chunked="chunk_delta_rule", layer=_layer, heads=16, value_width=128
-    ),
+    rule=base.DeltaRule("delta_net", "chunk_delta_rule", _layer, heads=16, value_width=128),
     call=CALL,
     shape=shape,
     resized=resized,
-    stand_ins=stand_ins,
+    cpu_fallbacks=cpu_fallbacks,
     float32=False,
 )

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
+from importlib import import_module
 from typing import Literal
 
 from statecut.models.architectures import base, delta_net
-
-
-def _register() -> None:
-    import statecut.models.shared_conv  # noqa: F401
 
 
 def _mixer_parameters(config: base.Config, shape: base.MixerShape) -> int:
@@ -17,6 +15,7 @@ def _mixer_parameters(config: base.Config, shape: base.MixerShape) -> int:
     return delta_net.mixer_parameters(config, shape, filters)
 
 
+SHARING = "one filter per head, or one for all heads and channels"
 SECTION = replace(
     delta_net.SECTION,
     name="SharedDeltaNet",
@@ -25,11 +24,7 @@ SECTION = replace(
     about="DeltaNet whose channels share convolution filters, in q, k and v each.",
     sizes=(
         *delta_net.SECTION.sizes,
-        base.Size(
-            "conv_sharing",
-            Literal["head", "all"],
-            "one filter per head, or one for all heads and channels",
-        ),
+        base.Size("conv_sharing", Literal["head", "all"], SHARING),
     ),
     mixer_parameters=_mixer_parameters,
 )
@@ -38,8 +33,8 @@ ARCHITECTURE = replace(
     model_type="delta_net_shared_conv",
     # A filter of a whole head, or of all of them, has no channels of its own.
     filters=(),
-    value_tensors=(base.ChannelTensor("g_proj.weight", "projection", "value"),),
+    value_tensors=delta_net.ARCHITECTURE.value_tensors[2:],
     options=("use_gate", "conv_sharing"),
-    register=_register,
+    register=partial(import_module, "statecut.models.shared_conv"),
     library="statecut.models.shared_conv",
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from statecut.errors import InputError
@@ -14,19 +15,13 @@ CALL = base.Call(
 )
 
 
-def shape(config: base.Config) -> base.MixerShape:
+def shape(config: base.Config, expand_v: float = 2.0) -> base.MixerShape:
     heads, width = base.need(config, "num_heads"), base.need(config, "head_dim")
-    value_heads = config.get("num_v_heads") or heads
+    value_heads, expand_v = config.get("num_v_heads") or heads, config.get("expand_v", expand_v)
     if value_heads % heads:
         raise InputError(f"num_v_heads {value_heads} must be a multiple of num_heads {heads}")
-    expand_v = config.get("expand_v", 2.0)
-    return base.MixerShape(
-        layers=base.mixer_layers(config),
-        heads=heads,
-        width=base.whole(width, "head_dim"),
-        value_heads=value_heads,
-        value_width=base.whole(width * expand_v, f"head_dim {width} x expand_v {expand_v}"),
-    )
+    value_width = base.whole(width * expand_v, f"head_dim {width} x expand_v {expand_v}")
+    return base.MixerShape(base.mixer_layers(config), heads, width, value_heads, value_width)
 
 
 def resized(config: base.Config, width: int, value_width: int | None = None) -> base.Config:
@@ -35,21 +30,18 @@ def resized(config: base.Config, width: int, value_width: int | None = None) -> 
     return {**config, "head_dim": width, "expand_v": expand_v}
 
 
-def stand_ins() -> list[base.StandIn]:
+def cpu_fallbacks() -> dict[str, Callable[..., Any]]:
     from statecut.models import plain_kernels
 
-    return [
-        *((CALL.module, name, plain_kernels.delta_rule) for name in CALL.functions),
-        (CALL.module, "causal_conv1d", plain_kernels.causal_conv1d),
-    ]
+    rules = dict.fromkeys(CALL.functions, plain_kernels.delta_rule)
+    return {**rules, "causal_conv1d": plain_kernels.causal_conv1d}
 
 
 def _layer(*, width: int, head_v_dim: int, **sizes: Any) -> Any:
     from fla import layers
 
-    return layers.GatedDeltaNet(
-        **sizes, head_dim=width, expand_v=base.factor(head_v_dim, width), layer_idx=0
-    )
+    expand_v = base.factor(head_v_dim, width)
+    return layers.GatedDeltaNet(**sizes, head_dim=width, expand_v=expand_v, layer_idx=0)
 
 
 def mixer_parameters(config: base.Config, shape: base.MixerShape) -> int:
@@ -61,12 +53,11 @@ def mixer_parameters(config: base.Config, shape: base.MixerShape) -> int:
     return projections + config["conv_size"] * (2 * keys + values) + decay + shape.value_width
 
 
+VALUE_HEADS = "heads of values, a multiple of num_heads; as many if absent"
 HEAD_SIZES = (
     base.Size("head_dim", int, "width of a head's keys and queries"),
     base.Size("expand_v", float, "width of a head's values, as a multiple of that"),
-    base.Size(
-        "num_v_heads", int, "heads of values, a multiple of num_heads; as many if absent", None
-    ),
+    base.Size("num_v_heads", int, VALUE_HEADS, None),
 )
 SECTION = base.Section(
     "GatedDeltaNet",
@@ -76,19 +67,13 @@ SECTION = base.Section(
     sizes=(*HEAD_SIZES, base.Size("use_gate", bool, "whether the output is gated", True)),
     mixer_parameters=mixer_parameters,
 )
+RULE = base.DeltaRule("gated_deltanet", "chunk_gated_delta_rule", _layer, heads=4, value_width=256,
+                      gated=True, grouped=True)  # fmt: skip
 ARCHITECTURE = base.Architecture(
     "gated_deltanet",
-    rule=base.DeltaRule(
-        "gated_deltanet",
-        chunked="chunk_gated_delta_rule",
-        layer=_layer,
-        heads=4,
-        value_width=256,
-        gated=True,
-        grouped=True,
-    ),
+    rule=RULE,
     call=CALL,
     shape=shape,
     resized=resized,
-    stand_ins=stand_ins,
+    cpu_fallbacks=cpu_fallbacks,
 )

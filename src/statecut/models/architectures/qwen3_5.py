@@ -46,6 +46,7 @@ def _softmax_parameters(config: base.Config) -> int:
 Q, K, V = hybrid.queries_keys_values("in_proj_qkv.weight", "projection")
 FILTERS = hybrid.queries_keys_values("conv1d.weight", "filter")
 
+EVERY = "the last of so many layers has softmax attention instead of a delta rule"
 SECTION = base.Section(
     "Qwen35Text",
     architecture="qwen3_5_text",
@@ -54,12 +55,7 @@ SECTION = base.Section(
     "attention in the last of every few layers.",
     sizes=(
         *gated_deltanet.HEAD_SIZES,
-        base.Size(
-            "softmax_every",
-            int,
-            "the last of so many layers has softmax attention instead of a delta rule",
-            4,
-        ),
+        base.Size("softmax_every", int, EVERY, 4),
         base.Size("softmax_heads", int, "heads of softmax attention"),
         base.Size("softmax_kv_heads", int, "heads of its keys and values"),
         base.Size("softmax_head_dim", int, "width of its heads"),
@@ -70,7 +66,7 @@ SECTION = base.Section(
 )
 QWEN3_5_TEXT = base.Architecture(
     "qwen3_5_text",
-    rule=gated_deltanet.ARCHITECTURE.rule,
+    rule=gated_deltanet.RULE,
     **hybrid.options("qwen3_5"),
     q_proj=Q,
     k_proj=K,
@@ -95,7 +91,7 @@ def _multimodal(model_type: str, text: base.Architecture) -> base.Architecture:
         text,
         model_type=model_type,
         text_model="model.language_model.",
-        beyond=("mtp.", "model.visual."),
+        passthrough=("mtp.", "model.visual."),
     )
 
 

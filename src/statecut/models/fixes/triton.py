@@ -45,14 +45,13 @@ def assemble_with_ptxas_13() -> None:
 def driver_loads_cuda_13() -> bool:
     """Whether what ptxas 13 makes can be loaded here; a warning, once, if not."""
     version = driver_cuda()
-    if version >= CUDA_13:
-        return True
-    logger.warning(
-        f"the NVIDIA driver is of CUDA {version // 1000}.{version % 1000 // 10}: kernels are "
-        "assembled by ptxas 12.8, which gets some heads of 32 channels and fewer wrong on a "
-        "Hopper. See which by `statecut preflight`, or install driver 580 or newer"
-    )
-    return False
+    if version < CUDA_13:
+        logger.warning(
+            f"the NVIDIA driver is of CUDA {version // 1000}.{version % 1000 // 10}: kernels are "
+            "assembled by ptxas 12.8, which gets some heads of 32 channels and fewer wrong on a "
+            "Hopper. See which by `statecut preflight`, or install driver 580 or newer"
+        )
+    return version >= CUDA_13
 
 
 def driver_cuda() -> int:
@@ -67,8 +66,8 @@ def compile_on_all_cores() -> None:
     """All candidates of a kernel are compiled before the first is timed. Safe to repeat.
 
     Triton compiles and times one after another, while the GPU and all cores but one wait. It makes
-    no difference to what is timed. Choices are kept in TRITON_CACHE_DIR, for each number of heads
-    and each width (fla asks Triton for that: FLA_CACHE_RESULTS).
+    no difference to what is timed. fla has Triton keep what it chose for a shape in
+    TRITON_CACHE_DIR (FLA_CACHE_RESULTS).
     Upstream: flash-linear-attention issues 704 and 1147 (tuning takes minutes).
     Goes when Triton's autotuner compiles its candidates in parallel.
     """
@@ -82,34 +81,31 @@ def compile_on_all_cores() -> None:
     def compile_first(tuner: Any, *args: Any, config: Any, **kwargs: Any) -> Any:
         candidates = tuner.prune_configs(kwargs)
         if config is candidates[0]:
-            compile_all(tuner.fn, candidates, args, kwargs)
+            compile_all(tuner.fn, candidates, args, {**kwargs, "warmup": True})
         return original(tuner, *args, config=config, **kwargs)
 
     Autotuner._bench = compile_first
 
 
-def compile_all(
-    kernel: Any, candidates: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> None:
+def compile_all(kernel: Any, candidates: list[Any], args: Any, kwargs: dict[str, Any]) -> None:
     """One that does not compile fails when its turn to be timed comes, as it would without this."""
     from triton import AsyncCompileMode
 
     cores = len(os.sched_getaffinity(0))
     with ThreadPoolExecutor(cores) as pool, AsyncCompileMode(pool, ignore_errors=True):
         for config in candidates:
-            kernel.run(*args, **{**kwargs, "warmup": True}, **config.all_kwargs())
+            kernel.run(*args, **kwargs, **config.all_kwargs())
 
 
 def skip_timing(tuner: Any) -> None:
     """A kernel takes the first of its candidates that runs, and keeps no choice on disk.
 
     For the preflight, which tries all of them whatever their speed, on sequences so short that
-    their timings are of no use to anyone else.
-    Upstream: none known. Goes with the preflight.
+    their timings are of no use to anyone else. Goes with the preflight.
     """
 
     def run_once(call: Callable[[], None], quantiles: tuple[float, ...]) -> list[float]:
         call()
         return [0.0] * len(quantiles)
 
-    tuner._do_bench, tuner.cache_results = run_once, False
+    tuner.do_bench, tuner.cache_results = run_once, False
