@@ -6,7 +6,7 @@ import logging
 import re
 import shutil
 import textwrap
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ WRAPPERS, COMPILED = r"^(module\.|base_model\.model\.)+", "_orig_mod."
 # Norms that older flash-linear-attention called attn.norm and mlp.norm.
 OLDER_NORMS = r"^(model\.layers\.\d+\.)(attn|mlp)\.norm\.weight$", r"\1\2_norm.weight"
 
-Tensors = Iterable[tuple[str, torch.Tensor]]
+Tensors = Iterator[tuple[str, torch.Tensor]]
 
 
 def open_safetensors(path: Path) -> Any:
@@ -49,9 +49,7 @@ def open_safetensors(path: Path) -> Any:
         raise InputError(f"{path} is cut off or damaged: {error}") from None
 
 
-def read_tensors(
-    path: Path, names: Container[str] | None = None
-) -> Iterator[tuple[str, torch.Tensor]]:
+def read_tensors(path: Path, names: Container[str] | None = None) -> Tensors:
     """The tensors of a safetensors file, all or those named, one after the other."""
     with open_safetensors(path) as file:
         for name in file.keys():  # noqa: SIM118 (not a dict)
@@ -110,7 +108,7 @@ class Checkpoint:
                 "download or copy the model again"
             )
 
-    def tensors(self, names: Iterable[str] | None = None) -> Iterator[tuple[str, torch.Tensor]]:
+    def tensors(self, names: Iterable[str] | None = None) -> Tensors:
         """Those named, or all, file by file."""
         wanted = set(self.files if names is None else names)
         if absent := sorted(wanted - set(self.files)):
@@ -127,7 +125,7 @@ class Checkpoint:
 
     def headers(self) -> Tensors:
         """Every tensor with its shape and type and without its numbers, which are not read."""
-        return self._headers.items()
+        return iter(self._headers.items())
 
     @property
     def dtype(self) -> str:
@@ -149,8 +147,7 @@ class Checkpoint:
         return [name for name in self.files if name.startswith(self.architecture.passthrough)]
 
     def check_no_softmax(self) -> None:
-        """An error for fla's hybrids: their softmax layers need flash-attn, and buffers of no
-        file."""
+        """An error for fla's hybrids: softmax layers need flash-attn, and buffers of no file."""
         layers = self.text_config["num_hidden_layers"]
         if self.architecture.library != "transformers" and len(self.shape.layers) < layers:
             raise InputError(
@@ -164,8 +161,8 @@ class Checkpoint:
         if self.passthrough:
             raise InputError(
                 f"{self.folder}: {len(self.passthrough)} tensors beyond the text model "
-                f"({self.passthrough[0]}, ...) would be lost; "
-                "recovery takes folders of text models alone, `statecut prune --refit` any"
+                f"({self.passthrough[0]}, ...) would be lost; recovery takes folders of text "
+                "models alone, `statecut prune --refit` any"
             )
 
     @cached_property
@@ -199,37 +196,22 @@ def current_name(name: str, kind: Architecture) -> str | None:
     return None if match and match[1] in kind.unused else name
 
 
-def current_names(headers: Tensors, kind: Architecture) -> dict[str, list[str]]:
-    """What stored tensors are called now: none for one that no forward pass used, two for the
-    MLP's gate and up matrices, once joined."""
-    shapes = {name: header.shape for name, header in headers}
-    current = {name: current_name(name, kind) for name in shapes}
-    stored = {new: name for name, new in current.items() if new}
-    names = {name: [new] if new else [] for name, new in current.items()}
-    for gate in [name for name in stored if name.endswith(".mlp.gate_proj.weight")]:
-        up, down = (gate.replace("gate_proj", f"{part}_proj") for part in ("up", "down"))
-        joined = down in stored and shapes[stored[gate]][0] == 2 * shapes[stored[down]][1]
-        if joined and up not in stored:
-            names[stored[gate]].append(up)
-    return names
-
-
-def rename(tensors: Tensors, names: Mapping[str, list[str]]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Stored tensors by their `current_names`."""
+def rename(tensors: Tensors, names: Iterable[str], kind: Architecture) -> Tensors:
+    """Tensors of a model that has these, by their current names; the MLP's gate and up matrices,
+    once joined, apart."""
+    present = {current_name(name, kind) for name in names}
     for stored, tensor in tensors:
-        match names[stored]:
-            case [name]:
+        if name := current_name(stored, kind):
+            up = name.replace(".mlp.gate_proj.", ".mlp.up_proj.")
+            if up in present:
                 yield name, tensor
-            case [gate, up]:
-                halves = tensor.chunk(2)
-                yield gate, halves[0].clone()
-                yield up, halves[1].clone()
+            else:
+                yield from zip((name, up), (half.clone() for half in tensor.chunk(2)), strict=True)
 
 
 def with_current_names(tensors: Tensors, kind: Architecture) -> dict[str, torch.Tensor]:
-    """Tensors by their current names; the MLP's gate and up matrices, once joined, apart."""
     stored = dict(tensors)
-    return dict(rename(stored.items(), current_names(stored.items(), kind)))
+    return dict(rename(iter(stored.items()), stored, kind))
 
 
 def in_memory(tensors: Tensors, kind: Architecture) -> dict[str, torch.Tensor]:
@@ -293,7 +275,7 @@ def check_parameters(checkpoint: Checkpoint) -> tuple[int, list[str]]:
     model, kind = unfilled(checkpoint), checkpoint.architecture
     unused = {None, *tied_weights(model)}
     stored = {name: t for name, t in checkpoint.headers() if name not in checkpoint.passthrough}
-    tensors = in_memory(stored.items(), kind)
+    tensors = in_memory(iter(stored.items()), kind)
     count = sum(tensor.numel() for name, tensor in tensors.items() if name not in unused)
     fill(model, tensors, checkpoint.folder)
     ignored = [name for name in stored if current_name(name, kind) in unused]
@@ -367,15 +349,14 @@ def rewrite(
 
     The files are the same, by name and by what is in which, and one of them at a time is in memory.
     """
-    names = current_names(checkpoint.headers(), checkpoint.architecture)
+    kind, shards = checkpoint.architecture, checkpoint.shards()
     weight_map: dict[str, str] = {}
     size = parameters = 0
-    shards = checkpoint.shards()
     for number, shard in enumerate(shards, 1):
         stored = [name for name, file in checkpoint.files.items() if file == shard]
         tensors = {
-            checkpoint.architecture.stored_name(name): new_tensor(name, tensor)
-            for name, tensor in rename(checkpoint.tensors(stored), names)
+            kind.stored_name(name): new_tensor(name, tensor)
+            for name, tensor in rename(checkpoint.tensors(stored), checkpoint.files, kind)
         }
         with open_safetensors(checkpoint.folder / shard) as file:
             metadata = {**(file.metadata() or {}), "format": "pt"}

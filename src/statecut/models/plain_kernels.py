@@ -195,38 +195,21 @@ def swiglu_linear(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None) -> 
 
 
 class CrossEntropyLoss(nn.CrossEntropyLoss):
-    """Takes and leaves aside the option that only concerns a kernel's memory."""
+    """Takes and leaves aside an option that only concerns a kernel's memory."""
 
-    def __init__(self, reduction: str = "mean", inplace_backward: bool = False):
+    def __init__(self, reduction: str = "mean", inplace_backward: bool = False, **rest: bool):
+        assert not any(rest.values()), f"{rest} needs the Triton kernels of a GPU"
         super().__init__(reduction=reduction)
 
     def forward(self, logits: Tensor, target: Tensor) -> Tensor:
         return super().forward(wide(logits), target)
 
 
-class LinearCrossEntropyLoss(nn.Module):
-    """The loss straight from hidden states, a slice of tokens at a time, so that the logits of a
-    whole batch never exist at once."""
+class LinearCrossEntropyLoss(CrossEntropyLoss):
+    """The loss straight from hidden states."""
 
-    ignore_index = -100  # fla reads it
-    tokens_at_once = 1024
-
-    def __init__(self, reduction: str = "mean", use_l2warp: bool = False):
-        super().__init__()
-        assert not use_l2warp, "use_l2warp needs the Triton kernels of a GPU"
-        self.reduction = reduction
-
-    def forward(
-        self, hidden: Tensor, target: Tensor, weight: Tensor, bias: Tensor | None
-    ) -> Tensor:
-        def loss(hidden: Tensor, target: Tensor) -> Tensor:
-            return F.cross_entropy(wide(F.linear(hidden, weight, bias)), target, reduction="sum")
-
-        hidden, target = hidden.reshape(-1, hidden.shape[-1]), target.reshape(-1)
-        total = hidden.new_zeros((), dtype=torch.float32)
-        for slices in zip(*(x.split(self.tokens_at_once) for x in (hidden, target)), strict=True):
-            total = total + torch.utils.checkpoint.checkpoint(loss, *slices, use_reentrant=False)
-        return total / (target != self.ignore_index).sum() if self.reduction == "mean" else total
+    def forward(self, hidden: Tensor, target: Tensor, *linear: Any) -> Tensor:
+        return super().forward(F.linear(hidden.flatten(0, -2), *linear), target.flatten())
 
 
 # Where all of fla's models look them up; adapters have those of their own layers.

@@ -38,9 +38,8 @@ from statecut.models.checkpoint import (
     unfilled,
     with_current_names,
 )
-from statecut.models.delta_rule import wide
+from statecut.models.delta_rule import no_tf32, wide
 from statecut.models.layerwise import LayerwiseModel
-from statecut.models.precision import no_tf32
 
 logger = logging.getLogger(__name__)
 

@@ -12,21 +12,20 @@ from statecut.models.architectures import linear_attention as hybrid
 def _config(sizes: base.Config) -> base.Config:
     common = ("model_type", "vocab_size", "hidden_size", "num_hidden_layers", "intermediate_size",
               "tie_word_embeddings")  # fmt: skip
-    width, expand_v = sizes["head_dim"], sizes["expand_v"]
-    value_width = base.whole(width * expand_v, f"head_dim {width} x expand_v {expand_v}")
+    shape, every = gated_deltanet.shape(sizes), sizes["softmax_every"]
+    layers = range(1, sizes["num_hidden_layers"] + 1)
     return {
         **{name: sizes[name] for name in common},
-        "linear_num_key_heads": sizes["num_heads"],
-        "linear_num_value_heads": sizes["num_v_heads"] or sizes["num_heads"],
-        "linear_key_head_dim": width,
-        "linear_value_head_dim": value_width,
+        "linear_num_key_heads": shape.heads,
+        "linear_num_value_heads": shape.value_heads,
+        "linear_key_head_dim": shape.width,
+        "linear_value_head_dim": shape.value_width,
         "linear_conv_kernel_dim": sizes["conv_size"],
         "num_attention_heads": sizes["softmax_heads"],
         "num_key_value_heads": sizes["softmax_kv_heads"],
         "head_dim": sizes["softmax_head_dim"],
         "layer_types": [
-            "linear_attention" if layer % sizes["softmax_every"] else "full_attention"
-            for layer in range(1, sizes["num_hidden_layers"] + 1)
+            "linear_attention" if layer % every else "full_attention" for layer in layers
         ],
     }
 

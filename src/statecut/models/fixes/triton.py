@@ -71,9 +71,10 @@ def compile_on_all_cores() -> None:
     Upstream: flash-linear-attention issues 704 and 1147 (tuning takes minutes).
     Goes when Triton's autotuner compiles its candidates in parallel.
     """
+    from triton import AsyncCompileMode
     from triton.runtime.autotuner import Autotuner
 
-    original = Autotuner._bench
+    original, cores = Autotuner._bench, len(os.sched_getaffinity(0))
     if hasattr(original, "__wrapped__"):
         return
 
@@ -81,20 +82,14 @@ def compile_on_all_cores() -> None:
     def compile_first(tuner: Any, *args: Any, config: Any, **kwargs: Any) -> Any:
         candidates = tuner.prune_configs(kwargs)
         if config is candidates[0]:
-            compile_all(tuner.fn, candidates, args, {**kwargs, "warmup": True})
+            # One that does not compile fails when its turn to be timed comes, as without this.
+            with ThreadPoolExecutor(cores) as pool, AsyncCompileMode(pool, ignore_errors=True):
+                for candidate in candidates:
+                    options = {**kwargs, **candidate.all_kwargs(), "warmup": True}
+                    tuner.fn.run(*args, **options)
         return original(tuner, *args, config=config, **kwargs)
 
     Autotuner._bench = compile_first
-
-
-def compile_all(kernel: Any, candidates: list[Any], args: Any, kwargs: dict[str, Any]) -> None:
-    """One that does not compile fails when its turn to be timed comes, as it would without this."""
-    from triton import AsyncCompileMode
-
-    cores = len(os.sched_getaffinity(0))
-    with ThreadPoolExecutor(cores) as pool, AsyncCompileMode(pool, ignore_errors=True):
-        for config in candidates:
-            kernel.run(*args, **kwargs, **config.all_kwargs())
 
 
 def skip_timing(tuner: Any) -> None:
