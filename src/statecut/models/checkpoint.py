@@ -196,17 +196,17 @@ def current_name(name: str, kind: Architecture) -> str | None:
     return None if match and match[1] in kind.unused else name
 
 
-def rename(tensors: Tensors, names: Iterable[str], kind: Architecture) -> Tensors:
+def rename(tensors: Tensors, headers: dict[str, torch.Tensor], kind: Architecture) -> Tensors:
     """Tensors of a model that has these, by their current names; the MLP's gate and up matrices,
     once joined, apart."""
-    present = {current_name(name, kind) for name in names}
+    shapes = {current_name(name, kind): header.shape for name, header in headers.items()}
     for stored, tensor in tensors:
         if name := current_name(stored, kind):
-            up = name.replace(".mlp.gate_proj.", ".mlp.up_proj.")
-            if up in present:
-                yield name, tensor
-            else:
+            up, down = (name.replace(".mlp.gate_", f".mlp.{part}_") for part in ("up", "down"))
+            if up not in shapes and down in shapes and len(tensor) == 2 * shapes[down][1]:
                 yield from zip((name, up), (half.clone() for half in tensor.chunk(2)), strict=True)
+            else:
+                yield name, tensor
 
 
 def with_current_names(tensors: Tensors, kind: Architecture) -> dict[str, torch.Tensor]:
@@ -350,13 +350,14 @@ def rewrite(
     The files are the same, by name and by what is in which, and one of them at a time is in memory.
     """
     kind, shards = checkpoint.architecture, checkpoint.shards()
+    headers = dict(checkpoint.headers())
     weight_map: dict[str, str] = {}
     size = parameters = 0
     for number, shard in enumerate(shards, 1):
         stored = [name for name, file in checkpoint.files.items() if file == shard]
         tensors = {
             kind.stored_name(name): new_tensor(name, tensor)
-            for name, tensor in rename(checkpoint.tensors(stored), checkpoint.files, kind)
+            for name, tensor in rename(checkpoint.tensors(stored), headers, kind)
         }
         with open_safetensors(checkpoint.folder / shard) as file:
             metadata = {**(file.metadata() or {}), "format": "pt"}
