@@ -26,8 +26,8 @@ import torch
 from reproduction.analysis.rank import BLOCK_BYTES, Writes, states_in_blocks, writes
 from reproduction.analysis.spectra import effective_ranks
 from statecut.models import create
+from statecut.models.delta_rule import no_tf32
 from statecut.models.fixes.fla import plain_kernels_in_place
-from statecut.models.precision import no_tf32
 from statecut.pruning.conditioning import effective_rank
 
 LARGE = {"hidden_size": 1024, "vocab_size": 32000, "intermediate_size": 2816}

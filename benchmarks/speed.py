@@ -9,12 +9,11 @@ Gated DeltaNet, a layer with gate at d_k 16, layers at 4,096 tokens, and config/
 
 First the kernels are tuned, many processes side by side, since that is compiling on the CPU: the
 preflight's shapes, then every distinct shape once, with one layer. `--tune` does no more than that,
-for all cells (benchmarks/tiles.py collects what was chosen). Then every cell is timed in a process
-of its own with nothing else running; a few are started and import together. What is found goes to
-FOLDER/speed.json after every cell, so nothing is lost if time runs out, and a later call with the
-same FOLDER goes on from there: with what is missing, took too long or crashed. Set TRITON_CACHE_DIR
-to keep the tuning. What was found on one H200 is in benchmarks/h200/speed.json; a copy of it in
-FOLDER goes on from that.
+for all cells. Then every cell is timed in a process of its own with nothing else running; a few are
+started and import together. What is found goes to FOLDER/speed.json after every cell, so nothing is
+lost if time runs out, and a later call with the same FOLDER goes on from there: with what is
+missing, took too long or crashed. Set TRITON_CACHE_DIR to keep the tuning. What was found on one
+H200 is in benchmarks/h200/speed.json; a copy of it in FOLDER goes on from that.
 """
 
 from __future__ import annotations

@@ -1,13 +1,11 @@
 """How long the first training step of one layer takes, most of it choosing tiles, on a GPU.
 
     python benchmarks/tuning.py [--architecture gated_deltanet] [--heads N] [--width N]
-                                [--processes N] [--ways fla,compiled,kept,known,again]
+                                [--processes N] [--ways fla,compiled,again]
 
     fla         as it comes: Triton compiles and times candidates one after another
     compiled    candidates are compiled on all cores
-    kept        and timed with short trials, by one process for all (`statecut.models.tiles`)
-    known       tiles as kept before, nothing compiled
-    again       tiles as kept before, everything compiled
+    again       tuned and compiled before
 
 Every way is so many processes at once, each of them a layer of its own, with a Triton cache that is
 empty but for what the way says. Printed: the time until the last has its gradients, imports and
@@ -18,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -27,28 +24,22 @@ from pathlib import Path
 
 from reproduction.running.forkserver import GPU
 
-WAYS = ("fla", "compiled", "kept", "known", "again")
-OURS = {  # what a way does not have of ours
-    "fla": ("_bench", "check_disk_cache", "do_bench"),
-    "compiled": ("check_disk_cache", "do_bench"),
-}
+WAYS = ("fla", "compiled", "again")
 
 
 def first_step(options: argparse.Namespace) -> float:
     import torch
     from triton.runtime.autotuner import Autotuner
 
-    from statecut.models import tiles
     from statecut.models.shapes import Shape
     from statecut.preflight import random_layer
 
-    tritons = dict(vars(Autotuner))
-    tiles.SHIPPED = Path("none")
+    tritons = Autotuner._bench
     shape = Shape(options.architecture, options.heads, options.width, options.heads, 128)
     gated = options.architecture == "gated_deltanet"
     layer = random_layer(shape, "cuda", hidden_size=options.heads * 128, use_gate=gated)
-    for name in OURS.get(options.way, ()):
-        setattr(Autotuner, name, tritons[name])
+    if options.way == "fla":
+        Autotuner._bench = tritons
     x = torch.randn(8, 2048, options.heads * 128, device="cuda", dtype=torch.bfloat16)
     torch.cuda.synchronize()
     started = time.perf_counter()
@@ -88,10 +79,8 @@ def main() -> None:
         parser.error("there is no GPU here")
     found: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as folder:
-        caches = {way: Path(folder) / way for way in WAYS} | {"again": Path(folder) / "kept"}
+        caches = {way: Path(folder) / way for way in WAYS} | {"again": Path(folder) / "compiled"}
         for way in options.ways.split(","):
-            if way == "known":
-                shutil.copytree(caches["kept"] / "tiles", caches["known"] / "tiles")
             found[way] = measure(way, caches[way], options.processes)
             ratio = next(iter(found.values())) / found[way]
             print(f"{way}: {found[way]:.1f} s ({ratio:.1f} times)", flush=True)

@@ -15,7 +15,7 @@ from reproduction.analysis.rank import RankAnalysis, Writes, analyse_rank, state
 from reproduction.analysis.spectra import effective_ranks, er, largest_eigenvalues
 from statecut.errors import InputError
 from statecut.models import create
-from statecut.models.precision import no_tf32
+from statecut.models.delta_rule import no_tf32
 
 NAMES = ["delta_net", "shared_head", "gated", "gated_value_heads"]
 T, SKIP = 90, 7

@@ -198,7 +198,7 @@ def test_layer_by_layer_no_softmax_of_fla_is_run(tmp_path):
     config = json.loads((tmp_path / "model" / "config.json").read_text())
     config["attn"] = {"layers": [1], "num_heads": 2}
     (tmp_path / "model" / "config.json").write_text(json.dumps(config))
-    with pytest.raises(InputError, match=r"no softmax attention .*\(layer 1\)"):
+    with pytest.raises(InputError, match="no softmax attention of fl"):
         calibrate_layerwise(Checkpoint(tmp_path / "model"), batches())
 
 

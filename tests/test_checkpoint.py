@@ -58,19 +58,19 @@ def test_every_parameter_has_a_start_of_the_right_size(name):
 
 def test_a_missing_parameter_is_named(folder):
     rewrite(folder, lambda t: t.pop("model.layers.1.attn.A_log"))
-    with pytest.raises(InputError, match=r"missing: model\.layers\.1\.attn\.A_log"):
+    with pytest.raises(InputError, match=r"Missing key.*model\.layers\.1\.attn\.A_log"):
         load(folder)
 
 
 def test_an_unexpected_parameter_is_named(folder):
     rewrite(folder, lambda t: t.update(more=torch.zeros(3)))
-    with pytest.raises(InputError, match="unexpected: more"):
+    with pytest.raises(InputError, match=r"Unexpected key.*more"):
         load(folder)
 
 
 def test_a_parameter_of_another_shape_is_named(folder):
     rewrite(folder, lambda t: t.update({"lm_head.weight": torch.zeros(97, 31)}))
-    with pytest.raises(InputError, match=r"lm_head\.weight is \[97, 31\], expected \[97, 32\]"):
+    with pytest.raises(InputError, match=r"lm_head\.weight: .*\[97, 31\].*\[97, 32\]"):
         load(folder)
 
 
@@ -137,7 +137,7 @@ def test_a_truncated_file_is_named(folder):
 
 def test_a_pickle_is_refused_and_it_is_said_how(folder):
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    with pytest.raises(InputError, match=r"pickled weights only .* `statecut download` converts"):
+    with pytest.raises(InputError, match=r"pickled weights only.* `statecut download` converts"):
         load(folder)
 
 
@@ -222,8 +222,8 @@ def test_a_truncated_shard_is_named_when_the_folder_is_opened(sharded):
 
 
 @pytest.mark.parametrize(("files", "message"), [
-    ({}, "its weight_map names no tensor"),
-    ({"lm_head.weight": "../model/model.safetensors"}, "is no name of a file beside it"),
+    ({}, "0 of 0 files"),
+    ({"lm_head.weight": "../model/model.safetensors"}, "1 of 1 files .* missing"),
 ])  # fmt: skip
 def test_an_index_that_cannot_be_one_is_refused(sharded, files, message):
     change_index(sharded, weight_map=files)
@@ -233,7 +233,7 @@ def test_an_index_that_cannot_be_one_is_refused(sharded, files, message):
 
 def test_shards_without_their_index_are_refused(sharded):
     (sharded / "model.safetensors.index.json").unlink()
-    with pytest.raises(InputError, match=r"neither model\.safetensors nor model\.safetensors\.ind"):
+    with pytest.raises(InputError, match=r"no model\.safetensors or model\.safetensors\.ind"):
         Checkpoint(sharded)
 
 

@@ -158,7 +158,7 @@ def test_a_folder_that_is_no_model_and_a_config_without_sizes_are_said(
     with pytest.raises(InputError, match="'vocab_size' is missing"):
         adopt(there, tmp_path / "tokenizer", tmp_path / "out")
     config.unlink()
-    with pytest.raises(InputError, match=r"mine is no model folder: it has no config\.json"):
+    with pytest.raises(InputError, match=r"mine is not a model folder: it has no config\.json"):
         adopt(there, tmp_path / "tokenizer", tmp_path / "out")
 
 

@@ -9,7 +9,6 @@ from small_models import SMALL
 
 from statecut.models import create
 from statecut.models.delta_rule import chunked_delta_rule, log_decay, recurrent_delta_rule
-from statecut.models.plain_kernels import LinearCrossEntropyLoss
 
 ALL = sorted(SMALL)
 FLA = [name for name in ALL if "layer_types" not in SMALL[name]]
@@ -124,23 +123,6 @@ def test_packed_sequences_are_those_sequences_alone(name):
         together = model(torch.cat(rows)[None], cu_seqlens=bounds).logits[0].split(lengths)
         for row, logits in zip(rows, together, strict=True):
             assert relative(logits, model(row[None]).logits[0]) < 1e-5
-
-
-def test_the_loss_in_slices_is_the_loss():
-    torch.manual_seed(0)
-    hidden = torch.randn(2, 1500, 8, requires_grad=True)
-    weight = torch.randn(50, 8, requires_grad=True)
-    target = torch.randint(0, 50, (2, 1500))
-    target[:, ::7] = -100
-    whole = torch.nn.functional.cross_entropy((hidden @ weight.T).view(-1, 50), target.view(-1))
-    sliced = LinearCrossEntropyLoss()(hidden, target, weight, None)
-    torch.testing.assert_close(sliced, whole)
-    for a, b in zip(
-        torch.autograd.grad(sliced, [hidden, weight]),
-        torch.autograd.grad(whole, [hidden, weight]),
-        strict=True,
-    ):
-        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-8)
 
 
 def test_the_fused_loss_of_the_config_trains_the_same():

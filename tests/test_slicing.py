@@ -290,7 +290,7 @@ def test_one_shard_at_a_time_is_in_memory(folders, tmp_path, monkeypatch):
 
 
 def test_tensors_that_are_not_the_models_own_are_copied_as_they_are(folders, tmp_path, monkeypatch):
-    kind = replace(ARCHITECTURES["gated_deltanet"], beyond=("mtp.", "model.visual."))
+    kind = replace(ARCHITECTURES["gated_deltanet"], passthrough=("mtp.", "model.visual."))
     monkeypatch.setitem(ARCHITECTURES, "gated_deltanet", kind)
     shutil.copytree(folders / "gated", tmp_path / "more")
     (tmp_path / "more" / "preprocessor_config.json").write_text("{}")
@@ -319,7 +319,7 @@ def test_tensors_that_are_not_the_models_own_are_copied_as_they_are(folders, tmp
     ({"num_hidden_layers": 3}, "its config says 3 layers, and its files hold 2"),
     ({"num_hidden_layers": 1}, "its config says 1 layers, and its files hold 2"),
     ({"vocab_size": 5}, r"embeddings.weight is .* config says \[5, .*\]"),
-    ({"head_dim": "16"}, "head_dim is '16', where a number is needed"),
+    ({"head_dim": "16"}, "head_dim = '16': must be a whole number"),
 ])  # fmt: skip
 def test_a_config_that_contradicts_the_tensors_is_refused(folders, tmp_path, values, message):
     shutil.copytree(folders / "gated", tmp_path / "model")

@@ -1,25 +1,28 @@
-"""The command line. Each command imports what it needs when it runs, so that --help is quick."""
+"""The command line: parse, call, print. Each command imports what it needs when it runs."""
 
 from __future__ import annotations
 
 import argparse
-import logging
 import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import get_args
+from typing import TypeAlias, get_args
 
 from statecut import REFIT, __version__, logs
-from statecut.arguments import Eps
+from statecut.arguments import Eps, Target, check_counts, check_seed
 from statecut.errors import InputError
 from statecut.hub.downloads import DOWNLOADS, model_folder
 from statecut.pruning.methods import METHODS
 from statecut.serving.engines import ENGINES
 
-logger = logging.getLogger(__name__)
+MODEL = "a model folder, or a downloaded hub name"
+TEXT = ".jsonl, .txt (.xz .gz .zst) or a data set's folder"
+PROSE = "the prose of the installed Python packages if not given"
+DEVICE = "cuda or cpu; the GPU if there is one"
+FORCE = "replace OUT if it exists"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -27,7 +30,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def run(top: argparse.ArgumentParser, arguments: list[str] | None) -> int:
-    """What both commands do with a parser whose commands have set `run`."""
+    """What a program does with a parser whose commands have set `run`."""
     logs.start(top.prog)
     options = top.parse_args(arguments)
     try:
@@ -58,6 +61,17 @@ def _sigterm_interrupts() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
+class Help(argparse.RawDescriptionHelpFormatter):
+    """Every option says its default."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        shown = action.default not in (None, False, argparse.SUPPRESS)
+        return f"{action.help} (default: %(default)s)" if shown else action.help
+
+
+Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+
+
 def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(
         prog="statecut",
@@ -71,81 +85,72 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
-def _prune(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def _prune(commands: Commands) -> None:
+    listed = (f"  {m.name + '*' * ('text' in m.needs):17} {m.about}\n" for m in METHODS.values())
     command = commands.add_parser(
         "prune",
         help="make a smaller model of one you have",
         description="Calibrate a model, choose which key and query channels stay, or which value\n"
         "channels, and write the smaller model, which AutoModelForCausalLM.from_pretrained\n"
         "loads. Give one of --ratio, --state, or --keys and --values.",
-        epilog="methods (* needs text):\n"
-        + "".join(
-            f"  {m.name + '*' * ('text' in m.needs):17} {m.about}\n" for m in METHODS.values()
-        ),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="methods (* needs text):\n" + "".join(listed),
+        formatter_class=Help,
     )
-    command.add_argument("model", metavar="MODEL", help="a model folder, or a downloaded hub name")
-    command.add_argument("out", metavar="OUT", type=Path, help="folder to write")
-    command.add_argument("--method", default="drrqr", help="see below (default: %(default)s)")
-    command.add_argument(
-        "--ratio", type=float, help="share of key channels to remove, in (0, 1); values stay"
+    add = command.add_argument
+    add("model", metavar="MODEL", help=MODEL)
+    add("out", metavar="OUT", type=Path, help="folder to write")
+    add("--method", default="drrqr", help="see below")
+    add("--ratio", type=float, help="share of key channels to remove, in (0, 1); values stay")
+    share = (
+        "share of the recurrent state that may stay, in (0, 1): a few splits of it between keys "
     )
-    command.add_argument("--state", type=float, metavar="SHARE",
-                         help="share of the recurrent state that may stay, in (0, 1): a few splits "
-                         "of it between keys and values are cut, refitted and compared on text "
-                         "held out, and the best is written")  # fmt: skip
-    command.add_argument("--keys", type=int, metavar="N", help="key channels per head to keep")
-    command.add_argument("--values", type=int, metavar="N", help="value channels per head to keep")
-    command.add_argument("--target", choices=["kq", "k", "q"],
-                         help="judge key channels by keys and queries, or by one of them; the "
-                         "method's own choice if not given, mostly kq")  # fmt: skip
-    command.add_argument("--text", type=Path, help="calibration text: .jsonl, .txt (.xz .gz .zst), "
-                         "a data set's folder; if not given, the prose of the installed "
-                         "Python packages")  # fmt: skip
-    command.add_argument("--seed", type=int, default=0, help="of the order of the text, the "
-                         "sample of rows and what rand draws (default: %(default)s)")  # fmt: skip
-    command.add_argument("--round-to", type=int, metavar="N",
-                         help="with --ratio, keep a multiple of N channels, rounding up; 16 is "
-                         "fast. With --state, compare multiples of N alone (of 16, or of less "
-                         "where those are too few)")  # fmt: skip
-    command.add_argument("--for", dest="engine", metavar="ENGINE",
-                         help="keep numbers of channels that this engine takes, with "
-                         "--ratio rounding up, and say how to start it: "
-                         f"{', '.join(ENGINES)}")  # fmt: skip
-    command.add_argument(
-        "--sequences", type=int, default=128, help="calibration sequences (default: %(default)s)"
+    share += "and values are cut, refitted and compared on text held out, and the best is written"
+    add("--state", type=float, metavar="SHARE", help=share)
+    add("--keys", type=int, metavar="N", help="key channels per head to keep")
+    add("--values", type=int, metavar="N", help="value channels per head to keep")
+    target = "whose activations choose the key channels, those of keys, queries or both; queries "
+    target += "and keys always lose the same ones; the method's own choice if not given, mostly kq"
+    add("--target", choices=get_args(Target), help=target)
+    add("--text", type=Path, help=f"calibration text: {TEXT}; {PROSE}")
+    seed = "of the order of the text, the sample of rows and the channels that rand samples"
+    add("--seed", type=int, default=0, help=seed)
+    rounding = (
+        "with --ratio, keep a multiple of N channels, rounding up; 16 is fast. With --state, "
     )
-    command.add_argument(
-        "--length", type=int, default=2048, help="tokens in a sequence (default: %(default)s)"
+    rounding += "compare only multiples of N (of 16, or of less where those are too few)"
+    add("--round-to", type=int, metavar="N", help=rounding)
+    engine = "keep numbers of channels that this engine runs, with --ratio rounding up, and print "
+    engine += f"how to start it: {', '.join(ENGINES)}"
+    add("--for", dest="engine", metavar="ENGINE", help=engine)
+    add("--sequences", type=int, default=128, help="calibration sequences")
+    add("--length", type=int, default=2048, help="tokens per sequence")
+    add("--rows", type=int, default=5000, help="tokens in the sample of drrqr, qrcp")
+    add("--batch", type=int, default=8, help="sequences per batch")
+    refit = "fit what is linear behind each delta rule again, in closed form, on the same text; "
+    refit += "every method then needs text; --state needs it, else "
+    refit += f"{'--refit' if REFIT else '--no-refit'} by default"
+    add("--refit", action=argparse.BooleanOptionalAction, help=refit)
+    eps = (
+        "of the output norms: matched makes the cut model compute what the unpruned one does with "
     )
-    command.add_argument(
-        "--rows",
-        type=int,
-        default=5000,
-        help="tokens in the sample of drrqr, qrcp (default: %(default)s)",
-    )
-    command.add_argument(
-        "--batch", type=int, default=8, help="sequences in a batch (default: %(default)s)"
-    )
-    command.add_argument("--refit", action=argparse.BooleanOptionalAction,
-                         help="fit what is linear behind each delta rule again, in closed form, on "
-                         "the same text; every method then needs text; --state needs it, else "
-                         f"{'--refit' if REFIT else '--no-refit'} by default")  # fmt: skip
-    command.add_argument("--eps", choices=get_args(Eps), default="matched",
-                         help="of the output norms: matched makes the cut model compute what the "
-                         "unpruned one does with the cut channels set to zero; kept leaves it, as "
-                         "the paper's code does (default: %(default)s)")  # fmt: skip
-    command.add_argument("--dtype", choices=["bfloat16", "float32", "float16"],
-                         help="of the weights that are written; the model's own if not given, but "
-                         "bfloat16 for a float32 DeltaNet, whose kernel refuses it")  # fmt: skip
-    command.add_argument("--device", help="cuda or cpu; the GPU if there is one")
-    command.add_argument("--force", action="store_true", help="replace OUT if it exists")
+    eps += "the cut channels set to zero; kept leaves it, as the paper's code does"
+    add("--eps", choices=get_args(Eps), default="matched", help=eps)
+    dtype = "of the weights that are written; the model's own if not given, but bfloat16 for a "
+    dtype += "float32 DeltaNet, whose kernel refuses it"
+    add("--dtype", choices=["bfloat16", "float32", "float16"], help=dtype)
+    add("--device", help=DEVICE)
+    add("--force", action="store_true", help=FORCE)
     for option in dict.fromkeys(option for m in METHODS.values() for option in m.takes):
         takers = ", ".join(m.name for m in METHODS.values() if option in m.takes)
-        command.add_argument(option.flag, type=type(option.default), choices=option.choices or None,
-                             dest=f"option.{option.name}", default=argparse.SUPPRESS,
-                             metavar=None if option.choices else option.name.upper(),
-                             help=f"of {takers}: {option.help} (default: {option.default})")  # fmt: skip
+        add(
+            option.flag,
+            type=type(option.default),
+            choices=option.choices or None,
+            dest=f"option.{option.name}",
+            default=argparse.SUPPRESS,
+            metavar=None if option.choices else option.name.upper(),
+            help=f"of {takers}: {option.help} (default: {option.default})",
+        )
 
     def run(options: argparse.Namespace) -> None:
         from statecut.pruning.prune import Request, prune
@@ -160,15 +165,15 @@ def _prune(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     command.set_defaults(run=run)
 
 
-def _inspect(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def _inspect(commands: Commands) -> None:
     command = commands.add_parser(
         "inspect",
-        help="say what is in a model, and what pruning it would save",
-        description="Layers, heads and widths of a model, its cache per request and the state's "
-        "share of it, what is saved by which ratio, and which engines run the result. "
-        "Reads config.json and the headers of the weights' files.",
+        help="print what is in a model, and what pruning it would save",
+        description="Layers, heads and widths of a model, its cache per request, what each ratio "
+        "saves, and which engines run the result. Reads config.json and the headers of the "
+        "weights' files.",
     )
-    command.add_argument("model", metavar="MODEL", help="a model folder, or a downloaded hub name")
+    command.add_argument("model", metavar="MODEL", help=MODEL)
     command.add_argument("--json", type=Path, metavar="FILE", help="write it there too")
 
     def run(options: argparse.Namespace) -> None:
@@ -190,36 +195,31 @@ def _inspect(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     command.set_defaults(run=run)
 
 
-def _recover(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def _recover(commands: Commands) -> None:
     command = commands.add_parser(
         "recover",
         help="train a pruned model to make up for what it lost",
         description="Train low-rank adapters and the convolutions of a pruned model on text and on "
         "what the model it was cut from predicts, merge them, and write the model. The same "
-        "command goes on where it was killed. Defaults are the paper's.",
+        "command continues where it was killed. Defaults are the paper's.",
+        formatter_class=Help,
     )
-    command.add_argument("model", metavar="MODEL", help="the pruned model, refitted or not: a "
-                         "folder, or a downloaded hub name")  # fmt: skip
-    command.add_argument("teacher", metavar="TEACHER", help="the model that it was cut from")
-    command.add_argument("out", metavar="OUT", type=Path, help="folder to write; checkpoints are "
-                         "in OUT.checkpoints until it is written")  # fmt: skip
-    command.add_argument("--text", type=Path, help="to train on: .jsonl, .txt (.xz .gz .zst), a "
-                         "data set's folder; by default the packages' own prose")  # fmt: skip
-    command.add_argument("--steps", type=int, default=2000, help="of training; %(default)s")
-    command.add_argument("--batch", type=int, default=16, help="sequences in a step; %(default)s")
-    command.add_argument("--gradient-accumulation-steps", type=int, default=2, metavar="N",
-                         help="passes that a step's sequences are divided into: more need less "
-                         "memory; %(default)s")  # fmt: skip
-    command.add_argument("--length", type=int, default=2048, help="tokens in each; %(default)s")
-    command.add_argument("--epochs", type=int, default=1, help="passes over the text: more need "
-                         "less of it (default: %(default)s)")  # fmt: skip
-    command.add_argument(
-        "--learning-rate", type=float, default=1e-4, help="peak (default: %(default)s)"
-    )
-    command.add_argument("--seed", type=int, default=42, help="of adapters and the text's order; "
-                         "%(default)s")  # fmt: skip
-    command.add_argument("--device", help="cuda or cpu; the GPU if there is one")
-    command.add_argument("--force", action="store_true", help="replace OUT if it exists")
+    add = command.add_argument
+    add("model", metavar="MODEL", help=f"the pruned model, refitted or not: {MODEL}")
+    add("teacher", metavar="TEACHER", help="the model that it was cut from")
+    out = "folder to write; checkpoints are in OUT.checkpoints until it is written"
+    add("out", metavar="OUT", type=Path, help=out)
+    add("--text", type=Path, help=f"to train on: {TEXT}; {PROSE}")
+    add("--steps", type=int, default=2000, help="of training")
+    add("--batch", type=int, default=16, help="sequences per step")
+    passes = "passes that a step's sequences are divided into: more need less memory"
+    add("--gradient-accumulation-steps", type=int, default=2, metavar="N", help=passes)
+    add("--length", type=int, default=2048, help="tokens per sequence")
+    add("--epochs", type=int, default=1, help="passes over the text: more need less of it")
+    add("--learning-rate", type=float, default=1e-4, help="peak")
+    add("--seed", type=int, default=42, help="of adapters and the text's order")
+    add("--device", help=DEVICE)
+    add("--force", action="store_true", help=FORCE)
 
     def run(options: argparse.Namespace) -> None:
         from statecut.recovery import recover
@@ -261,29 +261,26 @@ def _device(name: str | None) -> str:
     return name
 
 
-def _preflight(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def _preflight(commands: Commands) -> None:
     command = commands.add_parser(
         "preflight",
         help="check on this GPU which shapes can be trained",
         description="Forward and backward of the delta rules against an fp32 recurrence, then "
         "whole layers, each shape in a process of its own. Keys whose width does not train are "
         "padded to the next that does; exits 1 if there is none.",
+        formatter_class=Help,
     )
-    command.add_argument("--kernel", required=True, help="the delta rule, as delta_net")
-    command.add_argument("--widths", required=True, metavar="N,N,...",
-                         help="key channels per head")  # fmt: skip
-    command.add_argument("--heads", type=int, metavar="N",
-                         help="heads of keys (as published models have)")  # fmt: skip
-    command.add_argument("--value-heads", type=int, metavar="N",
-                         help="heads of values (as many as of keys)")  # fmt: skip
-    command.add_argument("--value-width", type=int, metavar="N",
-                         help="value channels per head (as published models have)")  # fmt: skip
-    command.add_argument("--json", type=Path, metavar="DIR",
-                         help="write SHAPE.json for each there")  # fmt: skip
-    command.add_argument("--limit", type=float, default=900.0, metavar="S",
-                         help="seconds for one shape (default: %(default)g)")  # fmt: skip
-    command.add_argument("--jobs", type=int, default=1, metavar="N",
-                         help="shapes at a time: most of the work is compiling")  # fmt: skip
+    add = command.add_argument
+    add("--kernel", required=True, help="the delta rule, as delta_net")
+    add("--widths", required=True, metavar="N,N,...", help="key channels per head")
+    add("--heads", type=int, metavar="N", help="heads of keys (as published models have)")
+    add("--value-heads", type=int, metavar="N", help="heads of values (as many as of keys)")
+    width = "value channels per head (as published models have)"
+    add("--value-width", type=int, metavar="N", help=width)
+    add("--json", type=Path, metavar="DIR", help="write SHAPE.json for each there")
+    add("--limit", type=float, default=900, metavar="S", help="seconds for one shape")
+    jobs = "shapes at a time: most of the work is compiling"
+    add("--jobs", type=int, default=1, metavar="N", help=jobs)
 
     def run(options: argparse.Namespace) -> None:
         import torch
@@ -293,13 +290,8 @@ def _preflight(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
         if options.jobs < 1 or not options.limit > 0:
             raise InputError("--jobs must be 1 or more, and --limit more than 0")
-        shapes = preflight.requested_shapes(
-            options.kernel,
-            options.widths,
-            options.heads,
-            options.value_heads,
-            options.value_width,
-        )
+        heads, widths = (options.heads, options.value_heads), (options.widths, options.value_width)
+        shapes = preflight.requested_shapes(options.kernel, widths[0], *heads, widths[1])
         if options.json is not None:
             for shape in shapes:
                 check_writable(options.json / f"{shape.name}.json")
@@ -319,7 +311,7 @@ def _preflight(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     command.set_defaults(run=run)
 
 
-def _download(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def _download(commands: Commands) -> None:
     command = commands.add_parser(
         "download",
         help="fetch a model from the hub",
@@ -327,41 +319,36 @@ def _download(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         f"and write commit and hashes to {DOWNLOADS.lock}. Goes on where it was cut off.",
     )
     command.add_argument("model", nargs="+", metavar="OWNER/NAME", help="models to fetch")
-    command.add_argument("--update", action="store_true", help="take the newest commit of the "
-                         "branch, not the locked one")  # fmt: skip
+    newest = "take the newest commit of the branch, not the locked one"
+    command.add_argument("--update", action="store_true", help=newest)
 
     def run(options: argparse.Namespace) -> None:
         from statecut.download import download
 
-        for line in download(options.model, update=options.update):
-            print(line)
+        print(*download(options.model, update=options.update), sep="\n")
 
     command.set_defaults(run=run)
 
 
-def _pack(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def _pack(commands: Commands) -> None:
     command = commands.add_parser(
         "pack",
         help="turn text into a packed token file",
         description="Tokenize text into sequences of one length: OUT/tokens.bin and its manifest.",
+        formatter_class=Help,
     )
-    command.add_argument("text", type=Path, metavar="TEXT",
-                         help=".jsonl, .txt (.xz .gz .zst) or a data set folder")  # fmt: skip
-    command.add_argument("out", type=Path, metavar="OUT", help="folder to write")
-    command.add_argument("--tokenizer", type=Path, required=True, help="folder with tokenizer.json")
-    command.add_argument("--length", type=int, default=2048, help="tokens in a sequence")
-    command.add_argument(
-        "--sequences", type=int, help="how many; all that the text gives if absent"
-    )
-    command.add_argument("--field", default="text", help="the field of a record that is the text")
-    command.add_argument("--seed", type=int, default=0, help="of the order of documents")
-    command.add_argument(
-        "--workers", type=int, default=1, help="threads; any number gives the same"
-    )
-    command.add_argument("--force", action="store_true", help="replace OUT if it exists")
+    add = command.add_argument
+    add("text", type=Path, metavar="TEXT", help=TEXT)
+    add("out", type=Path, metavar="OUT", help="folder to write")
+    add("--tokenizer", type=Path, required=True, help="folder with tokenizer.json")
+    add("--length", type=int, default=2048, help="tokens per sequence")
+    add("--sequences", type=int, help="how many; all that the text gives if absent")
+    add("--field", default="text", help="the field of a record that is the text")
+    add("--seed", type=int, default=0, help="of the order of documents")
+    add("--workers", type=int, default=1, help="threads; any number gives the same")
+    add("--force", action="store_true", help=FORCE)
 
     def run(options: argparse.Namespace) -> None:
-        from statecut.arguments import check_counts, check_seed
         from statecut.data.packing import pack
         from statecut.data.sources import describe, read
         from statecut.data.tokenizer import load_tokenizer

@@ -29,8 +29,7 @@ from statecut.data.progress import Progress
 from statecut.errors import InputError
 from statecut.files import atomic_write, canonical_json
 from statecut.models.capture import capture_rule_inputs, mixers
-from statecut.models.delta_rule import l2_normalised, log_decay
-from statecut.models.precision import no_tf32
+from statecut.models.delta_rule import l2_normalised, log_decay, no_tf32
 from statecut.models.shapes import MixerShape
 from statecut.pruning.calibration import check_finite
 

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, Union
+from functools import reduce
+from operator import or_
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, PositiveFloat, PositiveInt, create_model, model_validator
 
-from reproduction.config.section import WHICH, Late, Name, NameOf, Section
+from reproduction.config.section import WHICH, Name, NameOf, Section
 from reproduction.config.sources import FromDisk, FromHub
 from statecut.arguments import width
 from statecut.errors import InputError
-from statecut.models.shapes import Kernel, Shape
-
-if TYPE_CHECKING:
-    from statecut.models.architectures.base import Architecture
-    from statecut.models.shapes import MixerShape
+from statecut.models.architectures import ARCHITECTURES, SECTIONS, base
+from statecut.models.shapes import Kernel, MixerShape, Shape
 
 
 class Pretrained(Section):
@@ -27,7 +25,9 @@ class Pretrained(Section):
 
 
 class ModelBase(Section):
-    model_type: ClassVar[str]
+    """What the configuration says of any model, beside the sizes that its architecture takes."""
+
+    architecture: str = WHICH
     label: str = Field(description="name in tables and figures")
     source: Annotated[Pretrained | FromHub | FromDisk, Field(discriminator="kind")] = Field(
         description="where its weights come from"
@@ -50,20 +50,26 @@ class ModelBase(Section):
 
     def fla_config(self) -> dict[str, Any]:
         """Arguments of the model's config class, with its model_type."""
+        section = SECTIONS[self.architecture]
         sizes = self.model_dump(
             exclude={"architecture", "label", "source", "tokenizer", "published_as"}
         )
-        return {**sizes, "model_type": self.model_type, "intermediate_size": self.mlp_width}
+        sizes |= {"model_type": section.model_type, "intermediate_size": self.mlp_width}
+        return section.config(sizes)
 
     @property
-    @abstractmethod
-    def parameters(self) -> int: ...
+    def parameters(self) -> int:
+        section, config, shape = SECTIONS[self.architecture], self.fla_config(), self.mixer_shape
+        delta_layers = len(shape.layers)
+        mixers = delta_layers * section.mixer_parameters(config, shape)
+        mixers += (self.num_hidden_layers - delta_layers) * section.softmax_parameters(config)
+        layer = 3 * self.hidden_size * self.mlp_width + 2 * self.hidden_size
+        embeddings = (1 if self.tie_word_embeddings else 2) * self.vocab_size * self.hidden_size
+        return embeddings + mixers + self.num_hidden_layers * layer + self.hidden_size
 
     @property
-    def adapter(self) -> Architecture:
-        from statecut.models.architectures import ARCHITECTURES
-
-        return ARCHITECTURES[self.model_type]
+    def adapter(self) -> base.Architecture:
+        return ARCHITECTURES[SECTIONS[self.architecture].model_type]
 
     @property
     def mixer_shape(self) -> MixerShape:
@@ -106,27 +112,33 @@ class ModelBase(Section):
             return self.intermediate_size
         return -(-int(self.hidden_size * 4 * 2 / 3) // 256) * 256
 
-    def _parameters(
-        self, key_dim: int, value_dim: int, filters: int, rest: int, *, softmax: int = 0
-    ) -> int:
-        """All parameters, given the sums over heads and what one mixer has beside projections;
-        `softmax` is what a layer has in its place that has no delta rule."""
-        mixer = 2 * self.hidden_size * (key_dim + value_dim) + self.conv_size * filters + rest
-        delta_layers = len(self.mixer_shape.layers)
-        mixers = delta_layers * mixer + (self.num_hidden_layers - delta_layers) * softmax
-        layer = 3 * self.hidden_size * self.mlp_width + 2 * self.hidden_size
-        embeddings = (1 if self.tie_word_embeddings else 2) * self.vocab_size * self.hidden_size
-        return embeddings + mixers + self.num_hidden_layers * layer + self.hidden_size
+
+def _section(section: base.Section) -> type[ModelBase]:
+    """What the configuration may say of a model, from what the file of its architecture says."""
+    above_zero = {int: PositiveInt, float: PositiveFloat}
+
+    def type_of(size: base.Size) -> Any:
+        kind: Any = above_zero.get(size.type, size.type)
+        return kind | None if size.default is None else kind
+
+    return create_model(  # type: ignore[call-overload]
+        section.name,
+        __base__=ModelBase,
+        __doc__=section.about,
+        architecture=(Literal[section.architecture], WHICH),
+        **{
+            size.name: (type_of(size), Field(size.default, description=size.description))
+            for size in section.sizes
+        },
+    )
 
 
-def _sections() -> Any:
-    from statecut.models.architectures import SECTIONS
-
-    return Annotated[Union[SECTIONS], Field(discriminator="architecture")]  # noqa: UP007
-
-
-# The section of an architecture is in its file of `statecut.models.architectures`.
-Model = Annotated[ModelBase, Late(_sections)]
+if TYPE_CHECKING:
+    Model = ModelBase
+else:
+    Model = Annotated[
+        reduce(or_, map(_section, SECTIONS.values())), Field(discriminator="architecture")
+    ]
 
 
 def shape_of(model: Model, ratio: float = 0.0) -> Shape:

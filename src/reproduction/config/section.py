@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import chain
 from types import NoneType, UnionType
@@ -13,7 +12,6 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
-    GetCoreSchemaHandler,
     Strict,
     StringConstraints,
     WithJsonSchema,
@@ -102,21 +100,10 @@ class Section(BaseModel):
     )
 
 
-@dataclass(frozen=True)
-class Late:
-    """In Annotated: the type to validate is another, found when the configuration is first read."""
-
-    type: Callable[[], Any]
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> Any:
-        return handler.generate_schema(self.type())
-
-
 def alternatives(annotation: Any) -> tuple[Any, ...]:
     """The types that a value may have beside None, stripped of what Annotated adds."""
     while get_origin(annotation) is Annotated:
-        annotation, *rest = get_args(annotation)
-        annotation = next((extra.type() for extra in rest if isinstance(extra, Late)), annotation)
+        annotation = get_args(annotation)[0]
     if get_origin(annotation) in (Union, UnionType):
         return tuple(chain(*map(alternatives, get_args(annotation))))
     return () if annotation is NoneType else (annotation,)

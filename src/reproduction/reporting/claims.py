@@ -254,7 +254,7 @@ def _other_models(config: Config) -> list[str]:
     return [
         published_name(config, name)[0]
         for name, spec in config.models.items()
-        if spec.model_type not in PAPER
+        if spec.adapter.model_type not in PAPER
     ]
 
 

@@ -70,7 +70,7 @@ def check_model_sizes(config: Config, *, downloads: Downloads = DOWNLOADS) -> No
 def check_sizes(model: Model, folder: Path) -> None:
     """An error unless the model in a folder is the one that the configuration describes."""
     if not (folder / "config.json").is_file():
-        raise InputError(f"{folder} is no model folder: it has no config.json")
+        raise InputError(f"{folder} is not a model folder: it has no config.json")
     config = read_json(folder / "config.json")
     kind = architecture(config)
     # Multimodal ones may say in one place only that embeddings are tied.

@@ -21,11 +21,11 @@ NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 @contextmanager
-def exclusive_lock(outputs: Sequence[Path | str], *, level: int = logging.INFO) -> Iterator[bool]:
+def exclusive_lock(outputs: Sequence[Path | str]) -> Iterator[bool]:
     """Keep every other job off these outputs for the length of a block.
 
     Yields whether it had to wait for another job, which may have built them. The lock ends with its
-    process, however that ends. `level` is that of the message which says that it waits.
+    process, however that ends.
     """
     if not outputs:
         yield False
@@ -33,7 +33,7 @@ def exclusive_lock(outputs: Sequence[Path | str], *, level: int = logging.INFO) 
     first = Path(outputs[0])
     path = first.with_name(f".{first.name}.lock")
     path.parent.mkdir(parents=True, exist_ok=True)
-    file, waited = _lock(path, level)
+    file, waited = _lock(path)
     try:
         yield waited
     finally:
@@ -41,25 +41,12 @@ def exclusive_lock(outputs: Sequence[Path | str], *, level: int = logging.INFO) 
         os.close(file)
 
 
-@contextmanager
-def in_turn(path: Path) -> Iterator[None]:
-    """One process at a time in a short block; without effect where there are no locks."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX)
-        except OSError as error:
-            if error.errno not in NO_LOCKS:
-                raise
-        yield
-
-
-def _lock(path: Path, level: int) -> tuple[int, bool]:
+def _lock(path: Path) -> tuple[int, bool]:
     """An open file that is locked, and whether another process held the lock."""
     waited = False
     while True:
         file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-        waited |= _wait_for(file, path, level)
+        waited |= _wait_for(file, path)
         # The holder unlinks the file at its end: then the lock is on a file that nobody else sees.
         if _is_at(path, file):
             os.truncate(file, 0)
@@ -79,7 +66,7 @@ def _is_at(path: Path, file: int) -> bool:
         return False
 
 
-def _wait_for(file: int, path: Path, level: int) -> bool:
+def _wait_for(file: int, path: Path) -> bool:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return False
@@ -91,7 +78,7 @@ def _wait_for(file: int, path: Path, level: int) -> bool:
         logger.warning(f"{path.parent} has no locks: {error.strerror}")
         return False
     holder = os.pread(file, 200, 0).decode() or "another job"
-    logger.log(level, f"{path}: waiting for {holder}, which builds the same")
+    logger.info(f"{path}: waiting for {holder}, which builds the same")
     fcntl.flock(file, fcntl.LOCK_EX)
     return True
 

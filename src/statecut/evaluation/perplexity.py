@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from statecut.data.packing import PackedTokens
-from statecut.models.checkpoint import Checkpoint
+from statecut.models.checkpoint import Checkpoint, tied_weights
 from statecut.models.layerwise import LayerwiseModel
 
 logger = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ def perplexity(
                 stream.run_all(index)
             stream.step()
         head = "lm_head.weight"
-        tied = head not in stream.expected
+        tied = head in tied_weights(stream.model)
         weight = embedding(checkpoint) if tied else checkpoint.tensor(checkpoint.stored[head])
         weight = weight.to(device, dtype)
         # A sequence at a time: the logits are by far the largest tensor.

@@ -4,19 +4,12 @@
 first used; the tables of `statecut.models.architectures` need none of them.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from statecut.models.checkpoint import create, load, save
-
-__all__ = ["create", "load", "save"]
+from typing import Any
 
 
 def __getattr__(name: str) -> Any:
-    if name in __all__:
-        from statecut.models import checkpoint
+    if name not in ("create", "load", "save"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from statecut.models import checkpoint
 
-        return getattr(checkpoint, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(checkpoint, name)

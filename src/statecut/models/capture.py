@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
+from importlib import import_module
 from typing import Any
 
 from torch import Tensor
 
 from statecut.models.architectures import architecture
 from statecut.models.architectures.base import Architecture
+from statecut.models.fixes import replace_functions
 from statecut.models.shapes import MixerShape
 
 
@@ -44,69 +46,49 @@ def capture_rule_inputs(
     call, copies = adapter.call, shape.value_heads // shape.heads
     current = -1
 
-    def entering(index: int) -> Callable[..., None]:
-        def hook(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            nonlocal current
-            current = index
-            if on_mixer is not None:
-                on_mixer(index, kwargs["hidden_states"] if "hidden_states" in kwargs else args[0])
-
-        return hook
+    def enter(index: int, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        nonlocal current
+        current = index
+        if on_mixer is not None:
+            on_mixer(index, kwargs["hidden_states"] if "hidden_states" in kwargs else args[0])
 
     def hook_gradient(index: int, side: str, x: Tensor) -> None:
+        if on_gradient is None or not x.requires_grad:  # the caller learns of missing gradients
+            return
         repeats = copies if call.repeated and side != "v" else 1
         # Detached: a hook that holds its own tensor would never be freed.
-        values = x.detach()[:, :, ::repeats]
+        seen = partial(on_gradient, index, side, x.detach()[:, :, ::repeats])
+        x.register_hook(lambda gradient: seen(gradient.unflatten(2, (-1, repeats)).sum(3)))
 
-        def hook(gradient: Tensor) -> None:
-            assert on_gradient is not None
-            on_gradient(index, side, values, gradient.unflatten(2, (-1, repeats)).sum(3))
-
-        if x.requires_grad:  # else the caller learns that its weights got no gradient
-            x.register_hook(hook)
-
-    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
-        def rule(*args: Any, **kwargs: Any) -> Any:
-            arguments = {**dict(zip(call.by_position, args, strict=False)), **kwargs}
-            if on_gradient is not None:
-                for side in "qk":
-                    hook_gradient(current, side, arguments[side])
+    def rule(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        arguments = {**dict(zip(call.by_position, args, strict=False)), **kwargs}
+        for side in "qk":
+            hook_gradient(current, side, arguments[side])
             if call.repeated:
-                arguments |= {side: arguments[side][:, :, ::copies] for side in "qk"}
-            on_rule(current, arguments)
-            return original(*args, **kwargs)
+                arguments[side] = arguments[side][:, :, ::copies]
+        on_rule(current, arguments)
+        return original(*args, **kwargs)
 
-        return rule
+    def leave(index: int, module: Any, args: tuple[Any, ...]) -> tuple[Tensor]:
+        assert on_output is not None
+        by_head = args[0].unflatten(-1, (shape.value_heads, shape.value_width))
+        on_output(index, by_head)
+        hook_gradient(index, "v", by_head)
+        return (by_head.flatten(-2),)  # through which gradients come
 
-    def leaving(index: int) -> Callable[..., tuple[Tensor]]:
-        def hook(module: Any, args: tuple[Any, ...]) -> tuple[Tensor]:
-            assert on_output is not None
-            by_head = args[0].unflatten(-1, (shape.value_heads, shape.value_width))
-            on_output(index, by_head)
-            if on_gradient is not None:
-                hook_gradient(index, "v", by_head)
-            return (by_head.flatten(-2),)  # through which gradients come
-
-        return hook
-
-    hooks = [
-        mixer.register_forward_pre_hook(entering(index), with_kwargs=True)
-        for index, mixer in enumerate(modules)
-    ]
-    if on_output is not None:
-        o_proj = adapter.o_proj.removesuffix(".weight")
-        hooks += [
-            mixer.get_submodule(o_proj).register_forward_pre_hook(leaving(index))
-            for index, mixer in enumerate(modules)
-        ]
-    module = importlib.import_module(call.module)
-    originals = {name: getattr(module, name) for name in call.functions}
+    hooks = []
+    for index, mixer in enumerate(modules):
+        hooks.append(mixer.register_forward_pre_hook(partial(enter, index), with_kwargs=True))
+        if on_output is not None:
+            o_proj = mixer.get_submodule(adapter.o_proj.removesuffix(".weight"))
+            hooks.append(o_proj.register_forward_pre_hook(partial(leave, index)))
+    module = import_module(call.module)
+    originals = replace_functions(
+        {(call.module, name): partial(rule, getattr(module, name)) for name in call.functions}
+    )
     try:
-        for name, original in originals.items():
-            setattr(module, name, wrap(original))
         yield
     finally:
-        for name, original in originals.items():
-            setattr(module, name, original)
+        replace_functions(originals)
         for hook in hooks:
             hook.remove()

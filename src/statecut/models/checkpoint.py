@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import re
 import shutil
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+import textwrap
+from collections.abc import Callable, Container, Iterable, Iterator
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
@@ -18,38 +19,24 @@ from statecut.errors import InputError
 from statecut.files import atomic_write, digest, read_json, sha256, to_json
 from statecut.hub.downloads import model_folder
 from statecut.models.architectures import architecture, register
-from statecut.models.architectures.base import Architecture, Config, check_sizes, text_config
+from statecut.models.architectures.base import Architecture, Config, text_config
 
 logger = logging.getLogger(__name__)
 
 ANNOUNCE_FROM = 1_000_000_000  # bytes of a file that is announced before it is read
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-COMPANIONS = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "tokenizer.model",
-    "vocab.json",
-    "merges.txt",
-    "added_tokens.json",
-    "chat_template.jinja",
-    "generation_config.json",
-    # Of multimodal models.
-    "preprocessor_config.json",
-    "processor_config.json",
-    "video_preprocessor_config.json",
-)
+# The tokenizer and what else goes with a model whatever its widths.
+COMPANIONS = """tokenizer* special_tokens_map.json vocab.json merges.txt added_tokens.json
+    chat_template.jinja generation_config.json *processor_config.json"""
 
 # What wrappers put before a name, one around another: data parallel training, peft. torch.compile
 # puts its own before the name of any part that it compiled.
 WRAPPERS, COMPILED = r"^(module\.|base_model\.model\.)+", "_orig_mod."
+# Norms that older flash-linear-attention called attn.norm and mlp.norm.
+OLDER_NORMS = r"^(model\.layers\.\d+\.)(attn|mlp)\.norm\.weight$", r"\1\2_norm.weight"
 
-# Names that older flash-linear-attention gave, and what they are called now.
-RENAMES = (
-    (r"(model\.layers\.\d+\.)attn\.norm\.weight", r"\1attn_norm.weight"),
-    (r"(model\.layers\.\d+\.)mlp\.norm\.weight", r"\1mlp_norm.weight"),
-)
+Tensors = Iterator[tuple[str, torch.Tensor]]
 
 
 def open_safetensors(path: Path) -> Any:
@@ -62,9 +49,7 @@ def open_safetensors(path: Path) -> Any:
         raise InputError(f"{path} is cut off or damaged: {error}") from None
 
 
-def read_tensors(
-    path: Path, names: Container[str] | None = None
-) -> Iterator[tuple[str, torch.Tensor]]:
+def read_tensors(path: Path, names: Container[str] | None = None) -> Tensors:
     """The tensors of a safetensors file, all or those named, one after the other."""
     with open_safetensors(path) as file:
         for name in file.keys():  # noqa: SIM118 (not a dict)
@@ -77,61 +62,56 @@ class Checkpoint:
 
     def __init__(self, folder: Path | str):
         self.folder = Path(folder)
-        config = self.folder / "config.json"
-        if not config.is_file():
-            raise InputError(f"{self.folder} is no model folder: it has no config.json")
-        self.config: Config = read_json(config)
-        if not isinstance(self.config, dict):
-            raise InputError(f"{config}: not the config of a model, which is a JSON object")
-        self.text_config = text_config(self.config)
+        if not (self.folder / "config.json").is_file():
+            raise InputError(f"{self.folder} is not a model folder: it has no config.json")
+        self.config: Config = read_json(self.folder / "config.json")
         try:
+            self.text_config = text_config(self.config)
             self.architecture = architecture(self.config)
-            check_sizes(self.text_config)
             self.shape = self.architecture.shape(self.config)
         except InputError as error:
             raise InputError(f"{self.folder}: {error}") from None
-        self.files = self._files()
-        self._headers = self._read_headers()
+        except (ArithmeticError, AttributeError, TypeError, ValueError) as error:
+            raise InputError(f"{self.folder}: config.json is not a model's: {error}") from None
+        self.files: dict[str, str] = {}  # of each tensor
+        self._headers: dict[str, torch.Tensor] = {}
+        self._read_headers()
 
-    def _files(self) -> dict[str, str]:
-        """The file of each tensor."""
-        if (self.folder / INDEX).is_file():
-            return self._indexed_files()
-        if (self.folder / WEIGHTS).is_file():
-            with open_safetensors(self.folder / WEIGHTS) as file:
-                return dict.fromkeys(file.keys(), WEIGHTS)
-        pickles = sorted(p.name for p in self.folder.glob("*.bin"))
-        if pickles:
+    def _read_headers(self) -> None:
+        index, beside = self.folder / INDEX, {path.name for path in self.folder.iterdir()}
+        files: dict[str, str] = read_json(index).get("weight_map", {}) if INDEX in beside else {}
+        shards = sorted(set(files.values())) if INDEX in beside else [WEIGHTS]
+        missing = [name for name in shards if name not in beside]
+        if missing == [WEIGHTS] and any(self.folder.glob("*.bin")):
             raise InputError(
-                f"{self.folder} has pickled weights only ({pickles[0]}), which can run code when "
-                "they are read: `statecut download` converts those of a hub model; for your own, "
-                "call save_pretrained once where you trust them"
+                f"{self.folder} has pickled weights only, which can run code when they are read: "
+                "`statecut download` converts those of a hub model; for your own, call "
+                "save_pretrained once where you trust them"
             )
-        raise InputError(f"{self.folder} is no model folder: it has neither {WEIGHTS} nor {INDEX}")
-
-    def _indexed_files(self) -> dict[str, str]:
-        """The same, from an index whose files are all in the folder."""
-        files: dict[str, str] = read_json(self.folder / INDEX).get("weight_map", {})
-        if not files:
-            raise InputError(f"{self.folder / INDEX}: its weight_map names no tensor")
-        names = sorted(set(files.values()))
-        for name in names:
-            if Path(name).name != name:
-                raise InputError(f"{self.folder / INDEX}: {name!r} is no name of a file beside it")
-        missing = [name for name in names if not (self.folder / name).is_file()]
-        if missing:
+        if missing == [WEIGHTS]:
+            raise InputError(f"{self.folder} is not a model folder: it has no {WEIGHTS} or {INDEX}")
+        if missing or not shards:
             raise InputError(
-                f"{self.folder}: {len(missing)} of {len(names)} files that {INDEX} names are "
-                f"missing ({missing[0]}{', ...' if missing[1:] else ''}): download or copy the "
-                "model again"
+                f"{self.folder}: {len(missing)} of {len(shards)} files that {INDEX} names are "
+                f"missing ({', '.join(missing[:3])}): download or copy the model again"
             )
-        return files
+        for shard in shards:
+            with open_safetensors(self.folder / shard) as file:
+                for name in file.keys():  # noqa: SIM118 (not a dict)
+                    if not files or files.get(name) == shard:
+                        # Mapped, not read: no number of it is looked at.
+                        self._headers[name] = file.get_tensor(name).to("meta")
+                        self.files[name] = shard
+        for name in files.keys() - self.files.keys():
+            raise InputError(
+                f"{self.folder}: {INDEX} says that {name} is in {files[name]}, and it is not: "
+                "download or copy the model again"
+            )
 
-    def tensors(self, names: Iterable[str] | None = None) -> Iterator[tuple[str, torch.Tensor]]:
+    def tensors(self, names: Iterable[str] | None = None) -> Tensors:
         """Those named, or all, file by file."""
         wanted = set(self.files if names is None else names)
-        absent = sorted(wanted - set(self.files))
-        if absent:
+        if absent := sorted(wanted - set(self.files)):
             raise InputError(f"{self.folder}: no tensor named {', '.join(absent)}")
         for shard in self.shards():
             of_shard = {name for name in wanted if self.files[name] == shard}
@@ -143,24 +123,9 @@ class Checkpoint:
     def shards(self) -> list[str]:
         return sorted(set(self.files.values()))
 
-    def headers(self) -> Iterable[tuple[str, torch.Tensor]]:
+    def headers(self) -> Tensors:
         """Every tensor with its shape and type and without its numbers, which are not read."""
-        return self._headers.items()
-
-    def _read_headers(self) -> dict[str, torch.Tensor]:
-        headers = {}
-        for shard in self.shards():
-            with open_safetensors(self.folder / shard) as file:
-                stored = set(file.keys())
-                for name in [name for name, file_name in self.files.items() if file_name == shard]:
-                    if name not in stored:
-                        raise InputError(
-                            f"{self.folder}: {INDEX} says that {name} is in {shard}, and it is "
-                            "not: download or copy the model again"
-                        )
-                    # Mapped, not read: no number of it is looked at.
-                    headers[name] = file.get_tensor(name).to("meta")
-        return headers
+        return iter(self._headers.items())
 
     @property
     def dtype(self) -> str:
@@ -177,41 +142,34 @@ class Checkpoint:
         return torch.float64 if self.dtype == "float64" else torch.float32
 
     @cached_property
-    def beyond(self) -> list[str]:
+    def passthrough(self) -> list[str]:
         """The tensors in its files that are no part of the text model."""
-        return [name for name in self.files if name.startswith(self.architecture.beyond)]
+        return [name for name in self.files if name.startswith(self.architecture.passthrough)]
 
     def check_no_softmax(self) -> None:
-        """An error for fla's hybrids: their softmax layers need flash-attn, and buffers of no
-        file."""
-        if self.architecture.library == "transformers":
-            return
-        mixers = self.shape.layers
-        others = [i for i in range(self.text_config["num_hidden_layers"]) if i not in mixers]
-        if others:
+        """An error for fla's hybrids: softmax layers need flash-attn, and buffers of no file."""
+        layers = self.text_config["num_hidden_layers"]
+        if self.architecture.library != "transformers" and len(self.shape.layers) < layers:
             raise InputError(
-                f"{self.folder}: Statecut runs no softmax attention of flash-linear-attention "
-                f"(layer {', '.join(map(str, others))}); it can cut such a model by methods "
-                "that need no text, without refitting it (`statecut prune --help`)"
+                f"{self.folder}: Statecut runs no softmax attention of flash-linear-attention; it "
+                "can cut such a model by methods that need no text, without refitting it "
+                "(`statecut prune --help`)"
             )
 
     def check_text_only(self) -> None:
         """An error for a folder with more than the text model, where only that is written."""
-        if self.beyond:
+        if self.passthrough:
             raise InputError(
-                f"{self.folder}: {len(self.beyond)} tensors beyond the text model "
-                f"({self.beyond[0]}, ...) would be lost; "
-                "recovery takes folders of text models alone, `statecut prune --refit` any"
+                f"{self.folder}: {len(self.passthrough)} tensors beyond the text model "
+                f"({self.passthrough[0]}, ...) would be lost; recovery takes folders of text "
+                "models alone, `statecut prune --refit` any"
             )
 
     @cached_property
     def stored(self) -> dict[str, str]:
         """How the files call each tensor, by its current name."""
-        return {
-            current: name
-            for name in self.files
-            if (current := current_name(name, self.architecture))
-        }
+        names = ((current_name(name, self.architecture), name) for name in self.files)
+        return {current: name for current, name in names if current}
 
     def digest(self) -> str:
         """What the model is: its config and the bytes of its weights, read once in a process."""
@@ -232,83 +190,33 @@ def current_name(name: str, kind: Architecture) -> str | None:
     name = re.sub(WRAPPERS, "", name.replace(COMPILED, ""))
     if name.startswith(kind.text_model):
         name = "model." + name.removeprefix(kind.text_model)
-    for old, new in RENAMES:
-        name = re.sub(f"^{old}$", new, name)
+    name = re.sub(*OLDER_NORMS, name)
     mixer = re.escape(kind.mixer).replace(r"\{layer\}", r"\d+")
     match = re.fullmatch(f"{mixer}(.+)", name)
     return None if match and match[1] in kind.unused else name
 
 
-def current_names(
-    headers: Iterable[tuple[str, torch.Tensor]], kind: Architecture
-) -> dict[str, list[str]]:
-    """What stored tensors are called now: none for one that no forward pass used, two for the
-    MLP's gate and up matrices, once joined."""
-    names, shapes = {}, {}
-    for stored, header in headers:
-        current = current_name(stored, kind)
-        names[stored] = [current] if current else []
-        if current:
-            shapes[current] = header.shape
-    for gate in [current for current in names.values() if current]:
-        if gate[0].endswith(".mlp.gate_proj.weight"):
-            up, down = (gate[0].replace("gate_proj", f"{part}_proj") for part in ("up", "down"))
-            if up not in shapes and down in shapes and shapes[gate[0]][0] == 2 * shapes[down][1]:
-                gate.append(up)
-    return names
-
-
-def rename(
-    tensors: Iterable[tuple[str, torch.Tensor]], names: Mapping[str, list[str]]
-) -> Iterator[tuple[str, torch.Tensor]]:
-    """Stored tensors by their `current_names`."""
+def rename(tensors: Tensors, headers: dict[str, torch.Tensor], kind: Architecture) -> Tensors:
+    """Tensors of a model that has these, by their current names; the MLP's gate and up matrices,
+    once joined, apart."""
+    shapes = {current_name(name, kind): header.shape for name, header in headers.items()}
     for stored, tensor in tensors:
-        match names[stored]:
-            case [name]:
+        if name := current_name(stored, kind):
+            up, down = (name.replace(".mlp.gate_", f".mlp.{part}_") for part in ("up", "down"))
+            if up not in shapes and down in shapes and len(tensor) == 2 * shapes[down][1]:
+                yield from zip((name, up), (half.clone() for half in tensor.chunk(2)), strict=True)
+            else:
                 yield name, tensor
-            case [gate, up]:
-                halves = tensor.chunk(2)
-                yield gate, halves[0].clone()
-                yield up, halves[1].clone()
 
 
-def with_current_names(
-    tensors: Iterable[tuple[str, torch.Tensor]], kind: Architecture
-) -> dict[str, torch.Tensor]:
-    """Tensors by their current names; the MLP's gate and up matrices, once joined, apart."""
+def with_current_names(tensors: Tensors, kind: Architecture) -> dict[str, torch.Tensor]:
     stored = dict(tensors)
-    return dict(rename(stored.items(), current_names(stored.items(), kind)))
+    return dict(rename(iter(stored.items()), stored, kind))
 
 
-def in_memory(
-    tensors: Iterable[tuple[str, torch.Tensor]], kind: Architecture
-) -> dict[str, torch.Tensor]:
+def in_memory(tensors: Tensors, kind: Architecture) -> dict[str, torch.Tensor]:
     """The text model's tensors as files have them, to those of the model in memory."""
     return kind.joined(with_current_names(tensors, kind))
-
-
-def check_fit(
-    tensors: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor], where: Path
-) -> None:
-    """An error that names all tensors that are missing, unexpected or of another shape."""
-    missing = sorted(set(expected) - set(tensors))
-    unexpected = sorted(set(tensors) - set(expected))
-    misfits = [
-        f"{name} is {list(tensors[name].shape)}, expected {list(expected[name].shape)}"
-        for name in sorted(set(expected) & set(tensors))
-        if tensors[name].shape != expected[name].shape
-    ]
-    problems = [
-        f"{kind}: {', '.join(names[:8])}{f' and {len(names) - 8} more' if names[8:] else ''}"
-        for kind, names in (
-            ("missing", missing),
-            ("unexpected", unexpected),
-            ("of another shape", misfits),
-        )
-        if names
-    ]
-    if problems:
-        raise InputError(f"{where}: the parameters do not fit the model; " + "; ".join(problems))
 
 
 def _auto_classes() -> tuple[Any, Any]:
@@ -326,12 +234,9 @@ def _auto_classes() -> tuple[Any, Any]:
     return AutoConfig, AutoModelForCausalLM
 
 
-def unfilled(
-    checkpoint: Checkpoint, device: torch.device | str = "cpu"
-) -> tuple[Any, dict[str, torch.Tensor], set[str]]:
-    """The text model of a folder's config without memory for its parameters, the tensors that it
-    needs, and the names of those that are others' copies. What is computed from the config alone
-    is on the device."""
+def unfilled(checkpoint: Checkpoint, device: torch.device | str = "cpu") -> Any:
+    """The text model of a folder's config without memory for its parameters. What is computed from
+    the config alone is on the device."""
     auto_config, auto_model = _auto_classes()
     whole = auto_config.from_pretrained(checkpoint.folder, trust_remote_code=False)
     config = whole.get_text_config()
@@ -343,11 +248,23 @@ def unfilled(
         if hasattr(module, "original_inv_freq"):  # rotary angles, which no file holds
             module.to_empty(device=device, recurse=False)
             model._init_weights(module)
-    expected = model.state_dict()
-    tied = set(model.all_tied_weights_keys) if config.tie_word_embeddings else set()
-    for name in tied:
-        del expected[name]
-    return model, expected, tied
+    return model
+
+
+def fill(model: Any, tensors: dict[str, torch.Tensor], where: Path) -> None:
+    """Put tensors in the places of a model's parameters; an error that names those that are
+    missing, unexpected or of another shape. Copies of others come from these."""
+    tied = tied_weights(model).items()
+    tensors |= {name: tensors[original] for name, original in tied if original in tensors}
+    try:
+        model.load_state_dict(tensors, assign=True)
+    except RuntimeError as error:
+        raise InputError(f"{where}: {textwrap.shorten(str(error), 1000)}") from None
+
+
+def tied_weights(model: Any) -> dict[str, str]:
+    """Parameters that are copies of others, by name."""
+    return dict(model.all_tied_weights_keys) if model.config.tie_word_embeddings else {}
 
 
 def check_parameters(checkpoint: Checkpoint) -> tuple[int, list[str]]:
@@ -355,13 +272,14 @@ def check_parameters(checkpoint: Checkpoint) -> tuple[int, list[str]]:
 
     Names and shapes come from the headers of the files; what `load` would refuse is refused.
     """
-    _, expected, tied = unfilled(checkpoint)
-    kind, beyond = checkpoint.architecture, checkpoint.beyond
-    stored = {name: tensor for name, tensor in checkpoint.headers() if name not in beyond}
-    tensors = {name: t for name, t in in_memory(stored.items(), kind).items() if name not in tied}
-    check_fit(tensors, expected, checkpoint.folder)
-    ignored = [name for name in stored if current_name(name, kind) in (None, *tied)]
-    return sum(tensor.numel() for tensor in tensors.values()), [*ignored, *beyond]
+    model, kind = unfilled(checkpoint), checkpoint.architecture
+    unused = {None, *tied_weights(model)}
+    stored = {name: t for name, t in checkpoint.headers() if name not in checkpoint.passthrough}
+    tensors = in_memory(iter(stored.items()), kind)
+    count = sum(tensor.numel() for name, tensor in tensors.items() if name not in unused)
+    fill(model, tensors, checkpoint.folder)
+    ignored = [name for name in stored if current_name(name, kind) in unused]
+    return count, [*ignored, *checkpoint.passthrough]
 
 
 def load(
@@ -374,18 +292,14 @@ def load(
     """
     checkpoint = Checkpoint(model_folder(source))
     checkpoint.check_no_softmax()
-    model, expected, tied = unfilled(checkpoint, device)
+    model = unfilled(checkpoint, device)
     dtype = dtype or model.config.dtype
+    stored = checkpoint.tensors(set(checkpoint.files) - set(checkpoint.passthrough))
     tensors = {
-        name: (tensor.to(dtype) if dtype and tensor.is_floating_point() else tensor).to(device)
-        for name, tensor in in_memory(
-            checkpoint.tensors(set(checkpoint.files) - set(checkpoint.beyond)),
-            checkpoint.architecture,
-        ).items()
-        if name not in tied
+        name: tensor.to(device, dtype if tensor.is_floating_point() else None)
+        for name, tensor in in_memory(stored, checkpoint.architecture).items()
     }
-    check_fit(tensors, expected, checkpoint.folder)
-    model.load_state_dict(tensors, strict=False, assign=True)
+    fill(model, tensors, checkpoint.folder)
     model.tie_weights()
     if lost := [name for name, buffer in model.named_buffers() if buffer.is_meta]:
         raise InputError(
@@ -403,10 +317,8 @@ def create(config: Config, *, seed: int, dtype: torch.dtype = torch.float32) -> 
     values = {key: value for key, value in config.items() if key != "model_type"}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = auto_model.from_config(
-            auto_config.for_model(config["model_type"], **values), trust_remote_code=False
-        )
-    return model.to(dtype)
+        made = auto_config.for_model(config["model_type"], **values)
+        return auto_model.from_config(made, trust_remote_code=False).to(dtype)
 
 
 def save(
@@ -437,15 +349,15 @@ def rewrite(
 
     The files are the same, by name and by what is in which, and one of them at a time is in memory.
     """
-    names = current_names(checkpoint.headers(), checkpoint.architecture)
+    kind, shards = checkpoint.architecture, checkpoint.shards()
+    headers = dict(checkpoint.headers())
     weight_map: dict[str, str] = {}
     size = parameters = 0
-    shards = checkpoint.shards()
     for number, shard in enumerate(shards, 1):
         stored = [name for name, file in checkpoint.files.items() if file == shard]
         tensors = {
-            checkpoint.architecture.stored_name(name): new_tensor(name, tensor)
-            for name, tensor in rename(checkpoint.tensors(stored), names)
+            kind.stored_name(name): new_tensor(name, tensor)
+            for name, tensor in rename(checkpoint.tensors(stored), headers, kind)
         }
         with open_safetensors(checkpoint.folder / shard) as file:
             metadata = {**(file.metadata() or {}), "format": "pt"}
@@ -460,14 +372,12 @@ def rewrite(
         about = {**read_json(checkpoint.folder / INDEX).get("metadata", {}), "total_size": size}
         if "total_parameters" in about:
             about["total_parameters"] = parameters
-        index = {"metadata": about, "weight_map": weight_map}
-        (folder / INDEX).write_text(to_json(index))
+        (folder / INDEX).write_text(to_json({"metadata": about, "weight_map": weight_map}))
     (folder / "config.json").write_text(to_json(config or checkpoint.config))
     copy_companions(checkpoint.folder, folder)
 
 
 def copy_companions(source: Path, target: Path) -> None:
-    """The tokenizer and what else goes with a model whatever its widths."""
-    for name in COMPANIONS:
-        if (source / name).is_file():
-            shutil.copyfile(source / name, target / name)
+    for path in (path for pattern in COMPANIONS.split() for path in source.glob(pattern)):
+        if path.is_file():
+            shutil.copyfile(path, target / path.name)

@@ -10,6 +10,9 @@ uses them, already normalised.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -26,6 +29,17 @@ def l2_normalised(x: Tensor) -> Tensor:
 def wide(x: Tensor) -> Tensor:
     """In float32, or as wide as it is."""
     return x if x.dtype == torch.float64 else x.float()
+
+
+@contextmanager
+def no_tf32() -> Iterator[None]:
+    """No TF32 in float32 products, whatever the process has set: it has three digits."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def log_decay(g: Tensor, A_log: Tensor, dt_bias: Tensor) -> Tensor:
@@ -63,9 +77,7 @@ def chunked_delta_rule(
     """
     T = q.shape[1]
     chunk = min(CHUNK, T)
-    chunks = -(-T // chunk)
-    # Zeros at the end write nothing (k = 0, beta = 0) and decay nothing (g = 0).
-    q, k, v, beta, g = (_split(x, chunks, chunk) for x in (q, k, v, beta, g))  # (B, H, N, C, ...)
+    q, k, v, beta, g = (_split(x, chunk) for x in (q, k, v, beta, g))  # (B, H, N, C, ...)
 
     G = g.cumsum(-1)  # (B, H, N, C)
     later = torch.ones(chunk, chunk, dtype=torch.bool, device=q.device).triu(1)
@@ -82,17 +94,18 @@ def chunked_delta_rule(
     queries = scale * G.exp()[..., None] * q
     keys = (G[..., -1:] - G).exp()[..., None] * k
     outputs = []
-    for n in range(chunks):
+    for n in range(q.shape[2]):
         u = fresh[:, :, n] - carried[:, :, n] @ state
         outputs.append(queries[:, :, n] @ state + attention[:, :, n] @ u)
         state = G[:, :, n, -1, None, None].exp() * state + keys[:, :, n].mT @ u
     return torch.cat(outputs, 2)[:, :, :T].transpose(1, 2), state
 
 
-def _split(x: Tensor, chunks: int, chunk: int) -> Tensor:
-    """(B, T, H, ...) to (B, H, chunks, chunk, ...), filled up with zeros at the end."""
+def _split(x: Tensor, chunk: int) -> Tensor:
+    """(B, T, H, ...) to (B, H, chunks, chunk, ...), filled up at the end with zeros, which write
+    nothing (k = 0, beta = 0) and decay nothing (g = 0)."""
     x = x.transpose(1, 2)
-    missing = chunks * chunk - x.shape[2]
+    missing = -x.shape[2] % chunk
     if missing:
         x = torch.cat([x, x.new_zeros(*x.shape[:2], missing, *x.shape[3:])], 2)
-    return x.reshape(*x.shape[:2], chunks, chunk, *x.shape[3:])
+    return x.unflatten(2, (-1, chunk))

@@ -29,7 +29,7 @@ class GreedyGeneration:
     @torch.inference_mode()
     def run(self, tokens: int) -> tuple[Tensor, Tensor]:
         """The next `tokens` tokens (batch, tokens), and the logit of each."""
-        tokens_out, logits = [], []
+        steps = []
         for _ in range(tokens):
             if self.mask is not None:
                 self.mask = F.pad(self.mask, (0, 1), value=1)
@@ -38,9 +38,9 @@ class GreedyGeneration:
             )
             best = self.model.lm_head(out.last_hidden_state[:, -1]).max(-1)
             self.state, self.last = out.past_key_values, best.indices[:, None]
-            tokens_out.append(self.last)
-            logits.append(best.values[:, None])
-        return torch.cat(tokens_out, 1), torch.cat(logits, 1)
+            steps.append((self.last, best.values[:, None]))
+        indices, logits = zip(*steps, strict=True)
+        return torch.cat(indices, 1), torch.cat(logits, 1)
 
     def tensors(self) -> list[Tensor]:
         """All that the next token depends on."""
@@ -84,13 +84,12 @@ def generate(
     # The state of softmax attention grows with the text, keeps its padding, and fits in no graph.
     grows = not all(hasattr(layer, "state") for layer in state.layers)
     generation = GreedyGeneration(model, state, last, mask if grows else None)
-    if grows or not last.is_cuda:
-        while True:
-            yield generation.run(1)
-    # The first step compiles what is new, may be the only one, and says what a step takes.
-    first, taken = memory_of(lambda: generation.run(1))
-    yield first
-    step = GenerationGraph(generation, 1).replay if is_free(taken) else partial(generation.run, 1)
+    step: Callable[[], tuple[Tensor, Tensor]] = partial(generation.run, 1)
+    if last.is_cuda and not grows:
+        # The first step compiles what is new, may be the only one, and says what a step takes.
+        first, taken = memory_of(step)
+        yield first
+        step = GenerationGraph(generation, 1).replay if is_free(taken) else step
     while True:
         yield step()
 
@@ -113,10 +112,8 @@ def is_free(taken: int) -> bool:
     return True
 
 
-def state_tensors(state: Any) -> Iterator[Tensor]:
-    """The tensors of one layer's state, which may be several in a tuple."""
-    if isinstance(state, Tensor):
-        yield state
-    elif isinstance(state, (tuple, list)):
-        for part in state:
-            yield from state_tensors(part)
+def state_tensors(state: Any) -> list[Tensor]:
+    """The tensors of one layer's state, which may be several in a tuple, or None."""
+    if isinstance(state, tuple | list):
+        return [tensor for part in state for tensor in state_tensors(part)]
+    return [state] if isinstance(state, Tensor) else []

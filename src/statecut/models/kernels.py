@@ -4,26 +4,18 @@ from __future__ import annotations
 
 import warnings
 
-from statecut.models.fixes import fla as fla_patches
-from statecut.models.fixes import triton as triton_patches
+from statecut.models.fixes import fla as fla_fixes
+from statecut.models.fixes import triton as triton_fixes
 
 
 def prepare() -> None:
     """Import fla, and apply what this machine needs of `statecut.models.fixes`. Safe to repeat."""
     with warnings.catch_warnings():
-        # Without a GPU it warns of what is mended here.
+        # Without a GPU it warns of what is replaced here.
         warnings.filterwarnings("ignore", message="Triton is not supported on current platform")
-        import fla  # noqa: F401 (registers its models with transformers)
-    if triton_device():
-        triton_patches.assemble_with_ptxas_13()
-        triton_patches.keep_chosen_tiles()
-        triton_patches.compile_on_all_cores()
+        import fla.utils  # registers its models with transformers, too
+    if fla.utils.device_platform == "cpu":  # Triton can drive no device here
+        fla_fixes.use_plain_kernels()
     else:
-        fla_patches.use_plain_kernels()
-
-
-def triton_device() -> bool:
-    """Whether Triton can drive a device here (fla asks the same question)."""
-    from fla.utils import device_platform
-
-    return bool(device_platform != "cpu")
+        triton_fixes.assemble_with_ptxas_13()
+        triton_fixes.compile_on_all_cores()

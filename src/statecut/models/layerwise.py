@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from statecut.models.checkpoint import Checkpoint, check_fit, check_parameters, in_memory, unfilled
+from statecut.models.checkpoint import Checkpoint, check_parameters, in_memory, unfilled
 
 
 class _Skip(nn.Module):
@@ -40,11 +40,11 @@ class LayerwiseModel:
         check_parameters(checkpoint)  # all of them, before the first layer is run
         self.checkpoint, self.device = checkpoint, device
         self.prefix, _ = checkpoint.architecture.mixer.split("{layer}.")
-        self.model, self.expected, _ = unfilled(checkpoint, device)
+        self.model = unfilled(checkpoint, device)
         self.dtype = dtype or self.model.config.dtype
         self.decoder = self.model.eval().get_decoder()
         self.layers = list(self.decoder.layers)
-        elsewhere = (self.prefix, "lm_head.", *checkpoint.architecture.beyond)
+        elsewhere = (self.prefix, "lm_head.", *checkpoint.architecture.passthrough)
         self._fill(self.model, "", lambda name: not name.startswith(elsewhere))
         embeddings = self.model.get_input_embeddings()
         self.states = [embeddings(ids.to(device)) for ids in batches]
@@ -55,8 +55,6 @@ class LayerwiseModel:
         """Read the tensors of a module, those whose names it has, into it."""
         files = [file for name, file in self.checkpoint.stored.items() if has(name)]
         tensors = in_memory(self.checkpoint.tensors(files), self.checkpoint.architecture)
-        expected = {name: tensor for name, tensor in self.expected.items() if has(name)}
-        check_fit(tensors, expected, self.checkpoint.folder)
         placed = {
             name.removeprefix(prefix): tensor.to(
                 self.device, self.dtype if tensor.is_floating_point() else None
@@ -68,8 +66,7 @@ class LayerwiseModel:
     @contextmanager
     def filled(self, index: int) -> Iterator[Any]:
         """While open, this layer is in memory and `run` runs it."""
-        layer = self.layers[index]
-        at = f"{self.prefix}{index}."
+        layer, at = self.layers[index], f"{self.prefix}{index}."
         self._fill(layer, at, lambda name: name.startswith(at))
         skip = _Skip(self.checkpoint.architecture.layer_output)
         self.decoder.layers = nn.ModuleList([*[skip] * index, layer])

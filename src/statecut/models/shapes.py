@@ -32,7 +32,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class MixerShape:
-    """The mixer of a model, in numbers. All layers have the same."""
+    """The mixer of a model, the same in all of these layers."""
 
     layers: tuple[int, ...]  # those with a delta rule; a hybrid has softmax layers between them
     heads: int
@@ -42,24 +42,23 @@ class MixerShape:
 
     def size(self, channels: Channels) -> tuple[int, int]:
         """Heads, and channels of each."""
-        if channels == "key":
-            return self.heads, self.width
-        return self.value_heads, self.value_width
+        keys, values = (self.heads, self.width), (self.value_heads, self.value_width)
+        return keys if channels == "key" else values
 
     def narrower_than(self, other: MixerShape) -> bool:
         """Whether it has fewer channels of keys or of values, and more of neither."""
-        mine, theirs = ((s.width, s.value_width) for s in (self, other))
-        return mine != theirs and all(a <= b for a, b in zip(mine, theirs, strict=True))
+        fewer = other.width - self.width, other.value_width - self.value_width
+        return min(fewer) >= 0 and any(fewer)
 
     def state_bytes(self, bytes_per_number: int = 4) -> int:
-        """The recurrent state of one sequence; the kernels hold it in float32."""
+        """The recurrent state of one request; the kernels hold it in float32."""
         per_layer = self.value_heads * self.width * self.value_width
         return len(self.layers) * per_layer * bytes_per_number
 
 
 @dataclass(frozen=True)
 class SoftmaxLayers:
-    """Layers with softmax attention, all of one shape, by what they keep of a sequence."""
+    """Layers with softmax attention, all of one shape, by what they keep per request."""
 
     layers: int
     heads: int  # of keys and of values
@@ -67,17 +66,15 @@ class SoftmaxLayers:
     window: int | None = None  # how many tokens back they look, if not to the first
 
     def cache_bytes(self, tokens: int) -> int:
-        """Keys and values of a sequence so long, in 16 bits."""
+        """Keys and values of so many tokens, in 16 bits."""
         kept = tokens if self.window is None else min(tokens, self.window)
         return 2 * self.layers * self.heads * self.width * kept * 2
 
 
 @dataclass(frozen=True)
 class Cache:
-    """What a model keeps of one sequence between two tokens.
-
-    The recurrent state is in float32, the rest in 16 bits, as most engines have it.
-    """
+    """What a model keeps per request between two tokens: the recurrent state in float32, the rest
+    in 16 bits, as most engines have it."""
 
     shape: MixerShape
     taps: int  # of a convolution filter: 0 where there is none

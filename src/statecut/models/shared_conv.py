@@ -14,15 +14,11 @@ from fla.models.delta_net import DeltaNetConfig, DeltaNetForCausalLM, DeltaNetMo
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
-from statecut.errors import InputError
-
 
 class SharedConvDeltaNetConfig(DeltaNetConfig):
     model_type = "delta_net_shared_conv"
 
     def __init__(self, conv_sharing: str = "head", **kwargs: Any):
-        if conv_sharing not in ("head", "all"):
-            raise InputError(f"conv_sharing {conv_sharing!r}: must be 'head' or 'all'")
         self.conv_sharing = conv_sharing
         super().__init__(**kwargs)
 
@@ -32,8 +28,7 @@ class SharedShortConvolution(nn.Module):
 
     def __init__(self, channels: int, filters: int, kernel_size: int, std: float):
         super().__init__()
-        self.repeats = channels // filters
-        self.std = std
+        self.repeats, self.std = channels // filters, std
         self.weight = nn.Parameter(torch.empty(filters, 1, kernel_size))
         self.reset_parameters()
 
@@ -41,35 +36,21 @@ class SharedShortConvolution(nn.Module):
         """As fla starts its own filters; its model classes call this by name."""
         nn.init.normal_(self.weight, mean=0.0, std=self.std)
 
-    def forward(
-        self,
-        x: Tensor,
-        cache: Tensor | None = None,
-        output_final_state: bool = False,
-        cu_seqlens: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor | None]:
-        # Looked up at each call: on a CPU another function stands there.
-        y, state = conv_ops.causal_conv1d(
-            x=x,
-            weight=self.weight[:, 0].repeat_interleave(self.repeats, 0),
-            initial_state=cache,
-            output_final_state=output_final_state,
-            activation="silu",
-            backend="triton",
-            cu_seqlens=cu_seqlens,
+    def forward(self, x: Tensor, cache: Tensor | None = None, **options: Any) -> Any:
+        weight = self.weight[:, 0].repeat_interleave(self.repeats, 0)
+        # Looked up at each call: on a CPU another function is there.
+        return conv_ops.causal_conv1d(
+            x=x, weight=weight, initial_state=cache, activation="silu", backend="triton", **options
         )
-        return y, state
 
 
 def share_filters(model: DeltaNetModel, config: SharedConvDeltaNetConfig) -> None:
-    filters = config.num_heads if config.conv_sharing == "head" else 1
+    filters = {"head": config.num_heads, "all": 1}[config.conv_sharing]
     for layer in model.layers:
         for name in ("q_conv1d", "k_conv1d", "v_conv1d"):
             channels = getattr(layer.attn, name).hidden_size
-            shared = SharedShortConvolution(
-                channels, filters, config.conv_size, config.initializer_range
-            )
-            setattr(layer.attn, name, shared)
+            sizes = (channels, filters, config.conv_size, config.initializer_range)
+            setattr(layer.attn, name, SharedShortConvolution(*sizes))
 
 
 class SharedConvDeltaNetModel(DeltaNetModel):
@@ -88,8 +69,7 @@ class SharedConvDeltaNetForCausalLM(DeltaNetForCausalLM):
         share_filters(self.model, config)
 
 
-AutoConfig.register(SharedConvDeltaNetConfig.model_type, SharedConvDeltaNetConfig, exist_ok=True)
-AutoModel.register(SharedConvDeltaNetConfig, SharedConvDeltaNetModel, exist_ok=True)
-AutoModelForCausalLM.register(
-    SharedConvDeltaNetConfig, SharedConvDeltaNetForCausalLM, exist_ok=True
-)
+CONFIG = SharedConvDeltaNetConfig
+AutoConfig.register(CONFIG.model_type, CONFIG, exist_ok=True)
+AutoModel.register(CONFIG, SharedConvDeltaNetModel, exist_ok=True)
+AutoModelForCausalLM.register(CONFIG, SharedConvDeltaNetForCausalLM, exist_ok=True)

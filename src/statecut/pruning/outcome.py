@@ -80,8 +80,8 @@ class Outcome:
             )
         if request.chosen_engine:
             facts["engine"] = request.chosen_engine.advice(self.shape)
-        if passthrough := checkpoint.beyond:
-            prefixes = ", ".join(checkpoint.architecture.beyond)
+        if passthrough := checkpoint.passthrough:
+            prefixes = ", ".join(checkpoint.architecture.passthrough)
             facts["copied as they are"] = f"{len(passthrough)} tensors ({prefixes})"
         if self.candidates:
             chosen = best(self.candidates)

@@ -32,9 +32,8 @@ from statecut.errors import InputError
 from statecut.evaluation.perplexity import embedding
 from statecut.files import atomic_write
 from statecut.models.checkpoint import Checkpoint, rewrite
-from statecut.models.delta_rule import wide
+from statecut.models.delta_rule import no_tf32, wide
 from statecut.models.layerwise import LayerwiseModel
-from statecut.models.precision import no_tf32
 
 logger = logging.getLogger(__name__)
 

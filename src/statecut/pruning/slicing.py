@@ -242,13 +242,13 @@ def _contradictions(checkpoint: Checkpoint, values: bool) -> Iterator[str]:
             heads = ["{} heads of {}".format(*shape.size(side)) for side in sides]
             yield (
                 f"{name} has {size} {' and '.join(sides)} channels, but the config says "
-                f"{' and '.join(heads)}: {kind.mend or OTHER_WIDTHS}"
+                f"{' and '.join(heads)}: {kind.repair or OTHER_WIDTHS}"
             )
     norms = [kind.name(layer, kind.norm) for layer in shape.layers] if values else []
     sizes = {norm: [shape.value_width] for norm in norms} | {
         name: [config["vocab_size"], config["hidden_size"]]
         for name in headers
-        if name.endswith(EMBEDDINGS) and not name.startswith(kind.beyond)
+        if name.endswith(EMBEDDINGS) and not name.startswith(kind.passthrough)
     }
     for name, expected in sizes.items():
         if (found := list(headers[name].shape)) != expected:
@@ -309,7 +309,7 @@ def sliced_dtype(
 ) -> torch.dtype:
     """What a tensor becomes in a model whose weights are to be `dtype`: what is not the model's own
     is left as it is."""
-    own = tensor.is_floating_point() and not name.startswith(kind.beyond)
+    own = tensor.is_floating_point() and not name.startswith(kind.passthrough)
     return dtype if dtype and own else tensor.dtype
 
 
@@ -329,7 +329,7 @@ def slice_model(
     channels set to zero; `kept` leaves eps and the scale of the output projection as they were.
 
     Files are the model's own, one of them at a time in memory. Tensors that are not the model's
-    (`Architecture.beyond`) are copied as they are.
+    (`Architecture.passthrough`) are copied as they are.
     """
     kind, shape = checkpoint.architecture, checkpoint.shape
     width = keys.width if keys else shape.width

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from statecut.card import channels_cut, stored_facts
 from statecut.models.checkpoint import Checkpoint
+from statecut.recovery.settings import Recovery
 
 
 def recovered_facts(
-    settings: Any, length: int, student: Checkpoint, teacher: Checkpoint
+    settings: Recovery, length: int, student: Checkpoint, teacher: Checkpoint
 ) -> dict[str, object]:
     lora, distillation = settings.lora, settings.distillation
     modules = ", ".join(lora.modules or student.architecture.projections)

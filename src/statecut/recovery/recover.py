@@ -8,17 +8,18 @@ from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
 
-from statecut.arguments import check_counts, check_seed
+from statecut.arguments import check_counts, check_length, check_seed
 from statecut.card import card
 from statecut.data.packing import PackedTokens
 from statecut.data.sources import text_files
 from statecut.errors import InputError
+from statecut.evaluation.perplexity import held_out_sequences, measure
 from statecut.files import atomic_write, check_disk_space, check_writable, explain_full_disk
 from statecut.models.checkpoint import Checkpoint
 from statecut.models.shapes import Shape
 from statecut.preflight import check_shapes
-from statecut.pruning.prune import check_length, check_out, held_out_sequences, measure, pack_text
-from statecut.pruning.refit import check_cut_from, widths_of
+from statecut.pruning.prune import check_out, pack_text
+from statecut.pruning.refit import check_cut_from
 from statecut.recovery.facts import recovered_facts
 from statecut.recovery.output import Output
 from statecut.recovery.settings import Recovery
@@ -61,11 +62,6 @@ def recover_folder(
     student, wider = Checkpoint(model), Checkpoint(teacher)
     student.check_no_softmax()
     student.check_text_only()
-    if not student.shape.narrower_than(wider.shape):
-        raise InputError(
-            f"{widths_of(student, wider)}: give the pruned model first, then the one it was cut "
-            "from"
-        )
     check_cut_from(student, wider)
     check_disk_space(out, sum((model / shard).stat().st_size for shard in student.shards()))
     # Before the text is packed: it may be that the model cannot be trained here.

@@ -118,7 +118,7 @@ def _inputs(shape: Shape, length: int, device: str) -> dict[str, Tensor]:
 def _kernel(rule: DeltaRule, options: Mapping[str, Any], device: str) -> Callable[..., Tensor]:
     """The chunked rule under test: o (B, T, H, d_v) from the inputs by name."""
     if device == "cpu":
-        chunked = next(plain for _, name, plain in fla.stand_ins() if name == rule.chunked)
+        chunked = next(f for (_, name), f in fla.cpu_fallbacks().items() if name == rule.chunked)
     else:
         chunked = getattr(importlib.import_module("fla.ops"), rule.chunked)
     return lambda **inputs: chunked(**inputs, use_qk_l2norm_in_kernel=True, **options)[0]

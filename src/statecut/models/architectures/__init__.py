@@ -1,11 +1,5 @@
-"""The architectures that Statecut knows, a file for each or for a few kinds of one: an adapter says
-all that differs.
-
-Where its key channels are, how a config looks with fewer, where its rule is captured, which
-projection follows it, what recovery trains, what stands in on a CPU, what preflight and benchmarks
-build, and its section of the configuration. Everything else asks the adapter. Each `Architecture`
-that a file here defines is one of them.
-"""
+"""The architectures that Statecut knows: each `Architecture` in a file here is one of them
+(docs/architectures.md)."""
 
 from __future__ import annotations
 
@@ -13,33 +7,26 @@ from importlib import import_module
 from pkgutil import iter_modules
 
 from statecut.errors import InputError, nearest
-from statecut.models.architectures.base import Architecture, Config, DeltaRule, text_config
+from statecut.models.architectures.base import Architecture, Config, DeltaRule, Section, text_config
 
-_names = [file.name for file in iter_modules(__path__) if file.name != "base"]
-_adapters = [import_module(f"{__name__}.{name}") for name in _names]
-ARCHITECTURES: dict[str, Architecture] = {
-    kind.model_type: kind
-    for adapter in _adapters
-    for kind in vars(adapter).values()
-    if isinstance(kind, Architecture)
-}
+_values = [
+    value
+    for file in iter_modules(__path__)
+    for value in vars(import_module(f"{__name__}.{file.name}")).values()
+]
+ARCHITECTURES = {kind.model_type: kind for kind in _values if isinstance(kind, Architecture)}
+SECTIONS = {section.architecture: section for section in _values if isinstance(section, Section)}
+"""By what the configuration of a run calls them. `statecut prune` needs none."""
 RULES: dict[str, DeltaRule] = {
     kind.rule.name: kind.rule for kind in ARCHITECTURES.values() if kind.rule
 }
-SECTIONS = tuple(adapter.SECTION for adapter in _adapters if hasattr(adapter, "SECTION"))
-"""Of the configuration. `statecut prune` needs none."""
 
 _ONE_WIDTH = (
     "its config has one width for keys, values and the inner side of two gates; all of these would "
     "have to be cut alike"
 )
 _BOUND = "the width of its keys is bound to that of its residual stream or its heads"
-REFUSED = {
-    "kimi_linear": _ONE_WIDTH,
-    "glm5_next": _ONE_WIDTH,
-    "rwkv7": _BOUND,
-    "minimax": _BOUND,
-}
+REFUSED = {"kimi_linear": _ONE_WIDTH, "glm5_next": _ONE_WIDTH, "rwkv7": _BOUND, "minimax": _BOUND}
 QUANTISED = ("quantization_config", "compression_config", "quantization")  # keys of a config
 
 

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Config = dict[str, Any]
-DEFAULT_EPS = 1e-6
-"""Of norms, in all libraries, where a config says none."""
+Role = Literal["projection", "filter", "bias"]
+DEFAULT_EPS = 1e-6  # of norms, in all libraries, where a config says none
 
 
 def by_head(shape: MixerShape, channels: Channels) -> np.ndarray:
@@ -29,9 +29,6 @@ def by_head(shape: MixerShape, channels: Channels) -> np.ndarray:
 
     heads, width = shape.size(channels)
     return np.arange(heads * width).reshape(heads, width)
-
-
-Role = Literal["projection", "filter", "bias"]
 
 
 @dataclass(frozen=True)
@@ -85,17 +82,15 @@ class Call:
 
 def fla_softmax(config: Config, shape: MixerShape) -> tuple[SoftmaxLayers, ...]:
     """Of a hybrid of flash-linear-attention, kind by kind."""
-    kinds = [kind for kind in softmax_kinds(config) if kind.get("layers")]
-    if any("num_heads" not in kind for kind in kinds):
-        raise InputError(f"config.json of a {config['model_type']} model: attn has no num_heads")
     return tuple(
         SoftmaxLayers(
             layers=len(kind["layers"]),
-            heads=kind.get("num_kv_heads") or kind["num_heads"],
-            width=need(config, "hidden_size") // kind["num_heads"],
+            heads=kind.get("num_kv_heads") or need(kind, "num_heads"),
+            width=need(config, "hidden_size") // need(kind, "num_heads"),
             window=kind.get("window_size"),
         )
-        for kind in kinds
+        for kind in softmax_kinds(config)
+        if kind.get("layers")
     )
 
 
@@ -103,12 +98,10 @@ def fla_taps(config: Config) -> int:
     return config.get("conv_size", 4) if config.get("use_short_conv", True) else 0
 
 
-StandIn = tuple[str, str, Callable[..., Any]]
-"""Module, name, and what stands there on a CPU."""
-
-
 @dataclass(frozen=True)
 class Architecture:
+    """docs/architectures.md has a line for each field."""
+
     model_type: str
     rule: DeltaRule | None  # that preflight and benchmarks examine
     call: Call
@@ -116,18 +109,18 @@ class Architecture:
     resized: Callable[..., Config]
     """(config, width, value_width=None): the config with another d_k, and another d_v if that is
     given. Slicing is refused where `shape` does not read both back."""
-    stand_ins: Callable[[], list[StandIn]]
+    cpu_fallbacks: Callable[[], dict[str, Callable[..., Any]]]
+    """What runs on a CPU in place of functions of `call.module`, by their names."""
     softmax: Callable[[Config, MixerShape], tuple[SoftmaxLayers, ...]] = fla_softmax
     taps: Callable[[Config], int] = fla_taps  # of a convolution filter
     options: tuple[str, ...] = ("use_gate",)  # keys of the config that pruning leaves alone
-    register: Callable[[], None] = lambda: None
-    """Makes AutoModel know it, where `import fla` is not enough."""
+    register: Callable[[], object] = lambda: None  # with AutoModel, where `import fla` does not
     library: str = "fla.models"  # what a user imports for that
     float32: bool = True  # whether its kernel takes it
 
     # Files may hold more than the text model, which the model in memory is, and hold it otherwise.
     text_model: str = "model."  # how the names begin that the model in memory begins with `model.`
-    beyond: tuple[str, ...] = ()  # how the names of all else begin: it is copied as it is
+    passthrough: tuple[str, ...] = ()  # how the names of all else begin: it is copied as it is
     joined: Callable[[dict[str, Tensor]], dict[str, Tensor]] = lambda tensors: tensors
     """Tensors as files have them to those of the model in memory, which may be several in one."""
 
@@ -150,14 +143,13 @@ class Architecture:
     )
     bottlenecks: tuple[tuple[str, str], ...] = ()
     """Pairs of matrices, applied one after the other, that meet in d_v channels of no head."""
-    mend: str = ""  # what to do about files known to contradict their config
+    repair: str = ""  # what to do about files known to contradict their config
     unused: tuple[str, ...] = ("D",)  # of the mixer: older versions saved it, none reads it
     o_proj: str = "o_proj.weight"  # what follows the rule
     layer_output: Callable[[Any], Any] = lambda hidden: (hidden, None, None, None)
     """What a layer returns for these hidden states, without a cache."""
     norm_eps: str = "o_norm.eps"  # of the norm between the two
-    eps_key: str | None = "norm_eps"
-    """What the config calls it, for all norms of the model; None where no config says it."""
+    eps_key: str | None = "norm_eps"  # what the config calls it; None where no config says it
     # What recovery trains: with adapters, and as they are.
     projections: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
     convolutions: tuple[str, ...] = ("q_conv1d", "k_conv1d", "v_conv1d")
@@ -185,12 +177,11 @@ class Architecture:
         eps = self.eps(config)
         if self.eps_key is None or eps is None:
             return config
-        text = {**text_config(config), self.eps_key: eps * factor}
-        return {**config, "text_config": text} if "text_config" in config else text
+        return with_text(config, {self.eps_key: eps * factor})
 
     def stored_name(self, name: str) -> str:
         """What files call a tensor of this name in memory."""
-        if name.startswith("model.") and not name.startswith(self.beyond):
+        if name.startswith("model.") and not name.startswith(self.passthrough):
             return self.text_model + name.removeprefix("model.")
         return name
 
@@ -207,31 +198,49 @@ class Architecture:
         return tensors
 
 
+@dataclass(frozen=True)
+class Size:
+    """A number or choice that the configuration of a run gives for a model."""
+
+    name: str
+    type: Any  # int and float have to be above 0
+    description: str
+    default: Any = ...  # it has to be given
+
+
+@dataclass(frozen=True)
+class Section:
+    """A model of this architecture in the configuration of a run."""
+
+    name: str  # of its type, in the schema
+    architecture: str  # what the configuration calls it
+    model_type: str
+    about: str
+    sizes: tuple[Size, ...]  # beside those that every model has
+    mixer_parameters: Callable[[Config, MixerShape], int]
+    softmax_parameters: Callable[[Config], int] = lambda config: 0
+    """How many parameters a delta rule and a softmax attention have, from what `config` gives."""
+    config: Callable[[Config], Config] = lambda sizes: sizes
+    """What the model's config class takes, from all sizes and the model_type."""
+
+
 def text_config(config: Config) -> Config:
     """The part of a config that is the text model's: all of it, but in multimodal models."""
     return config.get("text_config", config)
 
 
-def need(config: Config, key: str) -> Any:
+def with_text(config: Config, changes: Config) -> Config:
+    """A config whose text model has other values."""
+    text = {**text_config(config), **changes}
+    return {**config, "text_config": text} if "text_config" in config else text
+
+
+def need(config: Config, key: str) -> int:
+    """A size that a config has to have."""
     if key not in config:
-        raise InputError(f"config.json of a {config['model_type']} model: {key!r} is missing")
-    return config[key]
-
-
-SIZES = ("hidden_size", "vocab_size", "num_hidden_layers", "num_heads", "num_v_heads", "head_dim",
-         "expand_k", "expand_v", "num_attention_heads", "num_key_value_heads",
-         "linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim",
-         "linear_value_head_dim")  # fmt: skip
-"""Keys of a config that are numbers above 0, or not set."""
-
-
-def check_sizes(config: Config) -> None:
-    for key in SIZES:
-        value = config.get(key)
-        if value is not None and not (isinstance(value, int | float) and value > 0):
-            raise InputError(
-                f"config.json: {key} is {value!r}, where a number is needed that is above 0"
-            )
+        of = f" of a {config['model_type']} model" if "model_type" in config else ""
+        raise InputError(f"config.json{of}: {key!r} is missing")
+    return whole(config[key], key)
 
 
 def softmax_kinds(config: Config) -> list[Config]:
@@ -246,12 +255,9 @@ def mixer_layers(config: Config) -> tuple[int, ...]:
 
 
 def whole(value: float, what: str) -> int:
-    if isinstance(value, str):
-        raise InputError(f"config.json: {what} is {value!r}, where a number is needed")
-    if not math.isclose(value, round(value), rel_tol=1e-5) or round(value) < 1:
-        raise InputError(
-            f"{what} = {value:g}: the width of a head must be a whole number, 1 or more"
-        )
+    number = isinstance(value, int | float)
+    if not number or round(value) < 1 or not math.isclose(value, round(value), rel_tol=1e-5):
+        raise InputError(f"{what} = {value!r}: must be a whole number, 1 or more")
     return round(value)
 
 

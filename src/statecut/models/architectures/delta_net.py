@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from collections.abc import Callable
+from typing import Any
 
-from pydantic import Field, PositiveFloat
-
-from reproduction.config.models import ModelBase
-from reproduction.config.section import WHICH
 from statecut.models.architectures import base
 
 CALL = base.Call("fla.layers.delta_net", ("chunk_delta_rule", "fused_recurrent_delta_rule"))
@@ -21,13 +18,8 @@ def shape(config: base.Config) -> base.MixerShape:
         what = f"hidden_size {hidden} x {key} {share} / num_heads {heads}"
         return base.whole(hidden * share / heads, what)
 
-    return base.MixerShape(
-        layers=base.mixer_layers(config),
-        heads=heads,
-        width=width("expand_k"),
-        value_heads=heads,
-        value_width=width("expand_v"),
-    )
+    layers = base.mixer_layers(config)
+    return base.MixerShape(layers, heads, width("expand_k"), heads, width("expand_v"))
 
 
 def resized(config: base.Config, width: int, value_width: int | None = None) -> base.Config:
@@ -37,55 +29,42 @@ def resized(config: base.Config, width: int, value_width: int | None = None) -> 
     return config | ({"expand_v": base.factor(heads * value_width, hidden)} if value_width else {})
 
 
-def stand_ins() -> list[base.StandIn]:
+def cpu_fallbacks() -> dict[str, Callable[..., Any]]:
     from statecut.models import plain_kernels
 
-    return [(CALL.module, name, plain_kernels.delta_rule) for name in CALL.functions]
+    return dict.fromkeys(CALL.functions, plain_kernels.delta_rule)
 
 
-def _layer(
-    *, hidden_size: int, num_heads: int, width: int, head_v_dim: int, use_gate: bool, **_: Any
-) -> Any:
+def _layer(*, width: int, head_v_dim: int, num_v_heads: int = 0, **sizes: Any) -> Any:
     from fla import layers
 
-    sizes = {"hidden_size": hidden_size, "num_heads": num_heads}
-    return layers.DeltaNet(**resized(sizes, width, head_v_dim), use_gate=use_gate, layer_idx=0)
+    return layers.DeltaNet(**resized(sizes, width, head_v_dim), layer_idx=0)
 
 
-class DeltaNetBase(ModelBase):
-    expand_k: PositiveFloat = Field(
-        1.0, description="keys of all heads together, as a multiple of hidden_size"
-    )
-    expand_v: PositiveFloat = Field(
-        1.0, description="values of all heads together, as a multiple of hidden_size"
-    )
-
-    def _with_filters(self, filters: int | None = None) -> int:
-        keys, values = self.num_heads * self.head_k_dim, self.num_heads * self.head_v_dim
-        beta, norm = self.hidden_size * self.num_heads, self.head_v_dim
-        return self._parameters(keys, values, filters or 2 * keys + values, beta + norm)
+def mixer_parameters(config: base.Config, shape: base.MixerShape, filters: int = 0) -> int:
+    hidden, keys = config["hidden_size"], shape.heads * shape.width
+    values = shape.heads * shape.value_width
+    taps = config["conv_size"] * (filters or 2 * keys + values)
+    return 2 * hidden * (keys + values) + taps + hidden * shape.heads + shape.value_width
 
 
-class DeltaNet(DeltaNetBase):
-    """DeltaNet, as in flash-linear-attention: head widths follow from hidden_size."""
-
-    architecture: Literal["delta_net"] = WHICH
-    model_type: ClassVar[str] = "delta_net"
-
-    @property
-    def parameters(self) -> int:
-        return self._with_filters()
-
-
-SECTION = DeltaNet
+SECTION = base.Section(
+    "DeltaNet",
+    architecture="delta_net",
+    model_type="delta_net",
+    about="DeltaNet, as in flash-linear-attention: head widths follow from hidden_size.",
+    sizes=(
+        base.Size("expand_k", float, "keys of all heads, as a multiple of hidden_size", 1.0),
+        base.Size("expand_v", float, "values of all heads, as a multiple of hidden_size", 1.0),
+    ),
+    mixer_parameters=mixer_parameters,
+)
 ARCHITECTURE = base.Architecture(
     "delta_net",
-    rule=base.DeltaRule(
-        "delta_net", chunked="chunk_delta_rule", layer=_layer, heads=16, value_width=128
-    ),
+    rule=base.DeltaRule("delta_net", "chunk_delta_rule", _layer, heads=16, value_width=128),
     call=CALL,
     shape=shape,
     resized=resized,
-    stand_ins=stand_ins,
+    cpu_fallbacks=cpu_fallbacks,
     float32=False,
 )

@@ -3,40 +3,38 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import ClassVar, Literal
+from functools import partial
+from importlib import import_module
+from typing import Literal
 
-from pydantic import Field
-
-from reproduction.config.section import WHICH
 from statecut.models.architectures import base, delta_net
 
 
-def _register() -> None:
-    import statecut.models.shared_conv  # noqa: F401
+def _mixer_parameters(config: base.Config, shape: base.MixerShape) -> int:
+    filters = 3 * (shape.heads if config["conv_sharing"] == "head" else 1)
+    return delta_net.mixer_parameters(config, shape, filters)
 
 
-class SharedDeltaNet(delta_net.DeltaNetBase):
-    """DeltaNet whose channels share convolution filters, in q, k and v each."""
-
-    architecture: Literal["delta_net_shared"] = WHICH
-    model_type: ClassVar[str] = "delta_net_shared_conv"
-    conv_sharing: Literal["head", "all"] = Field(
-        description="one filter per head, or one for all heads and channels"
-    )
-
-    @property
-    def parameters(self) -> int:
-        return self._with_filters(3 * (self.num_heads if self.conv_sharing == "head" else 1))
-
-
-SECTION = SharedDeltaNet
+SHARING = "one filter per head, or one for all heads and channels"
+SECTION = replace(
+    delta_net.SECTION,
+    name="SharedDeltaNet",
+    architecture="delta_net_shared",
+    model_type="delta_net_shared_conv",
+    about="DeltaNet whose channels share convolution filters, in q, k and v each.",
+    sizes=(
+        *delta_net.SECTION.sizes,
+        base.Size("conv_sharing", Literal["head", "all"], SHARING),
+    ),
+    mixer_parameters=_mixer_parameters,
+)
 ARCHITECTURE = replace(
     delta_net.ARCHITECTURE,
     model_type="delta_net_shared_conv",
     # A filter of a whole head, or of all of them, has no channels of its own.
     filters=(),
-    value_tensors=(base.ChannelTensor("g_proj.weight", "projection", "value"),),
+    value_tensors=delta_net.ARCHITECTURE.value_tensors[2:],
     options=("use_gate", "conv_sharing"),
-    register=_register,
+    register=partial(import_module, "statecut.models.shared_conv"),
     library="statecut.models.shared_conv",
 )

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from collections.abc import Callable
+from typing import Any
 
-from pydantic import Field, PositiveFloat, PositiveInt
-
-from reproduction.config.models import ModelBase
-from reproduction.config.section import WHICH
 from statecut.errors import InputError
 from statecut.models.architectures import base
 
@@ -18,19 +15,13 @@ CALL = base.Call(
 )
 
 
-def shape(config: base.Config) -> base.MixerShape:
+def shape(config: base.Config, expand_v: float = 2.0) -> base.MixerShape:
     heads, width = base.need(config, "num_heads"), base.need(config, "head_dim")
-    value_heads = config.get("num_v_heads") or heads
+    value_heads, expand_v = config.get("num_v_heads") or heads, config.get("expand_v", expand_v)
     if value_heads % heads:
         raise InputError(f"num_v_heads {value_heads} must be a multiple of num_heads {heads}")
-    expand_v = config.get("expand_v", 2.0)
-    return base.MixerShape(
-        layers=base.mixer_layers(config),
-        heads=heads,
-        width=base.whole(width, "head_dim"),
-        value_heads=value_heads,
-        value_width=base.whole(width * expand_v, f"head_dim {width} x expand_v {expand_v}"),
-    )
+    value_width = base.whole(width * expand_v, f"head_dim {width} x expand_v {expand_v}")
+    return base.MixerShape(base.mixer_layers(config), heads, width, value_heads, value_width)
 
 
 def resized(config: base.Config, width: int, value_width: int | None = None) -> base.Config:
@@ -39,59 +30,50 @@ def resized(config: base.Config, width: int, value_width: int | None = None) -> 
     return {**config, "head_dim": width, "expand_v": expand_v}
 
 
-def stand_ins() -> list[base.StandIn]:
+def cpu_fallbacks() -> dict[str, Callable[..., Any]]:
     from statecut.models import plain_kernels
 
-    return [
-        *((CALL.module, name, plain_kernels.delta_rule) for name in CALL.functions),
-        (CALL.module, "causal_conv1d", plain_kernels.causal_conv1d),
-    ]
+    rules = dict.fromkeys(CALL.functions, plain_kernels.delta_rule)
+    return {**rules, "causal_conv1d": plain_kernels.causal_conv1d}
 
 
 def _layer(*, width: int, head_v_dim: int, **sizes: Any) -> Any:
     from fla import layers
 
-    return layers.GatedDeltaNet(
-        **sizes, head_dim=width, expand_v=base.factor(head_v_dim, width), layer_idx=0
-    )
+    expand_v = base.factor(head_v_dim, width)
+    return layers.GatedDeltaNet(**sizes, head_dim=width, expand_v=expand_v, layer_idx=0)
 
 
-class GatedDeltaNet(ModelBase):
-    """Gated DeltaNet, as in flash-linear-attention: head widths are free."""
-
-    architecture: Literal["gated_deltanet"] = WHICH
-    model_type: ClassVar[str] = "gated_deltanet"
-    head_dim: PositiveInt = Field(description="width of a head's keys and queries")
-    expand_v: PositiveFloat = Field(description="width of a head's values, as a multiple of that")
-    num_v_heads: PositiveInt | None = Field(
-        None, description="heads of values, a multiple of num_heads; as many if absent"
-    )
-    use_gate: bool = Field(True, description="whether the output is gated")
-
-    @property
-    def parameters(self) -> int:
-        keys, values = self.num_heads * self.head_k_dim, self.value_heads * self.head_v_dim
-        gate = self.hidden_size * values if self.use_gate else 0
-        # a and beta from the input; A_log and dt_bias of their own.
-        decay = (2 * self.hidden_size + 2) * self.value_heads
-        rest = gate + decay + self.head_v_dim
-        return self._parameters(keys, values, 2 * keys + values, rest)
+def mixer_parameters(config: base.Config, shape: base.MixerShape) -> int:
+    hidden, keys = config["hidden_size"], shape.heads * shape.width
+    values = shape.value_heads * shape.value_width
+    projections = 2 * hidden * (keys + values) + (hidden * values if config["use_gate"] else 0)
+    # a and beta from the input; A_log and dt_bias of their own.
+    decay = (2 * hidden + 2) * shape.value_heads
+    return projections + config["conv_size"] * (2 * keys + values) + decay + shape.value_width
 
 
-SECTION = GatedDeltaNet
+VALUE_HEADS = "heads of values, a multiple of num_heads; as many if absent"
+HEAD_SIZES = (
+    base.Size("head_dim", int, "width of a head's keys and queries"),
+    base.Size("expand_v", float, "width of a head's values, as a multiple of that"),
+    base.Size("num_v_heads", int, VALUE_HEADS, None),
+)
+SECTION = base.Section(
+    "GatedDeltaNet",
+    architecture="gated_deltanet",
+    model_type="gated_deltanet",
+    about="Gated DeltaNet, as in flash-linear-attention: head widths are free.",
+    sizes=(*HEAD_SIZES, base.Size("use_gate", bool, "whether the output is gated", True)),
+    mixer_parameters=mixer_parameters,
+)
+RULE = base.DeltaRule("gated_deltanet", "chunk_gated_delta_rule", _layer, heads=4, value_width=256,
+                      gated=True, grouped=True)  # fmt: skip
 ARCHITECTURE = base.Architecture(
     "gated_deltanet",
-    rule=base.DeltaRule(
-        "gated_deltanet",
-        chunked="chunk_gated_delta_rule",
-        layer=_layer,
-        heads=4,
-        value_width=256,
-        gated=True,
-        grouped=True,
-    ),
+    rule=RULE,
     call=CALL,
     shape=shape,
     resized=resized,
-    stand_ins=stand_ins,
+    cpu_fallbacks=cpu_fallbacks,
 )

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from statecut.models.architectures import base, gated_deltanet
+from statecut.models.architectures.gated_deltanet import ARCHITECTURE as GATED
 
 if TYPE_CHECKING:
     import numpy as np
@@ -13,22 +16,14 @@ if TYPE_CHECKING:
 CALL = base.Call("fla.layers.kda", ("chunk_kda", "fused_recurrent_kda"))
 
 
-def _with_default(config: base.Config) -> base.Config:
-    return {"expand_v": 1.0, **config}
-
-
-def shape(config: base.Config) -> base.MixerShape:
-    return gated_deltanet.shape(_with_default(config))
-
-
 def resized(config: base.Config, width: int, value_width: int | None = None) -> base.Config:
-    return gated_deltanet.resized(_with_default(config), width, value_width)
+    return gated_deltanet.resized({"expand_v": 1.0, **config}, width, value_width)
 
 
-def stand_ins() -> list[base.StandIn]:
+def cpu_fallbacks() -> dict[str, Callable[..., Any]]:
     from statecut.models import plain_kernels
 
-    return [(CALL.module, name, plain_kernels.kda) for name in CALL.functions]
+    return dict.fromkeys(CALL.functions, plain_kernels.kda)
 
 
 def _by_value_head(shape: base.MixerShape, channels: base.Channels) -> np.ndarray:
@@ -40,27 +35,24 @@ def _by_value_head(shape: base.MixerShape, channels: base.Channels) -> np.ndarra
 
 
 ARCHITECTURE = replace(
-    gated_deltanet.ARCHITECTURE,
+    GATED,
     model_type="kda",
     rule=None,
     call=CALL,
-    shape=shape,
+    shape=partial(gated_deltanet.shape, expand_v=1.0),
     resized=resized,
-    stand_ins=stand_ins,
+    cpu_fallbacks=cpu_fallbacks,
     options=("allow_neg_eigval", "safe_gate", "lower_bound"),
-    # A rotation leaves no decay to a channel; as with filters, (T∘T) W stands in for it.
+    # A rotation leaves no decay to a channel; as with filters, (T∘T) W takes its place.
     filters=(
-        *gated_deltanet.ARCHITECTURE.filters,
+        *GATED.filters,
         base.ChannelTensor("f_proj.1.weight", "filter", layout=_by_value_head),
         base.ChannelTensor("dt_bias", "filter", layout=_by_value_head),
     ),
     value_tensors=(
-        *gated_deltanet.ARCHITECTURE.value_tensors[:2],
+        *GATED.value_tensors[:2],
         base.ChannelTensor("g_proj.1.weight", "projection", "value"),
         base.ChannelTensor("g_proj.1.bias", "bias", "value"),
     ),
-    bottlenecks=(
-        ("f_proj.0.weight", "f_proj.1.weight"),
-        ("g_proj.0.weight", "g_proj.1.weight"),
-    ),
+    bottlenecks=tuple((f"{gate}_proj.0.weight", f"{gate}_proj.1.weight") for gate in "fg"),
 )

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import re
 from collections.abc import Callable
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from statecut.errors import InputError
@@ -18,25 +18,20 @@ if TYPE_CHECKING:
 
 RULES = ("torch_chunk_gated_delta_rule", "torch_recurrent_gated_delta_rule")
 CONVOLUTIONS = ("causal_conv1d_fn", "causal_conv1d_update")
-OPTIONS = ("layer_types", "linear_conv_kernel_dim", "num_attention_heads", "num_key_value_heads",
-           "head_dim")  # fmt: skip
 
 
 def shape(config: base.Config) -> base.MixerShape:
     text = base.text_config(config)
-    heads, value_heads = (base.need(text, f"linear_num_{of}_heads") for of in ("key", "value"))
+    heads, value_heads, width, value_width = (
+        base.need(text, f"linear_{key}")
+        for key in ("num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim")
+    )
     if value_heads % heads:
         raise InputError(
             f"linear_num_value_heads {value_heads} must be a multiple of linear_num_key_heads "
             f"{heads}"
         )
-    return base.MixerShape(
-        layers=delta_layers(text),
-        heads=heads,
-        width=base.whole(base.need(text, "linear_key_head_dim"), "linear_key_head_dim"),
-        value_heads=value_heads,
-        value_width=base.whole(base.need(text, "linear_value_head_dim"), "linear_value_head_dim"),
-    )
+    return base.MixerShape(delta_layers(text), heads, width, value_heads, value_width)
 
 
 def delta_layers(text: base.Config) -> tuple[int, ...]:
@@ -44,23 +39,20 @@ def delta_layers(text: base.Config) -> tuple[int, ...]:
     if kinds is None:  # transformers' default: the last of every few layers is softmax attention
         interval = text.get("full_attention_interval", 4)
         kinds = ["linear_attention" if (i + 1) % interval else "" for i in range(count)]
-    if len(kinds) != count:
-        raise InputError(f"layer_types has {len(kinds)} entries, num_hidden_layers is {count}")
     layers = tuple(layer for layer, kind in enumerate(kinds) if kind == "linear_attention")
-    if not layers:
-        raise InputError("layer_types has no 'linear_attention': no layer has a delta rule")
+    if len(kinds) != count or not layers:
+        raise InputError(
+            f"layer_types has {len(kinds)} entries, {len(layers)} of them 'linear_attention': "
+            f"it must have {count}, and at least one of these"
+        )
     return layers
 
 
 def softmax(config: base.Config, shape: base.MixerShape) -> tuple[base.SoftmaxLayers, ...]:
     text = base.text_config(config)
-    layers = base.need(text, "num_hidden_layers") - len(shape.layers)
-    heads = base.need(text, "num_attention_heads")
-    kind = base.SoftmaxLayers(
-        layers=layers,
-        heads=base.need(text, "num_key_value_heads") or heads,
-        width=text.get("head_dim") or base.need(text, "hidden_size") // heads,
-    )
+    layers, heads = text["num_hidden_layers"] - len(shape.layers), text["num_attention_heads"]
+    width = text.get("head_dim") or text["hidden_size"] // heads
+    kind = base.SoftmaxLayers(layers, text["num_key_value_heads"] or heads, width)
     return (kind,) if layers else ()
 
 
@@ -69,50 +61,39 @@ def taps(config: base.Config) -> int:
 
 
 def resized(config: base.Config, width: int, value_width: int | None = None) -> base.Config:
-    changed = {**base.text_config(config), "linear_key_head_dim": width}
-    if value_width:
-        changed["linear_value_head_dim"] = value_width
-    return {**config, "text_config": changed} if "text_config" in config else changed
-
-
-def module(name: str) -> str:
-    return f"transformers.models.{name}.modeling_{name}"
+    values = {"linear_value_head_dim": value_width} if value_width else {}
+    return base.with_text(config, {"linear_key_head_dim": width, **values})
 
 
 def options(name: str) -> dict[str, Any]:
     """Of an Architecture: what follows from the name of transformers' module."""
+    module = f"transformers.models.{name}.modeling_{name}"
 
-    def stand_ins() -> list[base.StandIn]:
+    def cpu_fallbacks() -> dict[str, Callable[..., Any]]:
         """transformers' own functions in PyTorch, around which it may have put fla's kernels."""
-        place = importlib.import_module(module(name))
-        return [
-            (module(name), function, inspect.unwrap(getattr(place, function)))
-            for function in (*RULES, *CONVOLUTIONS)
-        ]
+        functions = {name: getattr(import_module(module), name) for name in (*RULES, *CONVOLUTIONS)}
+        return {name: inspect.unwrap(function) for name, function in functions.items()}
 
     return {
-        "call": base.Call(module(name), RULES, by_position=("q", "k", "v"), repeated=True),
+        "call": base.Call(module, RULES, by_position=("q", "k", "v"), repeated=True),
         "shape": shape,
         "resized": resized,
         "softmax": softmax,
         "taps": taps,
-        "stand_ins": stand_ins,
-        "options": OPTIONS,
+        "cpu_fallbacks": cpu_fallbacks,
+        "options": ("layer_types", "linear_conv_kernel_dim", "num_attention_heads",
+                    "num_key_value_heads", "head_dim"),
         "library": "transformers",
-        "beyond": ("mtp.",),
+        "passthrough": ("mtp.",),
         "mixer": "model.layers.{layer}.linear_attn.",
         "eps_key": "rms_norm_eps",
         "layer_output": lambda hidden: hidden,
-    }
+    }  # fmt: skip
 
 
 def _behind(parts: int) -> Callable[[base.MixerShape, base.Channels], np.ndarray]:
     """By head, behind so many parts of the size that the queries of all heads have."""
-
-    def layout(shape: base.MixerShape, channels: base.Channels) -> np.ndarray:
-        return base.by_head(shape, channels) + parts * shape.heads * shape.width
-
-    return layout
+    return lambda shape, channels: base.by_head(shape, channels) + parts * shape.heads * shape.width
 
 
 def queries_keys_values(name: str, role: base.Role) -> tuple[ChannelTensor, ...]:
@@ -129,21 +110,19 @@ def stack_experts(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     import torch
 
     result: dict[str, Tensor] = {}
-    experts: dict[str, dict[str, dict[int, Tensor]]] = {}
+    experts: dict[str, dict[tuple[str, int], Tensor]] = {}
     for name, tensor in tensors.items():
-        if match := re.fullmatch(r"(.+\.mlp\.experts)\.(\d+)\.(gate|up|down)_proj\.weight", name):
-            layer, expert, matrix = match.groups()
-            experts.setdefault(layer, {}).setdefault(matrix, {})[int(expert)] = tensor
+        if match := re.fullmatch(r"(.+\.mlp\.experts\.)(\d+)\.(gate|up|down)_proj\.weight", name):
+            experts.setdefault(match[1], {})[match[3], int(match[2])] = tensor
         else:
             result[name] = tensor
-    for layer, matrices in experts.items():
-        numbers = [set(matrices.get(matrix, {})) for matrix in ("gate", "up", "down")]
-        if not numbers[0] == numbers[1] == numbers[2]:
+    for at, matrices in experts.items():
+        numbers = sorted({number for _, number in matrices})
+        if len(matrices) < 3 * len(numbers):
             continue  # what is missing is said by whoever needs it
         gate, up, down = (
-            torch.stack([tensor for _, tensor in sorted(matrices.get(matrix, {}).items())])
-            for matrix in ("gate", "up", "down")
+            torch.stack([matrices[part, number] for number in numbers])
+            for part in ("gate", "up", "down")
         )
-        result[f"{layer}.gate_up_proj"] = torch.cat([gate, up], 1)
-        result[f"{layer}.down_proj"] = down
+        result |= {f"{at}gate_up_proj": torch.cat([gate, up], 1), f"{at}down_proj": down}
     return result

@@ -12,25 +12,21 @@ if TYPE_CHECKING:
 
 FILTERS = tuple(f"{side}_conv1d.weight" for side in "qkv")
 NORMS = {
-    "attention_layer_norm": "input_layernorm",
-    "feedforward_layer_norm": "post_attention_layernorm",
+    ".attention_layer_norm.": ".input_layernorm.",
+    ".feedforward_layer_norm.": ".post_attention_layernorm.",
 }
 
 
 def _with_defaults(config: base.Config) -> base.Config:
     """The widths that transformers takes where a config names none."""
+    config = {key: value for key, value in config.items() if value is not None}
     heads = base.need(config, "num_attention_heads")
-    config = {**config}
-
-    def default(key: str, value: int) -> int:
-        if config.get(key) is None:
-            config[key] = value
-        return int(config[key])
-
-    key_heads = default("linear_num_key_heads", heads)
-    default("linear_num_value_heads", heads)
-    width = default("linear_key_head_dim", int(0.75 * config["hidden_size"] / key_heads))
-    default("linear_value_head_dim", 2 * width)
+    key_heads = config.setdefault("linear_num_key_heads", heads)
+    config.setdefault("linear_num_value_heads", heads)
+    width = config.setdefault(
+        "linear_key_head_dim", int(0.75 * base.need(config, "hidden_size") / key_heads)
+    )
+    config.setdefault("linear_value_head_dim", 2 * width)
     return config
 
 
@@ -41,7 +37,7 @@ def shape(config: base.Config) -> base.MixerShape:
 
 
 def resized(config: base.Config, width: int, value_width: int | None = None) -> base.Config:
-    return hybrid.resized(_with_defaults(config), width, value_width)
+    return hybrid.resized(config | _with_defaults(config), width, value_width)
 
 
 def joined(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -53,7 +49,7 @@ def joined(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         mixer, _, part = name.rpartition("linear_attn.")
         if part not in FILTERS:
             for stored, current in NORMS.items():
-                name = name.replace(f".{stored}.", f".{current}.")
+                name = name.replace(stored, current)
             result[name] = tensor
         elif part == FILTERS[0]:
             names = [f"{mixer}linear_attn.{filters}" for filters in FILTERS]
@@ -68,17 +64,13 @@ JOINT = hybrid.queries_keys_values("conv1d.weight", "filter")
 # transformers' code has 1e-5 for the output norm: the config's rms_norm_eps is of the others.
 ARCHITECTURE = base.Architecture(
     "olmo_hybrid",
-    rule=gated_deltanet.ARCHITECTURE.rule,
+    rule=gated_deltanet.RULE,
     **{**hybrid.options("olmo_hybrid"), "shape": shape, "resized": resized, "eps_key": None},
     joined=joined,
-    mend="transformers saves the filters of this model in thirds, whatever their widths: "
+    repair="transformers saves the filters of this model in thirds, whatever their widths: "
     "`statecut.models.save(statecut.models.load(FOLDER), OUT, tokenizer=FOLDER)` writes them right",
     # Those of files, and the one in memory.
-    filters=(
-        base.ChannelTensor(FILTERS[0], "filter"),
-        base.ChannelTensor(FILTERS[1], "filter"),
-        *JOINT[:2],
-    ),
+    filters=(*(base.ChannelTensor(name, "filter") for name in FILTERS[:2]), *JOINT[:2]),
     value_tensors=(
         base.ChannelTensor(FILTERS[2], "filter", "value"),
         JOINT[2],

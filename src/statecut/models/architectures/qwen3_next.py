@@ -27,22 +27,17 @@ def _part(channels: base.Channels, start: Callable[[int, int], int]) -> base.Cha
     return base.ChannelTensor("in_proj_qkvz.weight", "projection", channels, layout=layout)
 
 
-Q = _part("key", lambda width, values: 0)
-K = _part("key", lambda width, values: width)
-V = _part("value", lambda width, values: 2 * width)
-Z = _part("value", lambda width, values: 2 * width + values)
 FILTERS = hybrid.queries_keys_values("conv1d.weight", "filter")
-
 ARCHITECTURE = base.Architecture(
     "qwen3_next",
-    rule=gated_deltanet.ARCHITECTURE.rule,
+    rule=gated_deltanet.RULE,
     **hybrid.options("qwen3_next"),
     joined=hybrid.stack_experts,
-    q_proj=Q,
-    k_proj=K,
+    q_proj=_part("key", lambda width, values: 0),
+    k_proj=_part("key", lambda width, values: width),
     filters=FILTERS[:2],
-    v_proj=V,
-    value_tensors=(Z, FILTERS[2]),
+    v_proj=_part("value", lambda width, values: 2 * width),
+    value_tensors=(_part("value", lambda width, values: 2 * width + values), FILTERS[2]),
     o_proj="out_proj.weight",
     norm_eps="norm.variance_epsilon",
     projections=("in_proj_qkvz",),

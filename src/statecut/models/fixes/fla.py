@@ -1,61 +1,42 @@
-"""flash-linear-attention 0.6.0."""
+"""flash-linear-attention 0.6.0: plain PyTorch functions in the places of its Triton kernels.
+
+Classes, parameters and configurations stay as they are.
+Upstream: none known. fla is written for devices that Triton drives; TRITON_INTERPRET=1 does not
+help, since the autotuner asks for a driver.
+Goes when fla runs on a CPU by itself.
+"""
 
 from __future__ import annotations
 
-import importlib
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from statecut.models import plain_kernels
 from statecut.models.architectures import ARCHITECTURES
-from statecut.models.architectures.base import StandIn
+from statecut.models.fixes import Functions, replace_functions
 
 
-def stand_ins() -> list[StandIn]:
-    """Of fla's models in general, and of each architecture."""
-    entries = [*plain_kernels.FLA]
-    for adapter in ARCHITECTURES.values():
-        entries += adapter.stand_ins()
-    # Several architectures may look up one: what is replaced twice could not be put back.
-    return [*{entry[:2]: entry for entry in entries}.values()]
+def cpu_fallbacks() -> Functions:
+    """Those of fla's models in general, and of each architecture."""
+    fallbacks = dict(plain_kernels.FLA)
+    for kind in ARCHITECTURES.values():
+        fallbacks |= {(kind.call.module, name): f for name, f in kind.cpu_fallbacks().items()}
+    return fallbacks
 
 
 def use_plain_kernels() -> None:
-    """Put plain PyTorch functions in the places of its Triton kernels, where there is no GPU.
-
-    Classes, parameters and configurations stay as they are. Safe to repeat.
-    Upstream: none known. fla is written for devices that Triton drives; TRITON_INTERPRET=1 does
-    not help, since the autotuner asks for a driver.
-    Goes when fla runs on a CPU by itself.
-    """
+    """Where there is no GPU. Safe to repeat."""
     # torch warns with a stack trace, once per process, where a CPU has no bf16 of its own.
     warnings.filterwarnings("ignore", message="mkldnn_matmul failed")
-    _replace_kernels()
+    replace_functions(cpu_fallbacks())
 
 
 @contextmanager
 def plain_kernels_in_place() -> Iterator[None]:
-    """The same for a while, on a GPU too: the preflight compares a layer with itself.
-
-    Upstream: none known. Goes with the preflight.
-    """
-    originals = _replace_kernels()
+    """The same for a while, on a GPU too: the preflight compares a layer with itself."""
+    originals = replace_functions(cpu_fallbacks())
     try:
         yield
     finally:
-        for module, name, original in originals:
-            setattr(module, name, original)
-
-
-def _replace_kernels() -> list[tuple[Any, str, Any]]:
-    """The module, name and value of all that was there before."""
-    originals = []
-    for path, name, plain in stand_ins():
-        module = importlib.import_module(path)
-        if not hasattr(module, name):
-            raise RuntimeError(f"{path}.{name} is gone: not the fla version Statecut is pinned to")
-        originals.append((module, name, getattr(module, name)))
-        setattr(module, name, plain)
-    return originals
+        replace_functions(originals)

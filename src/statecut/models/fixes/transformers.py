@@ -16,7 +16,7 @@ def split_olmo_filters_by_width() -> None:
 
     chunk: Any = core_model_loading.Chunk
     original = chunk.convert
-    if hasattr(original, "by_width"):
+    if original.__module__ == __name__:
         return
 
     def convert(self: Any, input_dict: Any, *args: Any, **kwargs: Any) -> Any:
@@ -31,5 +31,4 @@ def split_olmo_filters_by_width() -> None:
         parts = torch.cat([*chunks.values()]).split([keys, keys, values])
         return {name: part.contiguous() for name, part in zip(chunks, parts, strict=True)}
 
-    convert.by_width = True  # type: ignore[attr-defined]
     chunk.convert = convert

@@ -1,21 +1,20 @@
-"""Triton 3.7.1: which assembler it takes, and how its autotuner comes to its choices."""
+"""Triton 3.7.1: which assembler it takes, and how it tunes kernels."""
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import cache, wraps
 from typing import Any
-
-from reproduction.running.gpus import driver_version
-from statecut.models import tiles
 
 logger = logging.getLogger(__name__)
 
 HOPPER, BLACKWELL = 90, 100  # compute capabilities
-CUDA_13_DRIVER = 580
+CUDA_13 = 13_000
 
 
 def assemble_with_ptxas_13() -> None:
@@ -44,44 +43,38 @@ def assemble_with_ptxas_13() -> None:
 
 @cache
 def driver_loads_cuda_13() -> bool:
-    """Whether what ptxas 13 makes can be loaded here; a warning, once, if not. Where the driver
-    does not tell its version it is taken to be new."""
-    version = driver_version()
-    if version is None or int(version.partition(".")[0]) >= CUDA_13_DRIVER:
-        return True
-    logger.warning(
-        f"NVIDIA driver {version} is older than {CUDA_13_DRIVER}: kernels are assembled by ptxas "
-        "12.8, which gets some heads of 32 channels and fewer wrong on a Hopper. See which by "
-        "`statecut preflight`, or install a newer driver"
-    )
-    return False
+    """Whether what ptxas 13 makes can be loaded here; a warning, once, if not."""
+    version = driver_cuda()
+    if version < CUDA_13:
+        logger.warning(
+            f"the NVIDIA driver is of CUDA {version // 1000}.{version % 1000 // 10}: kernels are "
+            "assembled by ptxas 12.8, which gets some heads of 32 channels and fewer wrong on a "
+            "Hopper. See which by `statecut preflight`, or install driver 580 or newer"
+        )
+    return version >= CUDA_13
 
 
-def keep_chosen_tiles() -> None:
-    """Choices of tiles are kept on disk, serve all numbers of heads, and are made by one process
-    while others wait, with short trials (`statecut.models.tiles`). Safe to repeat.
-
-    Triton's own cache on disk is of one shape and one process at a time.
-    Upstream: flash-linear-attention issues 704 and 1147 (tuning takes minutes).
-    Goes when tuning a new shape takes seconds.
-    """
-    from triton.runtime.autotuner import Autotuner
-
-    Autotuner.check_disk_cache = tiles.kept_choice
-    Autotuner.do_bench = tiles.short_trial
+def driver_cuda() -> int:
+    """The CUDA version that the driver is of, as 12080; new where the driver does not say."""
+    version = ctypes.c_int(CUDA_13)
+    with suppress(OSError):
+        ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
+    return version.value
 
 
 def compile_on_all_cores() -> None:
     """All candidates of a kernel are compiled before the first is timed. Safe to repeat.
 
     Triton compiles and times one after another, while the GPU and all cores but one wait. It makes
-    no difference to what is timed.
+    no difference to what is timed. fla has Triton keep what it chose for a shape in
+    TRITON_CACHE_DIR (FLA_CACHE_RESULTS).
     Upstream: flash-linear-attention issues 704 and 1147 (tuning takes minutes).
     Goes when Triton's autotuner compiles its candidates in parallel.
     """
+    from triton import AsyncCompileMode
     from triton.runtime.autotuner import Autotuner
 
-    original = Autotuner._bench
+    original, cores = Autotuner._bench, len(os.sched_getaffinity(0))
     if hasattr(original, "__wrapped__"):
         return
 
@@ -89,34 +82,25 @@ def compile_on_all_cores() -> None:
     def compile_first(tuner: Any, *args: Any, config: Any, **kwargs: Any) -> Any:
         candidates = tuner.prune_configs(kwargs)
         if config is candidates[0]:
-            compile_all(tuner.fn, candidates, args, kwargs)
+            # One that does not compile fails when its turn to be timed comes, as without this.
+            with ThreadPoolExecutor(cores) as pool, AsyncCompileMode(pool, ignore_errors=True):
+                for candidate in candidates:
+                    options = {**kwargs, **candidate.all_kwargs(), "warmup": True}
+                    tuner.fn.run(*args, **options)
         return original(tuner, *args, config=config, **kwargs)
 
     Autotuner._bench = compile_first
-
-
-def compile_all(
-    kernel: Any, candidates: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> None:
-    """One that does not compile fails when its turn to be timed comes, as it would without this."""
-    from triton import AsyncCompileMode
-
-    cores = len(os.sched_getaffinity(0))
-    with ThreadPoolExecutor(cores) as pool, AsyncCompileMode(pool, ignore_errors=True):
-        for config in candidates:
-            kernel.run(*args, **{**kwargs, "warmup": True}, **config.all_kwargs())
 
 
 def skip_timing(tuner: Any) -> None:
     """A kernel takes the first of its candidates that runs, and keeps no choice on disk.
 
     For the preflight, which tries all of them whatever their speed, on sequences so short that
-    their timings are of no use to anyone else.
-    Upstream: none known. Goes with the preflight.
+    their timings are of no use to anyone else. Goes with the preflight.
     """
 
     def run_once(call: Callable[[], None], quantiles: tuple[float, ...]) -> list[float]:
         call()
         return [0.0] * len(quantiles)
 
-    tuner._do_bench, tuner.cache_results = run_once, False
+    tuner.do_bench, tuner.cache_results = run_once, False
