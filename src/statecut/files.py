@@ -142,7 +142,8 @@ def atomic_write(path: Path | str, *, force: bool = False, folder: bool = False)
         yield temporary
         # A rename must not survive a crash that its data does not.
         for file in temporary.rglob("*") if folder else [temporary]:
-            flush(file)
+            if file.is_file():  # a link may lead somewhere only from its later place
+                flush(file)
     except BaseException:
         shutil.rmtree(parent, ignore_errors=True)
         raise
