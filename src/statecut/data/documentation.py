@@ -1,7 +1,8 @@
 """The default text: prose that every installation of Statecut has.
 
-It is read from Python's documentation topics and from the docstrings of four packages, which are
-parsed and not imported. Only sentences are kept: no code, tables or signatures.
+It is read from Python's documentation topics and from the docstrings of those of four packages that
+are installed, which are parsed and not imported. Only sentences are kept: no code, tables or
+signatures.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ from pathlib import Path
 
 from statecut.data.progress import Progress
 from statecut.data.sources import Source
-from statecut.errors import InputError
 
 PACKAGES = ("numpy", "pandas", "scipy", "torch")
 
@@ -47,7 +47,7 @@ def paragraphs() -> Iterator[tuple[str, list[str]]]:
 
 def documentation_source() -> Source:
     """The versions that the text was read from."""
-    versions = [f"{name} {metadata.version(name)}" for name in PACKAGES]
+    versions = [f"{name} {metadata.version(name)}" for name in PACKAGES if util.find_spec(name)]
     return Source("documentation", ", ".join([f"python {platform.python_version()}", *versions]))
 
 
@@ -99,9 +99,8 @@ def _texts() -> Iterator[tuple[str, str]]:
     for name in sorted(topics):
         yield f"topics/{name}", topics[name]
     for package in PACKAGES:
-        spec = util.find_spec(package)
-        if spec is None or spec.origin is None:
-            raise InputError(f"{package} is not installed: its docstrings are the default text")
+        if (spec := util.find_spec(package)) is None or spec.origin is None:
+            continue
         root = Path(spec.origin).parent
         files = [file.relative_to(root) for file in root.rglob("*.py")]
         for file in sorted(files, key=Path.as_posix):
