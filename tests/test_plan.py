@@ -192,7 +192,7 @@ def test_the_start_is_added_and_gpus_and_cores_share_the_work() -> None:
     # A share of a GPU is as fast as all of it.
     assert [seconds(costs, "pretrain", gpus=n) for n in (0.25, 1, 8)] == [90, 90, 20]
     assert seconds(costs, "tokens", cores=8) == 2.0
-    unknown = estimate(costs, Job("adopt"))
+    unknown = estimate(costs, Job("import_model"))
     assert (unknown.cost, unknown.factor) == (10, SCALED)
 
 

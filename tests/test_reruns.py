@@ -38,7 +38,7 @@ REPORTED = {"frame", "union", "verdict", "table", "figure", *PRINTED}
 
 
 def configuration():
-    """Two models, trained on a file of the user's; something for every rule but `adopt`."""
+    """Two models, trained on a file of the user's; something for every rule but `import_model`."""
     text = (ROOT / "config/demo.yaml").read_text().replace("results/demo/", "results/small/")
     config = yaml.safe_load(text)
     del config["device"]

@@ -228,3 +228,11 @@ def test_a_calibration_of_another_model_is_refused(made, tmp_path):
     save(create(SMALL["delta_net"], seed=99), tmp_path / "other")
     with pytest.raises(InputError, match="calibrate it again"):
         select("l1", ModelStatistics(Checkpoint(tmp_path / "other"), calibration), [2])
+
+
+@pytest.mark.parametrize("scores", [torch.full((2, 2, 8), math.nan), torch.zeros(2, 8)])
+def test_scores_that_rank_nothing_are_refused(made, monkeypatch, scores):
+    broken = replace(METHODS["l1"], score=lambda model, target: scores)
+    monkeypatch.setitem(METHODS, "l1", broken)
+    with pytest.raises(InputError, match=r"method l1: its scores are .* expected finite numbers"):
+        chosen("l1", made, 3)

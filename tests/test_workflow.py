@@ -49,7 +49,7 @@ def test_the_papers_jobs_are_those_that_the_paper_implies(checkout):
     assert code == 0, said
     found = counts(said)
     assert found["pretrain"] == 4  # 370M: separate filters, shared in a head, shared by all, gated
-    assert found["adopt"] == 2  # the 1.3B models; of the 2.7B only its shape is timed
+    assert found["import_model"] == 2  # the 1.3B models; of the 2.7B only its shape is timed
     seeds = 3
     assert found["calibrate"] == 10 * seeds  # of five models, with gradients and without
     recovered, controls = 4 * 5 * 4, 4  # models x methods x ratios, of one seed
@@ -73,7 +73,7 @@ def test_a_public_hybrid_is_sliced_and_refitted_and_nothing_is_trained(checkout)
     code, said = snakemake(checkout, "--configfile", "config/qwen3_5.yaml")
     assert code == 0, said
     jobs = counts(said)
-    assert jobs["adopt"] == jobs["calibrate"] == 1
+    assert jobs["import_model"] == jobs["calibrate"] == 1
     assert jobs["score"] == jobs["slice"] == jobs["refit"] == 2 * 3  # methods x ratios
     assert jobs["evaluate"] == 2 + 6 + 2 * 6  # unpruned, sliced and refitted
     assert not jobs.keys() & {"pretrain", "preflight_shape", "recover", "measure", "analyze"}
@@ -88,7 +88,7 @@ def test_one_table_of_the_paper_needs_only_its_own(checkout):
     assert found["pretrain"] == 2
     assert found["slice"] == 2 * 3 * 2 * 3  # models x methods x ratios x seeds
     assert found["evaluate"] == 36 + 2  # and the two unpruned
-    assert not {"recover", "measure", "analyze", "adopt"} & {*found}
+    assert not {"recover", "measure", "analyze", "import_model"} & {*found}
 
 
 def test_what_is_refitted_is_sliced_before_and_recovered_after(checkout):

@@ -178,7 +178,7 @@ def work_of(inputs: Inputs, rule: str, wildcards: Any) -> Work:
             return evaluation(work, config.evaluation.suites[wildcards["suite"]])
         case "analyze":
             return replace(work, tokens=inputs.length(wildcards["subject"]))
-    return work  # adopt, whose weights are links
+    return work  # import_model, whose weights are links
 
 
 def evaluation(work: Work, suite: Suite) -> Work:

@@ -37,7 +37,7 @@ rule pretrain:
         "../../scripts/pretrain.py"
 
 
-rule adopt:
+rule import_model:
     input:
         unpack(
             lambda w: with_provenance(
@@ -49,19 +49,19 @@ rule adopt:
         model=directory(f"{results}/models/{{model}}"),
         provenance=f"{results}/models/{{model}}.provenance.json",
     log:
-        f"{results}/logs/adopt/{{model}}.log",
+        f"{results}/logs/import_model/{{model}}.log",
     benchmark:
-        f"{results}/timings/adopt/{{model}}.tsv"
+        f"{results}/timings/import_model/{{model}}.tsv"
     wildcard_constraints:
-        model=any_of(inputs.adopted()),
+        model=any_of(inputs.imported()),
     conda:
         "../../envs/model.yaml"
     resources:
         mem_mb=4000,
         runtime=30,
     params:
-        code=code("adopt"),
-        settings=lambda w: inputs.adopted_settings(w.model),
+        code=code("import_model"),
+        settings=lambda w: inputs.imported_settings(w.model),
         user_files=lambda w: inputs.user_digests(
             inputs.local_model(w.model), model_files
         ),
@@ -69,4 +69,4 @@ rule adopt:
     message:
         "taking in {wildcards.model}"
     script:
-        "../../scripts/adopt.py"
+        "../../scripts/import_model.py"

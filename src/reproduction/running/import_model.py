@@ -13,7 +13,7 @@ from statecut.models.architectures import architecture
 from statecut.models.architectures.base import need, text_config
 
 
-def adopt(
+def import_model(
     model: Model,
     tokenizer: Path | str,
     out: Path | str,
@@ -32,7 +32,7 @@ def adopt(
     elif model.source.kind == "local":
         source = Path(model.source.path)
     else:
-        raise InputError(f"{model.label} is trained by this run, there is nothing to adopt")
+        raise InputError(f"{model.label} is trained by this run, there is nothing to import")
     check_sizes(model, source)
     with atomic_write(out, force=True, folder=True) as aside:
         for file in model_files(source):

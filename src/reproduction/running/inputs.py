@@ -172,7 +172,7 @@ class Inputs:
             recovery=recovery and recovery.model_copy(update={"gradient_accumulation_steps": 1}),
         )
 
-    def adopted_settings(self, model: str) -> Section:
+    def imported_settings(self, model: str) -> Section:
         spec = _changed(self.config.models[model], "label", "published_as")
         return self.settings(models={model: {**spec, "label": model}})
 
@@ -252,7 +252,7 @@ class Inputs:
         models = self.config.models.items()
         return [name for name, model in models if model.source.kind == "pretrain"]
 
-    def adopted(self) -> list[str]:
+    def imported(self) -> list[str]:
         """Models that it takes as they are."""
         return [name for name in self.config.models if name not in self.trained()]
 

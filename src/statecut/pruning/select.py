@@ -75,6 +75,13 @@ def _choose(
     """For each width what the method gives."""
     if method.score:
         scores = method.score(model, target, **options)
+        shape = model.checkpoint.shape
+        expected = (len(shape.layers), *shape.size("value" if target == "v" else "key"))
+        if scores.shape != expected or not scores.isfinite().all():
+            raise InputError(
+                f"method {method.name}: its scores are {tuple(scores.shape)}; expected finite "
+                f"numbers, {expected}: layers, heads, channels"
+            )
         return [{"kept": top(scores, width), "scores": scores} for width in widths]
     if method.choose:
         return method.choose(model, target, widths, **options)

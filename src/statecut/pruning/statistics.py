@@ -30,7 +30,8 @@ class ModelStatistics:
         if self.calibration is None or name not in self.calibration.tensors:
             raise InputError(
                 f"{self.checkpoint.folder}: {name} was not measured: calibrate the model again, "
-                "with gradients or values if the choice needs them"
+                "with gradients or values if the choice needs them; a method names in its `needs` "
+                "what it uses"
             )
         return self.calibration.tensors[name]
 

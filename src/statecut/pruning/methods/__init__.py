@@ -12,7 +12,7 @@ METHODS: dict[str, Method] = {}
 for _file in iter_modules(__path__):
     for _method in import_module(f"{__name__}.{_file.name}").METHODS:
         if METHODS.setdefault(_method.name, _method) is not _method:
-            raise ValueError(f"{_file.name}.py: another file has a method {_method.name!r}")
+            raise ValueError(f"{_file.name}.py and another file have a method {_method.name!r}")
 
 
 def method_named(name: str) -> Method:

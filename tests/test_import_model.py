@@ -16,7 +16,7 @@ import yaml
 from reproduction.cli import main
 from reproduction.config import Model, load_config
 from reproduction.config.sources import FromDisk
-from reproduction.running.import_model import adopt, check_sizes, model_files
+from reproduction.running.import_model import check_sizes, import_model, model_files
 from reproduction.running.inputs import Inputs
 from statecut.errors import InputError
 from statecut.files import read_json, write_json
@@ -44,7 +44,7 @@ def there(described: Model, tmp_path: Path) -> Model:
 
 def test_a_model_is_linked_with_the_tokenizer_of_the_run(there: Model, tmp_path: Path) -> None:
     (tmp_path / "mine" / "tokenizer_config.json").write_text("another")
-    adopt(there, tmp_path / "tokenizer", tmp_path / "out")
+    import_model(there, tmp_path / "tokenizer", tmp_path / "out")
     assert (tmp_path / "out" / "model.safetensors").is_symlink()
     assert (tmp_path / "out" / "tokenizer.json").read_text() == "{}"
     assert not (tmp_path / "out" / "tokenizer_config.json").exists()
@@ -66,7 +66,7 @@ def test_what_is_not_taken_of_a_folder_does_not_count(
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text("other")
     assert digests() == before
-    adopt(there, tmp_path / "tokenizer", tmp_path / "out")
+    import_model(there, tmp_path / "tokenizer", tmp_path / "out")
     linked = {path.name for path in (tmp_path / "out").iterdir() if path.is_symlink()}
     assert {Path(path).name for path in before} == linked
     assert [*inputs.user_digests([str(folder)])] == [str(folder / "tokenizer.json")]
@@ -87,7 +87,7 @@ def test_another_model_than_was_described_is_refused(
     assert found[name] != value
     write_json(config, {**found, name: value})
     with pytest.raises(InputError, match=f"{name} {value}, the configuration says {found[name]}"):
-        adopt(there, tmp_path / "tokenizer", tmp_path / "out")
+        import_model(there, tmp_path / "tokenizer", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -118,7 +118,7 @@ def on_hub(tmp_path: Path) -> Model:
 
 def test_the_gated_model_of_the_hub_is_taken_in(on_hub: Model, tmp_path: Path) -> None:
     (tmp_path / "tokenizer").mkdir()
-    adopt(on_hub, tmp_path / "tokenizer", tmp_path / "out")
+    import_model(on_hub, tmp_path / "tokenizer", tmp_path / "out")
     shape = Checkpoint(tmp_path / "out").shape
     assert (len(shape.layers), shape.heads, shape.width) == (24, 8, 256)
     assert (shape.value_heads, shape.value_width) == (8, 256)
@@ -144,9 +144,9 @@ def test_what_contradicts_a_model_that_is_here_stops_check_and_timings(
     assert words in done.stdout + done.stderr
 
 
-def test_a_model_that_the_run_trains_is_not_adopted(described: Model, tmp_path: Path) -> None:
+def test_a_model_that_the_run_trains_is_not_imported(described: Model, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="is trained by this run"):
-        adopt(described, tmp_path, tmp_path / "out")
+        import_model(described, tmp_path, tmp_path / "out")
 
 
 def test_a_folder_that_is_no_model_and_a_config_without_sizes_are_said(
@@ -156,10 +156,10 @@ def test_a_folder_that_is_no_model_and_a_config_without_sizes_are_said(
     found = read_json(config)
     write_json(config, {key: value for key, value in found.items() if key != "vocab_size"})
     with pytest.raises(InputError, match="'vocab_size' is missing"):
-        adopt(there, tmp_path / "tokenizer", tmp_path / "out")
+        import_model(there, tmp_path / "tokenizer", tmp_path / "out")
     config.unlink()
     with pytest.raises(InputError, match=r"mine is not a model folder: it has no config\.json"):
-        adopt(there, tmp_path / "tokenizer", tmp_path / "out")
+        import_model(there, tmp_path / "tokenizer", tmp_path / "out")
 
 
 @pytest.mark.parametrize("tied", [True, False])
