@@ -144,7 +144,7 @@ class Architecture:
     bottlenecks: tuple[tuple[str, str], ...] = ()
     """Pairs of matrices, applied one after the other, that meet in d_v channels of no head."""
     repair: str = ""  # what to do about files known to contradict their config
-    unused: tuple[str, ...] = ("D",)  # of the mixer: older versions saved it, none reads it
+    unused: tuple[str, ...] = ()  # tensors of the mixer that older versions saved and none reads
     o_proj: str = "o_proj.weight"  # what follows the rule
     layer_output: Callable[[Any], Any] = lambda hidden: (hidden, None, None, None)
     """What a layer returns for these hidden states, without a cache."""

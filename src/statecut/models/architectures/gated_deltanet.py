@@ -76,4 +76,5 @@ ARCHITECTURE = base.Architecture(
     shape=shape,
     resized=resized,
     cpu_fallbacks=cpu_fallbacks,
+    unused=("D",),
 )
