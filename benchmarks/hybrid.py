@@ -572,7 +572,7 @@ def table(rows: list[Row]) -> list[str]:
 def figures_of(row: Row) -> dict[str, float]:
     """What a row of decoding says, by what it is."""
     if "weight_bytes" in row:
-        return {"state of a sequence, MB": row["computed_bytes"]["recurrent"] / 1e6}
+        return {"recurrent state and convolutions, MB": row["computed_bytes"]["recurrent"] / 1e6}
     if "error" in row:
         return {}
     if row.get("way") == "graph":

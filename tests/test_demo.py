@@ -21,10 +21,10 @@ import pytest
 import torch
 import yaml
 
-from reproduction.cli import main
 from reproduction.config import load_config
 from reproduction.demo_text import word_runs
 from reproduction.reporting.archive import write_archive
+from statecut.cli import main
 from statecut.data.packing import PackedTokens
 from statecut.data.sources import read
 from statecut.evaluation.perplexity import perplexity

@@ -179,7 +179,7 @@ def test_a_model_of_other_sizes(world: World) -> None:
 def test_a_parameter_of_another_shape(world: World) -> None:
     world.change_weights(lambda t: t.update({"lm_head.weight": torch.zeros(300, 31)}))
     report = world.download()
-    assert "lm_head.weight is [300, 31], expected [300, 32]" in problem(report)
+    assert "size mismatch for lm_head.weight" in problem(report)
     assert [one.item for one in report.findings if one.problem] == ["model net"]
 
 
@@ -304,7 +304,7 @@ def test_a_pickle_is_converted_and_then_checked(world: World) -> None:
     tensors["lm_head.weight"] = torch.zeros(300, 31)
     world.net["pytorch_model.bin"] = pickled(tensors)
     (world.folder / "lock").unlink()
-    assert "lm_head.weight is [300, 31], expected [300, 32]" in problem(world.download())
+    assert "size mismatch for lm_head.weight" in problem(world.download())
 
     world.net["pytorch_model.bin"] = pickled({"a": Path("anything but a tensor")})
     (world.folder / "lock").unlink()

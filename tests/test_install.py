@@ -3,6 +3,7 @@ more than it requires."""
 
 import re
 import runpy
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -14,7 +15,7 @@ import pytest
 from packaging.requirements import Requirement
 from small_models import SMALL
 
-from statecut.data.tokenizer import train_tokenizer
+from reproduction.new_tokenizers import train_tokenizer
 from statecut.models import create, load, save
 
 ROOT = Path(__file__).parents[1]
@@ -68,8 +69,12 @@ def required(distribution, found):
 def library_alone(tmp_path_factory):
     """A folder for sys.path with the library's wheel, what it requires, and no more."""
     folder = tmp_path_factory.mktemp("site")
+    checkout = tmp_path_factory.mktemp("checkout")  # the build leaves folders behind
+    shutil.copytree(ROOT / "src", checkout / "src")
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, checkout)
     build = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation"]
-    subprocess.run([*build, str(ROOT), "-w", str(folder)], check=True)
+    subprocess.run([*build, str(checkout), "-w", str(folder)], check=True)
     (wheel,) = folder.glob("*.whl")
     zipfile.ZipFile(wheel).extractall(folder)
     assert {path.name for path in folder.iterdir() if path.is_dir()} == {

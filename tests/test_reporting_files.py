@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from reporting_runs import ROOT, TEMPLATES, evaluation_files, frame_files, measurement_files
 
-from reproduction import benchmarking
+from reproduction.benchmarking.record import read
 from reproduction.config import Config, QualityTable, load_config
 from reproduction.reporting.frame import (
     cells,
@@ -194,4 +194,4 @@ def test_results_carry_the_variant_that_the_file_was_given_for(
 
 def test_the_fixture_is_what_benchmarks_write(demo: Config, tmp_path: Path) -> None:
     for cell, path in measurement_files(demo, tmp_path).items():
-        assert benchmarking.read(path).cell == cell
+        assert read(path).cell == cell

@@ -176,10 +176,10 @@ def test_another_commit_and_back_reruns_nothing(copy):
 
 
 def test_comments_and_planning_rerun_nothing(copy):
-    for path in (*copy.glob("scripts/*.py"), *copy.glob("src/statecut/**/*.py")):
+    for path in (*copy.glob("scripts/*.py"), *copy.glob("src/*/**/*.py")):
         path.write_text("# A comment.\n" + path.read_text())
-    for name in ("plan/costs.py", "cli.py", "prune.py"):
-        path = copy / "src/statecut" / name
+    for name in ("reproduction/plan.py", "statecut/cli.py", "statecut/pruning/prune.py"):
+        path = copy / "src" / name
         path.write_text(path.read_text() + "\nprint()\n")
     assert planned(copy) == {}
 
@@ -195,7 +195,7 @@ def test_a_new_option_with_a_default_computes_nothing_again(copy):
     for module, section in [("benchmarks", "Preflight"), ("pruning", "CalibrationText"),
                             ("pruning", "MethodBase"), ("training", "Training"),
                             ("training", "Lora"), ("sources", "CorpusBase")]:  # fmt: skip
-        path = copy / f"src/reproduction/config{module}.py"
+        path = copy / f"src/reproduction/config/{module}.py"
         head = rf'(class {section}\(Section\):\n(?:    """[^"]*"""\n\n)?)'
         text, count = re.subn(head, r"\1    added: int = 0\n", path.read_text())
         assert count == 1
@@ -208,7 +208,7 @@ def test_a_new_option_with_a_default_computes_nothing_again(copy):
     [("curves", {"page": 1}), ("figures/sweep", {"figure": 3, **PRINTED}), ("frame", REPORTED)],
 )
 def test_a_change_of_reporting_reports_again(copy, module, expected):
-    path = copy / f"src/reproduction/reporting{module}.py"
+    path = copy / f"src/reproduction/reporting/{module}.py"
     path.write_text(path.read_text() + "\nprint()\n")
     jobs = planned(copy)
     assert jobs == expected if isinstance(expected, dict) else {*jobs} == expected
@@ -343,7 +343,7 @@ def test_code_that_all_stages_share_evaluates_again_and_trains_nothing(copy):
 def test_training_reruns_when_its_authors_say_so_and_until_then_the_report_marks_it(copy):
     path = copy / "src/statecut/recovery/loop.py"
     path.write_text(path.read_text() + "\nprint()\n")
-    for name in ("slicing.py", "benchmarking/preflight.py", "selection/statistics.py"):
+    for name in ("pruning/slicing.py", "preflight.py", "pruning/statistics.py"):
         path = copy / "src/statecut" / name
         path.write_text(path.read_text() + "\nunused = True\n")
     assert planned(copy) == {"page": 1}

@@ -483,13 +483,14 @@ MODULES = ("__init__", "forkserver", "gpus")
 
 
 def test_a_worker_that_has_imported_older_code_is_never_used(served, tmp_path):
-    package = tmp_path / "src" / "statecut"
-    (package / "running").mkdir(parents=True)
-    for name in ("__init__.py", "errors.py", *(f"running/{each}.py" for each in MODULES)):
-        shutil.copyfile(forkserver.PACKAGE / name, package / name)
+    package = tmp_path / "src" / "reproduction"
+    needed = [f"reproduction/running/{name}.py" for name in MODULES]
+    for name in ("statecut/__init__.py", "statecut/errors.py", "reproduction/__init__.py", *needed):
+        (tmp_path / "src" / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(forkserver.SOURCE / name, tmp_path / "src" / name)
     (package / "rule.py").write_text("VALUE = 'old'")
     staying = Staying(served, tmp_path, PYTHONPATH=str(package.parent))
-    body = "import statecut.rule\nprint(os.getpid(), statecut.rule.VALUE)"
+    body = "import reproduction.rule\nprint(os.getpid(), reproduction.rule.VALUE)"
     first, again = staying.run(body), staying.run(body)
     assert first == again
     assert first[1].split()[1:] == ["old"]
@@ -547,7 +548,7 @@ def wait_for(path: Path) -> None:
 
 
 def test_a_file_that_comes_and_goes_is_a_change_and_no_error(tmp_path, monkeypatch):
-    monkeypatch.setattr(forkserver, "PACKAGE", tmp_path)
+    monkeypatch.setattr(forkserver, "SOURCE", tmp_path)
     (tmp_path / "module.py").touch()
     before = forkserver.code_state()
     lock = tmp_path / ".#module.py"

@@ -150,7 +150,7 @@ def test_beside_the_output_stands_where_it_came_from(planned, around):
     assert found["rule"] == "work"
     assert found["inputs"] == ["model.bin"]
     assert found["wildcards"] == {"model": "a"}
-    assert found["code"]["modules"] == ["artefact"]
+    assert found["code"]["modules"] == ["statecut.files"]
     assert found["versions"]["python"].startswith("3.")
 
 

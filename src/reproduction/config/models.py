@@ -121,9 +121,11 @@ def _section(section: base.Section) -> type[ModelBase]:
         kind: Any = above_zero.get(size.type, size.type)
         return kind | None if size.default is None else kind
 
-    return create_model(  # type: ignore[call-overload]
+    # Under its name in this module: a benchmark sends a model to a process of its own.
+    model = globals()[section.name] = create_model(  # type: ignore[call-overload]
         section.name,
         __base__=ModelBase,
+        __module__=__name__,
         __doc__=section.about,
         architecture=(Literal[section.architecture], WHICH),
         **{
@@ -131,6 +133,7 @@ def _section(section: base.Section) -> type[ModelBase]:
             for size in section.sizes
         },
     )
+    return model
 
 
 if TYPE_CHECKING:

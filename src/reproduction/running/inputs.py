@@ -34,7 +34,7 @@ from reproduction.config.sources import matching, tokenizer_files
 from reproduction.running.digests import cached_sha256
 from reproduction.running.paths import Paths, provenance_path
 from statecut.hub.downloads import DOWNLOADS, Key, Kind
-from statecut.models.architectures import RULES
+from statecut.models.architectures import MODULES, RULES
 
 Section = dict[str, Any]
 
@@ -320,7 +320,7 @@ class Inputs:
 
     def adapter(self, subject: str) -> str:
         """The module that says all of a model's architecture."""
-        return type(self.config.models[subject.split("/")[1]]).__module__
+        return MODULES[self.config.models[subject.split("/")[1]].architecture]
 
     def cell_adapter(self, benchmark: str, measured: str) -> str:
         """The same of what a cell times: a model, or one layer of a family of kernels."""

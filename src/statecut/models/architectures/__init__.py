@@ -9,14 +9,12 @@ from pkgutil import iter_modules
 from statecut.errors import InputError, nearest
 from statecut.models.architectures.base import Architecture, Config, DeltaRule, Section, text_config
 
-_values = [
-    value
-    for file in iter_modules(__path__)
-    for value in vars(import_module(f"{__name__}.{file.name}")).values()
-]
+_modules = [import_module(f"{__name__}.{file.name}") for file in iter_modules(__path__)]
+_values = [value for module in _modules for value in vars(module).values()]
 ARCHITECTURES = {kind.model_type: kind for kind in _values if isinstance(kind, Architecture)}
 SECTIONS = {section.architecture: section for section in _values if isinstance(section, Section)}
 """By what the configuration of a run calls them. `statecut prune` needs none."""
+MODULES = {m.SECTION.architecture: m.__name__ for m in _modules if hasattr(m, "SECTION")}
 RULES: dict[str, DeltaRule] = {
     kind.rule.name: kind.rule for kind in ARCHITECTURES.values() if kind.rule
 }

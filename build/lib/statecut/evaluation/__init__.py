@@ -1,1 +1,0 @@
-"""Perplexity of a text, and lm-eval's model interface."""

@@ -1,1 +1,0 @@
-"""Changes to other software, one file for each."""

@@ -1,1 +1,0 @@
-"""Whether this GPU computes a shape correctly."""

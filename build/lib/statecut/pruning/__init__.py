@@ -1,1 +1,0 @@
-"""Which channels stay: the methods, and what they have in common."""

@@ -1,1 +1,0 @@
-"""Pretraining and recovery, on one loop, with checkpoints that survive a crash."""

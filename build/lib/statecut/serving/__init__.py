@@ -1,1 +1,0 @@
-"""Which engines run a cut model, and what a request costs there."""
