@@ -137,3 +137,38 @@ def test_what_is_compiled_for_a_hopper_is_assembled_by_it(hopper, monkeypatch) -
     triton_patches.compile_on_all_cores()
     _, seen = tune({16: 1.0, 32: 2.0, 128: 3.0})
     assert ".version 9." in seen[0][0].asm["ptx"]  # CUDA 13's; that of 12.8 is 8.7
+
+
+@pytest.mark.parametrize("kept_on_disk", [False, True])
+def test_what_is_tuned_serves_other_numbers_of_sequences_and_heads(
+    monkeypatch: pytest.MonkeyPatch, kept_on_disk: bool
+) -> None:
+    asked = []
+
+    def original(tuner: Any, key: Any, candidates: list[str], choose: Any) -> bool:
+        asked.append(key)
+        if kept_on_disk:
+            tuner.cache[key] = "kept"
+        else:
+            choose()
+        return kept_on_disk
+
+    monkeypatch.setattr(Autotuner, "check_disk_cache", original)
+    triton_patches.tune_once_for_all_counts()
+    triton_patches.tune_once_for_all_counts()  # once more changes nothing
+    configs = [SimpleNamespace(kwargs={"BT": 64})]
+    tuner = SimpleNamespace(keys=["B", "H", "K", "BT"], configs=configs, cache={})
+
+    def tuned(key: tuple[Any, ...]) -> str:
+        def choose() -> None:
+            tuner.cache[key] = f"for K {key[2]}"
+
+        Autotuner.check_disk_cache(tuner, key, [], choose)
+        return tuner.cache[key]
+
+    found = [tuned((*counts, K, "torch.bfloat16")) for K in (64, 32) for counts in ((1, 4), (9, 8))]
+    assert asked == [("K=64", "torch.bfloat16"), ("K=32", "torch.bfloat16")]
+    chosen = ["kept"] * 4 if kept_on_disk else ["for K 64"] * 2 + ["for K 32"] * 2
+    assert found == chosen
+    shorter = (4, 64, "torch.bfloat16")  # H or K was not given
+    assert triton_patches.without_counts(tuner, shorter) == shorter

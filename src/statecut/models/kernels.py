@@ -19,3 +19,4 @@ def prepare() -> None:
     else:
         triton_fixes.assemble_with_ptxas_13()
         triton_fixes.compile_on_all_cores()
+        triton_fixes.tune_once_for_all_counts()

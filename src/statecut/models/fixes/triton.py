@@ -14,6 +14,7 @@ from typing import Any
 logger = logging.getLogger(__name__)
 
 HOPPER, BLACKWELL = 90, 100  # compute capabilities
+COUNTS = {"B", "H", "HV", "NB"}  # sequences, heads of keys and of values, blocks of tokens
 CUDA_13 = 13_000
 
 
@@ -60,6 +61,44 @@ def driver_cuda() -> int:
     with suppress(OSError):
         ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
     return version.value
+
+
+def tune_once_for_all_counts() -> None:
+    """What was tuned serves all numbers of sequences, heads and blocks of tokens: they change how
+    many tiles there are, not which one is fast. Safe to repeat.
+
+    fla has them in the keys of some kernels. Each new batch would be tuned again, and the search
+    for the largest one fails: tuning needs memory of its own, and holds what it fails on.
+    Upstream: flash-linear-attention issues 704 and 1147 (tuning takes minutes).
+    Goes when its keys hold no counts.
+    """
+    from triton.runtime.autotuner import Autotuner
+
+    original = Autotuner.check_disk_cache
+    if hasattr(original, "__wrapped__"):
+        return
+
+    @wraps(original)
+    def look_up(tuner: Any, key: Any, candidates: list[Any], choose: Callable[[], None]) -> bool:
+        short = without_counts(tuner, key)
+        known = short in tuner.cache or original(tuner, short, candidates, choose)
+        tuner.cache.setdefault(short, tuner.cache.get(key))
+        tuner.cache[key] = tuner.cache[short]
+        return known
+
+    Autotuner.check_disk_cache = look_up
+
+
+def without_counts(tuner: Any, key: tuple[Any, ...]) -> tuple[Any, ...]:
+    """A tuning key has the values of `tuner.keys`, without those that candidates set themselves,
+    then the types of tensors. It stays as it is if a value was not given: which is not known."""
+    names = [name for name in tuner.keys if name not in tuner.configs[0].kwargs]
+    types = tuple(value for value in key if str(value).startswith("torch."))
+    values = key[: len(key) - len(types)]
+    if len(values) != len(names):
+        return key
+    named = zip(names, values, strict=True)
+    return (*(f"{name}={value}" for name, value in named if name not in COUNTS), *types)
 
 
 def compile_on_all_cores() -> None:
