@@ -343,7 +343,7 @@ def test_code_that_all_stages_share_evaluates_again_and_trains_nothing(copy):
 def test_training_reruns_when_its_authors_say_so_and_until_then_the_report_marks_it(copy):
     path = copy / "src/statecut/recovery/loop.py"
     path.write_text(path.read_text() + "\nprint()\n")
-    for name in ("pruning/slicing.py", "preflight.py", "pruning/statistics.py"):
+    for name in ("pruning/slicing.py", "pruning/statistics.py"):
         path = copy / "src/statecut" / name
         path.write_text(path.read_text() + "\nunused = True\n")
     assert planned(copy) == {"page": 1}

@@ -67,4 +67,5 @@ ARCHITECTURE = base.Architecture(
     resized=resized,
     cpu_fallbacks=cpu_fallbacks,
     float32=False,
+    unused=("D",),
 )
