@@ -31,7 +31,7 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
-def _check(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def _check(commands: cli.Commands) -> None:
     command = commands.add_parser(
         "check",
         help="check a configuration, and whether a Slurm cluster can run it",
@@ -85,7 +85,7 @@ def _check(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     command.set_defaults(run=run)
 
 
-def _plan(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def _plan(commands: cli.Commands) -> None:
     command = commands.add_parser(
         "plan",
         help="say what a run costs: jobs, GPU hours, days, disk",
@@ -125,7 +125,7 @@ def _plan(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     command.set_defaults(run=run)
 
 
-def _compare(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def _compare(commands: cli.Commands) -> None:
     command = commands.add_parser(
         "compare",
         help="print the verdict of a run: its numbers against the paper's",
@@ -156,7 +156,7 @@ def _compare(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     command.set_defaults(run=run)
 
 
-def _download(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def _download(commands: cli.Commands) -> None:
     command = commands.add_parser(
         "download",
         help="fetch what a configuration needs from the hub",

@@ -290,8 +290,8 @@ def _preflight(commands: Commands) -> None:
 
         if options.jobs < 1 or not options.limit > 0:
             raise InputError("--jobs must be 1 or more, and --limit more than 0")
-        heads, widths = (options.heads, options.value_heads), (options.widths, options.value_width)
-        shapes = preflight.requested_shapes(options.kernel, widths[0], *heads, widths[1])
+        names = ("kernel", "widths", "heads", "value_heads", "value_width")
+        shapes = preflight.requested_shapes(**{name: getattr(options, name) for name in names})
         if options.json is not None:
             for shape in shapes:
                 check_writable(options.json / f"{shape.name}.json")
