@@ -79,7 +79,7 @@ class Job:
 
 def texts(settings: Settings) -> Iterator[str]:
     if settings.data is None:
-        from statecut.data.documentation import documentation
+        from reproduction.documentation import documentation
 
         return iter(documentation())
     from plain_perplexity import pages
@@ -535,7 +535,7 @@ def side_by_side(found: dict[str, Any]) -> list[dict[str, Any]]:
 def random_model(folder: Path) -> Path:
     """The demo's DeltaNet, untrained: its speed is the same."""
     from reproduction.new_tokenizers import train_tokenizer
-    from statecut.data.documentation import documentation
+    from reproduction.documentation import documentation
     from statecut.models import create, save
 
     train_tokenizer(islice(documentation(), 2000), folder / "words", vocabulary_size=1024)

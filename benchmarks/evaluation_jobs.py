@@ -155,7 +155,7 @@ def make(options: argparse.Namespace) -> None:
     """The texts, and a model to make copies of. In a process of its own: nothing that computes
     may come before a fork."""
     from reproduction.new_tokenizers import convert_sentencepiece, train_tokenizer
-    from statecut.data.documentation import documentation
+    from reproduction.documentation import documentation
     from statecut.models import create, save
 
     texts: list[str] = []

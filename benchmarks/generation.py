@@ -31,7 +31,7 @@ PAPER = Path(__file__).parents[1] / "config" / "paper.yaml"
 def prompts(model: Any, folder: Path | None, batch: int, length: int) -> torch.Tensor:
     if folder is None:
         return torch.randint(0, model.config.vocab_size, (batch, length), device="cuda")
-    from statecut.data.documentation import documentation
+    from reproduction.documentation import documentation
     from statecut.data.tokenizer import load_tokenizer
 
     words, ids = load_tokenizer(folder), []

@@ -4,9 +4,9 @@ with job(snakemake) as run:
     import torch
 
     from reproduction.pretraining.trainers import pretrain_model, recipe_of
-    from statecut.card import card
     from statecut.data.packing import PackedTokens
     from statecut.preflight import padding
+    from statecut.record import Record
     from statecut.recovery.output import Output
 
     padding(snakemake.input.preflight, may_pad=False)
@@ -15,23 +15,21 @@ with job(snakemake) as run:
     recipe = recipe_of(run, name).model_copy(update=fitting)
     run = run.model_copy(update={"recipes": {run.models[name].source.recipe: recipe}})
     length = PackedTokens(snakemake.input.tokens).manifest.sequence_length
+    record = Record().then(
+        training={
+            "trained by": recipe.trainer,
+            "tokens": f"{recipe.sequences * length:,} of {recipe.data}",
+            "steps": recipe.steps,
+            "learning rate": recipe.learning_rate,
+            "seed": recipe.seed,
+        },
+        command=f"snakemake {snakemake.output.model}",
+    )
     output = Output(
         snakemake.output.model,
         checkpoints=snakemake.params.checkpoints,
         tokenizer=snakemake.input.tokenizer,
-        card=card(
-            name,
-            f"{name}, trained from scratch by Statecut.",
-            {
-                "trained by": recipe.trainer,
-                "tokens": f"{recipe.sequences * length:,} of {recipe.data}",
-                "steps": recipe.steps,
-                "learning rate": recipe.learning_rate,
-                "seed": recipe.seed,
-            },
-            command=f"snakemake {snakemake.output.model}",
-            config=run.models[name].fla_config(),
-        ),
+        files=record.files(name, run.models[name].fla_config()),
         force=True,
         version=snakemake.params.code["version"],
     )

@@ -1,10 +1,10 @@
 from reproduction.running.job import job
 
 with job(snakemake) as run:
-    from statecut.card import card
     from statecut.data.packing import PackedTokens
     from statecut.models.checkpoint import Checkpoint
     from statecut.preflight import padding
+    from statecut.record import Record
     from statecut.recovery.facts import recovered_facts
     from statecut.recovery.output import Output
     from statecut.recovery.training import recover
@@ -14,17 +14,15 @@ with job(snakemake) as run:
     data = PackedTokens(snakemake.input.tokens, slice_name=run.recovery.data.split("/")[1])
     fitting = {"gradient_accumulation_steps": snakemake.resources.gradient_accumulation_steps}
     settings = run.recovery.model_copy(update=fitting).settings()
+    record = Record.read(student.folder).then(
+        base={"name": name, "digest": student.digest()},
+        recovery=recovered_facts(settings, data.manifest.sequence_length, student, teacher),
+        command=f"snakemake {out}",
+    )
     output = Output(
         out,
         checkpoints=snakemake.params.checkpoints,
-        card=card(
-            f"{name}-{cut}",
-            f"{name} after the cut {cut}, recovered by Statecut.",
-            recovered_facts(settings, data.manifest.sequence_length, student, teacher),
-            command=f"snakemake {out}",
-            config=student.config,
-            base=name,
-        ),
+        files=record.files(f"{name}-{cut}", student.config),
         force=True,
         version=snakemake.params.code["version"],
     )

@@ -410,7 +410,7 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path: Path) -> None:
 
 def test_packing_imports_nothing_heavy() -> None:
     program = (
-        "import sys, statecut.data.packing, statecut.data.documentation;"
+        "import sys, statecut.data.packing, reproduction.documentation;"
         "print({'torch', 'transformers', 'datasets', 'pandas', 'pyarrow'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

@@ -7,9 +7,10 @@ import logging
 import sys
 from pathlib import Path
 
-from statecut import __version__, cli
+from statecut import cli
 from statecut.errors import InputError
 from statecut.hub.downloads import DOWNLOADS
+from statecut.version import __version__
 
 logger = logging.getLogger(__name__)
 

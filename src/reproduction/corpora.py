@@ -10,8 +10,8 @@ from pathlib import Path
 from reproduction.config import Config, Corpus, HubCorpus, LocalCorpus
 from reproduction.config.sources import matching, tokenizer_files
 from reproduction.demo_text import Part, documentation_parts, write
+from reproduction.documentation import documentation, documentation_source
 from reproduction.new_tokenizers import convert_sentencepiece, train_tokenizer
-from statecut.data.documentation import documentation, documentation_source
 from statecut.data.packing import Manifest, pack
 from statecut.data.sources import Source, describe, read
 from statecut.data.tokenizer import Tokenizer, load_tokenizer

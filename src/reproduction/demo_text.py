@@ -12,7 +12,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Literal, get_args
 
-from statecut.data.documentation import paragraphs
+from reproduction.documentation import paragraphs
 from statecut.files import atomic_write, canonical_json
 
 Part = Literal["training", "calibration", "held_out"]

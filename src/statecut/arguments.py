@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import field
 from decimal import Decimal
 from fractions import Fraction
-from typing import Literal
+from typing import Any, Literal
 
 from statecut.errors import InputError
 
@@ -13,6 +14,8 @@ Target = Literal["kq", "k", "q"]
 Eps = Literal["matched", "kept"]
 """What a cut does to the eps of the output norm: `statecut.pruning.slicing`."""
 
+TEXT = ".jsonl, .txt (.xz .gz .zst), .parquet, or a data set's folder"
+DEVICE = "cuda or cpu (default: the GPU if there is one)"
 LARGEST_SEED = 2**63 - 1
 """torch and the frame of results take no larger one."""
 
@@ -51,3 +54,9 @@ def width(d_k: int, ratio: float | str | Decimal | Fraction) -> int:
     if left < 1:
         raise InputError(f"ratio {ratio} leaves no channel of {d_k}; choose a smaller one")
     return left
+
+
+def option(default: Any, help: str, group: str = "", **more: Any) -> Any:
+    """A field of a request that a command offers as an option; `more` goes to argparse. So an
+    option stands in one place: its name, type and default, and what it says on the command line."""
+    return field(default=default, metadata={"help": help, "group": group, "argparse": more})

@@ -1,28 +1,34 @@
-"""The command line: parse, call, print. Each command imports what it needs when it runs."""
+"""The command line: parse, call a function of the API, print. Options are the fields of requests;
+each command imports what it needs when it runs."""
 
 from __future__ import annotations
 
 import argparse
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
-from typing import TypeAlias, get_args
+from types import UnionType
+from typing import Any, Literal, TypeAlias, Union, get_args, get_origin, get_type_hints
 
-from statecut import REFIT, __version__, logs
-from statecut.arguments import Eps, Target, check_counts, check_seed
+import statecut
+from statecut import logs
+from statecut.arguments import TEXT, check_counts, check_seed
 from statecut.errors import InputError
-from statecut.hub.downloads import DOWNLOADS, model_folder
+from statecut.evaluation.request import EvaluationRequest
+from statecut.hub.downloads import DOWNLOADS
 from statecut.pruning.methods import METHODS
-from statecut.serving.engines import ENGINES
+from statecut.pruning.request import Request
+from statecut.recovery.request import RecoveryRequest
+from statecut.version import __version__
 
-MODEL = "a model folder, or a downloaded hub name"
-TEXT = ".jsonl, .txt (.xz .gz .zst) or a data set's folder"
-PROSE = "the prose of the installed Python packages if not given"
-DEVICE = "cuda or cpu; the GPU if there is one"
-FORCE = "replace OUT if it exists"
+ARGUMENTS = {
+    "model": "a model folder, or a downloaded hub name",
+    "teacher": "the model that it was cut from",
+    "out": "folder to write",
+}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -62,11 +68,14 @@ def _sigterm_interrupts() -> Iterator[None]:
 
 
 class Help(argparse.RawDescriptionHelpFormatter):
-    """Every option says its default."""
+    """Every option says its default, once."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
-        shown = action.default not in (None, False, argparse.SUPPRESS)
-        return f"{action.help} (default: %(default)s)" if shown else action.help
+        silent = any(action.default is none for none in (None, False, argparse.SUPPRESS))
+        if silent or "(default:" in str(action.help):
+            return action.help
+        shown = action.option_strings[0] if action.default is True else "%(default)s"
+        return f"{action.help} (default: {shown})"
 
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
@@ -80,69 +89,66 @@ def parser() -> argparse.ArgumentParser:
     top.set_defaults(install="")  # how to get the packages that only some commands need
     top.add_argument("--version", action="version", version=f"statecut {__version__}")
     commands = top.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for add in (_prune, _inspect, _recover, _preflight, _download, _pack):
+    for add in (_prune, _inspect, _recover, _evaluate, _preflight, _download, _pack):
         add(commands)
     return top
 
 
+def add_request(
+    commands: Commands, name: str, request: type, function: Callable[..., Any], **more: Any
+) -> argparse.ArgumentParser:
+    """A command that calls a function of the API with the fields of its request."""
+    command = commands.add_parser(name, formatter_class=Help, **more)
+    types = get_type_hints(request)
+    groups: dict[str, Any] = {}
+    for one in fields(request):
+        if one.name == "options":  # a method's own: `_prune` adds them
+            continue
+        if not one.metadata:
+            command.add_argument(one.name, metavar=one.name.upper(), help=ARGUMENTS[one.name])
+            continue
+        title, given = one.metadata["group"], dict(one.metadata["argparse"])
+        if title not in groups:
+            groups[title] = command.add_argument_group(title) if title else command
+        flag = given.pop("flag", f"--{one.name.replace('_', '-')}")
+        hint = types[one.name]
+        kind = get_args(hint)[0] if get_origin(hint) in (Union, UnionType) else hint
+        if kind is bool:
+            given["action"] = argparse.BooleanOptionalAction if one.default else "store_true"
+        elif get_origin(kind) is Literal:
+            given["choices"] = get_args(kind)
+        else:
+            given["type"] = kind
+        about = {"dest": one.name, "default": one.default, "help": one.metadata["help"]}
+        groups[title].add_argument(flag, **about, **given)
+
+    def call(options: argparse.Namespace) -> None:
+        named = {field.name for field in fields(request)}
+        given = {key: value for key, value in vars(options).items() if key in named}
+        own = {key[7:]: value for key, value in vars(options).items() if key[:7] == "option."}
+        print(function(**given, **({"options": own} if own else {})))
+
+    command.set_defaults(run=call)
+    return command
+
+
 def _prune(commands: Commands) -> None:
     listed = (f"  {m.name + '*' * ('text' in m.needs):17} {m.about}\n" for m in METHODS.values())
-    command = commands.add_parser(
+    command = add_request(
+        commands,
         "prune",
+        Request,
+        statecut.prune,
         help="make a smaller model of one you have",
         description="Calibrate a model, choose which key and query channels stay, or which value\n"
         "channels, and write the smaller model, which AutoModelForCausalLM.from_pretrained\n"
         "loads. Give one of --ratio, --state, or --keys and --values.",
         epilog="methods (* needs text):\n" + "".join(listed),
-        formatter_class=Help,
     )
-    add = command.add_argument
-    add("model", metavar="MODEL", help=MODEL)
-    add("out", metavar="OUT", type=Path, help="folder to write")
-    add("--method", default="drrqr", help="see below")
-    add("--ratio", type=float, help="share of key channels to remove, in (0, 1); values stay")
-    share = (
-        "share of the recurrent state that may stay, in (0, 1): a few splits of it between keys "
-    )
-    share += "and values are cut, refitted and compared on text held out, and the best is written"
-    add("--state", type=float, metavar="SHARE", help=share)
-    add("--keys", type=int, metavar="N", help="key channels per head to keep")
-    add("--values", type=int, metavar="N", help="value channels per head to keep")
-    target = "whose activations choose the key channels, those of keys, queries or both; queries "
-    target += "and keys always lose the same ones; the method's own choice if not given, mostly kq"
-    add("--target", choices=get_args(Target), help=target)
-    add("--text", type=Path, help=f"calibration text: {TEXT}; {PROSE}")
-    seed = "of the order of the text, the sample of rows and the channels that rand samples"
-    add("--seed", type=int, default=0, help=seed)
-    rounding = (
-        "with --ratio, keep a multiple of N channels, rounding up; 16 is fast. With --state, "
-    )
-    rounding += "compare only multiples of N (of 16, or of less where those are too few)"
-    add("--round-to", type=int, metavar="N", help=rounding)
-    engine = "keep numbers of channels that this engine runs, with --ratio rounding up, and print "
-    engine += f"how to start it: {', '.join(ENGINES)}"
-    add("--for", dest="engine", metavar="ENGINE", help=engine)
-    add("--sequences", type=int, default=128, help="calibration sequences")
-    add("--length", type=int, default=2048, help="tokens per sequence")
-    add("--rows", type=int, default=5000, help="tokens in the sample of drrqr, qrcp")
-    add("--batch", type=int, default=8, help="sequences per batch")
-    refit = "fit what is linear behind each delta rule again, in closed form, on the same text; "
-    refit += "every method then needs text; --state needs it, else "
-    refit += f"{'--refit' if REFIT else '--no-refit'} by default"
-    add("--refit", action=argparse.BooleanOptionalAction, help=refit)
-    eps = (
-        "of the output norms: matched makes the cut model compute what the unpruned one does with "
-    )
-    eps += "the cut channels set to zero; kept leaves it, as the paper's code does"
-    add("--eps", choices=get_args(Eps), default="matched", help=eps)
-    dtype = "of the weights that are written; the model's own if not given, but bfloat16 for a "
-    dtype += "float32 DeltaNet, whose kernel refuses it"
-    add("--dtype", choices=["bfloat16", "float32", "float16"], help=dtype)
-    add("--device", help=DEVICE)
-    add("--force", action="store_true", help=FORCE)
+    group = command.add_argument_group("options of methods")
     for option in dict.fromkeys(option for m in METHODS.values() for option in m.takes):
         takers = ", ".join(m.name for m in METHODS.values() if option in m.takes)
-        add(
+        group.add_argument(
             option.flag,
             type=type(option.default),
             choices=option.choices or None,
@@ -152,113 +158,58 @@ def _prune(commands: Commands) -> None:
             help=f"of {takers}: {option.help} (default: {option.default})",
         )
 
-    def run(options: argparse.Namespace) -> None:
-        from statecut.pruning.prune import Request, prune
-
-        given = vars(options)
-        fields = {name: given[name] for name in given if name in Request.__dataclass_fields__}
-        own = {key[7:]: value for key, value in given.items() if key[:7] == "option."}
-        model, device = model_folder(options.model), _device(options.device)
-        request = Request(**fields | {"model": model, "device": device, "options": own})
-        print(*prune(request), sep="\n")
-
-    command.set_defaults(run=run)
-
 
 def _inspect(commands: Commands) -> None:
     command = commands.add_parser(
         "inspect",
-        help="print what is in a model, and what pruning it would save",
-        description="Layers, heads and widths of a model, its cache per request, what each ratio "
-        "saves, and which engines run the result. Reads config.json and the headers of the "
-        "weights' files.",
+        help="print what a model keeps per request, and what pruning it would save",
+        description="The cache per request of a model, what each ratio saves, and which engines "
+        "run the result. Reads config.json and the headers of the weights' files.",
     )
-    command.add_argument("model", metavar="MODEL", help=MODEL)
+    command.add_argument("model", metavar="MODEL", help=ARGUMENTS["model"])
+    engine = "what is known of this engine, and what --state compares for it"
+    command.add_argument("--engine", metavar="NAME", help=engine)
     command.add_argument("--json", type=Path, metavar="FILE", help="write it there too")
 
     def run(options: argparse.Namespace) -> None:
         from statecut.files import check_writable, write_json
-        from statecut.models.checkpoint import Checkpoint
-        from statecut.pruning.budget import budgets
-        from statecut.pruning.slicing import check_sliceable
-        from statecut.serving.inspection import inspect
 
         if options.json:
             check_writable(options.json)
-        checkpoint = Checkpoint(model_folder(options.model))
-        check_sliceable(checkpoint)
-        inspection = inspect(checkpoint, budgets(checkpoint))
+        inspection = statecut.inspect(options.model, engine=options.engine)
         if options.json:
             write_json(options.json, asdict(inspection))
-        print(*inspection.lines(), sep="\n")
+        print(inspection)
 
     command.set_defaults(run=run)
 
 
 def _recover(commands: Commands) -> None:
-    command = commands.add_parser(
+    command = add_request(
+        commands,
         "recover",
+        RecoveryRequest,
+        statecut.recover,
         help="train a pruned model to make up for what it lost",
         description="Train low-rank adapters and the convolutions of a pruned model on text and on "
-        "what the model it was cut from predicts, merge them, and write the model. The same "
-        "command continues where it was killed. Defaults are the paper's.",
-        formatter_class=Help,
+        "what the\nmodel it was cut from predicts, merge them, and write the model. The same "
+        "command\ncontinues where it was killed: checkpoints are in OUT.checkpoints until then. "
+        "Defaults\nare the paper's.",
     )
-    add = command.add_argument
-    add("model", metavar="MODEL", help=f"the pruned model, refitted or not: {MODEL}")
-    add("teacher", metavar="TEACHER", help="the model that it was cut from")
-    out = "folder to write; checkpoints are in OUT.checkpoints until it is written"
-    add("out", metavar="OUT", type=Path, help=out)
-    add("--text", type=Path, help=f"to train on: {TEXT}; {PROSE}")
-    add("--steps", type=int, default=2000, help="of training")
-    add("--batch", type=int, default=16, help="sequences per step")
-    passes = "passes that a step's sequences are divided into: more need less memory"
-    add("--gradient-accumulation-steps", type=int, default=2, metavar="N", help=passes)
-    add("--length", type=int, default=2048, help="tokens per sequence")
-    add("--epochs", type=int, default=1, help="passes over the text: more need less of it")
-    add("--learning-rate", type=float, default=1e-4, help="peak")
-    add("--seed", type=int, default=42, help="of adapters and the text's order")
-    add("--device", help=DEVICE)
-    add("--force", action="store_true", help=FORCE)
-
-    def run(options: argparse.Namespace) -> None:
-        from statecut.recovery import recover
-        from statecut.recovery.settings import Recovery
-
-        lines = recover.recover_folder(
-            model_folder(options.model),
-            model_folder(options.teacher),
-            options.out,
-            text=options.text,
-            length=options.length,
-            settings=Recovery(
-                data=options.text.name if options.text else "documentation",
-                steps=options.steps,
-                batch=options.batch,
-                gradient_accumulation_steps=options.gradient_accumulation_steps,
-                epochs=options.epochs,
-                learning_rate=options.learning_rate,
-                warmup=options.steps // 20,
-                seed=options.seed,
-            ),
-            device=_device(options.device),
-            force=options.force,
-        )
-        print(*lines, sep="\n")
-
-    install = "`pip install -c envs/constraints.txt '.[recovery]'` in a checkout"
-    command.set_defaults(run=run, install=install)
+    command.set_defaults(install="pip install 'statecut[recovery]'")
 
 
-def _device(name: str | None) -> str:
-    """The device of that name; without one the GPU, or the CPU where there is none."""
-    import torch
-
-    name = name or ("cuda" if torch.cuda.is_available() else "cpu")
-    if name not in ("cpu", "cuda") or (name == "cuda" and not torch.cuda.is_available()):
-        devices = "cpu or cuda" if torch.cuda.is_available() else "cpu, there is no GPU"
-        raise InputError(f"--device {name}: give {devices}")
-    return name
+def _evaluate(commands: Commands) -> None:
+    command = add_request(
+        commands,
+        "evaluate",
+        EvaluationRequest,
+        statecut.evaluate,
+        help="print the perplexity of a text, or results of lm-eval's tasks",
+        description="The perplexity of a text needs nothing but the library and a model's "
+        "tokenizer; tasks need\nlm-eval, which fetches their data from the hub.",
+    )
+    command.set_defaults(install="pip install 'statecut[evaluation]'")
 
 
 def _preflight(commands: Commands) -> None:
@@ -346,7 +297,7 @@ def _pack(commands: Commands) -> None:
     add("--field", default="text", help="the field of a record that is the text")
     add("--seed", type=int, default=0, help="of the order of documents")
     add("--workers", type=int, default=1, help="threads; any number gives the same")
-    add("--force", action="store_true", help=FORCE)
+    add("--force", action="store_true", help="replace OUT if it is packed text")
 
     def run(options: argparse.Namespace) -> None:
         from statecut.data.packing import pack

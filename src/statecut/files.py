@@ -136,13 +136,15 @@ def atomic_write(path: Path | str, *, force: bool = False, folder: bool = False)
     path.parent.mkdir(parents=True, exist_ok=True)
     parent = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
     temporary = parent / path.name
+    os.umask(umask := os.umask(0o077))
     try:
         if folder:
             temporary.mkdir()
         yield temporary
         # A rename must not survive a crash that its data does not.
         for file in temporary.rglob("*") if folder else [temporary]:
-            if file.is_file():  # a link may lead somewhere only from its later place
+            if file.is_file() and not file.is_symlink():  # which may lead nowhere from here
+                file.chmod(0o666 & ~umask)  # safetensors writes files that only their owner reads
                 flush(file)
     except BaseException:
         shutil.rmtree(parent, ignore_errors=True)

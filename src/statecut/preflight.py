@@ -29,7 +29,6 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils import collect_env
 
-from statecut import __version__
 from statecut.errors import InputError, nearest
 from statecut.files import read_json
 from statecut.models import kernels
@@ -38,6 +37,7 @@ from statecut.models.delta_rule import l2_normalised, recurrent_delta_rule
 from statecut.models.fixes import fla, triton
 from statecut.models.shapes import WIDEST, Shape
 from statecut.process import Outcome, run_work
+from statecut.version import __version__
 
 # How often the tolerance each part may use up: a layer adds bf16 projections, filters and norms.
 PARTS = {"forward": 1, "backward": 1, "tiles": 1, "layer_forward": 5, "layer_backward": 5}

@@ -24,7 +24,6 @@ import torch
 from torch import Tensor
 
 from reproduction.analysis.spectra import effective_ranks
-from statecut import __version__
 from statecut.data.progress import Progress
 from statecut.errors import InputError
 from statecut.files import atomic_write, canonical_json
@@ -32,6 +31,7 @@ from statecut.models.capture import capture_rule_inputs, mixers
 from statecut.models.delta_rule import l2_normalised, log_decay, no_tf32
 from statecut.models.shapes import MixerShape
 from statecut.pruning.calibration import check_finite
+from statecut.version import __version__
 
 BLOCK_BYTES = 2**28  # of states; what is computed from them takes about three times as much
 

@@ -38,8 +38,8 @@ from reproduction.reporting.tables import lay_out
 from reproduction.reporting.verdict import Judgement, Word, claims_only, read_judgements
 from reproduction.reporting.writing import html_environment, to_html
 from reproduction.running.paths import PROVENANCE
-from statecut import __version__
 from statecut.files import atomic_write, canonical_json
+from statecut.version import __version__
 
 Files = Mapping[Variant, Sequence[Path | str]]
 

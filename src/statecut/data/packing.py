@@ -24,12 +24,12 @@ from typing import Literal
 
 import numpy as np
 
-from statecut import __version__
 from statecut.data.progress import Progress
 from statecut.data.sources import Documents, Source, shuffled
 from statecut.data.tokenizer import Tokenizer
 from statecut.errors import InputError, nearest
 from statecut.files import atomic_write, read_json, write_json
+from statecut.version import __version__
 
 Boundary = Literal["eos", "bos"]
 

@@ -5,30 +5,32 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from statecut.data.packing import PackedTokens
+from statecut.data.packing import PackedTokens, pack
+from statecut.data.sources import describe, read
+from statecut.data.tokenizer import check_vocabulary, load_tokenizer
 from statecut.models.checkpoint import Checkpoint, tied_weights
 from statecut.models.layerwise import LayerwiseModel
+from statecut.models.loaded import Loaded
 
 logger = logging.getLogger(__name__)
 
 EMBEDDINGS = ("model.embeddings.weight", "model.embed_tokens.weight")
 
 
-def embedding(checkpoint: Checkpoint) -> Tensor:
+def embedding(checkpoint: Checkpoint | Loaded) -> Tensor:
     """As it is stored."""
     (name,) = (stored for current, stored in checkpoint.stored.items() if current in EMBEDDINGS)
     return checkpoint.tensor(name)
 
 
 def perplexity(
-    checkpoint: Checkpoint, ids: Tensor, *, device: str = "cpu", batch: int = 8
+    checkpoint: Checkpoint | Loaded, ids: Tensor, *, device: str = "cpu", batch: int = 8
 ) -> float:
     """Of text (sequences, length)."""
     dtype = checkpoint.compute_dtype(device)
@@ -55,34 +57,31 @@ def perplexity(
     return mean.exp().item()
 
 
-@dataclass(frozen=True)
-class HeldOut:
-    """Perplexities on text that nothing else has seen, by the name of each model."""
-
-    perplexities: dict[str, float]
-    tokens: int
-
-    def line(self) -> str:
-        values = " -> ".join(f"{value:.2f}" for value in self.perplexities.values())
-        names = ", ".join(self.perplexities)
-        return f"perplexity           {values} ({names}; {self.tokens:,} tokens held out)"
-
-    def fact(self) -> str:
-        """The same for a card."""
-        values = ", ".join(f"{value:.2f} {name}" for name, value in self.perplexities.items())
-        return f"{values}, on {self.tokens:,} tokens held out"
-
-
 def held_out_sequences(sequences: int) -> int:
     """How many to compute perplexities on, beside so many that are used."""
     return min(16, math.ceil(sequences / 8))
 
 
-def measure(
-    models: Mapping[str, Checkpoint], packed: Path, *, device: str, batch: int = 8
-) -> HeldOut:
-    """The perplexity of each model on the part of a packed text that is held out."""
+def measure(model: Checkpoint, packed: Path, device: str, batch: int = 8) -> float:
+    """The perplexity of the part of a packed text that is held out."""
     ids = torch.from_numpy(PackedTokens(packed, slice_name="held_out")[:])
-    logger.info("computing the perplexity: %s", ", ".join(models))
-    values = {n: perplexity(c, ids, device=device, batch=batch) for n, c in models.items()}
-    return HeldOut(values, ids.numel())
+    return perplexity(model, ids, device=device, batch=batch)
+
+
+def pack_text(
+    text: Path, model: Checkpoint, out: Path, *, slices: Mapping[str, int], length: int, seed: int
+) -> None:
+    """Pack a text with a model's own tokenizer."""
+    tokenizer = load_tokenizer(model.folder)
+    check_vocabulary(tokenizer, model.text_config["vocab_size"])
+    logger.info("text: %s", ", ".join(f"{n} sequences for {name}" for name, n in slices.items()))
+    pack(
+        read(text, seed=seed),
+        tokenizer,
+        out,
+        sequence_length=length,
+        sequences=slices,
+        source=describe(text),
+        seed=seed,
+        share_documents=True,  # a text file without blank lines is one document
+    )

@@ -6,7 +6,7 @@ import logging
 import re
 import shutil
 import textwrap
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
@@ -19,13 +19,12 @@ from statecut.errors import InputError
 from statecut.files import atomic_write, digest, read_json, sha256, to_json
 from statecut.hub.downloads import model_folder
 from statecut.models.architectures import architecture, register
-from statecut.models.architectures.base import Architecture, Config, text_config
+from statecut.models.architectures.base import Architecture, Config
+from statecut.models.description import INDEX, ModelFolder
 
 logger = logging.getLogger(__name__)
 
 ANNOUNCE_FROM = 1_000_000_000  # bytes of a file that is announced before it is read
-WEIGHTS = "model.safetensors"
-INDEX = "model.safetensors.index.json"
 # The tokenizer and what else goes with a model whatever its widths.
 COMPANIONS = """tokenizer* special_tokens_map.json vocab.json merges.txt added_tokens.json
     chat_template.jinja generation_config.json *processor_config.json"""
@@ -57,56 +56,8 @@ def read_tensors(path: Path, names: Container[str] | None = None) -> Tensors:
                 yield name, file.get_tensor(name)
 
 
-class Checkpoint:
-    """A model folder: its config.json and its safetensors, read tensor by tensor."""
-
-    def __init__(self, folder: Path | str):
-        self.folder = Path(folder)
-        if not (self.folder / "config.json").is_file():
-            raise InputError(f"{self.folder} is not a model folder: it has no config.json")
-        self.config: Config = read_json(self.folder / "config.json")
-        try:
-            self.text_config = text_config(self.config)
-            self.architecture = architecture(self.config)
-            self.shape = self.architecture.shape(self.config)
-        except InputError as error:
-            raise InputError(f"{self.folder}: {error}") from None
-        except (ArithmeticError, AttributeError, TypeError, ValueError) as error:
-            raise InputError(f"{self.folder}: config.json is not a model's: {error}") from None
-        self.files: dict[str, str] = {}  # of each tensor
-        self._headers: dict[str, torch.Tensor] = {}
-        self._read_headers()
-
-    def _read_headers(self) -> None:
-        index, beside = self.folder / INDEX, {path.name for path in self.folder.iterdir()}
-        files: dict[str, str] = read_json(index).get("weight_map", {}) if INDEX in beside else {}
-        shards = sorted(set(files.values())) if INDEX in beside else [WEIGHTS]
-        missing = [name for name in shards if name not in beside]
-        if missing == [WEIGHTS] and any(self.folder.glob("*.bin")):
-            raise InputError(
-                f"{self.folder} has pickled weights only, which can run code when they are read: "
-                "`statecut download` converts those of a hub model; for your own, call "
-                "save_pretrained once where you trust them"
-            )
-        if missing == [WEIGHTS]:
-            raise InputError(f"{self.folder} is not a model folder: it has no {WEIGHTS} or {INDEX}")
-        if missing or not shards:
-            raise InputError(
-                f"{self.folder}: {len(missing)} of {len(shards)} files that {INDEX} names are "
-                f"missing ({', '.join(missing[:3])}): download or copy the model again"
-            )
-        for shard in shards:
-            with open_safetensors(self.folder / shard) as file:
-                for name in file.keys():  # noqa: SIM118 (not a dict)
-                    if not files or files.get(name) == shard:
-                        # Mapped, not read: no number of it is looked at.
-                        self._headers[name] = file.get_tensor(name).to("meta")
-                        self.files[name] = shard
-        for name in files.keys() - self.files.keys():
-            raise InputError(
-                f"{self.folder}: {INDEX} says that {name} is in {files[name]}, and it is not: "
-                "download or copy the model again"
-            )
+class Checkpoint(ModelFolder):
+    """A model folder, whose tensors are read one by one."""
 
     def tensors(self, names: Iterable[str] | None = None) -> Tensors:
         """Those named, or all, file by file."""
@@ -127,6 +78,11 @@ class Checkpoint:
         """Every tensor with its shape and type and without its numbers, which are not read."""
         return iter(self._headers.items())
 
+    @cached_property
+    def _headers(self) -> dict[str, torch.Tensor]:
+        # Mapped, not read: no number of it is looked at.
+        return {name: tensor.to("meta") for name, tensor in self.tensors()}
+
     @property
     def dtype(self) -> str:
         """What its config says its weights are in."""
@@ -145,16 +101,6 @@ class Checkpoint:
     def passthrough(self) -> list[str]:
         """The tensors in its files that are no part of the text model."""
         return [name for name in self.files if name.startswith(self.architecture.passthrough)]
-
-    def check_no_softmax(self) -> None:
-        """An error for fla's hybrids: softmax layers need flash-attn, and buffers of no file."""
-        layers = self.text_config["num_hidden_layers"]
-        if self.architecture.library != "transformers" and len(self.shape.layers) < layers:
-            raise InputError(
-                f"{self.folder}: Statecut runs no softmax attention of flash-linear-attention; it "
-                "can cut such a model by methods that need no text, without refitting it "
-                "(`statecut prune --help`)"
-            )
 
     def check_text_only(self) -> None:
         """An error for a folder with more than the text model, where only that is written."""
@@ -235,13 +181,19 @@ def _auto_classes() -> tuple[Any, Any]:
 
 
 def unfilled(checkpoint: Checkpoint, device: torch.device | str = "cpu") -> Any:
-    """The text model of a folder's config without memory for its parameters. What is computed from
-    the config alone is on the device."""
-    auto_config, auto_model = _auto_classes()
+    """The text model of a folder's config without memory for its parameters."""
+    auto_config, _ = _auto_classes()
     whole = auto_config.from_pretrained(checkpoint.folder, trust_remote_code=False)
     config = whole.get_text_config()
     # A multimodal config may name it in one place only.
     config.tie_word_embeddings = whole.tie_word_embeddings or config.tie_word_embeddings
+    return without_parameters(config, device)
+
+
+def without_parameters(config: Any, device: torch.device | str = "cpu") -> Any:
+    """A model without memory for its parameters. What is computed from its config alone is on the
+    device."""
+    _, auto_model = _auto_classes()
     with torch.device("meta"):
         model = auto_model.from_config(config, trust_remote_code=False)
     for module in model.modules():
@@ -251,7 +203,7 @@ def unfilled(checkpoint: Checkpoint, device: torch.device | str = "cpu") -> Any:
     return model
 
 
-def fill(model: Any, tensors: dict[str, torch.Tensor], where: Path) -> None:
+def fill(model: Any, tensors: dict[str, torch.Tensor], where: Path | str) -> None:
     """Put tensors in the places of a model's parameters; an error that names those that are
     missing, unexpected or of another shape. Copies of others come from these."""
     tied = tied_weights(model).items()
@@ -291,7 +243,7 @@ def load(
     `dtype` is the type of all its floating-point parameters: by default the one its config names.
     """
     checkpoint = Checkpoint(model_folder(source))
-    checkpoint.check_no_softmax()
+    checkpoint.check_runs()
     model = unfilled(checkpoint, device)
     dtype = dtype or model.config.dtype
     stored = checkpoint.tensors(set(checkpoint.files) - set(checkpoint.passthrough))
@@ -326,16 +278,17 @@ def save(
     folder: Path | str,
     *,
     tokenizer: Path | str | None = None,
-    card: str | None = None,
+    files: Mapping[str, str] | None = None,
     force: bool = False,
 ) -> None:
-    """Write a model folder, whole or not at all; `tokenizer` is a folder to copy its files from."""
+    """Write a model folder, whole or not at all; `tokenizer` is a folder to copy its files from,
+    and `files` are texts to put beside it."""
     with atomic_write(folder, force=force, folder=True) as aside:
         model.save_pretrained(aside)
         if tokenizer is not None:
             copy_companions(Path(tokenizer), aside)
-        if card is not None:
-            (aside / "README.md").write_text(card)
+        for name, text in (files or {}).items():
+            (aside / name).write_text(text)
 
 
 def rewrite(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 
+from statecut.errors import InputError
 from statecut.models.fixes import fla as fla_fixes
 from statecut.models.fixes import triton as triton_fixes
 
@@ -20,3 +21,14 @@ def prepare() -> None:
         triton_fixes.assemble_with_ptxas_13()
         triton_fixes.compile_on_all_cores()
         triton_fixes.tune_once_for_all_counts()
+
+
+def checked_device(name: str | None) -> str:
+    """The device of that name; without one the GPU, or the CPU where there is none."""
+    import torch
+
+    name = name or ("cuda" if torch.cuda.is_available() else "cpu")
+    if name not in ("cpu", "cuda") or (name == "cuda" and not torch.cuda.is_available()):
+        devices = "cpu or cuda" if torch.cuda.is_available() else "cpu, there is no GPU"
+        raise InputError(f"--device {name}: give {devices}")
+    return name

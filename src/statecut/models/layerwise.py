@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from statecut.models.checkpoint import Checkpoint, check_parameters, in_memory, unfilled
+from statecut.models.loaded import Loaded
 
 
 class _Skip(nn.Module):
@@ -24,7 +25,8 @@ class _Skip(nn.Module):
 
 
 class LayerwiseModel:
-    """A model of which one layer is in memory, and the hidden states of a text before that layer.
+    """A model of which one layer is in memory, and the hidden states of a text before that layer;
+    of a model that is in memory all layers are.
 
     The model's own forward pass calls the layer, with all others skipped, so that it gets the mask
     and the rotary tables that it always gets.
@@ -32,29 +34,38 @@ class LayerwiseModel:
 
     def __init__(
         self,
-        checkpoint: Checkpoint,
+        source: Checkpoint | Loaded,
         batches: Sequence[Tensor],
         device: str,
-        dtype: torch.dtype | None,  # the one that its config names
+        dtype: torch.dtype | None,  # the one that its config names; a model in memory has its own
     ):
-        check_parameters(checkpoint)  # all of them, before the first layer is run
-        self.checkpoint, self.device = checkpoint, device
-        self.prefix, _ = checkpoint.architecture.mixer.split("{layer}.")
-        self.model = unfilled(checkpoint, device)
+        self.source, self.device = source, device
+        self.prefix, _ = source.architecture.mixer.split("{layer}.")
+        if isinstance(source, Loaded):
+            self.model = source.model
+        else:
+            check_parameters(source)  # all of them, before the first layer is run
+            self.model = unfilled(source, device)
         self.dtype = dtype or self.model.config.dtype
         self.decoder = self.model.eval().get_decoder()
         self.layers = list(self.decoder.layers)
-        elsewhere = (self.prefix, "lm_head.", *checkpoint.architecture.passthrough)
+        elsewhere = (self.prefix, "lm_head.", *source.architecture.passthrough)
         self._fill(self.model, "", lambda name: not name.startswith(elsewhere))
         embeddings = self.model.get_input_embeddings()
         self.states = [embeddings(ids.to(device)) for ids in batches]
-        embeddings.to("meta")
+        self._empty(embeddings)
         self.next: list[Tensor] = list(self.states)
+
+    def _empty(self, module: nn.Module) -> None:
+        if isinstance(self.source, Checkpoint):
+            module.to("meta")
 
     def _fill(self, module: nn.Module, prefix: str, has: Callable[[str], bool]) -> None:
         """Read the tensors of a module, those whose names it has, into it."""
-        files = [file for name, file in self.checkpoint.stored.items() if has(name)]
-        tensors = in_memory(self.checkpoint.tensors(files), self.checkpoint.architecture)
+        if isinstance(self.source, Loaded):
+            return
+        files = [file for name, file in self.source.stored.items() if has(name)]
+        tensors = in_memory(self.source.tensors(files), self.source.architecture)
         placed = {
             name.removeprefix(prefix): tensor.to(
                 self.device, self.dtype if tensor.is_floating_point() else None
@@ -68,12 +79,13 @@ class LayerwiseModel:
         """While open, this layer is in memory and `run` runs it."""
         layer, at = self.layers[index], f"{self.prefix}{index}."
         self._fill(layer, at, lambda name: name.startswith(at))
-        skip = _Skip(self.checkpoint.architecture.layer_output)
+        skip, layers = _Skip(self.source.architecture.layer_output), self.decoder.layers
         self.decoder.layers = nn.ModuleList([*[skip] * index, layer])
         try:
             yield layer
         finally:
-            layer.to("meta")
+            self.decoder.layers = layers
+            self._empty(layer)
 
     def run(self, index: int, batch: int) -> None:
         """One batch through a filled layer, to the states before the next."""

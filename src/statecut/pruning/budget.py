@@ -12,11 +12,9 @@ from dataclasses import replace
 from fractions import Fraction
 
 from statecut.errors import InputError
-from statecut.models.checkpoint import Checkpoint
+from statecut.models.description import Description
 from statecut.models.shapes import WIDEST, MixerShape
-from statecut.pruning.slicing import can_express, check_widths
-from statecut.serving.engines import ENGINES, Engine
-from statecut.serving.inspection import Budget, Widths
+from statecut.serving.engines import Engine
 
 STEPS = (16, 8, 4, 2, 1)
 """Widths are multiples of the first, which kernels compute fastest, if there are enough of them."""
@@ -26,11 +24,11 @@ SHARES = (0.5, 0.25, 0.125)  # that `statecut inspect` shows
 
 
 def in_words(shape: MixerShape) -> str:
-    return str(Widths(shape.width, shape.value_width))
+    return f"{shape.width} x {shape.value_width}"
 
 
 def cuts_within(
-    checkpoint: Checkpoint, share: float, engine: Engine | None, steps: Sequence[int] = STEPS
+    model: Description, share: float, engine: Engine | None, steps: Sequence[int] = STEPS
 ) -> tuple[int, list[MixerShape]]:
     """A few shapes that leave at most `share` of the state, from few keys to few values, and the
     multiple that their widths are; a width that is not cut stays as it is. None if there are none.
@@ -38,11 +36,11 @@ def cuts_within(
     Of shapes within one another the largest is taken. Multiples are those of the first step that
     has two shapes close to the budget, so that there is something to compare; or else one.
     """
-    budget = Fraction(str(share)) * checkpoint.shape.state_bytes()
+    budget = Fraction(str(share)) * model.shape.state_bytes()
     for least, enough in ((CLOSE * budget, 2), (CLOSE * budget, 1), (0, 1)):
         for step in steps:
             best = {  # values ascend
-                s.width: s for s in _usable(checkpoint, engine, step) if s.state_bytes() <= budget
+                s.width: s for s in _usable(model, engine, step) if s.state_bytes() <= budget
             }
             shapes = [
                 shape
@@ -56,30 +54,30 @@ def cuts_within(
 
 
 def wanted_cuts(
-    checkpoint: Checkpoint, share: float, engine: Engine | None, steps: Sequence[int]
+    model: Description, share: float, engine: Engine | None, steps: Sequence[int]
 ) -> tuple[int, list[MixerShape]]:
     """The same, or an error with the smallest cut that there is."""
-    step, shapes = cuts_within(checkpoint, share, engine, steps)
+    step, shapes = cuts_within(model, share, engine, steps)
     if shapes:
         return step, shapes
-    full = checkpoint.shape
+    full = model.shape
     taken = f" that {engine.label} takes ({engine.widths()})" if engine else ""
     multiples = f" in multiples of {step}" if step > 1 else ""
-    least = min(_usable(checkpoint, engine, step), key=MixerShape.state_bytes, default=full)
+    least = min(_usable(model, engine, step), key=MixerShape.state_bytes, default=full)
     possible = math.ceil(least.state_bytes() / full.state_bytes() * 10_000) / 10_000
     raise InputError(
         f"--state {share:g}: no cut of d_k {full.width} and d_v {full.value_width} of "
-        f"{checkpoint.folder}{taken}{multiples} leaves so little of the state; the smallest is "
+        f"{model.place}{taken}{multiples} leaves so little of the state; the smallest is "
         f"{in_words(least)}: give --state {possible:g} or more"
     )
 
 
-def check_cut(checkpoint: Checkpoint, cut: MixerShape, engine: Engine | None) -> None:
+def check_cut(model: Description, cut: MixerShape, engine: Engine | None) -> None:
     """An error if a model cannot be cut to widths that were given by hand."""
-    full = checkpoint.shape
+    full = model.shape
     if not cut.narrower_than(full):
         raise InputError(
-            f"--keys {cut.width} --values {cut.value_width}: a head of {checkpoint.folder} has "
+            f"--keys {cut.width} --values {cut.value_width}: a head of {model.place} has "
             f"{full.width} key and {full.value_width} value channels; give fewer of one or both"
         )
     if cut.width > WIDEST:
@@ -89,18 +87,20 @@ def check_cut(checkpoint: Checkpoint, cut: MixerShape, engine: Engine | None) ->
             f"--for {engine.name}: {engine.label} does not take d_k {cut.width} with d_v "
             f"{cut.value_width}; it takes {engine.widths()}: give --keys and --values that fit"
         )
-    check_widths(checkpoint, cut.width, cut.value_width)
+    model.resized(cut.width, cut.value_width)
 
 
-def _usable(checkpoint: Checkpoint, engine: Engine | None, step: int) -> Iterator[MixerShape]:
+def _usable(model: Description, engine: Engine | None, step: int) -> Iterator[MixerShape]:
     """Shapes with multiples or all channels, that the config can express, and kernels and the
     engine compute."""
-    full = checkpoint.shape
+    full = model.shape
     for width in (*range(step, full.width, step), full.width):
         for value_width in (*range(step, full.value_width, step), full.value_width):
-            taken = width <= WIDEST and (engine is None or engine.takes(width, value_width))
-            if taken and can_express(checkpoint, width, value_width):
-                yield replace(full, width=width, value_width=value_width)
+            cut = replace(full, width=width, value_width=value_width)
+            kind = model.architecture.model_type
+            taken = width <= WIDEST and (engine is None or engine.serves(kind, cut))
+            if taken and model.can_express(cut):
+                yield cut
 
 
 def _spread(shapes: list[MixerShape]) -> list[MixerShape]:
@@ -116,18 +116,9 @@ def _spread(shapes: list[MixerShape]) -> list[MixerShape]:
     return list(dict.fromkeys(chosen))
 
 
-def budgets(checkpoint: Checkpoint) -> tuple[Budget, ...]:
-    """What `--state` compares at some shares, for anyone and where an engine takes others."""
-
-    def cuts(share: float, engine: Engine | None) -> tuple[Widths, ...]:
-        shapes = cuts_within(checkpoint, share, engine)[1]
-        return tuple(Widths(shape.width, shape.value_width) for shape in shapes)
-
-    engines = [e for e in ENGINES.values() if e.has(checkpoint.architecture.model_type)]
-    result = []
-    for share in SHARES:
-        by_engine = {engine.name: cuts(share, engine) for engine in engines}
-        anyone = cuts(share, None)
-        others = {name: shapes for name, shapes in by_engine.items() if shapes != anyone}
-        result.append(Budget(share, anyone, others))
-    return tuple(result)
+def splits(model: Description, engine: Engine | None = None) -> dict[float, list[tuple[int, int]]]:
+    """d_k and d_v of what `--state` compares at some shares."""
+    return {
+        share: [(shape.width, shape.value_width) for shape in cuts_within(model, share, engine)[1]]
+        for share in SHARES
+    }

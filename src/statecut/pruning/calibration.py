@@ -38,7 +38,6 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from statecut import __version__
 from statecut.data.packing import PackedTokens
 from statecut.data.progress import Progress
 from statecut.errors import InputError
@@ -48,8 +47,10 @@ from statecut.models.capture import capture_rule_inputs, mixers
 from statecut.models.checkpoint import Checkpoint, load, read_tensors
 from statecut.models.delta_rule import l2_normalised
 from statecut.models.layerwise import LayerwiseModel
+from statecut.models.loaded import Loaded
 from statecut.models.shapes import MixerShape
 from statecut.pruning.activations import Activations, Rows, Side
+from statecut.version import __version__
 
 logger = logging.getLogger(__name__)
 
@@ -256,7 +257,7 @@ def calibrate(
 
 
 def calibrate_layerwise(
-    checkpoint: Checkpoint,
+    checkpoint: Checkpoint | Loaded,
     batches: Sequence[Tensor],
     *,
     sample_rows: int = 5000,
@@ -270,7 +271,7 @@ def calibrate_layerwise(
 
     `dtype` is what it computes in, by default the one that its config names.
     """
-    checkpoint.check_no_softmax()
+    checkpoint.check_runs()
     stream = LayerwiseModel(checkpoint, batches, device, dtype)
     sums = _Sums(stream.model, batches, device, sample_rows=sample_rows, seed=seed, values=values)
     on_output = sums.add_output if values else None
@@ -313,6 +314,29 @@ def sampled_sequences(data: PackedTokens, sequences: int, seed: int) -> Tensor:
     return torch.from_numpy(np.stack([data[i] for i in positions]))
 
 
+def calibrate_source(
+    source: Checkpoint | Loaded,
+    batches: Sequence[Tensor],
+    *,
+    gradients: bool = True,
+    device: str = "cpu",
+    provenance: dict[str, Any] | None = None,
+    **options: Any,
+) -> Calibration:
+    """The calibration of a model on disk or in memory; `options` as for `calibrate`. Without
+    gradients one layer of a model on disk is in memory at a time."""
+    about = {"model_digest": source.digest(), **(provenance or {})}
+    dtype = source.compute_dtype(device)
+    if not gradients:
+        given = {**options, "device": device, "dtype": dtype, "provenance": about}
+        return calibrate_layerwise(source, batches, **given)
+    if isinstance(source, Loaded):
+        model = source.model
+    else:
+        model = load(source.folder, device=device, dtype=dtype)
+    return calibrate(model, batches, **options, provenance=about)
+
+
 def calibrate_folder(
     folder: Path | str,
     data: PackedTokens,
@@ -328,25 +352,21 @@ def calibrate_folder(
 ) -> Calibration:
     """The calibration of a model in a folder, on sequences sampled from packed text.
 
-    `name` is that of the text, and `rows` the size of the sample. Without `gradients` one layer of
-    the model is in memory at a time. `values` as for `calibrate`.
+    `name` is that of the text, and `rows` the size of the sample.
     """
     if sequences > len(data):
         raise InputError(f"{name}: has {len(data)} sequences, {sequences} are needed")
-    checkpoint = Checkpoint(folder)
-    dtype = checkpoint.compute_dtype(device)
     source = data.manifest.source
-    batches = sampled_sequences(data, sequences, seed).split(batch)
-    common: dict[str, Any] = {
-        "sample_rows": rows,
-        "seed": seed,
-        "values": values,
-        "provenance": {
-            "model_digest": checkpoint.digest(),
+    return calibrate_source(
+        Checkpoint(folder),
+        sampled_sequences(data, sequences, seed).split(batch),
+        gradients=gradients,
+        device=device,
+        sample_rows=rows,
+        seed=seed,
+        values=values,
+        provenance={
             "text": {"source": source.name, "revision": source.revision},
             "sequences_of": {"data": name, "sha256": data.manifest.sha256},
         },
-    }
-    if not gradients:
-        return calibrate_layerwise(checkpoint, batches, device=device, dtype=dtype, **common)
-    return calibrate(load(folder, device=device, dtype=dtype), batches, **common)
+    )

@@ -84,6 +84,19 @@ class Method:
             known = " or ".join(self.targets)
             raise InputError(f"target {target}: method {self.name} judges by {known}")
 
+    def option(self, name: str) -> Option:
+        return next(option for option in self.takes if option.name == name)
+
+    def check_chooses_values(self, options: Mapping[str, Any]) -> None:
+        """An error if it cannot choose value channels with these options."""
+        if not self.values:
+            raise InputError(
+                f"method {self.name} chooses no value channels: fisher, drrqr, s_wanda, l1 and "
+                "others do (`statecut prune --help`)"
+            )
+        if options.get("activations") == "normalised":
+            raise InputError("activations normalised: values have no L2 norm; take raw")
+
     def options(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """All options: those given, and the others' defaults."""
         known = {option.name: option for option in self.takes}

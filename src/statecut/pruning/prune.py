@@ -5,159 +5,279 @@ from __future__ import annotations
 import logging
 import shutil
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
+from typing import Any
 
 import torch
 
 from statecut.arguments import width as width_of
-from statecut.data.documentation import documentation, documentation_source
-from statecut.data.packing import PackedTokens, pack
-from statecut.data.sources import describe, read
-from statecut.data.tokenizer import check_vocabulary, load_tokenizer
-from statecut.errors import InputError
-from statecut.evaluation.perplexity import held_out_sequences, measure
-from statecut.files import (
-    atomic_write,
-    check_disk_space,
-    check_not_overwriting,
-    check_output_path,
-    existing_parent,
-    explain_full_disk,
-)
+from statecut.data.packing import PackedTokens
+from statecut.evaluation.perplexity import held_out_sequences, measure, pack_text
+from statecut.files import atomic_write, check_disk_space, existing_parent, explain_full_disk
 from statecut.models.checkpoint import Checkpoint, check_parameters
+from statecut.models.kernels import checked_device
 from statecut.models.shapes import Channels, MixerShape
-from statecut.pruning.budget import STEPS, check_cut, in_words, wanted_cuts
-from statecut.pruning.calibration import Calibration, calibrate_folder
-from statecut.pruning.methods import METHODS
-from statecut.pruning.outcome import Candidate, Outcome, best
+from statecut.pruning.budget import in_words
+from statecut.pruning.calibration import calibrate_folder
 from statecut.pruning.refit import check_refit, refit, write_refitted
-from statecut.pruning.request import Request
+from statecut.pruning.request import Plan, Request
 from statecut.pruning.select import select
 from statecut.pruning.selection import Selection
 from statecut.pruning.slicing import check_sliceable, slice_model, sliced_sizes
 from statecut.pruning.statistics import ModelStatistics
+from statecut.record import Record
+from statecut.serving.engines import computed_wrong
 
 logger = logging.getLogger(__name__)
 
-__all__ = ["Request", "prune"]
+NEAR = 1.02  # times the best perplexity
 
 
-def prune(request: Request) -> list[str]:
-    """Write the pruned model to `request.out`. What changed, in lines."""
-    method = request.check()
-    checkpoint = Checkpoint(request.model)
-    shapes = wanted_shapes(request, checkpoint)
-    cuts_values = any(shape.value_width < checkpoint.shape.value_width for shape in shapes)
-    dtype = written_dtype(request, checkpoint)
-    # A method that needs no text is not calibrated for the refit's sake.
-    calibrates = "text" in method.needs or (request.text is not None and not request.refits)
-    if calibrates:
-        checkpoint.check_no_softmax()
-    check_model(request, checkpoint, shapes, dtype)
-    if calibrates or request.refits:
-        check_parameters(checkpoint)
+@dataclass(frozen=True)
+class Pruned:
+    """A model that was written, and what is known of it. Printed, it is the summary."""
+
+    folder: Path
+    record: Record
+    warnings: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        warnings = (f"WARNING: {warning}" for warning in self.warnings)
+        return "\n".join([*self.record.lines(), *warnings])
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A cut, and its refit if there is one."""
+
+    selection: Selection
+    shape: MixerShape
+    entry: Mapping[str, Any]  # `refit` and `measured` of the record
+
+    def perplexity(self, model: str) -> float:
+        return float(self.entry["measured"]["models"][model].get("perplexity", 0))
+
+    @property
+    def best(self) -> float:
+        """Of the model that would be written."""
+        models = self.entry["measured"]["models"]
+        return min(self.perplexity(model) for model in models if model != "unpruned")
+
+    def row(self) -> str:
+        """Of the table of all candidates."""
+        parameters = self.entry["measured"]["models"]["cut"]["parameters"]
+        return (
+            f"{self.shape.width:3}  {self.shape.value_width:3}  {self.shape.state_bytes():13,}  "
+            f"{parameters:14,}  {self.perplexity('cut'):15.2f}  "
+            f"{self.perplexity('refitted'):9.2f}  {self.entry['refit']['seconds']:5.0f} s"
+        )
+
+
+HEAD = (f"d_k  d_v  {'state, bytes':>13}  {'parameters':>14}  {'perplexity: cut':>15}  "
+        f"{'refitted':>9}  {'refit':>7}")  # fmt: skip
+
+
+def run(request: Request, plan: Plan) -> Pruned:
+    """Write the pruned model to `request.out`."""
+    device, out = checked_device(request.device), Path(request.out)
+    model = Checkpoint(plan.model.folder)
+    dtype = written_dtype(request, model)
+    check_sliceable(model, values=plan.cuts_values)
+    # The cut model is written beside OUT, refitted in another folder; the best until then is kept.
+    copies = (2 if len(plan.shapes) == 1 else 3) if plan.refits else 1
+    size = max(sliced_sizes(model, shape, dtype)[1] for shape in plan.shapes)
+    check_disk_space(out, copies * size)
+    if plan.refits:
+        check_refit(model, request.sequences, request.length)
     with TemporaryDirectory() as folder:
-        packed, calibration = Path(folder) / "text", None
-        if calibrates or request.refits:
+        packed, calibration = None, None
+        if plan.runs_model:
+            check_parameters(model)
+            packed = Path(folder) / "text"
             slices = {"calibration": request.sequences}
-            if request.refits:
-                slices["held_out"] = held_out_sequences(request.sequences)
-            length, seed = request.length, request.seed
+            slices["held_out"] = held_out_sequences(request.sequences)
+            sizes = {"length": request.length, "seed": request.seed}
+            assert request.text is not None  # as the plan has checked
             with explain_full_disk(gettempdir()):
-                pack_text(request.text, checkpoint, packed, slices=slices, length=length, seed=seed)
-            data = PackedTokens(packed, slice_name="calibration")
-            if request.refits:
-                check_refit(checkpoint, len(data), length, torch.from_numpy(data[:]))
-            if calibrates:
-                calibration = calibrate_on(data, request, values=cuts_values)
-        selections = choose(request, ModelStatistics(checkpoint, calibration), shapes)
-        if request.state is None:
-            logger.info("slicing: writing %s", request.out)
+                pack_text(Path(request.text), model, packed, slices=slices, **sizes)
+        if packed and plan.refits:
+            ids = torch.from_numpy(PackedTokens(packed, slice_name="calibration")[:])
+            check_refit(model, len(ids), request.length, ids)
+        if packed and plan.calibrates:
+            logger.info("calibrating %s on %s", model.folder, device)
+            calibration = calibrate_folder(
+                model.folder,
+                data := PackedTokens(packed, slice_name="calibration"),
+                name=data.manifest.source.name,
+                sequences=request.sequences,
+                rows=request.rows,
+                seed=request.seed,
+                device=device,
+                batch=request.batch,
+                gradients="gradients" in plan.method.needs,
+                values=plan.cuts_values,
+            )
+        selections = choose(request, plan, ModelStatistics(model, calibration))
         if dtype and not request.dtype:
             logger.info(
                 "written as bfloat16: DeltaNet's kernel refuses float32 (--dtype float32 keeps it)"
             )
-        with explain_full_disk(request.out):
-            if request.refits:
-                outcome = slice_and_refit(request, checkpoint, selections, dtype, packed)
-            else:
-                (selection,) = selections.values()
-                outcome = Outcome(request, checkpoint, selection)
-                options = {**selection.changes(), "dtype": dtype, "eps": request.eps}
-                card, force = outcome.card(), request.force
-                slice_model(checkpoint, out=request.out, **options, card=card, force=force)
-    return outcome.lines()
+        with explain_full_disk(out):
+            return _write(request, plan, model, selections, dtype, packed, device)
 
 
-def check_model(
+def _write(
     request: Request,
-    checkpoint: Checkpoint,
-    shapes: Sequence[MixerShape],
+    plan: Plan,
+    model: Checkpoint,
+    selections: Mapping[MixerShape, Selection],
     dtype: torch.dtype | None,
-) -> None:
-    """An error if the model cannot be cut to these widths, refitted, or written."""
-    full = checkpoint.shape
-    check_sliceable(checkpoint, values=any(s.value_width < full.value_width for s in shapes))
-    if full in shapes:
-        raise InputError(
-            f"--round-to {request.round_to} leaves all {full.width} channels of a head at ratio "
-            f"{request.ratio}: round to less, or cut more"
+    packed: Path | None,
+    device: str,
+) -> Pruned:
+    """Of several models the one that is best on the text held out, which nothing else has seen; a
+    refit that makes that worse is left out."""
+    out, candidates = Path(request.out), []
+    with (
+        TemporaryDirectory(prefix=f".{out.name}.", dir=existing_parent(out)) as beside,
+        atomic_write(out, force=request.force, folder=True) as aside,
+    ):
+        measured = Measured(packed, device, request.batch)
+        measured.add("unpruned", model)
+        for number, (shape, selection) in enumerate(selections.items(), 1):
+            name = f"cut {number} of {len(selections)}, d_k x d_v {in_words(shape)}"
+            logger.info("%s: slicing", name)
+            folders = {"cut": Path(beside) / "cut"}
+            changes = selection.changes()
+            slice_model(model, **changes, out=folders["cut"], dtype=dtype, eps=request.eps)
+            cut = Checkpoint(folders["cut"])
+            measured.add("cut", cut)
+            entry: dict[str, Any] = {}
+            if plan.refits and packed:
+                folders["refitted"] = Path(beside) / "refitted"
+                entry["refit"] = _refit(cut, model, packed, folders["refitted"], device, request)
+                measured.add("refitted", Checkpoint(folders["refitted"]))
+            entry["measured"] = measured.entry()
+            candidate = Candidate(selection, shape, entry)
+            candidates.append(candidate)
+            written = min(folders, key=candidate.perplexity)
+            if "refit" in entry:
+                entry["refit"]["written"] = written == "refitted"
+            if min(candidates, key=lambda candidate: candidate.best) is candidate:
+                shutil.rmtree(aside)
+                folders[written].rename(aside)
+            for left in Path(beside).iterdir():
+                shutil.rmtree(left)
+        best = min(candidates, key=lambda candidate: candidate.best)
+        warnings = tuple(_warnings(request, plan, model, best, candidates))
+        entry = {**best.entry, "notes": _notes(plan, model, best.shape, warnings)}
+        if request.state is not None:
+            rows = [c.row() + ("  written" if c is best else "") for c in candidates]
+            entry["compared"] = [HEAD, *rows]
+        cut_entry = best.selection.entry(model, request.eps)
+        cut_entry |= {"default_method": request.method is None, "asked": _asked(request, model)}
+        record = Record.read(model.folder).then(
+            base={"name": model.folder.name, "digest": model.digest()},
+            cut=cut_entry,
+            **entry,
+            command=request.command(),
         )
-    if request.target is not None and all(shape.width == full.width for shape in shapes):
-        raise InputError(
-            f"--target {request.target}: it says what key channels are judged by, and "
-            f"{request.wanted} cuts values alone; leave it out"
+        for file, text in record.files(out.name, model.config).items():
+            (aside / file).write_text(text)
+    return Pruned(out, record, warnings)
+
+
+class Measured:
+    """What is known of each model: sizes, and where there is text its perplexity."""
+
+    def __init__(self, packed: Path | None, device: str, batch: int) -> None:
+        self.packed, self.device, self.batch = packed, device, batch
+        self.models: dict[str, dict[str, float]] = {}
+
+    def add(self, name: str, model: Checkpoint) -> None:
+        cache = model.architecture.cache(model.config)
+        numbers: dict[str, float] = {
+            "parameters": model.parameters,
+            "recurrent_state_bytes": model.shape.state_bytes(),
+            "cache_bytes_per_request": cache.state_bytes(),
+        }
+        if self.packed:
+            numbers["perplexity"] = measure(model, self.packed, self.device, self.batch)
+            logger.info("perplexity of the text held out, %s: %.2f", name, numbers["perplexity"])
+        self.models[name] = numbers
+
+    def entry(self) -> dict[str, Any]:
+        entry: dict[str, Any] = {"models": dict(self.models)}
+        if self.packed:
+            held_out = PackedTokens(self.packed, slice_name="held_out")
+            source = held_out.manifest.source
+            entry |= {"text": source.name, "text_digest": source.revision}
+            entry["tokens"] = len(held_out) * held_out.manifest.sequence_length
+        return entry
+
+
+def _refit(
+    cut: Checkpoint, model: Checkpoint, packed: Path, out: Path, device: str, request: Request
+) -> dict[str, Any]:
+    data, began = PackedTokens(packed, slice_name="calibration"), time.monotonic()
+    result = refit(cut, model, torch.from_numpy(data[:]), device=device, batch=request.batch)
+    seconds = time.monotonic() - began
+    write_refitted(cut, result, out)
+    return {**result.entry(), "text": data.manifest.source.revision, "seconds": seconds}
+
+
+def _asked(request: Request, model: Checkpoint) -> dict[str, int]:
+    """The widths before they were rounded."""
+    if request.ratio is None:
+        return {}
+    return {"keys": width_of(model.shape.width, request.ratio)}
+
+
+def _notes(
+    plan: Plan, model: Checkpoint, shape: MixerShape, warnings: Sequence[str]
+) -> dict[str, str]:
+    notes = {}
+    if plan.engine:
+        notes["engine"] = plan.engine.advice(shape)
+    if model.passthrough:
+        prefixes = ", ".join(model.architecture.passthrough)
+        notes["copied as they are"] = f"{len(model.passthrough)} tensors ({prefixes})"
+    if warnings:
+        notes["warning"] = "; ".join(warnings)
+    return notes
+
+
+def _warnings(
+    request: Request, plan: Plan, model: Checkpoint, best: Candidate, candidates: list[Candidate]
+) -> Iterator[str]:
+    for side, short, heads in best.selection.filled_up():
+        yield (
+            f"in {short} of {heads} heads the sampled rows have fewer independent {side} than are "
+            "kept, and the rest was filled up by number: give more --rows or --text"
         )
-    if request.refits:
-        check_refit(checkpoint, request.sequences, request.length)
-    check_out(request.out, [request.model], request.text, force=request.force)
-    # The refit reads the sliced model from files, too; of several the best until then is kept.
-    copies = (2 if len(shapes) == 1 else 3) if request.refits else 1
-    size = max(sliced_sizes(checkpoint, shape, dtype)[1] for shape in shapes)
-    check_disk_space(request.out, copies * size)
-
-
-def check_out(out: Path, models: list[Path], text: Path | None, *, force: bool) -> None:
-    """An error if a model made from others, and from a text, may not be written there."""
-    sources = models if text is None else [*models, text]
-    check_not_overwriting(out, sources, kind="model", mark="config.json")
-    check_output_path(out, force=force, folder=True)
-    if any(model.resolve() in out.resolve().parents for model in models):
-        raise InputError(f"{out}: lies in the model's own folder; give one outside of it")
-
-
-def wanted_shapes(request: Request, checkpoint: Checkpoint) -> list[MixerShape]:
-    """What to cut to: one shape, or with --state those to compare."""
-    full, engine, round_to = checkpoint.shape, request.chosen_engine, request.round_to
-    if engine:
-        engine.check_model(checkpoint.architecture.model_type)
-    if request.ratio is not None:
-        # floor(d_k (1 - ratio)), then up to a multiple, and to what the engine takes.
-        width, multiple = width_of(full.width, request.ratio), round_to or 1
-        kept = rounded = min(full.width, -(-width // multiple) * multiple)
-        if engine and (kept := engine.round_up(width, full, multiple)) != rounded:
-            logger.info(
-                "--for %s: %d channels per head instead of %d, as %s takes %s",
-                *(engine.name, kept, rounded, engine.label, engine.widths()),
+    if refitted := best.entry.get("refit"):
+        if not refitted["written"]:
+            yield (
+                "the refit did not lower the perplexity of the text held out, so the cut alone was "
+                "written: give more --sequences or --text to fit on"
             )
-        return [replace(full, width=kept)]
-    if request.state is None:
-        values = request.values or full.value_width
-        cut = replace(full, width=request.keys or full.width, value_width=values)
-        check_cut(checkpoint, cut, engine)
-        return [cut]
-    steps = STEPS if round_to is None else (round_to,)
-    step, shapes = wanted_cuts(checkpoint, request.state, engine, steps)
-    few = f": those of {steps[0]} are too few" if step < steps[0] else ""
-    logger.info(
-        "--state %g: %s d_k x d_v of %s (multiples of %d%s)",
-        *(request.state, "comparing" if len(shapes) > 1 else "no choice but"),
-        *(", ".join(map(in_words, shapes)), step, few),
-    )
-    return shapes
+        near = [
+            in_words(other.shape)
+            for other in candidates
+            if other is not best and other.best < NEAR * best.best
+        ]
+        if near:
+            yield (
+                f"within {NEAR - 1:.0%} of the best: {', '.join(near)}. Other text may choose "
+                "otherwise: give more --sequences or --text"
+            )
+    if not plan.engine:
+        kind, by_ratio = model.architecture.model_type, request.ratio is not None
+        for line in computed_wrong(kind, best.shape, model.shape, by_ratio=by_ratio):
+            yield line.removeprefix("WARNING: ")
 
 
 def written_dtype(request: Request, checkpoint: Checkpoint) -> torch.dtype | None:
@@ -169,123 +289,24 @@ def written_dtype(request: Request, checkpoint: Checkpoint) -> torch.dtype | Non
     return getattr(torch, request.dtype) if request.dtype else None
 
 
-def pack_text(
-    text: Path | None,
-    checkpoint: Checkpoint,
-    out: Path,
-    *,
-    slices: Mapping[str, int],
-    length: int,
-    seed: int,
-) -> None:
-    """Pack a text, or else the prose of the installed packages, with a model's own tokenizer."""
-    tokenizer = load_tokenizer(checkpoint.folder)
-    check_vocabulary(tokenizer, checkpoint.text_config["vocab_size"])
-    if text is None:
-        logger.info("text: the prose of the installed Python packages; give --text for your own")
-    if "held_out" in slices:
-        logger.info("text: %d sequences, and %d that are held out", *slices.values())
-    pack(
-        documentation() if text is None else read(text, seed=seed),
-        tokenizer,
-        out,
-        sequence_length=length,
-        sequences=slices,
-        source=documentation_source() if text is None else describe(text),
-        seed=seed,
-        share_documents="held_out" in slices,  # a text file without blank lines is one document
-    )
-
-
-def calibrate_on(data: PackedTokens, request: Request, *, values: bool) -> Calibration:
-    device = "the GPU" if request.device == "cuda" else "the CPU"
-    logger.info("calibrating %s on %s", request.model, device)
-    return calibrate_folder(
-        request.model,
-        data,
-        name=data.manifest.source.name,
-        sequences=request.sequences,
-        rows=request.rows,
-        seed=request.seed,
-        device=request.device,
-        batch=request.batch,
-        gradients="gradients" in METHODS[request.method].needs,
-        values=values,
-    )
-
-
 def choose(
-    request: Request, statistics: ModelStatistics, shapes: Sequence[MixerShape]
+    request: Request, plan: Plan, statistics: ModelStatistics
 ) -> dict[MixerShape, Selection]:
     """Which channels each shape keeps. What the shapes share is computed once."""
     chosen: dict[tuple[Channels, int], Selection] = {}
     sides: tuple[Channels, Channels] = ("key", "value")
     for channels in sides:
         _, full = statistics.checkpoint.shape.size(channels)
-        widths = sorted({shape.size(channels)[1] for shape in shapes} - {full})
+        widths = sorted({shape.size(channels)[1] for shape in plan.shapes} - {full})
         if widths:
             few = " and ".join(map(str, widths))
-            what = f"{request.method} keeps {few} of {full} {channels} channels per head"
+            what = f"{plan.method.name} keeps {few} of {full} {channels} channels per head"
             logger.info("selecting: %s", what)
             given = {"target": request.target, "seed": request.seed, **request.options}
-            results = select(request.method, statistics, widths, channels=channels, **given)
+            results = select(plan.method.name, statistics, widths, channels=channels, **given)
             chosen |= {(channels, width): s for width, s in zip(widths, results, strict=True)}
     selections = {}
-    for shape in shapes:
+    for shape in plan.shapes:
         first, *rest = filter(None, (chosen.get((side, shape.size(side)[1])) for side in sides))
         selections[shape] = first.with_values(*rest) if rest else first
     return selections
-
-
-def slice_and_refit(
-    request: Request,
-    checkpoint: Checkpoint,
-    selections: Mapping[MixerShape, Selection],
-    dtype: torch.dtype | None,
-    packed: Path,
-) -> Outcome:
-    """Write the model, refitted on the text that it was calibrated on; of several the one that is
-    best on the text held out, which nothing else has seen."""
-    data = PackedTokens(packed, slice_name="calibration")
-    ids = torch.from_numpy(data[:])
-    out, device, batch = request.out, request.device, request.batch
-    candidates: list[Candidate] = []
-    with (
-        TemporaryDirectory(prefix=f".{out.name}.", dir=existing_parent(out)) as folder,
-        atomic_write(out, force=request.force, folder=True) as aside,
-    ):
-        sliced_folder, refitted_folder = Path(folder) / "sliced", Path(folder) / "refitted"
-        before = measure({"before": checkpoint}, packed, device=device, batch=batch)
-        for number, (shape, selection) in enumerate(selections.items(), 1):
-            cut = f"cut {number} of {len(selections)}: d_k {shape.width}, d_v {shape.value_width}"
-            logger.info(cut)
-            changes = selection.changes()
-            slice_model(checkpoint, **changes, out=sliced_folder, dtype=dtype, eps=request.eps)
-            sliced = Checkpoint(sliced_folder)
-            began = time.monotonic()
-            result = refit(sliced, checkpoint, ids, device=device, batch=batch)
-            seconds = time.monotonic() - began
-            write_refitted(sliced, result, refitted_folder)
-            models = {"cut": sliced, "refitted": Checkpoint(refitted_folder)}
-            held_out = measure(models, packed, device=device, batch=batch)
-            held_out = replace(held_out, perplexities=before.perplexities | held_out.perplexities)
-            candidate = Candidate(
-                selection,
-                shape,
-                parameters=sum(tensor.numel() for _, tensor in sliced.headers()),
-                result=replace(result, weights={}),  # those of all would fill the memory
-                seconds=seconds,
-                text=data.manifest.source,
-                held_out=held_out,
-            )
-            logger.info("%s: %s", cut, held_out.fact())
-            candidates.append(candidate)
-            if best(candidates) is candidate:
-                shutil.rmtree(aside)
-                refitted_folder.rename(aside)
-            else:
-                shutil.rmtree(refitted_folder)
-            shutil.rmtree(sliced_folder)
-        outcome = Outcome(request, checkpoint, best(candidates).selection, candidates)
-        (aside / "README.md").write_text(outcome.card())
-    return outcome

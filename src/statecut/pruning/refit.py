@@ -19,10 +19,12 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,7 +35,9 @@ from statecut.evaluation.perplexity import embedding
 from statecut.files import atomic_write
 from statecut.models.checkpoint import Checkpoint, rewrite
 from statecut.models.delta_rule import no_tf32, wide
+from statecut.models.description import Description
 from statecut.models.layerwise import LayerwiseModel
+from statecut.models.loaded import Loaded
 
 logger = logging.getLogger(__name__)
 
@@ -69,10 +73,16 @@ class Refit:
     fits: tuple[Fit, ...]
     tokens: int
 
+    def entry(self) -> dict[str, Any]:
+        """What a record says of it."""
+        matrices = Counter(fit.name.split(".")[-2] for fit in self.fits)
+        error = sum(fit.error for fit in self.fits) / len(self.fits)
+        return {"projections": dict(matrices), "error": error, "tokens": self.tokens}
+
 
 def refit(
-    student: Checkpoint,
-    teacher: Checkpoint,
+    student: Checkpoint | Loaded,
+    teacher: Checkpoint | Loaded,
     ids: Tensor,
     *,
     device: str = "cpu",
@@ -113,14 +123,14 @@ def refit(
 
 
 def check_refit(
-    checkpoint: Checkpoint, sequences: int, length: int, ids: Tensor | None = None
+    checkpoint: Checkpoint | Loaded, sequences: int, length: int, ids: Tensor | None = None
 ) -> None:
     """An error if the model, pruned or not, cannot be refitted on so much text, or on these token
     ids: least squares on a text that says the same over and over would ruin all other text."""
-    checkpoint.check_no_softmax()
+    checkpoint.check_runs()
     if checkpoint.config.get("attnres_block_size") is not None:
         raise InputError(
-            f"{checkpoint.folder}: attnres_block_size is set: its layers read more than the "
+            f"{checkpoint.place}: attnres_block_size is set: its layers read more than the "
             "residual stream, which refit does not carry"
         )
     if sequences < 2:
@@ -150,17 +160,18 @@ def write_refitted(
     result: Refit,
     out: Path | str,
     *,
-    card: str | None = None,
+    files: Mapping[str, str] | None = None,
     force: bool = False,
 ) -> None:
-    """The pruned model with its new weights, as a folder of the same shapes and types."""
+    """The pruned model with its new weights, as a folder of the same shapes and types; `files` are
+    texts to put beside it."""
     with atomic_write(out, force=force, folder=True) as aside:
         rewrite(student, aside, result.weights.get)
-        if card is not None:
-            (aside / "README.md").write_text(card)
+        for name, text in (files or {}).items():
+            (aside / name).write_text(text)
 
 
-def projections(checkpoint: Checkpoint, layer: nn.Module, index: int) -> list[str]:
+def projections(checkpoint: Description, layer: nn.Module, index: int) -> list[str]:
     """Those of a layer that are fitted, in the order in which they come."""
     if index not in checkpoint.shape.layers:
         return []
@@ -254,9 +265,9 @@ def _add_up(
         sums.add(X, target - stream, target)
     total = most + held_out
     for part, what in (
-        (total.gram, f"what enters {projection} of {pruned.checkpoint.folder}"),
-        (total.size, f"the residual stream of {unpruned.checkpoint.folder}"),
-        (total.cross, f"the residual stream of {pruned.checkpoint.folder}"),
+        (total.gram, f"what enters {projection} of {pruned.source.place}"),
+        (total.size, f"the residual stream of {unpruned.source.place}"),
+        (total.cross, f"the residual stream of {pruned.source.place}"),
     ):
         if not part.isfinite().all():
             raise InputError(f"refit, layer {index}: NaN or infinity in {what}")
@@ -288,7 +299,7 @@ def _fit(
     return new.cpu(), Fit(name, ridge, *shares)
 
 
-def check_cut_from(student: Checkpoint, teacher: Checkpoint) -> None:
+def check_cut_from(student: Checkpoint | Loaded, teacher: Checkpoint | Loaded) -> None:
     """An error unless a model has fewer channels than another, and the same embeddings, which
     nothing here changes."""
     (d_k, d_v), (D_k, D_v) = ((c.shape.width, c.shape.value_width) for c in (student, teacher))
@@ -305,5 +316,5 @@ def check_cut_from(student: Checkpoint, teacher: Checkpoint) -> None:
             return
         problem = "their embeddings differ"
     raise InputError(
-        f"{teacher.folder} is not the model that {student.folder} was cut from: {problem}"
+        f"{teacher.place} is not the model that {student.place} was cut from: {problem}"
     )

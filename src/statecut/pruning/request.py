@@ -1,92 +1,149 @@
-"""The options of `statecut prune`, and the checks that need no model."""
+"""The options of `statecut prune`, and what can be known without torch: what is wrong with them,
+and what is to be done."""
 
 from __future__ import annotations
 
+import logging
+import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from statecut import REFIT
-from statecut.arguments import Eps, Target, check_counts, check_length, check_seed
+from statecut.arguments import (
+    DEVICE,
+    TEXT,
+    Eps,
+    Target,
+    check_counts,
+    check_length,
+    check_seed,
+    option,
+)
+from statecut.arguments import width as width_of
 from statecut.data.sources import text_files
 from statecut.errors import InputError
+from statecut.files import check_not_overwriting, check_output_path
+from statecut.hub.downloads import model_folder
+from statecut.models.description import ModelFolder
+from statecut.models.shapes import MixerShape
+from statecut.pruning.budget import STEPS, check_cut, in_words, wanted_cuts
 from statecut.pruning.method import Method
 from statecut.pruning.methods import method_named
-from statecut.pruning.select import check_chooses_values
-from statecut.serving.engines import Engine, engine_named
+from statecut.serving.engines import ENGINES, Engine, engine_named
+
+logger = logging.getLogger(__name__)
+
+FISHER_UP_TO = 3_000_000_000
+"""Parameters. Fisher with refit is best wherever it was measured (docs/refit.md), and needs the
+whole model and gradients on one device; above this DRRQR is the default, which needs neither."""
+CUT, CHOOSE, READ, OUTPUT = "what to cut", "how to choose", "text", "output"
+FORCE = "replace OUT if it is a model"
+
+Width = Literal["bfloat16", "float32", "float16"]
 
 
 @dataclass(frozen=True)
 class Request:
-    """The options of the command, under their names there. One of `ratio`, `state`, or `keys` and
-    `values` (or one of these two) says how much to cut."""
+    """What to cut from which model, and how. One of `ratio`, `state`, or `keys` and `values` (or
+    one of these two) says how much."""
 
-    model: Path
-    out: Path
-    method: str
-    ratio: float | None = None  # share of the key channels that goes
-    state: float | None = None  # share of the recurrent state that may stay
-    keys: int | None = None  # channels per head that stay; all if only values are given
-    values: int | None = None
-    target: Target | None = None  # the method's own
-    seed: int = 0
-    sequences: int = 128
-    length: int = 2048
-    rows: int = 5000  # in the sample of the calibration
-    batch: int = 8
-    refit: bool | None = None  # if not given, what a comparison needs, or the default
-    eps: Eps = "matched"  # of the output norm
-    round_to: int | None = None  # multiples of it are kept
-    engine: str | None = None  # that is to run these widths
-    dtype: str | None = None  # the model's own
-    text: Path | None = None
-    device: str = "cpu"
-    force: bool = False
+    model: Path | str
+    out: Path | str
+    ratio: float | None = option(
+        None, "share of the key channels to remove, in (0, 1); values stay", CUT
+    )
+    state: float | None = option(
+        None,
+        "share of the recurrent state that may stay, in (0, 1): a few splits of it between "
+        "keys and values are cut, refitted and compared on text held out, and the best is written",
+        CUT,
+        metavar="SHARE",
+    )
+    keys: int | None = option(None, "key channels per head to keep", CUT, metavar="N")
+    values: int | None = option(None, "value channels per head to keep", CUT, metavar="N")
+    round_to: int | None = option(
+        None,
+        "with --ratio, keep a multiple of N channels, rounding up; with --state, compare only "
+        "multiples of N; 1 rounds nothing (default: 16, which kernels run fastest, or less where "
+        "that would leave every channel)",
+        CUT,
+        metavar="N",
+    )
+    engine: str | None = option(
+        None,
+        "keep numbers of channels that this engine runs, with --ratio rounding up, and print "
+        f"how to start it: {', '.join(ENGINES)}",
+        CUT,
+        flag="--for",
+        metavar="ENGINE",
+    )
+    method: str | None = option(
+        None,
+        f"see below (default: fisher up to {FISHER_UP_TO // 10**9} billion parameters, above "
+        "drrqr)",
+        CHOOSE,
+    )
+    target: Target | None = option(
+        None,
+        "whose activations choose the key channels: those of keys, queries or both; queries "
+        "and keys always lose the same channels (default: the method's own, mostly kq)",
+        CHOOSE,
+    )
+    refit: bool = option(
+        True,
+        "fit what is linear behind each delta rule again, in closed form, on the same text",
+        CHOOSE,
+    )
+    eps: Eps = option(
+        "matched",
+        "of the output norms: matched makes the cut model compute what the unpruned one "
+        "does with the cut channels set to zero; kept leaves it, as the paper's code does",
+        CHOOSE,
+    )
+    seed: int = option(
+        0, "of the order of the text, the sample of rows and the channels that rand samples", CHOOSE
+    )
+    text: Path | str | None = option(
+        None, f"calibration text, such as the model is used for: {TEXT}", READ, metavar="FILE"
+    )
+    sequences: int = option(128, "of calibration", READ, metavar="N")
+    length: int = option(2048, "tokens per sequence", READ, metavar="N")
+    rows: int = option(5000, "tokens in the sample of drrqr and qrcp", READ, metavar="N")
+    batch: int = option(8, "sequences per batch", READ, metavar="N")
+    dtype: Width | None = option(
+        None,
+        "of the weights that are written (default: the model's own, but bfloat16 for a "
+        "float32 DeltaNet, whose kernel refuses it)",
+        OUTPUT,
+    )
+    device: str | None = option(None, DEVICE, OUTPUT)
+    force: bool = option(False, FORCE, OUTPUT)
     options: Mapping[str, Any] = field(default_factory=dict)  # of the method
 
-    @property
-    def refits(self) -> bool:
-        return (self.state is not None or REFIT) if self.refit is None else self.refit
-
-    @property
-    def chosen_engine(self) -> Engine | None:
-        return engine_named(self.engine) if self.engine else None
-
-    def flags(self, *names: str) -> str:
-        """Those options that are given, as on the command line."""
-        given = {name: getattr(self, name) for name in names}
-        flags = {"engine": "for", "round_to": "round-to"}
-        return " ".join(
-            f"--{flags.get(name, name)} {value.name if isinstance(value, Path) else value}"
-            for name, value in given.items()
-            if value is not None
-        )
+    def command(self) -> str:
+        """What was given, as it would be typed."""
+        words = ["statecut", "prune", str(self.model), str(self.out)]
+        for one in fields(self)[2:-1]:
+            value = getattr(self, one.name)
+            flag = one.metadata["argparse"].get("flag", f"--{one.name.replace('_', '-')}")
+            if isinstance(value, bool):
+                words += [] if value == one.default else [flag if value else f"--no-{one.name}"]
+            elif value != one.default:
+                words += [flag, str(value)]
+        for name, value in self.options.items():
+            words += [method_named(str(self.method)).option(name).flag, str(value)]
+        return shlex.join(words)
 
     @property
     def wanted(self) -> str:
         """How much to cut."""
-        return self.flags("ratio", "state", "keys", "values")
+        names = ("ratio", "state", "keys", "values")
+        given = {name: getattr(self, name) for name in names}
+        return " ".join(f"--{name} {v:g}" for name, v in given.items() if v is not None)
 
-    def command(self, target: Target | None) -> str:
-        """The command that makes the same model; the target is that of the keys it cuts."""
-        method = method_named(self.method)
-        options = method.options(self.options)
-        return " ".join(filter(None, [
-            f"statecut prune {self.model.name} {self.out.name}",
-            self.flags("method", "ratio", "state", "keys", "values"),
-            f"--target {target}" if target else "",
-            self.flags("seed", "sequences", "length", "rows"),
-            f"--{'' if self.refits else 'no-'}refit --eps {self.eps}",
-            *(f"{option.flag} {options[option.name]}" for option in method.takes),
-            self.flags("round_to", "engine", "dtype", "text"),
-        ]))  # fmt: skip
-
-    def check(self) -> Method:
-        """An error for what is wrong whatever the model; or else the method."""
-        method = method_named(self.method)
-        method.check_target(self.target or method.targets[0])
-        options = method.options(self.options)
+    def plan(self) -> Plan:
+        """What is to be done, or an error for what is wrong; nothing of it needs torch."""
         by_widths = self.keys is not None or self.values is not None
         if [self.ratio is not None, self.state is not None, by_widths].count(True) != 1:
             raise InputError(
@@ -99,22 +156,120 @@ class Request:
         ):
             if share is not None and not 0 < share < 1:
                 raise InputError(f"--{name} {share:g}: must lie in (0, 1), the share of {what}")
-        if self.state is not None and self.refit is False:
+        if self.state is not None and not self.refit:
             raise InputError(
                 "--no-refit: --state compares models that are refitted, which decides between "
                 "them; give --keys and --values to cut without"
             )
         if by_widths and self.round_to is not None:
-            widths = self.flags("keys", "values")
-            raise InputError(f"--round-to {self.round_to}: {widths} is not rounded; leave one out")
-        if self.state is not None or self.values is not None:
-            check_chooses_values(method, options)
+            raise InputError(
+                f"--round-to {self.round_to}: {self.wanted} is not rounded; leave one out"
+            )
         names = ("keys", "values", "sequences", "rows", "batch", "round_to")
         check_counts(**{name: getattr(self, name) for name in names})
         check_length(self.length)
         check_seed(self.seed)
+        engine = engine_named(self.engine) if self.engine else None
+        if self.method:
+            method_named(self.method)
         if self.text is not None:
-            text_files(self.text)
-        if self.engine is not None:
-            engine_named(self.engine)
-        return method
+            text_files(Path(self.text))
+        model = ModelFolder(model_folder(self.model))
+        name = self.method or ("fisher" if model.parameters <= FISHER_UP_TO else "drrqr")
+        method = method_named(name)
+        method.check_target(self.target or method.targets[0])
+        options = method.options(self.options)
+        if self.state is not None or self.values is not None:
+            method.check_chooses_values(options)
+        shapes = self._shapes(model, engine)
+        if self.target is not None and all(shape.width == model.shape.width for shape in shapes):
+            raise InputError(
+                f"--target {self.target}: it says what key channels are judged by, and "
+                f"{self.wanted} cuts values alone; leave it out"
+            )
+        plan = Plan(model, method, shapes, engine, refits=self.refit, has_text=bool(self.text))
+        if plan.runs_model:
+            model.check_runs()
+            if self.text is None:
+                why = "--refit" if self.refit else f"--method {method.name}"
+                raise InputError(
+                    f"{why} needs text: give --text FILE ({TEXT}), such as the model is used "
+                    "for; --method l1 --no-refit needs none"
+                )
+        check_out(Path(self.out), [model.folder], self.text, force=self.force)
+        return plan
+
+    def _shapes(self, model: ModelFolder, engine: Engine | None) -> list[MixerShape]:
+        """What to cut to: one shape, or with --state those to compare."""
+        full = model.shape
+        if engine:
+            engine.check_model(model.architecture.model_type)
+        if self.ratio is not None:
+            return [replace(full, width=self._width(model, engine))]
+        if self.state is None:
+            values = self.values or full.value_width
+            cut = replace(full, width=self.keys or full.width, value_width=values)
+            check_cut(model, cut, engine)
+            return [cut]
+        steps = STEPS if self.round_to is None else (self.round_to,)
+        step, shapes = wanted_cuts(model, self.state, engine, steps)
+        few = f": those of {steps[0]} are too few" if step < steps[0] else ""
+        logger.info(
+            "--state %g: %s d_k x d_v of %s (multiples of %d%s)",
+            *(self.state, "comparing" if len(shapes) > 1 else "no choice but"),
+            *(", ".join(map(in_words, shapes)), step, few),
+        )
+        return shapes
+
+    def _width(self, model: ModelFolder, engine: Engine | None) -> int:
+        """floor(d_k (1 - ratio)), up to a multiple, and to what the engine takes."""
+        full = model.shape.width
+        exact = width_of(full, self.ratio or 0)
+        # Without --round-to the first step that leaves fewer than all channels.
+        steps = [s for s in STEPS if -(-exact // s) * s < full] or [1]
+        step = self.round_to or steps[0]
+        kept = -(-exact // step) * step
+        if kept >= full:
+            raise InputError(
+                f"--round-to {self.round_to} leaves all {full} channels of a head at ratio "
+                f"{self.ratio}: round to less, or cut more"
+            )
+        if engine and kept != (kept := engine.round_up(exact, model.shape, self.round_to or 1)):
+            logger.info(
+                "--for %s: %d channels per head, as %s takes %s",
+                *(engine.name, kept, engine.label, engine.widths()),
+            )
+        return kept
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a request comes to for its model."""
+
+    model: ModelFolder
+    method: Method
+    shapes: list[MixerShape]  # one, or those to compare
+    engine: Engine | None
+    refits: bool
+    has_text: bool
+
+    @property
+    def calibrates(self) -> bool:
+        return "text" in self.method.needs
+
+    @property
+    def runs_model(self) -> bool:
+        return self.calibrates or self.refits or self.has_text
+
+    @property
+    def cuts_values(self) -> bool:
+        return any(shape.value_width < self.model.shape.value_width for shape in self.shapes)
+
+
+def check_out(out: Path, models: list[Path], text: Path | str | None, *, force: bool) -> None:
+    """An error if a model made from others, and from a text, may not be written there."""
+    sources = models if text is None else [*models, Path(text)]
+    check_not_overwriting(out, sources, kind="model", mark="config.json")
+    check_output_path(out, force=force, folder=True)
+    if any(model.resolve() in out.resolve().parents for model in models):
+        raise InputError(f"{out}: lies in the model's own folder; give one outside of it")

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from torch import Tensor
 
-from statecut import __version__
 from statecut.arguments import Target
 from statecut.errors import InputError
 from statecut.models.shapes import Channels
@@ -15,10 +14,11 @@ from statecut.pruning.activations import Side
 from statecut.pruning.calibration import Calibration
 from statecut.pruning.conditioning import condition_number, effective_rank, spectrum_from_gram
 from statecut.pruning.method import Method
-from statecut.pruning.methods import METHODS, method_named
+from statecut.pruning.methods import method_named
 from statecut.pruning.selection import Selection
 from statecut.pruning.slicing import check_sliceable
 from statecut.pruning.statistics import ModelStatistics
+from statecut.version import __version__
 
 
 def select(
@@ -43,14 +43,14 @@ def select(
         judged_by = about["target"] = target or method.targets[0]
         method.check_target(judged_by)
     else:
-        check_chooses_values(method, options)
+        method.check_chooses_values(options)
         check_sliceable(model.checkpoint, values=True)
     facts: dict[str, Any] = {"statecut": __version__, "model_digest": model.checkpoint.digest()}
     if model.calibration:
         facts["calibration"] = model.calibration.manifest
         if model.calibration.manifest.get("model_digest") != facts["model_digest"]:
             raise InputError(
-                f"the calibration was not made for {model.checkpoint.folder}: calibrate it again"
+                f"the calibration was not made for {model.checkpoint.place}: calibrate it again"
             )
     selections = []
     for width, tensors in zip(
@@ -87,15 +87,6 @@ def _choose(
         return method.choose(model, target, widths, **options)
     assert method.rotate
     return [{"rotation": method.rotate(model, target, width, **options)} for width in widths]
-
-
-def check_chooses_values(method: Method, options: Mapping[str, Any]) -> None:
-    """An error if a method, with these options, cannot choose value channels."""
-    if not method.values:
-        others = ", ".join(other.name for other in METHODS.values() if other.values)
-        raise InputError(f"method {method.name} chooses no value channels; {others} do")
-    if options.get("activations") == "normalised":
-        raise InputError("activations normalised: values have no L2 norm; take raw")
 
 
 def top(scores: Tensor, width: int) -> Tensor:

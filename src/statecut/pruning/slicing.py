@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -35,7 +35,14 @@ from statecut.arguments import Eps
 from statecut.errors import InputError
 from statecut.files import atomic_write
 from statecut.models.architectures.base import Architecture, ChannelTensor, Role, text_config
-from statecut.models.checkpoint import Checkpoint, rewrite, with_current_names
+from statecut.models.checkpoint import (
+    Checkpoint,
+    fill,
+    rewrite,
+    with_current_names,
+    without_parameters,
+)
+from statecut.models.loaded import Loaded
 from statecut.models.shapes import Channels, MixerShape
 
 logger = logging.getLogger(__name__)
@@ -211,14 +218,14 @@ def truncate(first: Tensor, second: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     return inner.mT.contiguous(), outer
 
 
-def check_sliceable(checkpoint: Checkpoint, *, values: bool = False) -> None:
+def check_sliceable(checkpoint: Checkpoint | Loaded, *, values: bool = False) -> None:
     """An error if the tensors of a folder contradict its config, or if values are to be cut and
     cannot be. No numbers are read; loaders would drop or refuse such tensors, after the work."""
     if problem := next(_contradictions(checkpoint, values), None):
-        raise InputError(f"{checkpoint.folder}: {problem}")
+        raise InputError(f"{checkpoint.place}: {problem}")
 
 
-def _contradictions(checkpoint: Checkpoint, values: bool) -> Iterator[str]:
+def _contradictions(checkpoint: Checkpoint | Loaded, values: bool) -> Iterator[str]:
     kind, shape, config = checkpoint.architecture, checkpoint.shape, checkpoint.text_config
     headers = with_current_names(checkpoint.headers(), kind)
     prefix, _ = kind.mixer.split("{layer}.")
@@ -258,24 +265,6 @@ def _contradictions(checkpoint: Checkpoint, values: bool) -> Iterator[str]:
             yield f"{bias}: values are cut only where the norm of the outputs has no bias"
 
 
-def check_widths(checkpoint: Checkpoint, width: int, value_width: int | None) -> dict[str, Any]:
-    """The config of the model with these widths, or an error if it cannot have them."""
-    values = checkpoint.shape.value_width if value_width is None else value_width
-    if not can_express(checkpoint, width, values):
-        raise InputError(
-            f"{checkpoint.folder}: the config of a {checkpoint.architecture.model_type} cannot "
-            f"express heads of {width} key and {values} value channels"
-        )
-    return checkpoint.architecture.resized(checkpoint.config, width, value_width)
-
-
-def can_express(checkpoint: Checkpoint, width: int, value_width: int) -> bool:
-    """Whether a config with these widths says what it was to say."""
-    kind = checkpoint.architecture
-    config = kind.resized(checkpoint.config, width, value_width)
-    return kind.shape(config) == replace(checkpoint.shape, width=width, value_width=value_width)
-
-
 def change_channels(
     tensors: Iterable[tuple[str, Tensor]],
     kind: Architecture,
@@ -287,6 +276,26 @@ def change_channels(
     unpruned = dict(tensors)
     slicer = Slicer(kind, shape, keys, values, unpruned.__getitem__)
     return {name: slicer(name, tensor).to(tensor.dtype) for name, tensor in unpruned.items()}
+
+
+def slice_in_memory(
+    model: Any, keys: Change | None, values: Keep | None = None, *, eps: Eps = "matched"
+) -> Any:
+    """A model of its own, on the same device."""
+    source = Loaded(model)
+    check_sliceable(source, values=values is not None)
+    width = keys.width if keys else source.shape.width
+    config = source.resized(width, values.width if values else None)
+    kind, unpruned = source.architecture, model.state_dict()
+    slicer = Slicer(kind, source.shape, keys, values, unpruned.__getitem__, eps)
+    if eps == "matched":
+        config = kind.scaled_eps(config, eps_factor(source.shape, slicer.narrow))
+    sliced = without_parameters(type(model.config).from_dict(config), model.device)
+    # Copied, also where nothing is cut: a refit changes weights in place.
+    tensors = {n: slicer(n, tensor).to(tensor.dtype, copy=True) for n, tensor in unpruned.items()}
+    fill(sliced, tensors, source.place)
+    sliced.tie_weights()
+    return sliced.eval()
 
 
 def sliced_sizes(
@@ -321,7 +330,7 @@ def slice_model(
     values: Keep | None = None,
     dtype: torch.dtype | None = torch.bfloat16,
     eps: Eps = "matched",
-    card: str | None = None,
+    files: Mapping[str, str] | None = None,
     force: bool = False,
 ) -> None:
     """Write the model with its key channels changed, and its value channels, to a folder that its
@@ -333,7 +342,7 @@ def slice_model(
     """
     kind, shape = checkpoint.architecture, checkpoint.shape
     width = keys.width if keys else shape.width
-    config = check_widths(checkpoint, width, values.width if values else None)
+    config = checkpoint.resized(width, values.width if values else None)
     check_sliceable(checkpoint, values=values is not None)
     if dtype is not None:
         for part in (config, text_config(config)):
@@ -360,5 +369,5 @@ def slice_model(
 
     with atomic_write(out, force=force, folder=True) as aside:
         rewrite(checkpoint, aside, new_tensor, config)
-        if card is not None:
-            (aside / "README.md").write_text(card)
+        for name, text in (files or {}).items():
+            (aside / name).write_text(text)

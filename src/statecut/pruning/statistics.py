@@ -13,6 +13,7 @@ from statecut.arguments import Target
 from statecut.errors import InputError
 from statecut.models.architectures.base import ChannelTensor
 from statecut.models.checkpoint import Checkpoint
+from statecut.models.loaded import Loaded
 from statecut.pruning.activations import Activations, Rows, Side
 from statecut.pruning.calibration import Calibration
 from statecut.pruning.slicing import fold
@@ -22,14 +23,14 @@ from statecut.pruning.slicing import fold
 class ModelStatistics:
     """A model's weights, and what its calibration measured, if there is one."""
 
-    checkpoint: Checkpoint
+    checkpoint: Checkpoint | Loaded
     calibration: Calibration | None = None
 
     def measured(self, name: str) -> Tensor:
         """A tensor of the calibration."""
         if self.calibration is None or name not in self.calibration.tensors:
             raise InputError(
-                f"{self.checkpoint.folder}: {name} was not measured: calibrate the model again, "
+                f"{self.checkpoint.place}: {name} was not measured: calibrate the model again, "
                 "with gradients or values if the choice needs them; a method names in its `needs` "
                 "what it uses"
             )

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from statecut import __version__
 from statecut.data.packing import PackedTokens
 from statecut.files import atomic_write, check_output_path
 from statecut.models.checkpoint import save
 from statecut.recovery.checkpoints import Checkpoints
 from statecut.recovery.loop import EVERY_TEN_MINUTES, Saving
+from statecut.version import __version__
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Output:
     folder: Path | str
     checkpoints: Path | str  # where all running jobs keep theirs
     tokenizer: Path | str | None = None  # a folder to copy its files from
-    card: str | None = None  # the text of the model's README.md
+    files: Mapping[str, str] = field(default_factory=dict)  # texts to put beside the model
     saving: Saving = EVERY_TEN_MINUTES
     force: bool = False  # replace the folder if it exists
     version: int = 1  # of the code: with another one a run begins anew
@@ -40,7 +40,7 @@ class Output:
     def write(self, model: Any, checkpoints: Checkpoints, files: Iterable[Path] = ()) -> None:
         """The model with the loss curve and other files beside it; then the checkpoints go."""
         with atomic_write(self.folder, folder=True, force=self.force) as aside:
-            save(model, aside, tokenizer=self.tokenizer, card=self.card, force=True)
+            save(model, aside, tokenizer=self.tokenizer, files=self.files, force=True)
             for path in (checkpoints.curve, *files):
                 shutil.copyfile(path, aside / path.name)
         checkpoints.remove()

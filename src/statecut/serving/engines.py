@@ -90,6 +90,13 @@ class Engine:
         start = f"start it with `{self.setting}`; " if self.setting and not without else ""
         return f"{self.label}: {start}{self.known(shape.value_width)}"
 
+    def about(self, value_width: int) -> str:
+        """What is known of it, for models of that d_v."""
+        wrong = f"any other is computed wrong {self.wrong}, without an error" if self.wrong else ""
+        start = f"start it with {self.start()}" if self.setting else ""
+        remarks = (f"takes {self.widths()}", wrong, start, self.known(value_width), self.note)
+        return f"{self.label}: {'; '.join(filter(None, remarks))}"
+
     def cuts(self, shape: MixerShape, multiple: int = 1) -> list[int]:
         """The d_k below the model's own that it takes, ascending."""
         widths = range(multiple, shape.width, multiple)

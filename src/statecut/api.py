@@ -1,0 +1,332 @@
+"""What `import statecut` offers. A `Model` is a folder, a hub name that was downloaded, or a model
+in memory; `tokens` are ids (sequences, length). What is wrong with arguments is an `InputError`,
+said before torch is imported where that is possible."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from inspect import signature
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias, TypeVar
+
+from statecut.arguments import Eps, Target
+from statecut.arguments import width as width_of
+from statecut.errors import InputError
+from statecut.evaluation.request import EvaluationRequest
+from statecut.hub.downloads import model_folder
+from statecut.pruning.request import Request
+from statecut.record import Record, record_of, set_record
+from statecut.recovery.request import RecoveryRequest
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
+
+    from statecut.evaluation.evaluate import Evaluation
+    from statecut.models.checkpoint import Checkpoint
+    from statecut.models.loaded import Loaded
+    from statecut.pruning.calibration import Calibration
+    from statecut.pruning.prune import Pruned
+    from statecut.pruning.refit import Refit
+    from statecut.pruning.selection import Selection
+    from statecut.serving.inspection import Inspection
+
+    Model: TypeAlias = str | Path | PreTrainedModel
+
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
+
+
+def _takes(request: Callable[P, R]) -> Callable[[Callable[[R], T]], Callable[P, T]]:
+    """The fields of a request as the arguments of a function: the command has the same options."""
+
+    def decorate(function: Callable[[R], T]) -> Callable[P, T]:
+        @wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> T:
+            return function(request(*args, **kwargs))
+
+        call.__signature__ = signature(request)  # type: ignore[attr-defined]
+        return call
+
+    return decorate
+
+
+@_takes(Request)
+def prune(request: Request) -> Pruned:
+    """Calibrate a model, choose the channels that stay, and write the smaller model to a folder.
+
+    >>> pruned = statecut.prune("model", "smaller", ratio=0.5, text="corpus.jsonl")
+    >>> print(pruned)  # the summary
+
+    Arguments are the options of `statecut prune --help` (`round_to=16` for `--round-to 16`);
+    `options={"f": 2.0}` are those of the method. From disk to disk, a file at a time.
+    """
+    plan = request.plan()
+    from statecut.pruning.prune import run
+
+    return run(request, plan)
+
+
+@_takes(RecoveryRequest)
+def recover(request: RecoveryRequest) -> Pruned:
+    """Train a pruned model to make up for what it lost, and write it to a folder.
+
+    >>> print(statecut.recover("smaller", "model", "recovered", text="corpus.jsonl", steps=200))
+
+    Arguments are the options of `statecut recover --help`. Killed and called again with the same
+    arguments it goes on from its last checkpoint.
+    """
+    request.check()
+    from statecut.recovery.recover import run
+
+    return run(request)
+
+
+@_takes(EvaluationRequest)
+def evaluate(request: EvaluationRequest) -> Evaluation:
+    """The perplexity of a text, and results of lm-eval's tasks.
+
+    >>> print(statecut.evaluate("smaller", text="corpus.jsonl", sequences=16))
+    >>> statecut.evaluate("smaller", tasks="wikitext,lambada_openai").tasks["wikitext"]
+    """
+    request.check()
+    from statecut.evaluation.evaluate import run
+
+    return run(request)
+
+
+def inspect(model: str | Path, *, engine: str | None = None) -> Inspection:
+    """What a model keeps per request, and what cutting it would save. No weights are read.
+
+    >>> print(statecut.inspect("model"))
+    """
+    from statecut.models.description import ModelFolder
+    from statecut.pruning.budget import splits
+    from statecut.serving import inspection
+    from statecut.serving.engines import engine_named
+
+    folder, named = ModelFolder(model_folder(model)), engine_named(engine) if engine else None
+    if named:
+        named.check_model(folder.architecture.model_type)
+    return inspection.inspect(folder, splits(folder, named), named)
+
+
+def load(
+    model: str | Path,
+    *,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str = "cpu",
+) -> PreTrainedModel:
+    """The language model in a folder, in evaluation mode, every parameter accounted for.
+
+    `dtype` is the type of its parameters, by default the one that its config names. On a CPU it
+    runs in plain PyTorch.
+
+    >>> model = statecut.load("model")
+    >>> model(torch.zeros(1, 8, dtype=torch.long)).logits.shape  # (batch, length, vocabulary)
+    """
+    from statecut.models import checkpoint
+
+    folder = model_folder(model)
+    loaded: PreTrainedModel = checkpoint.load(folder, dtype=dtype, device=device)
+    loaded.name_or_path = str(folder)
+    set_record(loaded, Record.read(folder))
+    return loaded
+
+
+def save(model: PreTrainedModel, folder: str | Path, *, force: bool = False) -> None:
+    """Write a model in memory to a folder, whole or not at all, with the tokenizer of the folder
+    that it was loaded from, statecut.json and a card.
+
+    >>> statecut.save(smaller, "smaller")
+    """
+    from statecut.models import checkpoint
+    from statecut.models.loaded import Loaded
+
+    record = record_of(model)
+    files = record.files(Path(folder).name, Loaded(model).config) if record.entries else {}
+    origin = Path(model.name_or_path) if model.name_or_path else None
+    checkpoint.save(model, folder, tokenizer=origin, files=files, force=force)
+
+
+def tokenize(
+    text: str | Path, model: str | Path, *, sequences: int = 128, length: int = 2048, seed: int = 0
+) -> torch.Tensor:
+    """Token ids (sequences, length) of a text, by the tokenizer in a model's folder.
+
+    >>> tokens = statecut.tokenize("corpus.jsonl", "model", sequences=16, length=128)
+    """
+    from tempfile import TemporaryDirectory
+
+    import torch
+
+    from statecut.data.packing import PackedTokens
+    from statecut.evaluation.perplexity import pack_text
+    from statecut.models.checkpoint import Checkpoint
+
+    with TemporaryDirectory() as folder:
+        packed, slices = Path(folder) / "text", {"tokens": sequences}
+        checkpoint = Checkpoint(model_folder(model))
+        pack_text(Path(text), checkpoint, packed, slices=slices, length=length, seed=seed)
+        return torch.from_numpy(PackedTokens(packed)[:])
+
+
+def calibrate(
+    model: Model,
+    tokens: torch.Tensor,
+    *,
+    gradients: bool = True,
+    values: bool = False,
+    rows: int = 5000,
+    seed: int = 0,
+    batch: int = 8,
+    device: str | None = None,
+) -> Calibration:
+    """All that methods need to know of a model's activations, from one pass over tokens
+    (sequences, length).
+
+    `values=True` measures what choosing value channels needs, too. Without `gradients` (which
+    `fisher` and `grad` need) a model in a folder is run layer by layer, so that it need not fit
+    into memory. `rows` is the size of drrqr's sample.
+
+    >>> calibration = statecut.calibrate(model, tokens)
+    >>> calibration.gram("k", "all", "raw").shape  # (layers, heads, d_k, d_k)
+    """
+    from statecut.pruning.calibration import calibrate_source
+
+    return calibrate_source(
+        _opened(model),
+        tokens.split(batch),
+        gradients=gradients,
+        device=_device(model, device),
+        sample_rows=rows,
+        seed=seed,
+        values=values,
+    )
+
+
+def select(
+    model: Model,
+    calibration: Calibration | None = None,
+    *,
+    keys: int | None = None,
+    values: int | None = None,
+    ratio: float | None = None,
+    method: str = "fisher",
+    target: Target | None = None,
+    seed: int = 0,
+    **options: Any,
+) -> Selection:
+    """Which channels stay: `keys` and `values` are numbers per head, `ratio` is the share of key
+    channels that goes. Methods `l1` and `rand` need no calibration; options are the method's own.
+
+    >>> kept = statecut.select(model, calibration, method="drrqr", keys=8, f=2.0)
+    >>> kept.tensors["kept"].shape  # (layers, heads, keys)
+    """
+    from statecut.pruning import select as selecting
+    from statecut.pruning.statistics import ModelStatistics
+
+    statistics = ModelStatistics(_opened(model), calibration)
+    shape = statistics.checkpoint.shape
+    if ratio is not None:
+        keys = width_of(shape.width, ratio)
+    chosen = []
+    for channels, width, full in (("key", keys, shape.width), ("value", values, shape.value_width)):
+        if width is not None and not 0 < width < full:
+            raise InputError(f"{channels}s {width}: must lie between 1 and {full - 1}")
+        if width is not None:
+            given = {"channels": channels, "target": target, "seed": seed, **options}
+            chosen += selecting.select(method, statistics, [width], **given)
+    if not chosen:
+        raise InputError("how many channels stay is missing: give keys, values, both, or ratio")
+    return chosen[0].with_values(chosen[1]) if len(chosen) > 1 else chosen[0]
+
+
+def slice(model: Model, kept: Selection, *, eps: Eps = "matched") -> PreTrainedModel:
+    """The smaller model, in memory; a model in a folder is loaded first (`prune` and
+    `statecut.pruning.slicing.slice_model` write one that is too large for memory).
+
+    With `eps="matched"` it computes what the model does with the cut channels set to zero.
+
+    >>> smaller = statecut.slice(model, kept)
+    """
+    from statecut.models.loaded import Loaded
+    from statecut.pruning.slicing import slice_in_memory
+
+    loaded = load(model) if isinstance(model, str | Path) else model
+    source = Loaded(loaded)
+    kept.check_model(source)
+    sliced: PreTrainedModel = slice_in_memory(loaded, **kept.changes(), eps=eps)
+    sliced.name_or_path = loaded.name_or_path
+    base = {"name": Path(str(source.place)).name, "digest": source.digest()}
+    set_record(sliced, record_of(loaded).then(base=base, cut=kept.entry(source, eps)))
+    return sliced
+
+
+def refit(
+    smaller: Model,
+    model: Model,
+    tokens: torch.Tensor,
+    *,
+    out: str | Path | None = None,
+    batch: int = 8,
+    device: str | None = None,
+    force: bool = False,
+) -> Refit:
+    """Fit what is linear behind each delta rule of a cut model to the model it was cut from, in
+    closed form, on tokens (sequences, length). A model in memory is changed in place; of one in a
+    folder `out` is the folder to write.
+
+    >>> fits = statecut.refit(smaller, model, tokens).fits  # one for each projection
+    """
+    from statecut.models.checkpoint import Checkpoint
+    from statecut.pruning import refit as fitting
+
+    on_disk = isinstance(smaller, str | Path)
+    if on_disk != (out is not None):
+        wanted = "give out, the folder to write" if on_disk else "leave out away"
+        raise InputError(f"refit of a model {'in a folder' if on_disk else 'in memory'}: {wanted}")
+    student, teacher = _opened(smaller), _opened(model)
+    result = fitting.refit(student, teacher, tokens, device=_device(smaller, device), batch=batch)
+    entry = result.entry()
+    if isinstance(student, Checkpoint) and out is not None:
+        base = {"name": student.folder.name, "digest": student.digest()}
+        record = Record.read(student.folder).then(base=base, refit=entry)
+        files = record.files(Path(out).name, student.config)
+        fitting.write_refitted(student, result, out, files=files, force=force)
+    else:
+        set_record(smaller, record_of(smaller).also(refit=entry))
+    return result
+
+
+def perplexity(
+    model: Model, tokens: torch.Tensor, *, batch: int = 8, device: str | None = None
+) -> float:
+    """Of tokens (sequences, length): the exponential of the mean cross-entropy.
+
+    >>> statecut.perplexity(smaller, tokens)
+    """
+    from statecut.evaluation.perplexity import perplexity as computed
+
+    return computed(_opened(model), tokens, device=_device(model, device), batch=batch)
+
+
+def _opened(model: Model) -> Checkpoint | Loaded:
+    if isinstance(model, str | Path):
+        from statecut.models.checkpoint import Checkpoint
+
+        return Checkpoint(model_folder(model))
+    from statecut.models.loaded import Loaded
+
+    return Loaded(model)
+
+
+def _device(model: Model, device: str | None) -> str:
+    """A model in memory stays where it is."""
+    from statecut.models.kernels import checked_device
+
+    if isinstance(model, str | Path):
+        return checked_device(device)
+    return str(model.device)

@@ -1,0 +1,80 @@
+"""`statecut evaluate`: the perplexity of a text by the library alone, tasks by lm-eval."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+
+from statecut.data.packing import PackedTokens
+from statecut.errors import InputError
+from statecut.evaluation.perplexity import pack_text, perplexity
+from statecut.evaluation.request import EvaluationRequest
+from statecut.hub.downloads import model_folder
+from statecut.models.checkpoint import Checkpoint
+from statecut.models.kernels import checked_device
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    perplexity: float | None = None  # of a text,
+    tokens: int = 0  # of which so many
+    tasks: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # numbers by name
+
+    def __str__(self) -> str:
+        lines = []
+        if self.perplexity is not None:
+            lines.append(f"perplexity  {self.perplexity:.3f}  ({self.tokens:,} tokens)")
+        for task, numbers in self.tasks.items():
+            lines += [f"{task}  {name}  {value:.4f}" for name, value in numbers.items()]
+        return "\n".join(lines)
+
+
+def run(request: EvaluationRequest) -> Evaluation:
+    model, device = Checkpoint(model_folder(request.model)), checked_device(request.device)
+    result: dict[str, Any] = {}
+    if request.text is not None:
+        with TemporaryDirectory() as folder:
+            packed, slices = Path(folder) / "text", {"evaluation": request.sequences}
+            sizes = {"length": request.length, "seed": request.seed}
+            pack_text(Path(request.text), model, packed, slices=slices, **sizes)
+            ids = torch.from_numpy(PackedTokens(packed)[:])
+            result["perplexity"] = perplexity(model, ids, device=device, batch=request.batch)
+            result["tokens"] = ids.numel()
+    if request.tasks is not None:
+        result["tasks"] = _tasks(request, model, device)
+    return Evaluation(**result)
+
+
+def _tasks(request: EvaluationRequest, model: Checkpoint, device: str) -> dict[str, Any]:
+    from lm_eval import simple_evaluate
+    from lm_eval.tasks import TaskManager
+
+    from statecut.evaluation.language_model import LanguageModel
+
+    manager = TaskManager(include_path=str(request.include_path) if request.include_path else None)
+    names = str(request.tasks).split(",")
+    if unknown := [name for name in names if not manager.match_tasks([name])]:
+        raise InputError(f"--tasks: lm-eval has no {', '.join(unknown)}: see `lm-eval ls tasks`")
+    dtype = model.compute_dtype(device)
+    language_model = LanguageModel(model.folder, window=request.length, device=device, dtype=dtype)
+    found = simple_evaluate(
+        language_model, tasks=names, task_manager=manager, limit=request.limit, bootstrap_iters=0
+    )
+    if language_model.non_finite:
+        raise InputError(f"{model.folder}: its logits have NaN or infinity among them")
+    return {
+        task: {name.removesuffix(",none"): n for name, n in numbers.items() if _is_number(n)}
+        for task, numbers in found["results"].items()
+    }
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

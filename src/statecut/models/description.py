@@ -1,0 +1,136 @@
+"""What config.json and the headers of the weights' files say of a model. Nothing here needs torch:
+what is wrong with a request is said before that is imported."""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+from statecut.errors import InputError
+from statecut.files import read_json
+from statecut.models.architectures import architecture
+from statecut.models.architectures.base import Config, text_config
+from statecut.models.shapes import MixerShape
+
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+
+
+class Header(NamedTuple):
+    """Of a tensor in a file."""
+
+    dtype: str  # as safetensors writes it
+    shape: tuple[int, ...]
+
+    @property
+    def numbers(self) -> int:
+        return math.prod(self.shape)
+
+
+class Description:
+    """A model by its config: its architecture, its shape, and what other widths it could have."""
+
+    def __init__(self, config: Config, place: Path | str) -> None:
+        self.config, self.place = config, place  # the place is for messages
+        try:
+            self.text_config = text_config(config)
+            self.architecture = architecture(config)
+            self.shape: MixerShape = self.architecture.shape(config)
+        except InputError as error:
+            raise InputError(f"{place}: {error}") from None
+        except (ArithmeticError, AttributeError, TypeError, ValueError) as error:
+            raise InputError(f"{place}: config.json is not a model's: {error}") from None
+
+    @property
+    def runs(self) -> bool:
+        """Whether Statecut runs it: softmax layers of flash-linear-attention need flash-attn, and
+        buffers of no file."""
+        layers = self.text_config["num_hidden_layers"]
+        return self.architecture.library == "transformers" or len(self.shape.layers) == layers
+
+    def check_runs(self) -> None:
+        if not self.runs:
+            raise InputError(
+                f"{self.place}: Statecut runs no softmax attention of flash-linear-attention; it "
+                "can cut such a model without text: --method l1 --no-refit"
+            )
+
+    def can_express(self, shape: MixerShape) -> bool:
+        """Whether a config with these widths says what it was to say."""
+        kind = self.architecture
+        return kind.shape(kind.resized(self.config, shape.width, shape.value_width)) == shape
+
+    def resized(self, width: int, value_width: int | None) -> Config:
+        """The config of the model with these widths, or an error if it cannot have them."""
+        values = value_width or self.shape.value_width
+        if not self.can_express(replace(self.shape, width=width, value_width=values)):
+            raise InputError(
+                f"{self.place}: the config of a {self.architecture.model_type} cannot express "
+                f"heads of {width} key and {values} value channels"
+            )
+        return self.architecture.resized(self.config, width, value_width)
+
+
+class ModelFolder(Description):
+    """A model on disk."""
+
+    def __init__(self, folder: Path | str) -> None:
+        self.folder = Path(folder)
+        if not (self.folder / "config.json").is_file():
+            raise InputError(f"{self.folder} is not a model folder: it has no config.json")
+        super().__init__(read_json(self.folder / "config.json"), self.folder)
+        self.files: dict[str, str] = {}  # of each tensor
+        self.stored_headers: dict[str, Header] = {}
+        index, beside = self.folder / INDEX, {path.name for path in self.folder.iterdir()}
+        weight_map = read_json(index).get("weight_map", {}) if INDEX in beside else {}
+        shards = sorted(set(weight_map.values())) if INDEX in beside else [WEIGHTS]
+        missing = [name for name in shards if name not in beside]
+        if missing == [WEIGHTS] and any(self.folder.glob("*.bin")):
+            raise InputError(
+                f"{self.folder} has pickled weights only, which can run code when they are read: "
+                "load the model where you trust them, and call save_pretrained once"
+            )
+        if missing == [WEIGHTS]:
+            raise InputError(f"{self.folder} is not a model folder: it has no {WEIGHTS} or {INDEX}")
+        if missing or not shards:
+            raise InputError(
+                f"{self.folder}: {len(missing)} of {len(shards)} files that {INDEX} names are "
+                f"missing ({', '.join(missing[:3])}): download or copy the model again"
+            )
+        for shard in shards:
+            for name, header in read_headers(self.folder / shard).items():
+                if not weight_map or weight_map.get(name) == shard:
+                    self.stored_headers[name], self.files[name] = header, shard
+        for name in weight_map.keys() - self.files.keys():
+            raise InputError(
+                f"{self.folder}: {INDEX} says that {name} is in {weight_map[name]}, and it is not: "
+                "download or copy the model again"
+            )
+
+    @property
+    def parameters(self) -> int:
+        """In its files."""
+        return sum(header.numbers for header in self.stored_headers.values())
+
+
+def read_headers(path: Path) -> dict[str, Header]:
+    """Of the tensors in a safetensors file."""
+    if not path.is_file():
+        raise InputError(f"{path} is missing")
+    try:
+        with open(path, "rb") as file:
+            (length,) = struct.unpack("<Q", file.read(8))
+            entries = json.loads(file.read(min(length, path.stat().st_size)))
+        entries.pop("__metadata__", None)
+        end = max((entry["data_offsets"][1] for entry in entries.values()), default=0)
+        if path.stat().st_size != 8 + length + end:
+            raise ValueError(f"{path.stat().st_size} bytes, its header says {8 + length + end}")
+        return {n: Header(entry["dtype"], tuple(entry["shape"])) for n, entry in entries.items()}
+    except (struct.error, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"{path} is cut off or damaged: {error}") from None
+    except PermissionError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from None

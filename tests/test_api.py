@@ -1,0 +1,168 @@
+"""`import statecut` as a user meets it: every example of a docstring runs, models in memory and on
+disk give the same, and mypy agrees with a user's script."""
+
+import doctest
+import inspect as introspection
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from small_models import SMALL
+from training_runs import sentences
+
+import statecut
+from reproduction.new_tokenizers import train_tokenizer
+from statecut.models import create, save
+from statecut.models.checkpoint import Checkpoint
+from statecut.pruning.slicing import slice_model
+
+FUNCTIONS = [name for name in statecut.__all__ if introspection.isfunction(getattr(statecut, name))]
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    root = tmp_path_factory.mktemp("api")
+    train_tokenizer(sentences(60), root / "tokenizer", vocabulary_size=270)
+    for name in SMALL:
+        model = create({**SMALL[name], "vocab_size": 270}, seed=1)
+        save(model, root / name, tokenizer=root / "tokenizer")
+    (root / "gated").rename(root / "model")
+    lines = "".join(json.dumps({"text": text}) + "\n" for text in sentences(1500))
+    (root / "corpus.jsonl").write_text(lines)
+    return root
+
+
+@pytest.fixture(scope="module")
+def names(root):
+    """What the examples of docstrings use."""
+    model = statecut.load(root / "model")
+    tokens = statecut.tokenize(root / "corpus.jsonl", root / "model", sequences=16, length=32)
+    calibration = statecut.calibrate(model, tokens)
+    kept = statecut.select(model, calibration, keys=8)
+    smaller = statecut.slice(model, kept)
+    return {"statecut": statecut, "torch": torch, "model": model, "tokens": tokens,
+            "calibration": calibration, "kept": kept, "smaller": smaller}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", sorted({*FUNCTIONS} - {"recover", "evaluate"}))
+def test_the_example_of_a_docstring_runs(root, names, name, monkeypatch, tmp_path):
+    for file in ("model", "corpus.jsonl"):
+        (tmp_path / file).symlink_to(root / file)
+    monkeypatch.chdir(tmp_path)
+    examples = doctest.DocTestParser().get_examples(getattr(statecut, name).__doc__)
+    assert examples
+    known = dict(names)
+    for example in examples:
+        source = example.source
+        if name == "prune":  # the default is 128 x 2048 tokens
+            source = source.replace('jsonl")', 'jsonl", sequences=16, length=32)')
+        exec(compile(source, name, "single"), known)
+
+
+def test_the_shapes_that_docstrings_name(names):
+    assert names["calibration"].gram("k", "all", "raw").shape == (2, 2, 16, 16)
+    assert names["kept"].tensors["kept"].shape == (2, 2, 8)
+    assert names["tokens"].shape == (16, 32)
+
+
+@pytest.mark.parametrize("values", [None, 6])
+@pytest.mark.parametrize("name", ["model", "delta_net_tied", "shared_head", "kda", "qwen3_next",
+                                  "qwen3_5_tied", "olmo_hybrid"])  # fmt: skip
+def test_a_cut_in_memory_is_the_cut_on_disk(root, tmp_path, name, values):
+    model = statecut.load(root / name)
+    before = {key: tensor.clone() for key, tensor in model.state_dict().items()}
+    kept = statecut.select(model, method="l1", keys=6, values=values)
+    sliced = statecut.slice(model, kept)
+    slice_model(Checkpoint(root / name), **kept.changes(), out=tmp_path / "out", dtype=None)
+    on_disk = statecut.load(tmp_path / "out")
+    ids = torch.arange(40)[None] % 97
+    with torch.no_grad():
+        assert torch.equal(sliced(ids).logits, on_disk(ids).logits)
+    assert all(torch.equal(tensor, before[key]) for key, tensor in model.state_dict().items())
+    statecut.save(sliced, tmp_path / "saved")
+    with torch.no_grad():
+        assert torch.equal(statecut.load(tmp_path / "saved")(ids).logits, sliced(ids).logits)
+    assert (tmp_path / "saved" / "tokenizer.json").is_file()
+
+
+def test_a_refit_in_memory_is_the_refit_on_disk(root, names, tmp_path):
+    model, tokens = names["model"], names["tokens"]
+    smaller = statecut.slice(model, names["kept"])
+    statecut.save(smaller, tmp_path / "cut")
+    result = statecut.refit(smaller, model, tokens)
+    on_disk = statecut.refit(tmp_path / "cut", root / "model", tokens, out=tmp_path / "refitted")
+    assert result.fits == on_disk.fits
+    ids = tokens[:4]
+    assert statecut.perplexity(smaller, ids) == statecut.perplexity(tmp_path / "refitted", ids)
+    assert statecut.perplexity(model, ids) == statecut.perplexity(root / "model", ids)
+    assert statecut.load(tmp_path / "refitted").statecut_record.entries[-1]["refit"]
+
+
+def test_calibrations_in_memory_and_on_disk_agree(root, names):
+    layerwise = statecut.calibrate(root / "model", names["tokens"], gradients=False)
+    in_memory = statecut.calibrate(names["model"], names["tokens"], gradients=False)
+    for key, tensor in in_memory.tensors.items():
+        torch.testing.assert_close(tensor, layerwise.tensors[key])
+        torch.testing.assert_close(tensor, names["calibration"].tensors[key])
+    assert "fisher.k" not in in_memory.tensors
+
+
+def test_a_selection_of_another_model_is_refused(root, names):
+    other = statecut.load(root / "gated_no_gate")
+    with pytest.raises(statecut.InputError, match="this selection was made for the model"):
+        statecut.slice(other, names["kept"])
+
+
+def test_the_record_of_a_second_cut_has_both(root, names, tmp_path):
+    """And the second is as exact as the first: it is the model cut once to the same channels."""
+    model = names["model"]
+    first = statecut.slice(model, names["kept"])
+    statecut.save(first, tmp_path / "first")
+    loaded = statecut.load(tmp_path / "first")
+    again = statecut.select(loaded, method="l1", keys=4)
+    statecut.save(statecut.slice(loaded, again), tmp_path / "second")
+    one, two = json.loads((tmp_path / "second" / "statecut.json").read_text())
+    assert (one["cut"]["keys"], two["cut"]["keys"]) == ([8, 16], [4, 8])
+    assert two["cut"]["eps"] == [2e-6, 4e-6]
+    assert (
+        "before: 8 of 16 key channels per head kept by fisher"
+        in (tmp_path / "second" / "README.md").read_text()
+    )
+    kept = names["kept"].tensors["kept"].gather(-1, again.tensors["kept"])
+    assert (
+        torch.tensor(one["cut"]["kept"]["keys"])
+        .gather(-1, torch.tensor(two["cut"]["kept"]["keys"]))
+        .equal(kept)
+    )
+    at_once = statecut.select(model, method="l1", keys=4)
+    at_once.tensors["kept"] = kept
+    ids = names["tokens"][:2]
+    with torch.no_grad():
+        torch.testing.assert_close(
+            statecut.slice(model, at_once)(ids).logits,
+            statecut.load(tmp_path / "second")(ids).logits,
+        )
+
+
+def test_a_users_script_is_typed(root, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import statecut\n"
+        "pruned = statecut.prune('model', 'smaller', ratio=0.5, text='corpus.jsonl')\n"
+        "folder: str = pruned.folder\n"
+        "statecut.prune('model', 'smaller', ratio='half')\n"
+        "kept: statecut.Selection = statecut.select('model', method='l1', keys=4)\n"
+        "statecut.slice('model', 3)\n"
+    )
+    command = [sys.executable, "-m", "mypy", "--no-error-summary", "--cache-dir", "/dev/null"]
+    shown = subprocess.run([*command, script], capture_output=True, text=True, cwd=tmp_path).stdout
+    errors = [line.split(": ", 2)[0].rpartition(":")[2] for line in shown.splitlines()
+              if ": error:" in line]  # fmt: skip
+    assert errors == ["3", "4", "6"], shown
+
+
+def test_importing_the_package_imports_no_torch():
+    code = "import statecut, statecut.cli, sys; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
