@@ -2,7 +2,9 @@ from reproduction.running.job import job
 
 with job(snakemake, online=True) as run:
     from reproduction.download import download_and_check
+    from statecut.errors import InputError
 
-    report = download_and_check(run)
-    print(report.table())
-    report.raise_problems()
+    table, problems = download_and_check(run)
+    print(table)
+    if problems:
+        raise InputError(problems)

@@ -1,6 +1,7 @@
 import sys
 from pathlib import Path
 
+import pytest
 from hypothesis import settings
 
 # The same examples in every run, and no limit of time for one: other work may slow the machine.
@@ -8,3 +9,20 @@ settings.load_profile("ci")
 
 # The modules that tests share stand beside them.
 sys.path.insert(0, str(Path(__file__).parent))
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    """A hub of our own, the only one in reach, and an empty working folder to download to."""
+    from hub_server import Hub
+
+    constants = "huggingface_hub.constants"
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.setattr(f"{constants}.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(f"{constants}.HF_HUB_CACHE", str(tmp_path / "cache"))
+    with Hub() as hub:
+        path = "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr(f"{constants}.ENDPOINT", hub.url)  # what HF_ENDPOINT sets
+        monkeypatch.setattr(f"{constants}.HUGGINGFACE_CO_URL_TEMPLATE", hub.url + path)
+        yield hub

@@ -63,7 +63,7 @@ def make_model(folder: Path, name: str = "delta_net") -> Path:
 
 
 def demo_data() -> dict:
-    return yaml.safe_load(Path("config/demo.yaml").read_text())
+    return yaml.safe_load((Path(__file__).parents[1] / "config" / "demo.yaml").read_text())
 
 
 def run_config(suite: dict, *, protocol: str = "test"):

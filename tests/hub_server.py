@@ -1,10 +1,9 @@
 """A hub of our own on 127.0.0.1: as much of the real one's protocol as a download needs.
 
-    with Hub() as hub:
-        commit = hub.push("model", "owner/name", {"config.json": b"{}"})
-        fetch([HubItem("model", "owner/name")], ..., endpoint=hub.url)
+    commit = hub.push("model", "owner/name", {"config.json": b"{}"})
 
-Repositories are kept in memory. Faults are set by file name: `cut`, `spoiled`, `gated`.
+The fixture `hub` starts it, and makes huggingface_hub ask it alone. Repositories are kept in
+memory. Faults are set by file name: `cut`, `spoiled`, `gated`.
 """
 
 from __future__ import annotations

@@ -5,13 +5,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hub_server import Hub
 from safetensors.torch import load_file, save_file
 from small_models import SMALL
 
 from statecut.errors import InputError
-from statecut.hub.downloads import HubItem
-from statecut.hub.fetch import fetch
+from statecut.hub import HubItem, fetch
 from statecut.models import create, load, save
 from statecut.models.architectures import ARCHITECTURES, architecture
 from statecut.models.checkpoint import Checkpoint, current_name
@@ -137,7 +135,7 @@ def test_a_truncated_file_is_named(folder):
 
 def test_a_pickle_is_refused_and_it_is_said_how(folder):
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    with pytest.raises(InputError, match=r"pickled weights only.* `statecut download` converts"):
+    with pytest.raises(InputError, match=r"pickled weights only.* call save_pretrained once"):
         load(folder)
 
 
@@ -146,12 +144,10 @@ def test_a_folder_that_is_no_model_is_refused(tmp_path):
         load(tmp_path)
 
 
-def test_a_downloaded_hub_model_loads_by_its_name(folder, monkeypatch):
+def test_a_downloaded_hub_model_loads_by_its_name(folder, hub):
     expected = logits(folder)
-    monkeypatch.chdir(folder.parent)
-    with Hub() as hub:
-        hub.push("model", "owner/net", {p.name: p.read_bytes() for p in folder.iterdir()})
-        assert fetch([HubItem("model", "owner/net")], endpoint=hub.url) == {}
+    hub.push("model", "owner/net", folder)
+    assert fetch([HubItem("model", "owner/net")]) == {}
     assert torch.equal(logits("owner/net"), expected)
     with pytest.raises(InputError, match="model owner/other is not in"):
         load("owner/other")

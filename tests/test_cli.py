@@ -455,7 +455,7 @@ def test_force_replaces_packed_text_and_nothing_else(workplace, tmp_path, capsys
 
 def test_importing_statecut_imports_nothing_slow():
     code = (
-        "import sys, statecut, statecut.cli, reproduction.config, statecut.hub.downloads;"
+        "import sys, statecut, statecut.cli, reproduction.config, statecut.hub;"
         "print([m for m in ('torch', 'fla', 'transformers', 'scipy') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

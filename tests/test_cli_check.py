@@ -13,7 +13,7 @@ from reproduction.cli import main
 from reproduction.config import load_config
 from reproduction.config.needs import hub_sources
 from reproduction.suites.task_files import SETS
-from statecut.hub.downloads import DOWNLOADS, HubItem
+from statecut.hub import LOCK, HubItem
 
 CONFIG = Path(__file__).parents[1] / "config"
 PAPER = str(CONFIG / "paper.yaml")
@@ -36,8 +36,8 @@ def lock(items: Iterable[HubItem]) -> None:
             "patterns": item.patterns,
             "files": {},
         }
-    DOWNLOADS.lock.parent.mkdir()
-    DOWNLOADS.lock.write_text(json.dumps(written))
+    LOCK.parent.mkdir()
+    LOCK.write_text(json.dumps(written))
 
 
 def returned(*arguments: str) -> int:

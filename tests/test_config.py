@@ -29,7 +29,7 @@ from reproduction.config.needs import hub_sources
 from reproduction.config.section import PATTERNS
 from statecut.arguments import width
 from statecut.errors import InputError
-from statecut.hub.downloads import DEFAULT_PATTERNS, HubItem
+from statecut.hub import DEFAULT_PATTERNS, HubItem
 from statecut.models.shapes import Shape
 
 FOLDER = Path(__file__).parents[1] / "config"

@@ -6,15 +6,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hub_server import Hub
 
 from reproduction.config import load_config, parse_config
 from reproduction.corpora import documents, make_tokenizer, pack_corpus, source
 from statecut.data.packing import PackedTokens
 from statecut.data.tokenizer import load_tokenizer
 from statecut.errors import InputError
-from statecut.hub.downloads import Downloads, HubItem
-from statecut.hub.fetch import fetch
+from statecut.hub import HubItem, fetch
 
 CONFIG = Path(__file__).parents[1] / "config"
 TEXTS = [f"Sentence number {i} has some words in it, and {i * i} is a square." for i in range(300)]
@@ -43,9 +41,9 @@ def configured(corpus, tokenizer=None):
 SLICES = ("tasks", "sequences", "recovery", "pretraining")
 
 
-def packed(config, root, **downloads):
-    tokenizer = make_tokenizer(config, "demo", root / "tokenizer", **downloads)
-    pack_corpus(config, "documentation", tokenizer, root / "tokens", **downloads)
+def packed(config, root):
+    tokenizer = make_tokenizer(config, "demo", root / "tokenizer")
+    pack_corpus(config, "documentation", tokenizer, root / "tokens")
     return PackedTokens(root / "tokens")
 
 
@@ -78,26 +76,22 @@ def test_a_local_tokenizer_folder_is_copied(text, tmp_path):
     assert copied.digest == load_tokenizer(tmp_path / "tokenizer").digest
 
 
-def test_hub_text_and_tokenizer_at_their_commit(text, tmp_path):
+def test_hub_text_and_tokenizer_at_their_commit(hub, text, tmp_path):
     packed(configured(text), tmp_path)  # a tokenizer to put on the hub
     wanted, other = tmp_path / "wanted.parquet", tmp_path / "other.parquet"
     pq.write_table(pa.table({"text": TEXTS}), wanted)
     pq.write_table(pa.table({"text": ["not this"] * 9}), other)
-    downloads = Downloads(tmp_path / "hub", tmp_path / "lock")
-    with Hub() as hub:
-        files = {"sample/a.parquet": wanted.read_bytes(), "rest/b.parquet": other.read_bytes()}
-        commit = hub.push("dataset", "owner/text", files)
-        hub.push("model", "owner/words", {
-            path.name: path.read_bytes() for path in (tmp_path / "tokenizer").iterdir()
-        })  # fmt: skip
-        items = [
-            HubItem("dataset", "owner/text", patterns=("sample/*", "rest/*")),
-            HubItem("model", "owner/words", patterns=("*token*",)),
-        ]
-        assert fetch(items, downloads, endpoint=hub.url) == {}
+    files = {"sample/a.parquet": wanted.read_bytes(), "rest/b.parquet": other.read_bytes()}
+    commit = hub.push("dataset", "owner/text", files)
+    hub.push("model", "owner/words", tmp_path / "tokenizer")
+    items = [
+        HubItem("dataset", "owner/text", patterns=("sample/*", "rest/*")),
+        HubItem("model", "owner/words", patterns=("*token*",)),
+    ]
+    assert fetch(items) == {}
     corpus = {"kind": "hub", "name": "owner/text", "files": ["sample/*"]}
     config = configured(corpus, {"kind": "hub", "name": "owner/words"})
-    tokens = packed(config, tmp_path / "again", downloads=downloads)
+    tokens = packed(config, tmp_path / "again")
     assert tokens.manifest.source.revision == commit
     # The same documents as in the local file, and none of the data set's other files.
     assert np.array_equal(tokens[:], PackedTokens(tmp_path / "tokens")[:])

@@ -6,7 +6,7 @@ import hashlib
 import io
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,11 +20,11 @@ from hub_server import Hub
 from safetensors.torch import load_file, save
 
 from reproduction.config import parse_config
-from reproduction.download import DownloadReport, download_and_check
+from reproduction.download import download_and_check
 from reproduction.new_tokenizers import train_tokenizer
-from statecut.download import download
+from statecut.cli import main
 from statecut.errors import InputError
-from statecut.hub.downloads import Downloads
+from statecut.hub import FOLDER, LOCK
 
 ROWS = [
     {"goal": f"to {word}", "sol1": "a key", "sol2": word, "label": i % 2}
@@ -44,12 +44,6 @@ Files = dict[str, bytes]
 def parquet(rows: list[dict[str, Any]]) -> bytes:
     file = io.BytesIO()
     pq.write_table(pa.Table.from_pylist(rows), file)
-    return file.getvalue()
-
-
-def pickled(tensors: dict[str, torch.Tensor]) -> bytes:
-    file = io.BytesIO()
-    torch.save(tensors, file)
     return file.getvalue()
 
 
@@ -95,22 +89,19 @@ PARAMETERS = f"{parse_config(settings(), '').models['net'].parameters:,} paramet
 
 @dataclass
 class World:
-    """A hub, what is on it, and a place to download to."""
+    """A hub, and what is on it."""
 
     hub: Hub
-    folder: Path
+    made: Path
     net: Files
     web: Files
     piqa: Files
     words: Files
     settings: dict[str, Any] = field(default_factory=settings)
 
-    @property
-    def place(self) -> dict[str, Any]:
-        downloads = Downloads(self.folder / "hub", self.folder / "lock")
-        return {"downloads": downloads, "endpoint": self.hub.url}
-
-    def download(self) -> DownloadReport:
+    def download(self, *update: str) -> tuple[str, str]:
+        """The table, and what is wrong, of a first download."""
+        LOCK.unlink(missing_ok=True)
         for kind, name, files in (
             ("model", "owner/net", self.net),
             ("model", "owner/words", self.words),
@@ -118,10 +109,20 @@ class World:
             ("dataset", "baber/piqa", self.piqa),
         ):
             self.hub.push(kind, name, files)
-        return download_and_check(parse_config(self.settings, "test.yaml"), **self.place)
+        return download_and_check(parse_config(self.settings, "test.yaml"), update=update)
+
+    def table(self) -> str:
+        table, problems = self.download()
+        assert problems == ""
+        return table
+
+    def problem(self) -> str:
+        _, problems = self.download()
+        assert problems
+        return problems
 
     def change_weights(self, change: Callable[[dict[str, torch.Tensor]], None]) -> None:
-        tensors = load_file(self.folder / "made" / "model" / "model.safetensors")
+        tensors = load_file(self.made / "model" / "model.safetensors")
         change(tensors)
         self.net["model.safetensors"] = save(tensors)
 
@@ -134,30 +135,20 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def world(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    (tmp_path / "made").symlink_to(made)
-    net = {path.name: path.read_bytes() for path in (made / "model").iterdir()}
-    words = {path.name: path.read_bytes() for path in (made / "tokenizer").iterdir()}
+def world(made: Path, hub: Hub) -> World:
+    net, words = (
+        {path.name: path.read_bytes() for path in (made / name).iterdir()}
+        for name in ("model", "tokenizer")
+    )
     web = {f"data/{i}.parquet": parquet([{"text": TEXT}] * (i + 1)) for i in range(2)}
-    with Hub() as hub:
-        piqa = {"README.md": CARD, "validation.parquet": parquet(ROWS)}
-        yield World(hub, tmp_path, net, web, piqa, words)
-
-
-def problem(report: DownloadReport) -> str:
-    with pytest.raises(InputError) as caught:
-        report.raise_problems()
-    return str(caught.value)
+    piqa = {"README.md": CARD, "validation.parquet": parquet(ROWS)}
+    return World(hub, made, net, web, piqa, words)
 
 
 def test_what_is_there_is_said_in_a_table(world: World) -> None:
-    report = world.download()
-    report.raise_problems()
+    table = world.table()
     commits = {name: branch["main"][:8] for (_, name), branch in world.hub.branches.items()}
-    assert [line.split() for line in report.table().splitlines()] == [
+    assert [line.split() for line in table.splitlines()] == [
         line.split()
         for line in (
             "item commit content",
@@ -172,19 +163,19 @@ def test_what_is_there_is_said_in_a_table(world: World) -> None:
 
 def test_a_model_of_other_sizes(world: World) -> None:
     world.settings["models"]["net"]["num_heads"] = 4
-    message = problem(world.download())
+    message = world.problem()
     assert re.search(r"model net: .* has head_k_dim 16, the configuration says 8 for Net", message)
 
 
 def test_a_parameter_of_another_shape(world: World) -> None:
     world.change_weights(lambda t: t.update({"lm_head.weight": torch.zeros(300, 31)}))
-    report = world.download()
-    assert "size mismatch for lm_head.weight" in problem(report)
-    assert [one.item for one in report.findings if one.problem] == ["model net"]
+    table, problems = world.download()
+    assert re.search("^  model net: .*size mismatch for lm_head.weight", problems, re.MULTILINE)
+    assert table.count("WRONG, see below") == 1
 
 
 def test_a_parameter_that_is_missing_from_a_shard(world: World) -> None:
-    tensors = load_file(world.folder / "made" / "model" / "model.safetensors")
+    tensors = load_file(world.made / "model" / "model.safetensors")
     names = sorted(tensors)
     shards = [f"model-0000{i}-of-00002.safetensors" for i in (1, 2)]
     index = {"weight_map": {name: shards[i % 2] for i, name in enumerate(names)}}
@@ -192,41 +183,22 @@ def test_a_parameter_that_is_missing_from_a_shard(world: World) -> None:
     world.net["model.safetensors.index.json"] = json.dumps(index).encode()
     for shard, some in zip(shards, (names[::2], names[1::2]), strict=True):
         world.net[shard] = save({name: tensors[name] for name in some})
-    assert PARAMETERS in world.download().table()
+    assert PARAMETERS in world.table()
 
     world.net[shards[1]] = save({name: tensors[name] for name in names[3::2]})
-    world.hub.push("model", "owner/net", world.net)
-    (world.folder / "lock").unlink()
-    assert f"says that {names[1]} is in {shards[1]}" in problem(world.download())
+    assert f"says that {names[1]} is in {shards[1]}" in world.problem()
 
 
 def test_tensors_that_no_model_uses_are_said_and_not_refused(world: World) -> None:
     world.change_weights(lambda t: t.update({"model.layers.0.attn.D": torch.zeros(2)}))
-    report = world.download()
-    report.raise_problems()
-    assert "1 tensors are not used (model.layers.0.attn.D, ...)" in report.table()
+    table = world.table()
+    assert "1 tensors are not used (model.layers.0.attn.D, ...)" in table
 
 
-@pytest.mark.parametrize("sentencepiece", [False, True])
-def test_another_tokenizer(world: World, sentencepiece: bool) -> None:
-    if sentencepiece:
-        import sentencepiece as library
-
-        model = io.BytesIO()
-        library.SentencePieceTrainer.train(
-            sentence_iterator=iter(TEXT.split("\n")),
-            model_writer=model,
-            vocab_size=40,
-            model_type="bpe",
-            minloglevel=2,
-        )
-        del world.net["tokenizer.json"]
-        world.net["tokenizer.model"] = model.getvalue()
-    else:
-        other = world.folder / "other"
-        train_tokenizer([TEXT[::-1]], other, vocabulary_size=300)
-        world.net["tokenizer.json"] = (other / "tokenizer.json").read_bytes()
-    message = problem(world.download())
+def test_another_tokenizer(world: World, tmp_path: Path) -> None:
+    train_tokenizer([TEXT[::-1]], tmp_path / "other", vocabulary_size=300)
+    world.net["tokenizer.json"] = (tmp_path / "other" / "tokenizer.json").read_bytes()
+    message = world.problem()
     assert re.search(
         r"model net: .*: its own tokenizer is not words, which the run gives it:", message
     )
@@ -237,21 +209,20 @@ def test_the_same_tokens_cut_otherwise(world: World) -> None:
     own = json.loads(world.net["tokenizer.json"])
     own["pre_tokenizer"]["add_prefix_space"] = True
     world.net["tokenizer.json"] = json.dumps(own).encode()
-    message = problem(world.download())
+    message = world.problem()
     assert "texts have other ids, 'The state of a linear model keeps what it reads.'" in message
 
 
 def test_a_model_without_a_tokenizer_is_said_and_not_refused(world: World) -> None:
     world.net = {name: content for name, content in world.net.items() if "token" not in name}
-    report = world.download()
-    report.raise_problems()
-    assert f"{PARAMETERS}; no tokenizer of its own" in report.table()
+    table = world.table()
+    assert f"{PARAMETERS}; no tokenizer.json of its own" in table
 
 
 def test_a_task_with_other_columns(world: World) -> None:
     rows = [{name: value for name, value in row.items() if name != "sol2"} for row in ROWS]
     world.piqa["validation.parquet"] = parquet(rows)
-    message = problem(world.download())
+    message = world.problem()
     assert re.search(r"task piqa: .* row 1: piqa needs the field 'sol2'; it has goal, lab", message)
 
 
@@ -261,7 +232,7 @@ def test_a_split_that_cannot_be_read(world: World, missing: bool) -> None:
         world.piqa["README.md"] = CARD.replace(b"split: validation", b"split: test")
     else:
         world.piqa["validation.parquet"] = parquet(ROWS)[:-20]
-    message = problem(world.download())
+    message = world.problem()
     assert re.search(
         r"task piqa: .*: piqa needs its split 'validation', which cannot be read", message
     )
@@ -271,11 +242,10 @@ def test_a_split_that_cannot_be_read(world: World, missing: bool) -> None:
 def test_text_that_cannot_be_read(world: World) -> None:
     whole = world.web["data/1.parquet"]
     world.web["data/1.parquet"] = whole[:-20]
-    assert re.search(r"corpus web: .*1\.parquet.* footer", problem(world.download()))
+    assert re.search(r"corpus web: .*1\.parquet.* footer", world.problem())
     world.settings["corpora"]["web"]["text_field"] = "content"
     world.web["data/1.parquet"] = whole
-    (world.folder / "lock").unlink()
-    assert "0.parquet: no column 'content'; it has text" in problem(world.download())
+    assert "0.parquet: no column 'content'; it has text" in world.problem()
 
 
 def test_a_file_that_breaks_off_leaves_the_rest_checked(
@@ -283,61 +253,51 @@ def test_a_file_that_breaks_off_leaves_the_rest_checked(
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE", 1000)
     world.hub.cut["data/1.parquet"] = 1000
-    report = world.download()
-    assert re.search(r"corpus web +not downloaded", report.table())
-    message = problem(report)
+    table, message = world.download()
+    assert re.search(r"corpus web +not downloaded", table)
     assert "not downloaded (run the same command again" in message
     assert "dataset owner/web: HfHubHTTPError: " in message
     assert "503" in message
     assert "downloaded, but" not in message
-    assert "6 documents" in report.table()
+    assert "6 documents" in table
 
 
-def test_a_pickle_is_converted_and_then_checked(world: World) -> None:
-    tensors = load_file(world.folder / "made" / "model" / "model.safetensors")
-    del world.net["model.safetensors"]
-    world.net["pytorch_model.bin"] = pickled(tensors)
-    report = world.download()
-    report.raise_problems()
-    assert PARAMETERS in report.table()
-
-    tensors["lm_head.weight"] = torch.zeros(300, 31)
-    world.net["pytorch_model.bin"] = pickled(tensors)
-    (world.folder / "lock").unlink()
-    assert "size mismatch for lm_head.weight" in problem(world.download())
-
-    world.net["pytorch_model.bin"] = pickled({"a": Path("anything but a tensor")})
-    (world.folder / "lock").unlink()
-    message = problem(world.download())
-    assert "not downloaded" in message
-    assert "model owner/net: pytorch_model.bin is refused" in message
-
-
-def test_a_model_without_a_configuration(world: World) -> None:
+def test_models_without_a_configuration(world: World, capsys: pytest.CaptureFixture[str]) -> None:
     world.hub.push("model", "owner/net", world.net)
     world.hub.push("model", "owner/other", world.net | {"config.json": b'{"model_type": "llama"}'})
-    net, other = download(["owner/net", "owner/other"], **world.place)
+    assert main(["download", "owner/net", "owner/other"]) == 0
+    net, other = capsys.readouterr().out.splitlines()
     assert re.fullmatch(rf"owner/net at \w{{8}}: 2 layers, 2 heads of 16, {PARAMETERS}", net)
     assert other.endswith("model_type 'llama' is none that Statecut knows: only its hashes are "
                           "checked")  # fmt: skip
-    with pytest.raises(InputError, match=r"goes on from here\):\n  model owner/none: Repository"):
-        [*download(["owner/net", "owner/none"], **world.place)]
+    moved = world.hub.push("model", "owner/net", world.net)
+    assert main(["download", "owner/net"]) == main(["download", "--update", "owner/net"]) == 0
+    before, after = capsys.readouterr().out.splitlines()
+    assert f" at {moved[:8]}: " in after
+    assert before == net
+    assert main(["download", "owner/net", "owner/none"]) == 2
+    message = capsys.readouterr().err
+    assert "goes on from here):\n  model owner/none: RepositoryNotFoundError" in message
 
 
-def test_a_local_file_stands_in_for_a_dead_data_set(world: World) -> None:
-    file = write_lines(world.folder / "piqa.jsonl", ROWS[:5])
+def test_an_update_must_name_something_of_the_configuration(world: World) -> None:
+    with pytest.raises(InputError, match=r"update owner/nett: .*did you mean 'owner/net'\?"):
+        world.download("owner/nett")
+
+
+def test_a_local_file_stands_in_for_a_dead_data_set(world: World, tmp_path: Path) -> None:
+    file = write_lines(tmp_path / "piqa.jsonl", ROWS[:5])
     digest = hashlib.sha256(file.read_bytes()).hexdigest()
     task = world.settings["evaluation"]["suites"]["zero_shot"]["tasks"]["piqa_acc_norm"]
     task |= {"file": str(file), "sha256": digest}
-    report = world.download()
-    report.raise_problems()
-    line = report.table().splitlines()[-1]
+    table = world.table()
+    line = table.splitlines()[-1]
     assert re.fullmatch(
         rf"task piqa +local +5 documents \(piqa: from {file}, {digest[:12]}\)", line
     )
     assert not [path for path in world.hub.requests if "piqa" in path]
     write_lines(file, ROWS)
-    assert f"the configuration says {digest} for piqa" in problem(world.download())
+    assert f"the configuration says {digest} for piqa" in world.problem()
 
 
 def test_of_a_model_that_is_only_timed_the_config_is_fetched_and_compared(world: World) -> None:
@@ -350,12 +310,11 @@ def test_of_a_model_that_is_only_timed_the_config_is_fetched_and_compared(world:
     }  # fmt: skip
     files = {"config.json": world.net["config.json"], "model.safetensors": b"never asked for"}
     world.hub.push("model", "owner/big", files)
-    report = world.download()
-    report.raise_problems()
-    assert "2 layers, 2 heads of 16; only timed, without its weights" in report.table()
-    assert not list((world.folder / "hub" / "models" / "owner--big").rglob("*.safetensors"))
+    table = world.table()
+    assert "2 layers, 2 heads of 16; only timed, without its weights" in table
+    assert not list((FOLDER / "models" / "owner--big").rglob("*.safetensors"))
     big["num_heads"] = 4
-    assert "model big: " in (message := problem(world.download()))
+    assert "model big: " in (message := world.problem())
     assert "head_k_dim 16, the configuration says 8 for Big" in message
 
 
@@ -366,12 +325,12 @@ def test_what_a_library_says_of_one_thing_does_not_keep_the_others_from_being_to
         raise RuntimeError("no such thing\nand more")
 
     monkeypatch.setattr("reproduction.download.documents", broken)
-    report = world.download()
-    assert "task piqa: RuntimeError: no such thing" in problem(report)
-    assert PARAMETERS in report.table()
+    table, problems = world.download()
+    assert "task piqa: RuntimeError: no such thing" in problems
+    assert PARAMETERS in table
 
 
 def test_under_the_papers_protocol_a_data_set_has_its_number_of_documents(world: World) -> None:
     world.settings["evaluation"]["protocol"] = "paper"
-    message = problem(world.download())
+    message = world.problem()
     assert "task piqa: 6 documents, and the paper's protocol has 1,838" in message

@@ -81,23 +81,20 @@ def push_model(hub: Hub, folder: Path, sizes: dict[str, object]) -> None:
 
 
 def test_the_configuration_of_a_public_hybrid_runs_from_its_download_to_its_table(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     checkout, folder = tmp_path / "checkout", tmp_path / "model"
     checkout.mkdir()
     monkeypatch.chdir(checkout)
     path = stand_in(checkout)
     config = load_config(path)
-    with Hub() as hub:
-        push_model(hub, folder, config.models["qwen3_5_0.8B"].fla_config())
-        text = io.BytesIO()
-        pandas.DataFrame({"text": [TEXT] * 4}).to_parquet(text)
-        corpus = {"sample/10BT/000_00000.parquet": text.getvalue()}
-        hub.push("dataset", "HuggingFaceFW/fineweb-edu", corpus)
-        download_and_check(config, endpoint=hub.url).raise_problems()
+    push_model(hub, folder, config.models["qwen3_5_0.8B"].fla_config())
+    text = io.BytesIO()
+    pandas.DataFrame({"text": [TEXT] * 4}).to_parquet(text)
+    corpus = {"sample/10BT/000_00000.parquet": text.getvalue()}
+    hub.push("dataset", "HuggingFaceFW/fineweb-edu", corpus)
+    _, problems = download_and_check(config)
+    assert problems == ""
     done = subprocess.run(
         [sys.executable, "-m", "reproduction.running.forkserver", sys.executable, "-m", "snakemake",
          "--configfile", path, "--cores", "2", "results/qwen3_5/tables/refit.tex"],

@@ -41,7 +41,6 @@ from statecut.data.tokenizer import load_tokenizer
 from statecut.errors import InputError
 from statecut.evaluation.language_model import Encoder, LanguageModel
 from statecut.files import canonical_json, sha256
-from statecut.hub.downloads import Downloads
 
 TASK_FIELDS = {
     "demo_prose": [{"page": line} for line in TEXT.split("\n")[:4]],
@@ -525,7 +524,7 @@ WRONG = [
 def test_a_wrong_document_is_one_line_with_its_place(task, right, change, message, tmp_path):
     def check():
         stated = parse_task(task, file=str(tmp_path / "x.jsonl"))
-        return len(data.documents(stated, downloads=Downloads(tmp_path, tmp_path / "lock")))
+        return len(data.documents(stated))
 
     # Fields that the task does not read may be anything.
     write_lines(tmp_path / "x.jsonl", [right, {**right, "id": 1}, {**right, "id": ["a", None]}])
@@ -617,16 +616,11 @@ def test_a_retrieval_task_needs_answers_and_room(model, tmp_path):
             evaluate(model, "suite", config, tmp_path / "o.json", cache=tmp_path / "c")
 
 
-def test_what_was_not_downloaded_is_named(model, tmp_path):
+def test_what_was_not_downloaded_is_named(model, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     config = run_config({"window": 40, "tasks": {"it": column("piqa", "acc")}})
     with pytest.raises(InputError, match=r"the data of piqa is missing: dataset baber/piqa is not"):
-        evaluate(
-            model,
-            "suite",
-            config,
-            tmp_path / "o.json",
-            downloads=Downloads(tmp_path, tmp_path / "lock"),
-        )
+        evaluate(model, "suite", config, tmp_path / "o.json")
 
 
 def test_a_demo_task_needs_a_file():
@@ -646,7 +640,7 @@ def test_a_downloaded_data_set_is_read_by_its_card(model, tmp_path, monkeypatch)
         "---\nconfigs:\n- config_name: default\n  data_files:\n"
         "  - split: validation\n    path: sub/validation-*\n---\n"
     )
-    monkeypatch.setattr(Downloads, "resolve", lambda *_, **__: folder)
+    monkeypatch.setattr(data, "resolve", lambda *_, **__: folder)
     config = run_config({"window": 40, "tasks": {"it": column("piqa", "acc_norm")}})
     result = evaluate(model, "suite", config, tmp_path / "o.json", cache=tmp_path / "cache")
     assert result["tasks"]["it"]["documents"] == 6
@@ -730,6 +724,6 @@ def test_without_a_card_a_configuration_is_a_folder(tmp_path, monkeypatch):
         (tmp_path / name / "test").mkdir(parents=True)
         table = pyarrow.table({"text": [f"{name} {n}" for n in range(count)]})
         pyarrow.parquet.write_table(table, tmp_path / name / "test" / "0000.parquet")
-    monkeypatch.setattr(Downloads, "resolve", lambda *_, **__: tmp_path)
+    monkeypatch.setattr(data, "resolve", lambda *_, **__: tmp_path)
     task = parse_task("lambada_openai")
     assert len(data.documents(task)) == 3

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from statecut import cli
 from statecut.errors import InputError
-from statecut.hub.downloads import DOWNLOADS
+from statecut.hub import LOCK, resolve
 from statecut.version import __version__
 
 logger = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ def _check(commands: cli.Commands) -> None:
         missing = []
         for item in hub_sources(config):
             try:
-                DOWNLOADS.resolve(*item.key, revision=item.revision, patterns=item.patterns)
+                resolve(*item.key, revision=item.revision, patterns=item.patterns)
             except InputError as error:
                 # No mistake in the configuration: it may be checked before anything is fetched.
                 missing.append(str(error))
@@ -161,10 +161,9 @@ def _download(commands: cli.Commands) -> None:
     command = commands.add_parser(
         "download",
         help="fetch what a configuration needs from the hub",
-        description="Fetch models, tokenizers and data sets at pinned commits, convert pickled "
-        f"weights, and write commits and hashes to {DOWNLOADS.lock}. Goes on where it was cut "
-        "off. Then look into all of it, print what is there, and exit with 2 if something is not "
-        "what the run needs.",
+        description="Fetch models, tokenizers and data sets at pinned commits, and write commits "
+        f"and hashes to {LOCK}. Goes on where it was cut off. Then look into all of it, print what "
+        "is there, and exit with 2 if something is not what the run needs.",
     )
     command.add_argument("config", type=Path, metavar="CONFIG", help="a configuration")
     command.add_argument("--update", action="append", default=[], metavar="NAME",
@@ -179,10 +178,10 @@ def _download(commands: cli.Commands) -> None:
         config = load_config(options.config)
         if not hub_sources(config):
             print(f"{options.config}: needs nothing from the hub")
-        report = download_and_check(config, update=options.update)
-        if report.findings:
-            print(report.table())
-        report.raise_problems()
+        table, problems = download_and_check(config, update=options.update)
+        print(table)
+        if problems:
+            raise InputError(problems)
 
     command.set_defaults(run=run)
 

@@ -17,12 +17,10 @@ from statecut.data.sources import Source, describe, read
 from statecut.data.tokenizer import Tokenizer, load_tokenizer
 from statecut.errors import InputError
 from statecut.files import atomic_write
-from statecut.hub.downloads import DOWNLOADS, Downloads
+from statecut.hub import resolve
 
 
-def documents(
-    corpus: Corpus, *, downloads: Downloads = DOWNLOADS, text: Path | None = None
-) -> Iterable[str]:
+def documents(corpus: Corpus, *, text: Path | None = None) -> Iterable[str]:
     """The text of a corpus, in the order that `read` gives it.
 
     `text` is a file that `write_text` wrote: the documentation takes long to read.
@@ -31,7 +29,7 @@ def documents(
         if text is not None:
             return read(text)
         return documentation_parts()[corpus.part] if corpus.part else documentation()
-    return read(*_files(corpus, downloads), field=corpus.text_field, seed=corpus.seed)
+    return read(*_files(corpus), field=corpus.text_field, seed=corpus.seed)
 
 
 def write_text(files: Mapping[Path | str, Part | None]) -> None:
@@ -42,22 +40,20 @@ def write_text(files: Mapping[Path | str, Part | None]) -> None:
         write(documentation() if part is None else parts[part], file)
 
 
-def source(corpus: Corpus, *, downloads: Downloads = DOWNLOADS) -> Source:
+def source(corpus: Corpus) -> Source:
     """Where the text of a corpus comes from."""
     if corpus.kind == "documentation":
         return documentation_source()
     if corpus.kind == "hub":
         # The folder of a download is named after its commit.
-        return Source(corpus.name, _root(corpus, downloads).name)
-    return describe(*_files(corpus, downloads))
+        return Source(corpus.name, _root(corpus).name)
+    return describe(*_files(corpus))
 
 
-def survey_corpus(
-    corpus: HubCorpus | LocalCorpus, *, downloads: Downloads = DOWNLOADS
-) -> tuple[int, int | None]:
+def survey_corpus(corpus: HubCorpus | LocalCorpus) -> tuple[int, int | None]:
     """The number of files and, if all are parquet files, of rows. Each is opened, and read up to
     its first document."""
-    files = _files(corpus, downloads)
+    files = _files(corpus)
     for file in files:
         if next(iter(read(file, field=corpus.text_field)), None) is None:
             raise InputError(f"{file}: holds no text")
@@ -68,10 +64,10 @@ def survey_corpus(
     return len(files), sum(parquet.read_metadata(file).num_rows for file in files)
 
 
-def _files(corpus: HubCorpus | LocalCorpus, downloads: Downloads) -> list[Path]:
+def _files(corpus: HubCorpus | LocalCorpus) -> list[Path]:
     if corpus.kind == "hub":
         # Two corpora may come from one data set, whose folder then has files of both.
-        root = _root(corpus, downloads)
+        root = _root(corpus)
         files = [
             path
             for path in sorted(root.rglob("*"))
@@ -85,10 +81,8 @@ def _files(corpus: HubCorpus | LocalCorpus, downloads: Downloads) -> list[Path]:
     return files
 
 
-def _root(corpus: HubCorpus, downloads: Downloads) -> Path:
-    return downloads.resolve(
-        "dataset", corpus.name, revision=corpus.revision, patterns=corpus.files
-    )
+def _root(corpus: HubCorpus) -> Path:
+    return resolve("dataset", corpus.name, revision=corpus.revision, patterns=corpus.files)
 
 
 def _matches(path: str, patterns: tuple[str, ...]) -> bool:
@@ -100,7 +94,6 @@ def make_tokenizer(
     name: str,
     out: Path,
     *,
-    downloads: Downloads = DOWNLOADS,
     text: Path | None = None,
     force: bool = False,
 ) -> Tokenizer:
@@ -108,10 +101,10 @@ def make_tokenizer(
     spec = config.tokenizers[name]
     if spec.kind == "train":
         corpus = config.corpora[spec.corpus]
-        texts = documents(corpus, downloads=downloads, text=text)
+        texts = documents(corpus, text=text)
         return train_tokenizer(texts, out, vocabulary_size=spec.vocab_size, force=force)
     if spec.kind == "hub":
-        folder = downloads.resolve("model", spec.name, revision=spec.revision)
+        folder = resolve("model", spec.name, revision=spec.revision)
     else:
         folder = Path(spec.path)
         if folder.is_file():
@@ -129,7 +122,6 @@ def pack_corpus(
     tokenizer: Tokenizer,
     out: Path,
     *,
-    downloads: Downloads = DOWNLOADS,
     text: Path | None = None,
     workers: int = 1,
     force: bool = False,
@@ -137,13 +129,13 @@ def pack_corpus(
     """Pack all slices of a corpus into one folder."""
     corpus = config.corpora[name]
     return pack(
-        documents(corpus, downloads=downloads, text=text),
+        documents(corpus, text=text),
         tokenizer,
         out,
         sequence_length=corpus.length,
         sequences=corpus.slices,
         boundary=corpus.boundary,
-        source=source(corpus, downloads=downloads),
+        source=source(corpus),
         seed=corpus.seed,
         workers=workers,
         force=force,

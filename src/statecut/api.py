@@ -14,7 +14,7 @@ from statecut.arguments import Eps, Target
 from statecut.arguments import width as width_of
 from statecut.errors import InputError
 from statecut.evaluation.request import EvaluationRequest
-from statecut.hub.downloads import model_folder
+from statecut.hub import model_folder
 from statecut.pruning.request import Request
 from statecut.record import Record, record_of, set_record
 from statecut.recovery.request import RecoveryRequest

@@ -18,7 +18,7 @@ from statecut import logs
 from statecut.arguments import TEXT, check_counts, check_seed
 from statecut.errors import InputError
 from statecut.evaluation.request import EvaluationRequest
-from statecut.hub.downloads import DOWNLOADS
+from statecut.hub import LOCK
 from statecut.pruning.methods import METHODS
 from statecut.pruning.request import Request
 from statecut.recovery.request import RecoveryRequest
@@ -266,17 +266,24 @@ def _download(commands: Commands) -> None:
     command = commands.add_parser(
         "download",
         help="fetch a model from the hub",
-        description="Fetch a model and its tokenizer at a pinned commit, convert pickled weights, "
-        f"and write commit and hashes to {DOWNLOADS.lock}. Goes on where it was cut off.",
+        description="Fetch a model and its tokenizer at a pinned commit, and write commit and "
+        f"hashes to {LOCK}. Goes on where it was cut off.",
     )
     command.add_argument("model", nargs="+", metavar="OWNER/NAME", help="models to fetch")
     newest = "take the newest commit of the branch, not the locked one"
     command.add_argument("--update", action="store_true", help=newest)
 
     def run(options: argparse.Namespace) -> None:
-        from statecut.download import download
+        from statecut.hub import HubItem, fetch, resolve
+        from statecut.models.checkpoint import describe
 
-        print(*download(options.model, update=options.update), sep="\n")
+        items = [HubItem("model", name) for name in options.model]
+        if failures := fetch(items, update=options.model if options.update else ()):
+            again = "not downloaded (the same command goes on from here):"
+            raise InputError("\n  ".join([again, *failures.values()]))
+        for item in items:
+            folder = resolve(*item.key)
+            print(f"{item.name} at {folder.name[:8]}: {describe(folder)}")
 
     command.set_defaults(run=run)
 

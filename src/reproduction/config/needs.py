@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib.util import find_spec
 
 from reproduction.config.evaluation import DATA_SETS, Task
 from reproduction.config.models import Model
 from reproduction.config.run import Config
 from reproduction.config.sources import Corpus, FromHub, Tokenizer
-from statecut.hub.downloads import DEFAULT_PATTERNS, HubItem, merge_items
+from statecut.hub import HubItem, Key
 
 # tokenizer*, special_tokens_map.json and added_tokens.json. One pattern, because a download
 # refuses a pattern that matches nothing, and newer tokenizers have only the first.
@@ -22,8 +23,12 @@ FLAME = ("flame", "torchtitan")
 
 
 def hub_sources(config: Config) -> tuple[HubItem, ...]:
-    """Everything on the hub that the run needs, each repository once."""
-    return tuple(merge_items(item for _, item in hub_items(config)))
+    """Everything on the hub that the run needs, each repository once, with the patterns of all."""
+    items: dict[Key, HubItem] = {}
+    for _, item in hub_items(config):
+        known = items.get(item.key, item).patterns
+        items[item.key] = replace(item, patterns=tuple(sorted({*item.patterns, *known})))
+    return tuple(items.values())
 
 
 def hub_items(config: Config) -> Iterator[tuple[str, HubItem]]:
@@ -34,8 +39,7 @@ def hub_items(config: Config) -> Iterator[tuple[str, HubItem]]:
     """
     for name, model in needed_models(config).items():
         if (source := model.source).kind == "hub":
-            item = HubItem("model", source.name, source.revision, DEFAULT_PATTERNS["model"])
-            yield f"models.{name}.source", item
+            yield f"models.{name}.source", HubItem("model", source.name, source.revision)
     for name, hub in only_timed(config).items():
         yield f"models.{name}.source", HubItem("model", hub.name, hub.revision, CONFIG_FILE)
     for name, tokenizer in needed_tokenizers(config).items():
@@ -49,8 +53,7 @@ def hub_items(config: Config) -> Iterator[tuple[str, HubItem]]:
     for path, task in needed_tasks(config):
         if task.file is None:
             data_set, _, _ = DATA_SETS[task.task]
-            item = HubItem("dataset", data_set, task.revision, DEFAULT_PATTERNS["dataset"])
-            yield path, item
+            yield path, HubItem("dataset", data_set, task.revision)
 
 
 def needed_tokenizers(config: Config) -> dict[str, Tokenizer]:

@@ -3,32 +3,26 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from reproduction.config import Config, Model
 from statecut.errors import InputError
 from statecut.files import atomic_write, read_json
-from statecut.hub.downloads import DOWNLOADS, Downloads
+from statecut.hub import resolve
 from statecut.models.architectures import architecture
 from statecut.models.architectures.base import need, text_config
 
 
-def import_model(
-    model: Model,
-    tokenizer: Path | str,
-    out: Path | str,
-    *,
-    downloads: Downloads = DOWNLOADS,
-) -> None:
+def import_model(model: Model, tokenizer: Path | str, out: Path | str) -> None:
     """A folder of links to the model's files, with the tokenizer that the configuration names.
 
     A model of other sizes than the configuration's is refused: widths, and with them the whole
     plan of the run, follow from those.
     """
     if model.source.kind == "hub":
-        source = downloads.resolve(
-            "model", model.source.name, revision=model.source.revision, verify=True
-        )
+        hub = model.source
+        source = resolve("model", hub.name, revision=hub.revision, verify=True)
     elif model.source.kind == "local":
         source = Path(model.source.path)
     else:
@@ -51,7 +45,7 @@ def model_files(folder: Path) -> list[Path]:
     )
 
 
-def check_model_sizes(config: Config, *, downloads: Downloads = DOWNLOADS) -> None:
+def check_model_sizes(config: Config) -> None:
     """An error if a model that is here already is not the one that the configuration describes.
 
     Timings and the preflight are of the sizes in the configuration, and read no model: what they
@@ -60,7 +54,8 @@ def check_model_sizes(config: Config, *, downloads: Downloads = DOWNLOADS) -> No
     for model in config.models.values():
         folder = None
         if model.source.kind == "hub":
-            folder = downloads.find("model", model.source.name, revision=model.source.revision)
+            with suppress(InputError):  # not here yet
+                folder = resolve("model", model.source.name, revision=model.source.revision)
         elif model.source.kind == "local":
             folder = Path(model.source.path)
         if folder and (folder / "config.json").is_file():

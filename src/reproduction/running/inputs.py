@@ -33,7 +33,7 @@ from reproduction.config.needs import needed_corpora, needed_models, needed_toke
 from reproduction.config.sources import matching, tokenizer_files
 from reproduction.running.digests import cached_sha256
 from reproduction.running.paths import Paths, provenance_path
-from statecut.hub.downloads import DOWNLOADS, Key, Kind
+from statecut.hub import Kind, read_lock
 from statecut.models.architectures import MODULES, RULES
 
 Section = dict[str, Any]
@@ -229,8 +229,10 @@ class Inputs:
         return sorted({str(provenance_path(first.get(path, path))) for path in artefacts})
 
     @cached_property
-    def locked(self) -> dict[Key, str]:
-        return DOWNLOADS.commits()
+    def locked(self) -> dict[tuple[str, str], str]:
+        """The commits of what was downloaded."""
+        lock = read_lock().items()
+        return {(kind[:-1], name): p["commit"] for kind, pins in lock for name, p in pins.items()}
 
     def commit(self, kind: Kind, source: Any) -> str | None:
         """Of what comes from the hub: another one is another input."""

@@ -14,7 +14,7 @@ from reproduction.suites.retrieval import TEXTS, Document
 from statecut.data.sources import Source, json_lines
 from statecut.errors import InputError
 from statecut.files import sha256
-from statecut.hub.downloads import DOWNLOADS, Downloads
+from statecut.hub import resolve
 
 # What each task reads of a document; other fields are ignored.
 FIELDS: dict[str, dict[str, type]] = {
@@ -53,20 +53,20 @@ ANSWERED: dict[str, Callable[[Document], bool]] = {
 }
 
 
-def source(task: Task, *, downloads: Downloads = DOWNLOADS) -> Source:
+def source(task: Task) -> Source:
     """Which data it is: a file by its digest, a download by its commit."""
     if task.file is not None:
         path, digest = _local(task)
         return Source(path.name, f"sha256:{digest}")
-    folder = _downloaded(task, downloads)
+    folder = _downloaded(task)
     name, configuration, split = DATA_SETS[task.task]
     return Source("/".join(filter(None, [name, configuration, split])), folder.name)
 
 
-def documents(task: Task, *, downloads: Downloads = DOWNLOADS) -> list[Document]:
+def documents(task: Task) -> list[Document]:
     """All documents, checked, with the fields that the task reads."""
     if task.file is None:
-        path = _downloaded(task, downloads)
+        path = _downloaded(task)
         numbered = _rows(task, path)
     else:
         path, _ = _local(task)
@@ -94,10 +94,10 @@ def _local(task: Task) -> tuple[Path, str]:
     return path, digest
 
 
-def _downloaded(task: Task, downloads: Downloads) -> Path:
+def _downloaded(task: Task) -> Path:
     name, _, _ = DATA_SETS[task.task]
     try:
-        return downloads.resolve("dataset", name, revision=task.revision)
+        return resolve("dataset", name, revision=task.revision)
     except InputError as error:
         raise InputError(f"the data of {task.task} is missing: {error}") from None
 

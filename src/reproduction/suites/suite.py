@@ -37,7 +37,6 @@ from statecut.files import (
     read_json,
     write_json,
 )
-from statecut.hub.downloads import DOWNLOADS, Downloads
 from statecut.models.checkpoint import Checkpoint
 
 PACKAGES = (
@@ -93,7 +92,6 @@ def evaluate(
     out: Path | str,
     *,
     cache: Path | str | None = None,
-    downloads: Downloads = DOWNLOADS,
     device: str | None = None,
     dtype: torch.dtype | None = None,
 ) -> Record:
@@ -119,11 +117,11 @@ def evaluate(
         kept = Path(cache or scratch)
         paths, pending = {}, {}
         for column, task in attempted.items():
-            source = data.source(task, downloads=downloads)
+            source = data.source(task)
             run = TaskRun(task.task, task_digest(task.task), source, conditions)
             path = paths[column] = kept / run.record_name
             if path not in pending and not path.is_file():  # two columns may be of one task
-                pending[path] = run, _requests(run, task, tokenizer, kept, downloads)
+                pending[path] = run, _requests(run, task, tokenizer, kept)
         if pending:
             lm = LanguageModel(
                 model,
@@ -187,15 +185,13 @@ def _installed(package: str) -> str:
         return "unknown"
 
 
-def _requests(
-    run: TaskRun, task: Task, tokenizer: Tokenizer, cache: Path, downloads: Downloads
-) -> Requests:
+def _requests(run: TaskRun, task: Task, tokenizer: Tokenizer, cache: Path) -> Requests:
     """Those of a task, kept for all models: making them takes longer than a small model needs."""
     encoder = Encoder(tokenizer)
     path = cache / run.requests_name(encoder.prefix_token_id)
     if path.is_file():
         return Requests(**read_json(path))
-    documents = data.documents(task, downloads=downloads)
+    documents = data.documents(task)
     if task.task in retrieval.TEXTS:
         documents = retrieval.cut(documents, task.task, tokenizer, run.conditions.window)
         if not documents:

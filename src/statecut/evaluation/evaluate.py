@@ -15,7 +15,7 @@ from statecut.data.packing import PackedTokens
 from statecut.errors import InputError
 from statecut.evaluation.perplexity import pack_text, perplexity
 from statecut.evaluation.request import EvaluationRequest
-from statecut.hub.downloads import model_folder
+from statecut.hub import model_folder
 from statecut.models.checkpoint import Checkpoint
 from statecut.models.kernels import checked_device
 

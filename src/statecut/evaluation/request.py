@@ -8,7 +8,7 @@ from pathlib import Path
 from statecut.arguments import DEVICE, TEXT, check_counts, check_length, check_seed, option
 from statecut.data.sources import text_files
 from statecut.errors import InputError
-from statecut.hub.downloads import model_folder
+from statecut.hub import model_folder
 from statecut.models.description import ModelFolder
 
 

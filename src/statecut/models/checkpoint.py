@@ -17,8 +17,8 @@ from safetensors.torch import save_file
 
 from statecut.errors import InputError
 from statecut.files import atomic_write, digest, read_json, sha256, to_json
-from statecut.hub.downloads import model_folder
-from statecut.models.architectures import architecture, register
+from statecut.hub import model_folder
+from statecut.models.architectures import ARCHITECTURES, architecture, register
 from statecut.models.architectures.base import Architecture, Config
 from statecut.models.description import INDEX, ModelFolder
 
@@ -232,6 +232,24 @@ def check_parameters(checkpoint: Checkpoint) -> tuple[int, list[str]]:
     fill(model, tensors, checkpoint.folder)
     ignored = [name for name in stored if current_name(name, kind) in unused]
     return count, [*ignored, *checkpoint.passthrough]
+
+
+def describe(folder: Path) -> str:
+    """Layers, heads and parameters of a model; an error if its weights do not fit its class. Of
+    weights only the headers are read."""
+    model_type = read_json(folder / "config.json").get("model_type")
+    if model_type not in ARCHITECTURES:
+        return f"model_type {model_type!r} is none that Statecut knows: only its hashes are checked"
+    checkpoint = Checkpoint(folder)
+    depth, shape = checkpoint.text_config["num_hidden_layers"], checkpoint.shape
+    widths = " x ".join(map(str, dict.fromkeys((shape.width, shape.value_width))))
+    layers = f"{depth} layers, {shape.heads} heads of {widths}"
+    try:
+        count, ignored = check_parameters(checkpoint)
+    except ImportError as error:  # a hybrid's class needs flash-attn
+        return f"{layers}; parameters are not compared, its class cannot be made here: {error}"
+    unused = f"; {len(ignored)} tensors are not used ({ignored[0]}, ...)" if ignored else ""
+    return f"{layers}, {count:,} parameters{unused}"
 
 
 def load(

@@ -24,7 +24,7 @@ from statecut.arguments import width as width_of
 from statecut.data.sources import text_files
 from statecut.errors import InputError
 from statecut.files import check_not_overwriting, check_output_path
-from statecut.hub.downloads import model_folder
+from statecut.hub import model_folder
 from statecut.models.description import ModelFolder
 from statecut.models.shapes import MixerShape
 from statecut.pruning.budget import STEPS, check_cut, in_words, wanted_cuts

@@ -11,7 +11,7 @@ from statecut.data.packing import PackedTokens
 from statecut.errors import InputError
 from statecut.evaluation.perplexity import held_out_sequences, pack_text
 from statecut.files import atomic_write, check_disk_space, explain_full_disk
-from statecut.hub.downloads import model_folder
+from statecut.hub import model_folder
 from statecut.models.checkpoint import Checkpoint
 from statecut.models.kernels import checked_device
 from statecut.models.shapes import Shape

@@ -11,7 +11,7 @@ from statecut.arguments import DEVICE, TEXT, check_counts, check_length, check_s
 from statecut.data.sources import text_files
 from statecut.errors import InputError
 from statecut.files import check_writable
-from statecut.hub.downloads import model_folder
+from statecut.hub import model_folder
 from statecut.models.description import ModelFolder
 from statecut.pruning.request import FORCE, check_out
 from statecut.recovery.settings import Recovery

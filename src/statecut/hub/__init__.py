@@ -1,1 +1,0 @@
-"""Models and data sets of the Hugging Face hub: downloaded at pinned commits, then used offline."""
