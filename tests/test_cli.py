@@ -52,6 +52,12 @@ def prune(root, *more, model="delta_net", out="out", text="text.jsonl"):
     return main([str(argument) for argument in arguments])
 
 
+def measured(monkeypatch, *perplexities):
+    """What is measured, in this order: the models have random weights."""
+    values = iter(perplexities)
+    monkeypatch.setattr("statecut.pruning.prune.measure", lambda *_: next(values))
+
+
 def stderr(capsys):
     return capsys.readouterr().err.strip()
 
@@ -81,9 +87,10 @@ def test_prune_writes_a_smaller_model_with_a_card(workplace, capsys, name):
     assert ("as bfloat16: DeltaNet's kernel refuses" in shown.err) == (name != "gated")
 
 
-def test_out_says_what_it_is(workplace):
+def test_out_says_what_it_is(workplace, monkeypatch):
     previous = os.umask(0o027)
     try:
+        measured(monkeypatch, 10.0, 12.0, 11.0)
         assert prune(workplace, "--refit", "--sequences", "12", model="gated", out="told") == 0
     finally:
         os.umask(previous)
@@ -96,17 +103,18 @@ def test_out_says_what_it_is(workplace):
     assert cut["eps"] == [1e-6, 2e-6]
     assert torch.tensor(cut["kept"]["keys"]).shape == (2, 2, 8)
     assert cut["calibration"]["text"]["revision"].startswith("sha256:")
-    measured = entry["measured"]
-    assert [*measured["models"]] == ["unpruned", "cut", "refitted"]
-    assert measured["tokens"] == 80
+    models = entry["measured"]["models"]
+    assert [*models] == ["unpruned", "cut", "refitted"]
+    assert entry["measured"]["tokens"] == 80
     card = (out / "README.md").read_text()
-    for name, number in measured["models"]["unpruned"].items():
+    for name, number in models["unpruned"].items():
         shown = f"{number:.2f}" if name == "perplexity" else f"{number:,}"
         assert f"| {name.replace('_', ' ')} | {shown} |" in card
     # The command in the card makes the same model again.
     (command,) = re.findall("^    (statecut prune .*)$", card, re.MULTILINE)
     again = shlex.split(command)[1:]
     again[again.index(str(out))] = str(workplace / "again")
+    measured(monkeypatch, 10.0, 12.0, 11.0)
     assert main(again) == 0
     weights = [workplace / name / "model.safetensors" for name in ("told", "again")]
     assert weights[0].read_bytes() == weights[1].read_bytes()
@@ -135,13 +143,13 @@ def test_a_large_model_is_not_cut_by_gradients(workplace, monkeypatch):
 
 
 def test_a_refit_that_does_not_help_is_left_out(workplace, capsys, monkeypatch):
-    worse = iter([10.0, 12.0, 12.5])
-    monkeypatch.setattr("statecut.pruning.prune.measure", lambda *_: next(worse))
+    measured(monkeypatch, 10.0, 12.0, 12.5)
     assert prune(workplace, "--refit", "--sequences", "12", model="gated", out="unhelpful") == 0
     shown = capsys.readouterr().out
     assert (
         "WARNING: the refit did not lower the perplexity of the text held out, so the cut" in shown
     )
+    measured(monkeypatch, 10.0, 12.0)
     assert prune(workplace, "--sequences", "12", model="gated", out="cut-alone") == 0
     weights = [workplace / name / "model.safetensors" for name in ("unhelpful", "cut-alone")]
     assert weights[0].read_bytes() == weights[1].read_bytes()
@@ -180,6 +188,7 @@ def test_on_a_gpu_it_calibrates_in_bf16(workplace, monkeypatch, capsys, method):
         "statecut.pruning.calibration.calibrate_layerwise", on_cpu(calibrate_layerwise)
     )
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    measured(monkeypatch, 10.0, 12.0)
     arguments = ["--device", "cuda", "--method", method]
     assert prune(workplace, *arguments, out=f"on-gpu-{method}") == 0
     expected = load if method == "grad" else calibrate_layerwise
@@ -276,7 +285,7 @@ def test_out_that_exists_is_refused_and_kept(workplace, capsys):
     assert prune(workplace, "--ratio", "0.75", out="kept") == 2
     assert "exists already; give --force to replace it" in stderr(capsys)
     assert (workplace / "kept" / "model.safetensors").read_bytes() == before
-    assert prune(workplace, "--ratio", "0.75", "--force", out="kept") == 0
+    assert prune(workplace, "--ratio", "0.75", "--round-to", "1", "--force", out="kept") == 0
     assert load(workplace / "kept").model.layers[0].attn.head_k_dim == 4
 
 
@@ -521,6 +530,7 @@ def test_refit_changes_the_projections_and_says_what_it_brought(
     )  # the whole model is never in memory
     capsys.readouterr()
     out = workplace / f"{name}-refitted"
+    measured(monkeypatch, 10.0, 12.0, 11.0)
     assert prune(workplace, "--method", method, "--refit", model=name, out=out.name) == 0
     shown = capsys.readouterr()
     cut, refitted = (load_file(f / "model.safetensors") for f in (workplace / f"{name}-cut", out))

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from reproduction.demo_text import documentation_parts, part_of, word_runs
+from reproduction.documentation import documentation, documentation_source, prose
 from reproduction.new_tokenizers import train_tokenizer
 from statecut.data import documentation as own
-from reproduction.documentation import documentation, documentation_source, prose
 
 DOCSTRING = """Return the sum of array elements over a given axis, as one number.
 

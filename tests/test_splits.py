@@ -15,10 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from small_models import SMALL
+from statecut.card import stored_facts
+from statecut.pruning.outcome import Candidate, Outcome
 from training_runs import sentences
 
 from reproduction.new_tokenizers import train_tokenizer
-from statecut.card import stored_facts
 from statecut.cli import main
 from statecut.data.packing import PackedTokens
 from statecut.evaluation.perplexity import HeldOut, perplexity
@@ -27,7 +28,6 @@ from statecut.models.architectures import gated_deltanet
 from statecut.models.checkpoint import Checkpoint
 from statecut.models.shapes import MixerShape
 from statecut.pruning.budget import CLOSE, MOST, STEPS, cuts_within, in_words
-from statecut.pruning.outcome import Candidate, Outcome
 from statecut.pruning.prune import pack_text
 from statecut.pruning.refit import refit
 from statecut.pruning.select import select

@@ -38,6 +38,7 @@ from statecut.models.delta_rule import no_tf32, wide
 from statecut.models.description import Description
 from statecut.models.layerwise import LayerwiseModel
 from statecut.models.loaded import Loaded
+from statecut.record import FILE, Record
 
 logger = logging.getLogger(__name__)
 
@@ -300,8 +301,8 @@ def _fit(
 
 
 def check_cut_from(student: Checkpoint | Loaded, teacher: Checkpoint | Loaded) -> None:
-    """An error unless a model has fewer channels than another, and the same embeddings, which
-    nothing here changes."""
+    """An error unless a model has fewer channels than another and the same embeddings, which
+    nothing here changes, and names it in its record if it has one."""
     (d_k, d_v), (D_k, D_v) = ((c.shape.width, c.shape.value_width) for c in (student, teacher))
     if student.architecture is not teacher.architecture:
         problem = f"it is a {teacher.architecture.model_type}"
@@ -311,10 +312,15 @@ def check_cut_from(student: Checkpoint | Loaded, teacher: Checkpoint | Loaded) -
             "the pruned model first, then the one it was cut from"
         )
     else:
+        on_disk = isinstance(student, Checkpoint) and isinstance(teacher, Checkpoint)
+        bases = Record.read(student.place).bases if on_disk else []
         ours, theirs = embedding(student), embedding(teacher)
-        if torch.equal(ours, theirs.to(ours.dtype)):  # slicing may have rounded it
+        if not torch.equal(ours, theirs.to(ours.dtype)):  # slicing may have rounded it
+            problem = "their embeddings differ"
+        elif bases and teacher.digest() not in bases:
+            problem = f"{FILE} names others, {', '.join(base[:12] for base in bases)}"
+        else:
             return
-        problem = "their embeddings differ"
     raise InputError(
         f"{teacher.place} is not the model that {student.place} was cut from: {problem}"
     )
