@@ -30,6 +30,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from statecut.data.progress import Progress
 from statecut.errors import InputError
 from statecut.evaluation.perplexity import embedding
 from statecut.files import atomic_write
@@ -104,6 +105,7 @@ def refit(
     with torch.no_grad(), no_tf32():
         pruned = LayerwiseModel(student, [*most, *held_out], device, dtype)
         unpruned = LayerwiseModel(teacher, [*most, *held_out], device, dtype)
+        progress = Progress("refit", tokens=ids.numel() * len(pruned.layers))
         for index, layer in enumerate(pruned.layers):
             with pruned.filled(index), unpruned.filled(index):
                 if index not in student.shape.layers:
@@ -115,9 +117,9 @@ def refit(
                     weights[name], fit = _fit(name, old, *sums, ridges)
                     fits.append(fit)
                     layer.get_submodule(projection).weight.copy_(weights[name])
-                    where = f"layer {index + 1} of {len(pruned.layers)}, {projection}"
-                    logger.info("refit: %s: %s", where, fit.in_words())
+                    logger.debug("refit: layer %d, %s: %s", index + 1, projection, fit.in_words())
                 pruned.run_all(index)
+            progress.add(tokens=ids.numel(), note=f"layer {index + 1} of {len(pruned.layers)}")
             pruned.step()
             unpruned.step()
     return Refit(weights, tuple(fits), ids.numel())
