@@ -138,7 +138,7 @@ def train(settings: Settings) -> dict[str, Any]:
     from reproduction.pretraining.pretrain import pretrain
     from statecut.data.packing import PackedTokens
     from statecut.models import create
-    from statecut.recovery.output import Output
+    from statecut.recovery.checkpoints import Output
 
     data, work = Path(str(settings.data)), Path(settings.work)
     tokens = PackedTokens(data / "tokens")

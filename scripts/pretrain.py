@@ -7,7 +7,7 @@ with job(snakemake) as run:
     from statecut.card import card
     from statecut.data.packing import PackedTokens
     from statecut.preflight import padding
-    from statecut.recovery.output import Output
+    from statecut.recovery.checkpoints import Output
 
     padding(snakemake.input.preflight, may_pad=False)
     name = snakemake.wildcards.model

@@ -20,10 +20,9 @@ from statecut.models.shapes import Shape
 from statecut.preflight import check_shapes
 from statecut.pruning.prune import check_out, pack_text
 from statecut.pruning.refit import check_cut_from
-from statecut.recovery.facts import recovered_facts
-from statecut.recovery.output import Output
+from statecut.recovery.checkpoints import Output
 from statecut.recovery.settings import Recovery
-from statecut.recovery.training import recover
+from statecut.recovery.training import recover, recovered_facts
 from statecut.serving.engines import computed_wrong
 
 logger = logging.getLogger(__name__)
