@@ -4,9 +4,9 @@ with job(snakemake) as run:
     import torch
 
     from reproduction.pretraining.trainers import pretrain_model, recipe_of
+    from reproduction.pretraining.verdicts import padding
     from statecut.card import card
     from statecut.data.packing import PackedTokens
-    from statecut.preflight import padding
     from statecut.recovery.checkpoints import Output
 
     padding(snakemake.input.preflight, may_pad=False)

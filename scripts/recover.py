@@ -1,10 +1,10 @@
 from reproduction.running.job import job
 
 with job(snakemake) as run:
+    from reproduction.pretraining.verdicts import padding
     from statecut.card import card
     from statecut.data.packing import PackedTokens
     from statecut.models.checkpoint import Checkpoint
-    from statecut.preflight import padding
     from statecut.recovery.checkpoints import Output
     from statecut.recovery.training import recover, recovered_facts
 
