@@ -81,11 +81,11 @@ def test_documents_may_begin_with_bos_instead(tmp_path: Path) -> None:
     assert sorted(PackedTokens(tmp_path / "a")[:].tolist()) == [[0, 2, 3], [0, 4, 5]]
 
 
-@pytest.mark.parametrize("size", [1, 32, 1000])
+@pytest.mark.parametrize("size", [1, 1000, 1 << 20])
 def test_two_workers_write_the_same_bytes_as_one(
     tmp_path: Path, bpe: Tokenizer, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
-    monkeypatch.setattr(packing, "_AT_ONCE", size)
+    monkeypatch.setattr(packing, "_BATCH", size)
     for workers in (1, 2, 5):
         pack(
             documents(),
@@ -116,7 +116,7 @@ def test_small_slices_have_text_from_all_row_groups_for_any_number_of_workers(
     from pyarrow import parquet
 
     # Row group g says nothing but its own word. There is far more text than the window holds.
-    monkeypatch.setattr(packing, "_AT_ONCE", 10)
+    monkeypatch.setattr(packing, "_BATCH", 1000)
     monkeypatch.setattr(packing, "shuffled", partial(shuffled, characters=20_000))
     (tmp_path / "set").mkdir()
     for file in range(3):
@@ -366,6 +366,7 @@ MEMORY = textwrap.dedent("""
     backend = tokenizers.Tokenizer(tokenizers.models.WordLevel({"w": 0, "</s>": 1}, unk_token="w"))
     backend.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
     packing.shuffled = functools.partial(sources.shuffled, characters=1 << 20)
+    packing._BATCH = 1 << 16
     manifest = packing.pack(
         sources.read(f"{folder}/{count}.jsonl.gz"),
         Tokenizer("words", "0", backend, 2, None, 1),

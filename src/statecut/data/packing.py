@@ -33,7 +33,7 @@ from statecut.files import atomic_write, read_json, write_json
 
 Boundary = Literal["eos", "bos"]
 
-_AT_ONCE = 32  # documents handed to a worker at a time
+_BATCH = 1 << 20  # characters handed to a worker at a time
 _WINDOW = 1 << 24  # characters held to shuffle documents
 
 
@@ -142,13 +142,26 @@ def _encoded(
     """What `encode` makes of each document, in order."""
     # Threads, because the tokenizer releases the GIL. They are given the next documents before
     # these are waited for, and no more, so that memory stays bounded where the disk is slower.
-    batches = iter(lambda: list(islice(documents, _AT_ONCE)), [])
+    batches = _batched(documents)
     windows = iter(lambda: list(islice(batches, workers)), [])
     at_work = (pool.map(encode, window) for window in windows)
     for encoded, _ in pairwise(chain(at_work, [()])):
         for batch in encoded:
             progress.add(documents=len(batch), tokens=sum(map(len, batch)))
             yield from batch
+
+
+def _batched(documents: Iterator[str]) -> Iterator[list[str]]:
+    batch: list[str] = []
+    size = 0
+    for text in documents:
+        batch.append(text)
+        size += len(text)
+        if size >= _BATCH:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
 
 
 def _pieces(documents: Iterator[np.ndarray], longest: int) -> Iterator[np.ndarray]:

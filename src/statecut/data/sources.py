@@ -187,7 +187,8 @@ def _open(file: Path) -> Any:
         import pyarrow
 
         return io.BufferedReader(pyarrow.input_stream(str(file), compression="zstd"))
-    return {".gz": gzip.open, ".xz": lzma.open}.get(file.suffix, open)(file, "rb")
+    openers: dict[str, Any] = {".gz": gzip.open, ".xz": lzma.open}
+    return openers.get(file.suffix, open)(file, "rb")
 
 
 def json_lines(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
