@@ -16,6 +16,7 @@ from shards import shard
 from small_models import EXPERTS, LINEAR, SMALL
 
 from reproduction.config.models import Model, shape_of
+from reproduction.generation import generate
 from reproduction.plan import parameters_at
 from statecut.card import card
 from statecut.errors import InputError
@@ -23,7 +24,6 @@ from statecut.models import create, load, save
 from statecut.models.architectures import ARCHITECTURES, REFUSED, architecture
 from statecut.models.capture import capture_rule_inputs, mixers
 from statecut.models.checkpoint import Checkpoint, check_parameters
-from statecut.models.generation import generate
 from statecut.pruning.calibration import calibrate, calibrate_layerwise
 from statecut.pruning.methods import METHODS
 from statecut.pruning.refit import refit, write_refitted

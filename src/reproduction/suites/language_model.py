@@ -18,11 +18,11 @@ from lm_eval.api.model import TemplateLM
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from reproduction.generation import generate
 from statecut.data.progress import Progress
 from statecut.data.tokenizer import Tokenizer, check_vocabulary, load_tokenizer
 from statecut.errors import InputError
 from statecut.models import load
-from statecut.models.generation import generate
 
 # Tokens of a batch whose size is not given. A CPU gains nothing beyond this; a GPU starts here
 # and halves them until they fit into its memory.
