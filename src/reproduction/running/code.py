@@ -38,7 +38,7 @@ DEVICES = ("cpu", "cuda")
 # Nothing of these reaches a number except through what a rule passes on: the values of the
 # configuration are parameters, and downloads are known by their hashes.
 APART = (
-    "statecut.card", "statecut.cli", "statecut.data.progress", "statecut.errors", "statecut.hub",
+    "statecut.api", "statecut.cli", "statecut.data.progress", "statecut.errors", "statecut.hub", "statecut.record", "statecut.version",
     "statecut.logs", "reproduction.cli", "reproduction.config", "reproduction.download",
     "reproduction.running",
 )  # fmt: skip
