@@ -406,7 +406,7 @@ def test_progress_says_what_is_left_and_only_of_long_work(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
-    clock = iter([0.0, 3.0, 9.9, 10.0, 15.0])
+    clock = iter([0.0, 18.0, 59.4, 60.0, 90.0])
     monkeypatch.setattr("statecut.data.progress.time.monotonic", lambda: next(clock))
     progress = Progress("packing", tokens=5_000_000)
     for _ in range(2):
@@ -415,8 +415,23 @@ def test_progress_says_what_is_left_and_only_of_long_work(
     for _ in range(2):
         progress.add(documents=500, tokens=500_000)
     assert caplog.messages == [
-        "packing: 1,500 documents, 1,500,000 tokens, 150,000 tokens/s, 23 s left"
+        "packing: 1,500 documents, 1,500,000 tokens, 25,000 tokens/s, 140 s left"
     ]
+
+
+def test_progress_on_a_terminal_is_one_line_that_goes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = iter([0.0, 0.1, 1.0, 2.0])
+    monkeypatch.setattr("statecut.data.progress.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    progress = Progress("refit", tokens=30)
+    for layer in range(3):
+        progress.add(tokens=10, note=f"layer {layer + 1} of 3")
+    clear = "\r\x1b[2K"
+    lines = ["refit: layer 2 of 3, 20 tokens, 20 tokens/s, 0 s left"]
+    lines += ["refit: layer 3 of 3, 30 tokens, 15 tokens/s, 0 s left", ""]
+    assert capsys.readouterr().err == "".join(clear + line for line in lines)
 
 
 def files_of_words(folder: Path, counts: dict[str, tuple[int, int]]) -> list[Path]:
