@@ -110,6 +110,23 @@ def test_calibrations_in_memory_and_on_disk_agree(root, names):
     assert "fisher.k" not in in_memory.tensors
 
 
+@pytest.mark.parametrize("name", ["delta_net_tied", "qwen3_next"])
+def test_16_bits_are_computed_in_32_on_a_cpu_and_written_as_16(root, tmp_path, name):
+    save(statecut.load(root / name).to(torch.bfloat16), tmp_path / "short")
+    model = statecut.load(tmp_path / "short")
+    assert model.dtype == torch.float32
+    smaller = statecut.slice(model, statecut.select(model, method="l1", keys=8))
+    assert smaller.dtype == torch.float32
+    statecut.save(smaller, tmp_path / "out")
+    written = Checkpoint(tmp_path / "out")
+    assert written.dtype == "bfloat16"
+    assert {tensor.dtype for _, tensor in written.tensors()} == {torch.bfloat16}
+    ids = torch.arange(9)[None]
+    rounded = smaller.to(torch.bfloat16).float()
+    with torch.no_grad():
+        torch.testing.assert_close(statecut.load(tmp_path / "out")(ids).logits, rounded(ids).logits)
+
+
 def test_a_selection_of_another_model_is_refused(root, names):
     other = statecut.load(root / "gated_no_gate")
     with pytest.raises(statecut.InputError, match="this selection was made for the model"):

@@ -155,8 +155,13 @@ def record_of(model: Any) -> Record:
     return getattr(model, "statecut_record", Record())
 
 
-def set_record(model: Any, record: Record) -> None:
-    model.statecut_record = record
+def stored_dtype(model: Any) -> str:
+    """What the weights of a model in memory were in, in the files that it came from."""
+    return getattr(model, "statecut_dtype", "")
+
+
+def set_origin(model: Any, record: Record, dtype: str) -> None:
+    model.statecut_record, model.statecut_dtype = record, dtype
 
 
 def _cut_in_words(cut: Mapping[str, Any]) -> str:

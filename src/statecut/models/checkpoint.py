@@ -297,12 +297,19 @@ def save(
     *,
     tokenizer: Path | str | None = None,
     files: Mapping[str, str] | None = None,
+    dtype: torch.dtype | None = None,
     force: bool = False,
 ) -> None:
     """Write a model folder, whole or not at all; `tokenizer` is a folder to copy its files from,
-    and `files` are texts to put beside it."""
+    `files` are texts to put beside it, and `dtype` is the weights', by default the model's."""
     with atomic_write(folder, force=force, folder=True) as aside:
-        model.save_pretrained(aside)
+        state = model.state_dict().items()
+        cast = {n: t.to(dtype) if t.is_floating_point() else t for n, t in state} if dtype else None
+        model.save_pretrained(aside, state_dict=cast)
+        if dtype:
+            config = read_json(aside / "config.json")
+            config["dtype"] = str(dtype).removeprefix("torch.")
+            (aside / "config.json").write_text(to_json(config))
         if tokenizer is not None:
             copy_companions(Path(tokenizer), aside)
         for name, text in (files or {}).items():

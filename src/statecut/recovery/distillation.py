@@ -56,15 +56,12 @@ class _Distillation(torch.autograd.Function):
             torch.zeros_like(x) if needed else None
             for x, needed in zip((hidden, head), ctx.needs_input_grad, strict=False)
         )
-        if hidden.is_cuda:
-            from statecut.recovery.distillation_kernel import losses_and_gradient as compute
-        else:
-            compute = losses_and_gradient
         for start in range(0, len(targets), tokens_at_once):
             rows = slice(start, start + tokens_at_once)
             logits = F.linear(hidden[rows], head)
             teacher_logits = F.linear(teacher_hidden[rows], teacher_head)
-            more_ce, more_kd, gradient = compute(logits, teacher_logits, targets[rows], T, scales)
+            given = (logits, teacher_logits, targets[rows], T, scales)
+            more_ce, more_kd, gradient = losses_and_gradient(*given)
             del logits, teacher_logits
             ce, kd = ce + more_ce, kd + more_kd
             if of_hidden is not None:
@@ -88,7 +85,7 @@ def losses_and_gradient(
     """The sums over tokens of the cross-entropy and of T^2 KL(teacher || student), and the gradient
     by the logits, in their type, of the first sum times one scale plus the second times another.
 
-    All logits: (tokens, vocabulary). On a GPU distillation_kernel.py has the same in one kernel.
+    All logits: (tokens, vocabulary).
     """
     logs = logits.float().log_softmax(-1)
     log_p, log_q = ((x.float() / T).log_softmax(-1) for x in (logits, teacher))
