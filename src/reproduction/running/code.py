@@ -38,8 +38,8 @@ DEVICES = ("cpu", "cuda")
 # Nothing of these reaches a number except through what a rule passes on: the values of the
 # configuration are parameters, and downloads are known by their hashes.
 APART = (
-    "statecut.card", "statecut.cli", "statecut.data.progress", "statecut.errors", "statecut.hub",
-    "statecut.logs", "reproduction.cli", "reproduction.config", "reproduction.download",
+    "statecut.cli", "statecut.data.progress", "statecut.errors", "statecut.hub", "statecut.logs",
+    "statecut.record", "reproduction.cli", "reproduction.config", "reproduction.download",
     "reproduction.running",
 )  # fmt: skip
 # What stands in for kernels where there is no GPU; the preflight compares a GPU's with it.
