@@ -1,10 +1,12 @@
 # Statecut. Every target sets itself up first: two commands are enough on a fresh machine.
-PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VERSIONS := 3.11 3.12 3.13
+# The first that runs: pyenv has a command for each version, which fails where that is not chosen.
+PYTHON ?= $(shell for version in $(VERSIONS) 3; do python$$version -c '' 2>/dev/null && break; done; echo python$$version)
 BIN := .venv/bin
 # Two test processes on two cores: more threads in each would only get in the other's way.
 THREADS := OMP_NUM_THREADS=1
 
-.PHONY: help setup demo test test-report test-slurm test-llama lint pins dag flame profiles clean
+.PHONY: help setup demo test test-report test-slurm test-llama lint pins pins-check dag flame profiles clean
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 13
@@ -12,8 +14,8 @@ help:  ## what there is
 setup: .venv/installed  ## make .venv and install everything the demo and the tests need
 
 .venv/installed: envs/constraints.txt pyproject.toml src/reproduction/pyproject.toml
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' \
-	  || { echo "Statecut needs Python 3.11; say where it is: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit("%d.%d" % sys.version_info[:2] not in "$(VERSIONS)".split())' \
+	  || { echo "Statecut needs one of Python $(VERSIONS); say where it is: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)"; exit 1; }
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check -c envs/constraints.txt -e '.[recovery,dev]' -e src/reproduction
 	@touch $@
@@ -63,6 +65,11 @@ lint: setup  ## ruff, mypy, import-linter, snakefmt
 
 pins: setup  ## write environment.yml and envs/*.yaml from envs/constraints.txt and flame.txt
 	$(BIN)/python envs/pins.py
+
+# A pip of its own: older ones end such a check by downloading all the wheels, torch among them.
+pins-check: setup  ## after a change of a pin: is there a wheel for each Python, and do all agree?
+	$(BIN)/pip install --quiet --upgrade --target .venv/pins-check 'pip>=26.3'
+	PYTHONPATH=.venv/pins-check $(BIN)/python envs/pins_check.py $(VERSIONS)
 
 dag: setup  ## draw the rules of the workflow into README.md
 	$(BIN)/python docs/dag.py

@@ -15,16 +15,17 @@ from test_cli import sentences
 
 from reproduction.config import load_config
 from reproduction.new_tokenizers import train_tokenizer
-from statecut.card import stored_facts
 from statecut.cli import main
 from statecut.errors import InputError
 from statecut.models import create, load, save
 from statecut.models.checkpoint import Checkpoint
 from statecut.preflight import ShapeVerdict
 from statecut.pruning.slicing import cut_back, slice_model
+from statecut.record import Record
 from statecut.recovery import recover as command
 from statecut.recovery.checkpoints import CURVE
 from statecut.recovery.loop import EXIT_UNFINISHED
+from statecut.recovery.request import RecoveryRequest
 
 
 @pytest.fixture(scope="module")
@@ -74,11 +75,9 @@ def test_a_hybrid_is_recovered(workplace, capsys):
 def test_a_recovered_model_is_written_with_its_card_and_curve(workplace, capsys):
     assert recover(workplace) == 0
     shown = capsys.readouterr()
-    values = r"\d+\.\d\d -> \d+\.\d\d -> \d+\.\d\d"
-    line = rf"perplexity           {values} \(teacher, pruned, recovered; 24 tokens held out\)\n"
-    assert re.search(line, shown.out)
-    assert "recovery             4 steps, 192 tokens" in shown.out
-    assert "text: 8 sequences, and 1 that are held out" in shown.err
+    assert re.search(r"unpruned +pruned +recovered\nperplexity +\d+\.\d\d +\d+\.\d\d +", shown.out)
+    assert "Perplexity of 24 tokens held out of text.txt." in shown.out
+    assert "4 steps of 2 x 24 tokens of text.txt" in shown.out
     out = workplace / "out"
     assert load(out)(torch.arange(9)[None]).logits.isfinite().all()
     assert (out / "tokenizer.json").is_file()
@@ -88,37 +87,34 @@ def test_a_recovered_model_is_written_with_its_card_and_curve(workplace, capsys)
     changed = {name for name in before if not torch.equal(before[name], after[name])}
     assert changed == {n for n in before if re.search(r"attn\.[qkv]_(proj|conv1d)", n)}
     card = (out / "README.md").read_text()
-    assert "recovery | 4 steps of 2 x 24 tokens of text.txt |" in card
-    assert "| text of the recovery | text.txt (sha256:" in card
-    numbers = re.search(line, shown.out)[0].split()[1:6:2]
-    fact = "| perplexity after recovery | {} teacher, {} pruned, {} recovered, on 24 tokens"
-    assert fact.format(*numbers) in card
-    assert "statecut recover student teacher out --steps 4 --batch 2 --length 24" in card
+    assert "- recovery: 4 steps of 2 x 24 tokens of text.txt\n" in card
+    assert re.search(r"\| perplexity \| \d+\.\d\d \| \d+\.\d\d \| \d+\.\d\d \|", card)
+    folders = [str(workplace / name) for name in ("student", "teacher", "out")]
+    assert (
+        f"    statecut recover {' '.join(folders)} --text {workplace / 'text.txt'} --steps 4"
+        in card
+    )
     assert not (workplace / "out.checkpoints").exists()
 
 
-def test_the_card_keeps_what_the_pruned_models_said(workplace, capsys):
+def test_the_record_has_the_cut_and_the_recovery(workplace, capsys):
     text = ["--text", str(workplace / "text.txt"), "--sequences", "9", "--length", "24"]
-    cut = ["--ratio", "0.6", "--method", "l1", "--round-to", "8", "--refit", *text]
+    cut = ["--ratio", "0.6", "--method", "l1", "--round-to", "8", *text]
     assert main(["prune", str(workplace / "teacher"), str(workplace / "cut"), *cut]) == 0
     assert recover(workplace, model="cut", out="recovered") == 0
-    before, after = ((workplace / out / "README.md").read_text() for out in ("cut", "recovered"))
-    rows = [line for line in before.splitlines() if line.startswith("| ")]
-    for fact in ("method | l1", "ratio | 0.6 asked, 0.5 cut", "key channels per head | 8 of 16"):
-        assert f"| {fact} |" in rows
-    assert any(row.startswith("| perplexity |") for row in rows)
-    assert all(row in after for row in rows)
-    assert after.count("| made by |") == 1
-    # A card that Statecut did not write says nothing.
-    assert stored_facts(workplace / "recovered")["method"] == "l1"
-    (workplace / "recovered" / "README.md").write_text("| method | mine |\n")
-    assert stored_facts(workplace / "recovered") == {}
-    # Of one that it did, the table of facts alone counts.
-    scores = "\n| | |\n|---|---|\n| task | score |\n| engine | x | y |\n"
-    (workplace / "recovered" / "README.md").write_text(after + scores)
-    assert stored_facts(workplace / "recovered").keys() == {
-        row.split(" | ")[0].removeprefix("| ") for row in after.splitlines() if row.startswith("| ")
-    } - {"made by", "|"}
+    first, second = Record.read(workplace / "recovered").entries
+    assert first["cut"]["keys"] == [8, 16]
+    assert second["recovery"]["teacher digest"] == first["base"]["digest"]
+    assert [*second["measured"]["models"]] == ["unpruned", "pruned", "recovered"]
+    card = (workplace / "recovered" / "README.md").read_text()
+    assert "- before: 8 of 16 key channels per head kept by l1\n" in card
+    # The record knows which model it was cut from: one with the same embeddings is another.
+    model = load(workplace / "teacher")
+    model.model.layers[0].attn.q_proj.weight.data[0] += 1
+    save(model, workplace / "alike", tokenizer=workplace / "tokenizer")
+    capsys.readouterr()
+    assert recover(workplace, model="cut", teacher="alike", out="bad") == 2
+    assert "alike is not the model that" in stderr(capsys)
 
 
 def test_a_run_that_was_stopped_goes_on_and_ends_with_the_same_bits(workplace, capsys, monkeypatch):
@@ -139,17 +135,13 @@ def test_a_run_that_was_stopped_goes_on_and_ends_with_the_same_bits(workplace, c
     assert not (workplace / "stopped.checkpoints").exists()
 
 
-def test_defaults_are_the_papers(workplace, monkeypatch):
-    given = {}
-    monkeypatch.setattr(
-        command, "recover_folder", lambda *_, **options: given.update(options) or []
-    )
-    assert main(["recover", str(workplace / "student"), str(workplace / "teacher"), "out"]) == 0
+def test_defaults_are_the_papers(workplace):
+    request = RecoveryRequest(workplace / "student", workplace / "teacher", "out", text="corpus")
     paper = load_config(readme.ROOT / "config/paper.yaml").recovery.settings()
     assert paper.lora.modules == Checkpoint(workplace / "student").architecture.projections
     lora = replace(paper.lora, modules=None)
-    assert given["settings"] == replace(paper, data="documentation", lora=lora)
-    assert given["length"] == 2048
+    assert request.settings == replace(paper, data="corpus", lora=lora)
+    assert request.length == 2048
 
 
 BAD = {
@@ -229,7 +221,7 @@ def test_too_little_text_is_refused_and_more_epochs_need_less(workplace, capsys)
     assert "sequences of 24 tokens, 40016 are needed; give more text" in stderr(capsys)
     assert not (workplace / "bad.checkpoints").exists()
     assert recover(workplace, "--epochs", "4", out="epochs") == 0
-    assert "text: 2 sequences, and 1 that are held out" in stderr(capsys)
+    assert "text: 2 sequences for recovery, 1 sequences for held_out" in stderr(capsys)
 
 
 def test_a_width_that_a_gpu_does_not_train_is_padded_or_refused(workplace, monkeypatch):

@@ -55,6 +55,20 @@ def test_every_requirement_is_pinned_and_in_the_conda_environment():
     assert {normal(name) for name in [*LIBRARY, *REPRODUCTION]} - {"statecut"} <= listed
 
 
+@pytest.mark.parametrize(("run", "taken"), [(3, "3.11"), (2, "3.12"), (1, "3.13"), (0, "3")])
+def test_make_takes_the_first_python_that_runs(run, taken, tmp_path):
+    """The last `run` of them do, as where pyenv has commands of versions that are not chosen."""
+    said = project(".")["classifiers"]
+    versions = [line.removeprefix("Programming Language :: Python :: ") for line in said]
+    for left, version in zip((3, 2, 1), versions, strict=True):
+        (tmp_path / f"python{version}").write_text(f"#!/bin/sh\nexit {127 * (left > run)}\n")
+        (tmp_path / f"python{version}").chmod(0o755)
+    make = [shutil.which("make"), "-s", "--eval=say: ; $(info $(VERSIONS): $(PYTHON))", "say"]
+    alone = {"PATH": str(tmp_path)}
+    done = subprocess.run(make, cwd=ROOT, env=alone, capture_output=True, text=True)
+    assert done.stdout == f"{' '.join(versions)}: python{taken}\n", done.stderr
+
+
 def required(distribution, found):
     """Adds a distribution, all that it requires, and what that requires."""
     if (name := normal(distribution)) not in found:

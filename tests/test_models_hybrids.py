@@ -14,10 +14,10 @@ from pydantic import TypeAdapter
 from safetensors.torch import load_file, save_file
 from shards import shard
 from small_models import EXPERTS, LINEAR, SMALL
+from statecut.card import card
 
 from reproduction.config.models import Model, shape_of
 from reproduction.plan import parameters_at
-from statecut.card import card
 from statecut.errors import InputError
 from statecut.models import create, load, save
 from statecut.models.architectures import ARCHITECTURES, REFUSED, architecture

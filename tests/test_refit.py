@@ -12,16 +12,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_models import SMALL
+from statecut.card import card
+from statecut.pruning.outcome import refitted_facts
 from training_runs import packed
 
-from statecut.card import card
 from statecut.errors import InputError
 from statecut.evaluation.perplexity import perplexity
 from statecut.models import create, load, save
 from statecut.models.checkpoint import Checkpoint
 from statecut.models.layerwise import LayerwiseModel
 from statecut.pruning import refit as fitting
-from statecut.pruning.outcome import refitted_facts
 from statecut.pruning.refit import RIDGES, _Sums, refit, write_refitted
 from statecut.pruning.slicing import Keep, Pad, cut_back, slice_model
 

@@ -260,7 +260,7 @@ def slice(model: Model, kept: Selection, *, eps: Eps = "matched") -> PreTrainedM
     kept.check_model(source)
     sliced: PreTrainedModel = slice_in_memory(loaded, **kept.changes(), eps=eps)
     sliced.name_or_path = loaded.name_or_path
-    base = {"name": Path(str(source.place)).name, "digest": source.digest()}
+    base = {"name": Path(str(source.place)).name}
     set_record(sliced, record_of(loaded).then(base=base, cut=kept.entry(source, eps)))
     return sliced
 

@@ -10,7 +10,9 @@ class _Stderr(logging.Handler):
     """Looks sys.stderr up for each record: a process that is forked or tested replaces it."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        print(self.format(record), file=sys.stderr, flush=True)
+        # A line of progress may stand there.
+        clear = "\r\x1b[2K" if sys.stderr.isatty() else ""
+        print(f"{clear}{self.format(record)}", file=sys.stderr, flush=True)
 
 
 _HANDLER = _Stderr()

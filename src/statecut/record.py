@@ -6,6 +6,7 @@ first: `base` (name and digest), `cut`, `refit`, `recovery` or `training`, `meas
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from statecut.errors import InputError
-from statecut.files import read_json, to_json
+from statecut.files import read_json
 from statecut.models.architectures import architecture
 from statecut.models.architectures.base import softmax_kinds
 from statecut.version import __version__
@@ -65,8 +66,9 @@ class Record:
 
     @property
     def bases(self) -> list[str]:
-        """The digests of the models that it was cut from."""
-        return [entry["base"]["digest"] for entry in self.entries if "cut" in entry]
+        """The digests of the models on disk that it was cut from."""
+        digests = [entry["base"].get("digest") for entry in self.entries if "cut" in entry]
+        return [digest for digest in digests if digest]
 
     def facts(self) -> dict[str, str]:
         """Of the last entry, in words."""
@@ -89,7 +91,8 @@ class Record:
         """statecut.json and README.md of a model of that name, whose config.json is `config`."""
         # Lists of numbers, the kept channels, on one line each.
         lists = r"\[\s+([-\d.,\s]+?)\s+\]"
-        text = re.sub(lists, lambda m: f"[{' '.join(m[1].split())}]", to_json(list(self.entries)))
+        text = json.dumps(self.entries, indent=1) + "\n"
+        text = re.sub(lists, lambda match: f"[{' '.join(match[1].split())}]", text)
         return {FILE: text, CARD: self._card(name, config)}
 
     def _card(self, name: str, config: dict[str, Any]) -> str:

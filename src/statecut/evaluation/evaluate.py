@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import logging
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,10 +16,8 @@ from statecut.errors import InputError
 from statecut.evaluation.perplexity import pack_text, perplexity
 from statecut.evaluation.request import EvaluationRequest
 from statecut.hub import model_folder
-from statecut.models.checkpoint import Checkpoint
+from statecut.models.checkpoint import Checkpoint, load
 from statecut.models.kernels import checked_device
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -55,25 +53,31 @@ def run(request: EvaluationRequest) -> Evaluation:
 
 def _tasks(request: EvaluationRequest, model: Checkpoint, device: str) -> dict[str, Any]:
     from lm_eval import simple_evaluate
+    from lm_eval.models.huggingface import HFLM
     from lm_eval.tasks import TaskManager
-
-    from statecut.evaluation.language_model import LanguageModel
+    from transformers import AutoTokenizer
 
     manager = TaskManager(include_path=str(request.include_path) if request.include_path else None)
     names = str(request.tasks).split(",")
     if unknown := [name for name in names if not manager.match_tasks([name])]:
         raise InputError(f"--tasks: lm-eval has no {', '.join(unknown)}: see `lm-eval ls tasks`")
-    dtype = model.compute_dtype(device)
-    language_model = LanguageModel(model.folder, window=request.length, device=device, dtype=dtype)
+    loaded = load(model.folder, dtype=model.compute_dtype(device), device=device)
+    tokenizer = AutoTokenizer.from_pretrained(model.folder)
+    sizes = {"batch_size": request.batch, "max_length": request.length}
     found = simple_evaluate(
-        language_model, tasks=names, task_manager=manager, limit=request.limit, bootstrap_iters=0
+        HFLM(pretrained=loaded, tokenizer=tokenizer, **sizes),
+        tasks=names,
+        task_manager=manager,
+        limit=request.limit,
+        bootstrap_iters=0,
     )
-    if language_model.non_finite:
-        raise InputError(f"{model.folder}: its logits have NaN or infinity among them")
-    return {
+    results = {
         task: {name.removesuffix(",none"): n for name, n in numbers.items() if _is_number(n)}
         for task, numbers in found["results"].items()
     }
+    if not all(math.isfinite(n) for numbers in results.values() for n in numbers.values()):
+        raise InputError(f"{model.folder}: some results are not finite: {results}")
+    return results
 
 
 def _is_number(value: object) -> bool:

@@ -24,7 +24,6 @@ Saliency and fisher need gradients, and so all of a model at once. For the rest
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -51,8 +50,6 @@ from statecut.models.loaded import Loaded
 from statecut.models.shapes import MixerShape
 from statecut.pruning.activations import Activations, Rows, Side
 from statecut.version import __version__
-
-logger = logging.getLogger(__name__)
 
 TENSORS = "calibration.safetensors"
 MANIFEST = "manifest.json"
@@ -277,12 +274,14 @@ def calibrate_layerwise(
     on_output = sums.add_output if values else None
     capture = capture_rule_inputs(stream.model, sums.add_rule, sums.add_inputs, on_output=on_output)
     with torch.no_grad(), capture:
-        for index in range(len(stream.layers)):
-            logger.info("calibrating: layer %d of %d", index + 1, len(stream.layers))
+        layers = len(stream.layers)
+        progress = Progress("calibrating", tokens=sums.tokens * layers)
+        for index in range(layers):
             with stream.filled(index):
-                for number in range(len(batches)):
+                for number, batch in enumerate(batches):
                     sums.start_batch(number)
                     stream.run(index, number)
+                    progress.add(tokens=batch.numel(), note=f"layer {index + 1} of {layers}")
             stream.step()
     return sums.calibration({}, provenance or {})
 

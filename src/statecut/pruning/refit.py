@@ -30,6 +30,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from statecut.data.progress import Progress
 from statecut.errors import InputError
 from statecut.evaluation.perplexity import embedding
 from statecut.files import atomic_write
@@ -38,6 +39,7 @@ from statecut.models.delta_rule import no_tf32, wide
 from statecut.models.description import Description
 from statecut.models.layerwise import LayerwiseModel
 from statecut.models.loaded import Loaded
+from statecut.record import FILE, Record
 
 logger = logging.getLogger(__name__)
 
@@ -103,6 +105,7 @@ def refit(
     with torch.no_grad(), no_tf32():
         pruned = LayerwiseModel(student, [*most, *held_out], device, dtype)
         unpruned = LayerwiseModel(teacher, [*most, *held_out], device, dtype)
+        progress = Progress("refit", tokens=ids.numel() * len(pruned.layers))
         for index, layer in enumerate(pruned.layers):
             with pruned.filled(index), unpruned.filled(index):
                 if index not in student.shape.layers:
@@ -114,9 +117,9 @@ def refit(
                     weights[name], fit = _fit(name, old, *sums, ridges)
                     fits.append(fit)
                     layer.get_submodule(projection).weight.copy_(weights[name])
-                    where = f"layer {index + 1} of {len(pruned.layers)}, {projection}"
-                    logger.info("refit: %s: %s", where, fit.in_words())
+                    logger.debug("refit: layer %d, %s: %s", index + 1, projection, fit.in_words())
                 pruned.run_all(index)
+            progress.add(tokens=ids.numel(), note=f"layer {index + 1} of {len(pruned.layers)}")
             pruned.step()
             unpruned.step()
     return Refit(weights, tuple(fits), ids.numel())
@@ -300,8 +303,8 @@ def _fit(
 
 
 def check_cut_from(student: Checkpoint | Loaded, teacher: Checkpoint | Loaded) -> None:
-    """An error unless a model has fewer channels than another, and the same embeddings, which
-    nothing here changes."""
+    """An error unless a model has fewer channels than another and the same embeddings, which
+    nothing here changes, and names it in its record if it has one."""
     (d_k, d_v), (D_k, D_v) = ((c.shape.width, c.shape.value_width) for c in (student, teacher))
     if student.architecture is not teacher.architecture:
         problem = f"it is a {teacher.architecture.model_type}"
@@ -311,10 +314,15 @@ def check_cut_from(student: Checkpoint | Loaded, teacher: Checkpoint | Loaded) -
             "the pruned model first, then the one it was cut from"
         )
     else:
+        on_disk = isinstance(student, Checkpoint) and isinstance(teacher, Checkpoint)
+        bases = Record.read(student.place).bases if on_disk else []
         ours, theirs = embedding(student), embedding(teacher)
-        if torch.equal(ours, theirs.to(ours.dtype)):  # slicing may have rounded it
+        if not torch.equal(ours, theirs.to(ours.dtype)):  # slicing may have rounded it
+            problem = "their embeddings differ"
+        elif bases and teacher.digest() not in bases:
+            problem = f"{FILE} names others, {', '.join(base[:12] for base in bases)}"
+        else:
             return
-        problem = "their embeddings differ"
     raise InputError(
         f"{teacher.place} is not the model that {student.place} was cut from: {problem}"
     )

@@ -67,7 +67,7 @@ def run(request: RecoveryRequest) -> Pruned:
         models = {"unpruned": teacher, "pruned": student, "recovered": Checkpoint(out)}
         for name, model in models.items():
             measured.add(name, model)
-    record = record.also(measured=measured.entry())
+        record = record.also(measured=measured.entry())
     for name, content in record.files(out.name, student.config).items():
         with atomic_write(out / name, force=True) as aside:
             aside.write_text(content)
