@@ -168,9 +168,12 @@ def test_prune_for_an_engine_rounds_up_and_says_what_to_do(model, tmp_path, capl
     line = "--for mlx: 32 channels per head, as mlx-lm takes multiples of 32"
     assert caplog.text.count(line) == 1
     assert "mlx-lm: its CPU path is run in Statecut's tests" in pruned.record.facts()["engine"]
+    assert pruned.record.facts()["key channels per head"] == (
+        "32 of 48 (24 asked, rounded up for mlx)"
+    )
     assert Checkpoint(tmp_path / "mac").shape.width == 32
-    pruned = prune(model, tmp_path / "served", ratio=0.5, round_to=16, engine="vllm")
-    assert "--for vllm" not in caplog.text  # 32 as asked
+    prune(model, tmp_path / "served", ratio=0.5, engine="vllm")
+    assert "--for vllm" not in caplog.text  # it takes the multiple of 16
     card = (tmp_path / "served" / "README.md").read_text()
     advice = "vLLM: start it with `--gdn-prefill-backend triton`; read in its source, not run"
     assert f"- engine: {advice}, for d_v 128; nothing is known of d_v 48" in card
