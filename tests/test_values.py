@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from shards import shard
 from small_models import SMALL
-from training_runs import loaded_by_stock_fla, packed
+from training_runs import packed
 
+import statecut
 from statecut.errors import InputError
 from statecut.models import create, load, save
 from statecut.models.architectures import ARCHITECTURES
@@ -30,7 +31,6 @@ from statecut.pruning.slicing import (
     Keep,
     change_channels,
     check_sliceable,
-    check_widths,
     cut_back,
     fold,
     slice_model,
@@ -165,28 +165,25 @@ def test_the_state_shrinks_with_both_widths():
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_with_all_channels_only_the_form_changes(folders, tmp_path, name):
+def test_with_all_channels_only_the_form_changes(tmp_path, name):
     """The norm's weight goes into the output projection, and channels into another order."""
-    checkpoint = Checkpoint(folders / name)
-    shape, kind = checkpoint.shape, checkpoint.architecture
-    values = some(shape, shape.value_width)
-    slice_model(checkpoint, None, tmp_path / "out", values=values, dtype=None)
-    out = load(tmp_path / "out")
-    assert relative(logits(out), logits(load(folders / name))) < 1e-6
-    for module in mixers(out)[2]:
-        assert (module.get_parameter(kind.norm) == 1).all()
-    assert Checkpoint(tmp_path / "out").shape == shape
-
-
-@pytest.mark.parametrize("name", [name for name in ALL if name not in EXPERTS])
-def test_the_change_of_form_is_exact_in_float64(tmp_path, name):
-    save(small_model(SMALL[name], torch.float64), tmp_path / "model")
+    dtype = torch.float32 if name in EXPERTS else torch.float64
+    save(small_model(SMALL[name], dtype), tmp_path / "model")
     checkpoint = Checkpoint(tmp_path / "model")
-    shape = checkpoint.shape
-    values = cut_back(shape, shape.value_width, "value")
-    slice_model(checkpoint, None, tmp_path / "out", values=values, dtype=None)
-    before, after = (logits(load(tmp_path / n, dtype=torch.float64)) for n in ("model", "out"))
-    assert relative(after, before) < 1e-12
+    shape, kind = checkpoint.shape, checkpoint.architecture
+    before = load(tmp_path / "model")
+    # Rules of transformers add up channels in float32: exact in the old order alone.
+    shuffled = 1e-6 if kind.library == "transformers" else 1e-12
+    for values, bound in (
+        (cut_back(shape, shape.value_width, "value"), 1e-6 if name in EXPERTS else 1e-12),
+        (some(shape, shape.value_width), shuffled),
+    ):
+        out = {"out": tmp_path / "out", "force": True}
+        slice_model(checkpoint, None, values=values, dtype=None, **out)
+        after = load(tmp_path / "out")
+        assert relative(logits(after), logits(before)) < bound
+        assert all((module.get_parameter(kind.norm) == 1).all() for module in mixers(after)[2])
+        assert Checkpoint(tmp_path / "out").shape == shape
 
 
 @settings(deadline=None, max_examples=50)
@@ -290,28 +287,6 @@ def test_models_load_plainly_run_and_generate_from_their_cache(folders, tmp_path
         assert torch.equal(found, ids)
 
 
-@pytest.mark.parametrize("name", ["delta_net_gate", "gated", "kda_value_heads", "qwen3_next"])
-def test_every_width_is_written_and_read(folders, tmp_path, name):
-    checkpoint = Checkpoint(folders / name)
-    shape = checkpoint.shape
-    for value_width in range(1, shape.value_width + 1):
-        out = tmp_path / str(value_width)
-        width = 1 + value_width % shape.width
-        keys, values = (cut_back(shape, n, side) for n, side in
-                        ((width, "key"), (value_width, "value")))  # fmt: skip
-        slice_model(checkpoint, keys, out, values=values, dtype=None)
-        model = read_plainly(out)
-        assert {(m.head_k_dim, m.head_v_dim) for m in mixers(model)[2]} == {(width, value_width)}
-        assert load(out)(IDS[:, :5]).logits.isfinite().all()
-
-
-def test_stock_fla_loads_it_in_a_new_process(folders, tmp_path):
-    checkpoint = Checkpoint(folders / "gated")
-    keys, values = some(checkpoint.shape, 7, "key"), some(checkpoint.shape, 10)
-    slice_model(checkpoint, keys, tmp_path / "out", values=values)
-    assert loaded_by_stock_fla(tmp_path / "out") == ["7", "10", "torch.bfloat16"]
-
-
 # Choosing them
 
 
@@ -385,9 +360,7 @@ def test_nothing_of_values_is_recorded_unless_asked_for(calibrated):
     assert found.manifest == both.manifest
     with pytest.raises(InputError, match="was not measured: calibrate the model"):
         select("drrqr", ModelStatistics(checkpoint, found), [3], channels="value")
-    (selection,) = select(
-        "l1", ModelStatistics(checkpoint, found), [3], channels="value"
-    )  # needs no text
+    selection = statecut.select(checkpoint.folder, method="l1", values=3)  # needs no text
     assert selection.tensors.keys() == {"values.kept", "values.scores"}
 
 
@@ -520,15 +493,13 @@ def test_widths_that_a_model_cannot_have_are_refused(folders, monkeypatch):
     kind = replace(checkpoint.architecture, resized=square)
     monkeypatch.setattr(checkpoint, "architecture", kind)
     with pytest.raises(InputError, match="cannot express heads of 4 key and 6 value channels"):
-        check_widths(checkpoint, 4, 6)
-    assert check_widths(checkpoint, 4, 4)["head_dim"] == 4
+        checkpoint.resized(4, 6)
+    assert checkpoint.resized(4, 4)["head_dim"] == 4
 
 
 def test_methods_and_options_that_are_not_for_values_are_refused(calibrated):
     for method in ("pca_proper", "grad"):
-        with pytest.raises(InputError, match=f"{method} chooses no value channels; drrqr, "):
+        with pytest.raises(InputError, match=f"{method} chooses no value channels: fisher, "):
             select(method, calibrated, [3], channels="value")
     with pytest.raises(InputError, match="values have no L2 norm; take raw"):
         select("drrqr", calibrated, [3], activations="normalised", channels="value")
-    with pytest.raises(InputError, match="was not measured"):
-        select("drrqr", ModelStatistics(calibrated.checkpoint), [3], channels="value")
