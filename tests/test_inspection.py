@@ -231,7 +231,8 @@ CONFIG, WEIGHTS = "config.json", "model.safetensors"
         (lambda f: (f / WEIGHTS).unlink(), "it has no model.safetensors or"),
         (
             lambda f: (f / WEIGHTS).rename(f / "pytorch_model.bin"),
-            "has pickled weights only, which can run code when they are read",
+            "has pickled weights only, which can run code when they are read: load the model where "
+            "you trust them, and call save_pretrained once",
         ),
         (cut_off, "model.safetensors is cut off or damaged"),
         (half_its_shards, "names are missing (1.safetensors)"),
