@@ -16,10 +16,6 @@ from reproduction import documentation as own
 from reproduction.demo_text import documentation_parts, part_of, word_runs
 from reproduction.documentation import documentation, documentation_source, prose
 from reproduction.new_tokenizers import train_tokenizer
-<<<<<<< HEAD
-=======
-from statecut.data import documentation as own
->>>>>>> main
 
 DOCSTRING = """Return the sum of array elements over a given axis, as one number.
 
