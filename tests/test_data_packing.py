@@ -359,15 +359,6 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path: Path) -> None:
     assert peaks[1] - peaks[0] < 8 * 1024, peaks  # KiB
 
 
-def test_packing_imports_nothing_heavy() -> None:
-    program = (
-        "import sys, statecut.data.packing, reproduction.documentation;"
-        "print({'torch', 'transformers', 'datasets', 'pandas', 'pyarrow'} & set(sys.modules))"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.stdout == "set()\n"
-
-
 @pytest.mark.parametrize("terminal", [True, False])
 def test_progress_says_what_is_left_and_only_of_long_work(
     monkeypatch: pytest.MonkeyPatch,

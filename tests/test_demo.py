@@ -91,12 +91,6 @@ def test_an_archive_gives_the_same_report_and_tables_in_another_checkout(tmp_pat
         assert (tmp_path / out).read_bytes() == (ROOT / out).read_bytes()
 
 
-def edit(path, old, new):
-    text = path.read_text()
-    assert old in text
-    path.write_text(text.replace(old, new))
-
-
 def configure(folder, change):
     path = folder / "config/demo.yaml"
     config = yaml.safe_load(path.read_text())
@@ -245,24 +239,6 @@ def test_another_seed_reruns_what_is_drawn(copy):
     assert jobs["choosing channels of delta_net: rand, kq, 0.5, seed 1"] == 1
 
 
-def test_a_change_to_one_method_reruns_that_method(copy):
-    edit(
-        copy / "src/statecut/pruning/methods/grad.py", "def score", "CHANGED = True\n\n\ndef score"
-    )
-    jobs = planned(copy)
-    touched = [
-        job for job in jobs if job.startswith(("choosing", "slicing", "recovering", "evaluating"))
-    ]
-    assert touched
-    assert all("grad" in job for job in touched)
-    assert not any(job.startswith(("training", "calibrating")) for job in jobs)
-
-
-def test_a_change_of_words_reruns_nothing(copy):
-    edit(copy / "src/statecut/pruning/methods/grad.py", '"""Grad: ', '"""Once more: ')
-    assert planned(copy) == Counter()
-
-
 def test_a_changed_template_prints_its_tables_again(copy):
     path = copy / "workflow/templates/table.tex.j2"
     path.write_text(path.read_text() + "% changed\n")
@@ -272,29 +248,6 @@ def test_a_changed_template_prints_its_tables_again(copy):
         f"printing {table}" for table in tables
     }
     assert "collecting" not in summary(jobs)
-
-
-def test_a_changed_label_computes_nothing(copy):
-    configure(copy, lambda config: config["methods"]["grad"].update(label="Gradient"))
-    jobs = planned(copy)
-    computed = ("training", "calibrating", "choosing", "slicing", "recovering", "evaluating")
-    assert jobs
-    assert not any(job.startswith(computed) for job in jobs)
-
-
-def test_a_batch_in_more_parts_reruns_nothing(copy):
-    configure(copy, lambda config: config["recovery"].update(gradient_accumulation_steps=2))
-    assert planned(copy) == Counter()
-
-
-def test_one_table_needs_only_its_own(copy):
-    shutil.rmtree(copy / "results/demo")
-    jobs = planned(copy, "results/demo/tables/sharing.tex")
-    models = 3
-    assert summary(jobs) == {
-        "reading": 1, "making": 2, "packing": 2, "checking": 1, "training": models,
-        "evaluating": 2 * models, "collecting": 1, "printing": 1,
-    }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGKILL"])

@@ -254,20 +254,15 @@ def test_filters_of_olmo_in_thirds_are_refused_with_what_mends_them(folders, tmp
             thirds = torch.cat([tensors[n] for n in names]).tensor_split(3)
             tensors.update((n, third.clone()) for n, third in zip(names, thirds, strict=True))
 
+    shape = Checkpoint(folders / "olmo_hybrid").shape
+    tensors = load_file(folders / "olmo_hybrid" / "model.safetensors")
+    rows = [len(tensors[f"model.layers.0.linear_attn.{side}_conv1d.weight"]) for side in "qkv"]
+    assert rows == [shape.heads * shape.width] * 2 + [shape.value_heads * shape.value_width]
     folder = rewritten(folders / "olmo_hybrid", tmp_path / "thirds", cut_in_thirds)
     with pytest.raises(InputError, match=r"in thirds, whatever their widths: .*models\.save"):
         slice_model(Checkpoint(folder), some(Checkpoint(folder)), tmp_path / "cut")
     save(load(folder), tmp_path / "mended")  # as the message says
     slice_model(Checkpoint(tmp_path / "mended"), some(Checkpoint(folder)), tmp_path / "cut")
-
-
-def test_saved_filters_of_olmo_are_those_of_queries_keys_and_values(folders):
-    """transformers cuts what it joined into thirds, of other widths (`statecut.models.fixes`)."""
-    shape = Checkpoint(folders / "olmo_hybrid").shape
-    tensors = load_file(folders / "olmo_hybrid" / "model.safetensors")
-    at = "model.layers.0.linear_attn."
-    rows = [len(tensors[f"{at}{side}_conv1d.weight"]) for side in "qkv"]
-    assert rows == [shape.heads * shape.width] * 2 + [shape.value_heads * shape.value_width]
 
 
 def test_functions_in_pytorch_stand_in_whatever_is_installed():

@@ -31,7 +31,6 @@ from statecut.pruning.slicing import (
     change_channels,
     check_sliceable,
     cut_back,
-    fold,
     slice_model,
     truncate,
 )
@@ -210,13 +209,6 @@ def test_every_other_tensor_is_the_same(folders, tmp_path, name):
     assert 0 < len(same) < len(old)
     for n in same:
         assert torch.equal(old[n].view(torch.uint8), new[n].view(torch.uint8)), n
-    kept_o = some(shape, 5).kept[0]
-    name_o = kind.name(shape.layers[0], kind.o_proj)
-    folded = fold(old[name_o], old[kind.name(shape.layers[0], kind.norm)])
-    folded *= math.sqrt(shape.value_width / 5)
-    columns = folded.unflatten(1, shape.size("value"))
-    expected = torch.stack([columns[:, h, kept_o[h]] for h in range(shape.value_heads)], 1)
-    assert torch.equal(new[name_o], expected.flatten(1).to(old[name_o].dtype))
 
 
 @pytest.mark.parametrize("name", ["gated", "kda"])
@@ -390,29 +382,18 @@ def test_the_others_choose_too(calibrated):
             assert selection.value_change().width == 3
 
 
-def test_both_sides_are_chosen_saved_and_cut_in_one_pass(calibrated, tmp_path):
-    checkpoint = calibrated.checkpoint
+def test_both_sides_are_chosen_and_survive_the_disk(calibrated, tmp_path):
     (keys,) = select("drrqr", calibrated, [6])
     (values,) = select("l1", calibrated, [4], channels="value")
     both = keys.with_values(values)
     both.save(tmp_path / "s.safetensors")
-    keys.save(tmp_path / "old.safetensors")
     again = Selection.load(tmp_path / "s.safetensors")
-    again.check_model(checkpoint)
-    assert (again.width, again.value_change().width) == (6, 4)
+    again.check_model(calibrated.checkpoint)
     assert again.about == json.loads(json.dumps(both.about))
-    assert again.about["values"]["method"] == "l1"
-    old = Selection.load(tmp_path / "old.safetensors")
-    assert old.value_change() is None
-    assert torch.equal(old.change().kept, again.change().kept)
-
-    slice_model(
-        checkpoint, again.change(), tmp_path / "out", values=again.value_change(), dtype=None
-    )
-    shape = Checkpoint(tmp_path / "out").shape
-    assert (shape.width, shape.value_width) == (6, 4)
-    whole = checkpoint.shape
-    assert shape.state_bytes() * whole.width * whole.value_width == whole.state_bytes() * 24
+    assert (again.about["method"], again.about["values"]["method"]) == ("drrqr", "l1")
+    assert torch.equal(again.change().kept, keys.change().kept)
+    assert torch.equal(again.value_change().kept, values.value_change().kept)
+    assert (keys.value_change(), values.change()) == (None, None)
     calibrated.calibration.save(tmp_path / "calibration")
     loaded = Calibration.load(tmp_path / "calibration").tensors
     assert torch.equal(loaded["gram.v.raw"], calibrated.gram("v"))
