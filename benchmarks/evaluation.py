@@ -138,7 +138,7 @@ def train(settings: Settings) -> dict[str, Any]:
     from reproduction.pretraining.pretrain import pretrain
     from statecut.data.packing import PackedTokens
     from statecut.models import create
-    from statecut.recovery.output import Output
+    from statecut.recovery.checkpoints import Output
 
     data, work = Path(str(settings.data)), Path(settings.work)
     tokens = PackedTokens(data / "tokens")
@@ -231,7 +231,7 @@ def paths(settings: Settings) -> dict[str, Any]:
 def language_model(settings: Settings, kind: Any = None, **more: Any) -> Any:
     import torch
 
-    from statecut.evaluation.language_model import LanguageModel
+    from reproduction.suites.language_model import LanguageModel
 
     return (kind or LanguageModel)(
         settings.model, window=WINDOW, device=settings.device,
@@ -338,7 +338,7 @@ def memory(settings: Settings) -> dict[str, Any]:
 def recomputing() -> Any:
     import torch
 
-    from statecut.evaluation.language_model import LanguageModel
+    from reproduction.suites.language_model import LanguageModel
 
     class Recomputing(LanguageModel):
         """Without a recurrent state: the whole prefix is read again for every token."""
@@ -359,8 +359,8 @@ def recomputing() -> Any:
 def launching() -> Any:
     from unittest.mock import patch
 
-    from statecut.evaluation import language_model
-    from statecut.models.generation import GreedyGeneration
+    from reproduction.generation import GreedyGeneration
+    from reproduction.suites import language_model
 
     def steps(*start: Any) -> Iterator[Any]:
         generation = GreedyGeneration(*start)

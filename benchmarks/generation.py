@@ -47,7 +47,7 @@ def plain(going: Any, count: int) -> list[list[int]]:
 
 
 def replayed(going: Any, count: int) -> list[list[int]]:
-    from statecut.models.generation import generate
+    from reproduction.generation import generate
 
     steps = generate(going.model, going.state, going.last)
     return [tokens[:, 0].tolist() for tokens, _ in islice(steps, count)]
@@ -63,7 +63,7 @@ def timed(write: Callable[..., list[list[int]]], going: Any, count: int) -> tupl
 @torch.inference_mode()
 def prompted(model: Any, ids: torch.Tensor) -> tuple[Any, list[torch.Tensor]]:
     """A generation after its prompts, and a copy of all that the next token depends on."""
-    from statecut.models.generation import GreedyGeneration
+    from reproduction.generation import GreedyGeneration
 
     out = model(ids, use_cache=True, logits_to_keep=1)
     going = GreedyGeneration(model, out.past_key_values, out.logits.argmax(-1))
@@ -73,7 +73,7 @@ def prompted(model: Any, ids: torch.Tensor) -> tuple[Any, list[torch.Tensor]]:
 @torch.inference_mode()
 def compare(model: Any, ids: torch.Tensor, count: int) -> bool:
     """One row of the table; whether the tokens are the same."""
-    from statecut.models.generation import put
+    from reproduction.generation import put
 
     going, start = prompted(model, ids)
     found: dict[str, list[list[int]]] = {}
@@ -98,7 +98,7 @@ def compare(model: Any, ids: torch.Tensor, count: int) -> bool:
 @torch.inference_mode()
 def refused(model: Any, ids: torch.Tensor, count: int) -> bool:
     """Whether there is no memory for a graph, and generation goes on as well."""
-    from statecut.models.generation import generate, is_free, memory_of, put
+    from reproduction.generation import generate, is_free, memory_of, put
 
     going, start = prompted(model, ids)
     expected, step = memory_of(lambda: plain(going, count))

@@ -51,11 +51,11 @@ from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 from reproduction.benchmarking.decoding import free, largest, many_first, peak_bytes, why_not
 from reproduction.benchmarking.passes import random_tokens
 from reproduction.benchmarking.timing import memory_for, out_of_memory, time_runs
+from reproduction.generation import GreedyGeneration
 from statecut import logs
 from statecut.models import create, save
 from statecut.models.architectures import architecture
 from statecut.models.checkpoint import Checkpoint
-from statecut.models.generation import GreedyGeneration
 from statecut.preflight import machine, relative_error, used_dtype
 from statecut.process import FIXED, NotMeasured, in_one_line
 from statecut.pruning.calibration import calibrate, calibrate_layerwise

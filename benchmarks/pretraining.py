@@ -21,7 +21,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -80,8 +79,8 @@ def one(arguments: argparse.Namespace, cell: str) -> dict[str, Any]:
     from reproduction.pretraining.trainers import pretrain_model, recipe_of
     from statecut.data.packing import PackedTokens
     from statecut.models import load
+    from statecut.recovery.checkpoints import Output
     from statecut.recovery.loop import RESERVE
-    from statecut.recovery.output import Output
 
     name, mode = cell.rsplit("-", 1)
     if mode == WARM:
@@ -129,7 +128,7 @@ def one(arguments: argparse.Namespace, cell: str) -> dict[str, Any]:
         "last_loss": losses[-1],
         "loss_of_the_loaded_model": loaded,
         "command": (out / "command.txt").read_text().strip(),
-        **(asdict(pace) if pace else {}),
+        **pace,
     }
 
 

@@ -66,8 +66,8 @@ from statecut.pruning.select import select
 from statecut.pruning.slicing import slice_model
 from statecut.pruning.statistics import ModelStatistics
 from statecut.recovery import training
+from statecut.recovery.checkpoints import Output
 from statecut.recovery.distillation import IGNORED, distillation_losses, next_tokens
-from statecut.recovery.output import Output
 
 MODELS = ("delta_net", "gated_deltanet")
 METHODS = ("drrqr", "fisher", "grad", "s_wanda", "l1", "rand")

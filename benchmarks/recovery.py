@@ -151,8 +151,7 @@ def recovered(
 
     from statecut.models import load
     from statecut.recovery import training
-    from statecut.recovery.loop import Saving
-    from statecut.recovery.output import Output
+    from statecut.recovery.checkpoints import Output
 
     gpu = torch.cuda.is_available()
     section = load_config(CONFIG).recovery
@@ -181,7 +180,7 @@ def recovered(
     out = folder / f"{run}-recovered"
     training.recover(
         folder / student, folder / "teacher", data, settings,
-        Output(out, folder / "running" / run, saving=Saving(steps=3), force=True),
+        Output(out, folder / "running" / run, force=True),
         device="cuda" if gpu else "cpu",
         padded_to=size.width // 2 if student == "quarter" else None,
     )  # fmt: skip
@@ -251,7 +250,7 @@ def memory(arguments: argparse.Namespace, cell: str) -> dict[str, Any]:
 
     from statecut.models.checkpoint import Checkpoint
     from statecut.recovery import training
-    from statecut.recovery.output import Output
+    from statecut.recovery.checkpoints import Output
 
     model, ratio, parts = cell.rsplit("-", 2)
     parts, _, padded_to = parts.partition("p")

@@ -50,7 +50,7 @@ from statecut.pruning.refit import refit, write_refitted
 from statecut.pruning.select import select
 from statecut.pruning.slicing import Keep, slice_model
 from statecut.pruning.statistics import ModelStatistics
-from statecut.recovery.output import Output
+from statecut.recovery.checkpoints import Output
 from statecut.recovery.training import recover
 
 PAPER = Path(__file__).parents[1] / "config" / "paper.yaml"

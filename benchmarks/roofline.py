@@ -44,7 +44,7 @@ PUT_BACK = r"Memcpy|CatArray"  # once a graph: tokens collected, states put wher
 
 def step_bytes(generation: Any) -> dict[str, int]:
     """What one more token of all sequences must read and write, by parts."""
-    from statecut.models.generation import state_tensors
+    from reproduction.generation import state_tensors
 
     model, batch = generation.model, len(generation.last)
     table, head = model.get_input_embeddings().weight, model.lm_head.weight

@@ -46,6 +46,7 @@ from reproduction.config import (
     load_config,
     shape_of,
 )
+from reproduction.pretraining import verdicts
 from statecut import preflight
 from statecut.files import read_json, write_json
 from statecut.models.shapes import Shape
@@ -251,7 +252,7 @@ class Results:
         if path.is_file():
             record = read_json(path)
             for one in record["preflight"]:
-                verdict = preflight.from_json(one)
+                verdict = verdicts.from_json(one)
                 self.verdicts[verdict.shape] = verdict
             self.cells = {key: from_json(one) for key, one in record["cells"].items()}
 

@@ -23,7 +23,7 @@ from arguments import existing
 
 from reproduction.benchmarking.record import CellRecord, Reading, from_json
 from reproduction.config import load_config
-from statecut import preflight
+from reproduction.pretraining import verdicts
 from statecut.files import read_json
 
 ROOT = Path(__file__).parent.parent
@@ -83,7 +83,7 @@ def _table(title: str, columns: str, rows: list[tuple[str, ...]]) -> str:
 
 
 def _verdicts(records: list[dict[str, Any]]) -> str:
-    verdicts = sorted(map(preflight.from_json, records), key=lambda one: one.shape, reverse=True)
+    found = sorted(map(verdicts.from_json, records), key=lambda one: one.shape, reverse=True)
     rows = [
         (
             LABELS[one.shape.kernel],
@@ -92,7 +92,7 @@ def _verdicts(records: list[dict[str, Any]]) -> str:
             one.verdict + (f", padded to {one.padded_to}" if one.padded_to else ""),
             *(f"{max(part.values()):.4f}" if part else "" for part in (one.errors, one.layer)),
         )
-        for one in sorted(verdicts, key=lambda one: (one.shape.kernel, one.shape.heads))
+        for one in sorted(found, key=lambda one: (one.shape.kernel, one.shape.heads))
     ]
     columns = "rule | keys | values | verdict | error of the rule | of a layer"
     return _table(FIRST, columns, rows)

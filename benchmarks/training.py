@@ -56,14 +56,13 @@ def run(root: Path, work: str, steps: int, out: str) -> None:
     from statecut.models import create, save
     from statecut.models.checkpoint import Checkpoint
     from statecut.pruning.slicing import cut_back, slice_model
-    from statecut.recovery.loop import Saving
-    from statecut.recovery.output import Output
+    from statecut.recovery.checkpoints import Output
     from statecut.recovery.training import recover
 
     config = load_config(CONFIG)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     new = create(config.models["delta_net"].fla_config(), seed=0)
-    output = Output(root / out, checkpoints=root / "running" / out, saving=Saving(steps=5))
+    output = Output(root / out, checkpoints=root / "running" / out, save_seconds=0)
     changes = {"steps": steps, "warmup": 2}
     assert config.recovery is not None
     if work == "pretraining":

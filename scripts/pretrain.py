@@ -4,10 +4,10 @@ with job(snakemake) as run:
     import torch
 
     from reproduction.pretraining.trainers import pretrain_model, recipe_of
+    from reproduction.pretraining.verdicts import padding
     from statecut.data.packing import PackedTokens
-    from statecut.preflight import padding
     from statecut.record import Record
-    from statecut.recovery.output import Output
+    from statecut.recovery.checkpoints import Output
 
     padding(snakemake.input.preflight, may_pad=False)
     name = snakemake.wildcards.model

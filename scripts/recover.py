@@ -1,13 +1,12 @@
 from reproduction.running.job import job
 
 with job(snakemake) as run:
+    from reproduction.pretraining.verdicts import padding
     from statecut.data.packing import PackedTokens
     from statecut.models.checkpoint import Checkpoint
-    from statecut.preflight import padding
     from statecut.record import Record
-    from statecut.recovery.facts import recovered_facts
-    from statecut.recovery.output import Output
-    from statecut.recovery.training import recover
+    from statecut.recovery.checkpoints import Output
+    from statecut.recovery.training import recover, recovered_facts
 
     out, name, cut = snakemake.output.model, snakemake.wildcards.model, snakemake.wildcards.cut
     student, teacher = Checkpoint(snakemake.input.student), Checkpoint(snakemake.input.teacher)

@@ -14,6 +14,7 @@ from training_runs import sentences
 
 import statecut
 from reproduction.new_tokenizers import train_tokenizer
+from statecut.data.tokenizer import load_tokenizer
 from statecut.models import create, save
 from statecut.models.checkpoint import Checkpoint
 from statecut.pruning.slicing import slice_model
@@ -144,6 +145,47 @@ def test_the_record_of_a_second_cut_has_both(root, names, tmp_path):
             statecut.slice(model, at_once)(ids).logits,
             statecut.load(tmp_path / "second")(ids).logits,
         )
+
+
+TASK = """
+task: {name}
+dataset_path: json
+dataset_kwargs: {{data_files: {{test: {file}}}}}
+test_split: test
+output_type: loglikelihood_rolling
+doc_to_text: ""
+doc_to_target: "{{{{text}}}}"
+metric_list: [{{metric: word_perplexity}}]
+"""
+
+
+def test_a_model_is_evaluated_on_text_and_on_tasks(root, names, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "few.jsonl").write_text('{"text": "a word or two"}\n{"text": "and more words"}\n')
+    (tmp_path / "own.yaml").write_text(TASK.format(name="own", file=tmp_path / "few.jsonl"))
+    sizes = {"sequences": 16, "length": 32}
+    found = statecut.evaluate(root / "model", text=root / "corpus.jsonl", **sizes)
+    assert found.perplexity == statecut.perplexity(names["model"], names["tokens"])
+    assert str(found) == f"perplexity  {found.perplexity:.3f}  (512 tokens)"
+    found = statecut.evaluate(
+        root / "model", tasks="own", include_path=tmp_path, limit=1, length=64
+    )
+    model, tokenizer = names["model"], load_tokenizer(root / "model")
+    ids = torch.from_numpy(tokenizer.encode("a word or two"))
+    start = tokenizer.eos if tokenizer.bos is None else tokenizer.bos
+    with torch.no_grad():
+        logits = model(torch.cat([torch.tensor([start]), ids])[None, :-1]).logits[0]
+    loss = torch.nn.functional.cross_entropy(logits, ids, reduction="sum")
+    assert found.tasks["own"]["word_perplexity"] == pytest.approx((loss / 4).exp().item(), rel=1e-4)
+    for bad, message in (
+        ({}, "what to evaluate is missing"),
+        ({"tasks": "no_such_task"}, "lm-eval has no no_such_task"),
+        ({"tasks": "own", "include_path": "nowhere"}, "--include-path nowhere: no such folder"),
+        ({"text": "nowhere.txt"}, "no such file"),
+        ({"text": root / "corpus.jsonl", "sequences": 0}, "--sequences 0: must be 1 or more"),
+    ):
+        with pytest.raises(statecut.InputError, match=message):
+            statecut.evaluate(root / "model", **bad)
 
 
 def test_a_users_script_is_typed(root, tmp_path):

@@ -522,17 +522,13 @@ def test_importing_statecut_imports_nothing_slow():
 
 @pytest.mark.parametrize(("name", "method"), [("delta_net", "drrqr"), ("gated", "l1")])
 def test_refit_changes_the_projections_and_says_what_it_brought(
-    workplace, capsys, monkeypatch, name, method
+    workplace, monkeypatch, name, method
 ):
     assert prune(workplace, "--method", method, model=name, out=f"{name}-cut") == 0
-    monkeypatch.setattr(
-        "statecut.pruning.calibration.load", None
-    )  # the whole model is never in memory
-    capsys.readouterr()
+    monkeypatch.setattr("statecut.pruning.calibration.load", None)  # it is never in memory
     out = workplace / f"{name}-refitted"
     measured(monkeypatch, 10.0, 12.0, 11.0)
     assert prune(workplace, "--method", method, "--refit", model=name, out=out.name) == 0
-    shown = capsys.readouterr()
     cut, refitted = (load_file(f / "model.safetensors") for f in (workplace / f"{name}-cut", out))
     assert cut.keys() == refitted.keys()
     changed = {n for n in cut if not torch.equal(cut[n], refitted[n])}
@@ -540,7 +536,6 @@ def test_refit_changes_the_projections_and_says_what_it_brought(
     assert changed == {f"model.layers.{i}.{part}.weight" for i in (0, 1) for part in fitted}
     assert load(out)(torch.arange(9)[None]).logits.isfinite().all()
 
-    assert "refit: layer 2 of 2, mlp.down_proj: " in shown.err
     card = (out / "README.md").read_text()
     assert "- refitted: o_proj of 2 layers and down_proj of 2 layers, on 240 tokens in " in card
     assert not list(workplace.glob(".*"))

@@ -160,11 +160,7 @@ def test_tokens_are_as_wide_as_the_vocabulary_asks(tmp_path: Path, size: int, dt
     assert PackedTokens(tmp_path / "a")[0].tolist() == [size - 1, 2, size - 2, 1]
 
 
-def test_a_limit_is_met_exactly_and_stops_the_reading(
-    tmp_path: Path, bpe: Tokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(packing, "_BATCH", 1 << 14)
-
+def test_a_limit_is_met_exactly_and_stops_the_reading(tmp_path: Path, bpe: Tokenizer) -> None:
     def endless() -> Iterator[str]:
         while True:
             yield "a few words and a few more of them " * 400
@@ -266,7 +262,7 @@ def packed(tmp_path: Path, bpe: Tokenizer) -> Path:
 def test_a_changed_file_is_refused(packed: Path) -> None:
     data = (packed / "tokens.bin").read_bytes()
     (packed / "tokens.bin").write_bytes(data[:-2])
-    with pytest.raises(InputError, match=r"tokens\.bin: \d+ bytes where the manifest says"):
+    with pytest.raises(InputError, match=r"tokens\.bin is missing, cut short or changed"):
         PackedTokens(packed)
     (packed / "tokens.bin").unlink()
     with pytest.raises(InputError, match=r"tokens\.bin is missing"):

@@ -300,7 +300,7 @@ def test_shuffling_keeps_every_document_and_holds_few() -> None:
 def test_of_many_files_only_so_many_are_open(tmp_path: Path) -> None:
     for i in range(150):
         (tmp_path / f"{i:03}.jsonl").write_text(json.dumps({"text": f"document {i}"}) + "\n")
-    with mock.patch.object(sources, "_documents", wraps=sources._documents) as opened:
+    with mock.patch.object(sources, "_fields", wraps=sources._fields) as opened:
         documents = read(tmp_path)
         assert len(documents.parts) == 64
         first = [next(texts) for _, texts in documents.parts]

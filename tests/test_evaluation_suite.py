@@ -32,6 +32,7 @@ from reproduction.suites.harness import (
     measure,
     task_file,
 )
+from reproduction.suites.language_model import Encoder, LanguageModel
 from reproduction.suites.protocol import PAPER, check_protocol, check_task_file
 from reproduction.suites.statistics import standard_error
 from reproduction.suites.suite import evaluate
@@ -39,7 +40,6 @@ from statecut.data.packing import pack
 from statecut.data.sources import Source
 from statecut.data.tokenizer import load_tokenizer
 from statecut.errors import InputError
-from statecut.evaluation.language_model import Encoder, LanguageModel
 from statecut.files import canonical_json, sha256
 
 TASK_FIELDS = {

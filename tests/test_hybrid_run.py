@@ -20,7 +20,7 @@ from statecut.pruning.refit import refit, write_refitted
 from statecut.pruning.select import select
 from statecut.pruning.slicing import slice_model
 from statecut.pruning.statistics import ModelStatistics
-from statecut.recovery.output import Output
+from statecut.recovery.checkpoints import Output
 from statecut.recovery.training import recover
 
 DELTA, SOFTMAX = (0, 2), 1

@@ -121,11 +121,14 @@ def test_the_library_prunes_a_model_without_the_reproduction(library_alone, tmp_
         )  # fmt: skip
 
     pruned = statecut("prune", "model", "out", "--ratio", "0.5", "--text", "text.txt",
-                      "--sequences", "4", "--length", "32", "--rows", "50", "--refit")  # fmt: skip
+                      "--sequences", "4", "--length", "32", "--rows", "50")  # fmt: skip
     assert pruned.returncode == 0, pruned.stderr
     assert load(tmp_path / "out").model.layers[0].attn.head_k_dim == 8
     inspected = statecut("inspect", "out")
-    assert "d_k 8, d_v 16" in inspected.stdout, inspected.stderr
-    recovered = statecut("recover", "out", "model", "recovered")
+    assert "2 of keys (d_k 8), 2 of values (d_v 16)" in inspected.stdout, inspected.stderr
+    text = ("--text", "text.txt", "--sequences", "4", "--length", "32")
+    assert "perplexity  " in statecut("evaluate", "out", *text).stdout
+    assert "lm_eval is not installed" in statecut("evaluate", "out", "--tasks", "wikitext").stderr
+    recovered = statecut("recover", "out", "model", "recovered", "--text", "text.txt")
     assert recovered.returncode == 2
     assert recovered.stderr.startswith("statecut: peft is not installed")

@@ -16,10 +16,11 @@ from small_models import SMALL
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from statecut.evaluation import language_model
-from statecut.evaluation.language_model import LanguageModel
-from statecut.models import create, generation
-from statecut.models.generation import GenerationGraph, GreedyGeneration, generate
+from reproduction import generation
+from reproduction.generation import GenerationGraph, GreedyGeneration, generate
+from reproduction.suites import language_model
+from reproduction.suites.language_model import LanguageModel
+from statecut.models import create
 
 
 def tensors(values):

@@ -16,13 +16,13 @@ from small_models import EXPERTS, LINEAR, SMALL, VISION
 
 import statecut
 from reproduction.config.models import Model, shape_of
+from reproduction.generation import generate
 from reproduction.plan import parameters_at
 from statecut.errors import InputError
 from statecut.models import create, load, save
 from statecut.models.architectures import ARCHITECTURES, REFUSED, architecture
 from statecut.models.capture import capture_rule_inputs, mixers
 from statecut.models.checkpoint import Checkpoint, check_parameters
-from statecut.models.generation import generate
 from statecut.pruning.calibration import calibrate, calibrate_layerwise
 from statecut.pruning.methods import METHODS
 from statecut.pruning.refit import refit, write_refitted

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from reproduction.pretraining import verdicts
 from statecut import preflight
 from statecut.cli import main
 from statecut.errors import InputError
@@ -151,7 +152,7 @@ def test_the_plain_rules_of_a_cpu_agree_with_the_recurrence(shape: Shape) -> Non
     assert max(found.errors.values()) < 1e-5
     assert {"o", "dx", "dq_proj.weight", "dq_conv1d.weight"} <= set(found.layer)
     assert max(found.layer.values()) < 1e-4
-    assert preflight.from_json(json.loads(json.dumps(asdict(found)))) == found
+    assert verdicts.from_json(json.loads(json.dumps(asdict(found)))) == found
 
 
 def test_a_rule_that_is_wrong_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,7 +173,7 @@ def test_training_heeds_the_verdict(tmp_path: Path) -> None:
         write_json(
             file, asdict(ShapeVerdict(shape, verdict, padded_to, reason, machine={"gpu": gpu}))
         )
-        return preflight.padding(file, **how)
+        return verdicts.padding(file, **how)
 
     assert padding("trains", None) is None
     assert padding("infers only", 64) == 64

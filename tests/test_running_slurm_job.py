@@ -60,7 +60,7 @@ def test_it_is_the_code_that_training_leaves_with():
 def test_the_end_of_the_job_is_where_training_looks(slurm):
     slurm("squeue", "1794720000")
     export_end_time()
-    assert loop.Saving().last_moment() == 1794720000 - loop.RESERVE
+    assert loop.last_moment() == 1794720000 - loop.RESERVE
 
 
 @pytest.mark.parametrize(("answer", "code"), [("NONE", 0), ("N/A", 0), ("", 0), ("", 1)])

@@ -15,17 +15,14 @@ from training_runs import LENGTH, packed, recipe
 from reproduction.pretraining.pretrain import pretrain
 from statecut.errors import InputError
 from statecut.models import create, load
-from statecut.recovery.checkpoints import CURVE, Checkpoints
+from statecut.recovery.checkpoints import CURVE, Checkpoints, Output
 from statecut.recovery.loop import (
-    EVERY_TEN_MINUTES,
     EXIT_UNFINISHED,
     PATIENCE,
     Losses,
-    Saving,
     learning_rate,
     train,
 )
-from statecut.recovery.output import Output
 
 
 @pytest.fixture
@@ -112,7 +109,7 @@ class Scale(nn.Module):
         self.weight = nn.Parameter(torch.ones(3))
 
 
-def run(tmp_path, data, values, steps=24, saving=EVERY_TEN_MINUTES):
+def run(tmp_path, data, values, steps=24, save_seconds=600):
     """A run of a loss that takes these values, one each step."""
     model, values = Scale(), iter(values)
     checkpoints = Checkpoints(tmp_path / "run", {})
@@ -125,7 +122,7 @@ def run(tmp_path, data, values, steps=24, saving=EVERY_TEN_MINUTES):
 
     with checkpoints:
         settings = recipe(steps=steps).settings()
-        train(model, loss, data, settings, checkpoints, work="test", saving=saving)
+        train(model, loss, data, settings, checkpoints, work="test", save_seconds=save_seconds)
     return history, checkpoints
 
 
@@ -141,21 +138,13 @@ def test_a_step_that_is_not_finite_is_skipped_and_shown(tmp_path, data, bad):
 def test_bad_steps_in_a_row_end_the_run_and_leave_good_weights(tmp_path, data):
     values = [1.0, 1.0, 1.0, *[math.nan] * (PATIENCE - 1), 1.0, *[math.nan] * PATIENCE]
     with pytest.raises(InputError, match=f"{PATIENCE} steps in a row were not finite"):
-        run(tmp_path, data, values, saving=Saving(steps=1))
-    saved = Checkpoints(tmp_path / "run", {}).latest()
+        run(tmp_path, data, values, save_seconds=0)
+    saved = Checkpoints(tmp_path / "run", {}).last()
     assert saved["run.steps"].tolist() == [len(values) - 1, PATIENCE - 1]
     assert saved["weight.weight"].isfinite().all()
     # Started again, it is as close to its end as it was.
     with pytest.raises(InputError, match=f"the last of them step {len(values)} "):
         run(tmp_path, data, [math.nan])
-
-
-def test_a_run_is_saved_by_the_clock(tmp_path, data):
-    _, checkpoints = run(tmp_path, data, [1.0] * 24, saving=Saving(seconds=0))
-    assert [p.name for p in sorted(checkpoints.folder.glob("step-*"))] == [
-        "step-00000023",
-        "step-00000024",
-    ]
 
 
 def test_a_run_leaves_before_its_time_is_up_and_goes_on(tmp_path, data, monkeypatch):
@@ -166,12 +155,12 @@ def test_a_run_leaves_before_its_time_is_up_and_goes_on(tmp_path, data, monkeypa
         with pytest.raises(SystemExit) as left:
             run(tmp_path, data, values[done - 1 :], 4)
         assert left.value.code == EXIT_UNFINISHED
-        assert Checkpoints(tmp_path / "run", {}).latest()["run.steps"].tolist() == [done, 0]
+        assert Checkpoints(tmp_path / "run", {}).last()["run.steps"].tolist() == [done, 0]
     run(tmp_path, data, values[3:], 4)
     monkeypatch.setenv("SLURM_JOB_END_TIME", str(int(time.time() + 3600)))
     run(tmp_path / "unbroken", data, values, 4)
     for place in (tmp_path, tmp_path / "unbroken"):
-        weights[place] = Checkpoints(place / "run", {}).latest()["weight.weight"]
+        weights[place] = Checkpoints(place / "run", {}).last()["weight.weight"]
     assert torch.equal(weights[tmp_path], weights[tmp_path / "unbroken"])
 
 

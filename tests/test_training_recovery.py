@@ -12,9 +12,7 @@ from statecut.models import create, load, save
 from statecut.models.checkpoint import Checkpoint
 from statecut.pruning.slicing import Keep, cut_back, slice_model
 from statecut.recovery import training
-from statecut.recovery.checkpoints import CURVE, Checkpoints
-from statecut.recovery.loop import Saving
-from statecut.recovery.output import Output
+from statecut.recovery.checkpoints import CURVE, Checkpoints, Output
 from statecut.recovery.settings import Lora
 from statecut.recovery.training import recover, recovery_loss, with_adapters
 
@@ -174,7 +172,7 @@ def test_a_run_out_of_memory_says_what_to_change_and_goes_on_with_it(
         recover(
             root / "delta_net_half", root / "delta_net", data,
             recovery(steps=6, warmup=1, batch=6, gradient_accumulation_steps=pieces),
-            Output(tmp_path / f"{pieces}", tmp_path / "run", saving=Saving(steps=2)),
+            Output(tmp_path / f"{pieces}", tmp_path / "run", save_seconds=0),
         )  # fmt: skip
 
     monkeypatch.setattr(training, "recovery_loss", fills_up(5))
@@ -191,7 +189,7 @@ def test_a_run_out_of_memory_says_what_to_change_and_goes_on_with_it(
     monkeypatch.undo()
     caplog.clear()
     run(2)
-    assert "recovery: resumes from step 4" in caplog.text
+    assert "recovery: resumes from step 5" in caplog.text
     run(1)
     whole, started = Checkpoint(tmp_path / "1"), Checkpoint(root / "delta_net_half")
     for name in whole.files:
@@ -297,7 +295,7 @@ def test_a_raised_version_begins_anew(tmp_path, monkeypatch):
             folders.append(self.folder)
             raise InterruptedError
 
-    monkeypatch.setattr("statecut.recovery.output.Checkpoints", Noted)
+    monkeypatch.setattr("statecut.recovery.checkpoints.Checkpoints", Noted)
     for version in (1, 1, 2):
         with pytest.raises(InterruptedError):
             recover(

@@ -11,8 +11,7 @@ from reproduction.new_tokenizers import train_tokenizer
 from reproduction.pretraining import trainers
 from statecut.errors import InputError
 from statecut.models import load
-from statecut.recovery.checkpoints import Checkpoints
-from statecut.recovery.output import Output
+from statecut.recovery.checkpoints import Checkpoints, Output
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +40,7 @@ def train(root, config, out, model="delta_net_head", gpus=0, version=1):
 
 def test_the_built_in_trainer_makes_a_model_with_all_that_belongs_to_it(root, tmp_path):
     config = config_with()
-    assert train(root, config, tmp_path / "out") is None
+    assert train(root, config, tmp_path / "out") == {}
     model = load(tmp_path / "out")
     spec = config.models["delta_net_head"]
     assert sum(p.numel() for p in model.parameters()) == spec.parameters
@@ -68,7 +67,7 @@ def test_a_raised_version_begins_anew(root, tmp_path, monkeypatch, trainer):
             folders.append(self.folder)
             raise InterruptedError
 
-    monkeypatch.setattr("statecut.recovery.output.Checkpoints", Noted)
+    monkeypatch.setattr("statecut.recovery.checkpoints.Checkpoints", Noted)
     config = config_with(trainer=trainer)
     for version in (1, 1, 2):
         with pytest.raises(InterruptedError):

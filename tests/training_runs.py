@@ -15,8 +15,7 @@ from statecut.files import sha256, write_json
 from statecut.models import create, save
 from statecut.models.checkpoint import Checkpoint
 from statecut.pruning.slicing import cut_back, slice_model
-from statecut.recovery.loop import Saving
-from statecut.recovery.output import Output
+from statecut.recovery.checkpoints import Output
 from statecut.recovery.settings import Lora, Recovery
 
 LENGTH = 24
@@ -87,25 +86,25 @@ def making(root: Path) -> None:
     slice_model(teacher, cut_back(teacher.shape, 8), root / "student", dtype=None)
 
 
-def pretraining(root: Path, out: str, saving: Saving) -> None:
+def pretraining(root: Path, out: str, save_seconds: float = 600) -> None:
     """What a process does that pretrains: started again, it goes on."""
     model = create(SMALL["delta_net"], seed=1)
-    output = Output(root / out, checkpoints=root / "running" / out, saving=saving)
+    output = Output(root / out, checkpoints=root / "running" / out, save_seconds=save_seconds)
     pretrain(model, packed(root / "tokens"), recipe(), output)
 
 
-def recovering(root: Path, out: str, saving: Saving) -> None:
+def recovering(root: Path, out: str, save_seconds: float = 600) -> None:
     """Likewise for recovery, of the model in `student`, taught by the one in `teacher`."""
     from statecut.recovery.training import recover
 
-    output = Output(root / out, checkpoints=root / "running" / out, saving=saving)
+    output = Output(root / out, checkpoints=root / "running" / out, save_seconds=save_seconds)
     recover(root / "student", root / "teacher", packed(root / "tokens"), recovery(), output)
 
 
 FLAMED = {**SMALL["shared_head"], "vocab_size": 257}  # as many as the tokenizer has
 
 
-def flaming(root: Path, out: str, gpus: int, saving: Saving) -> None:
+def flaming(root: Path, out: str, gpus: int, save_seconds: float = 600) -> None:
     """What a process does that pretrains with a fake flame, on pretended GPUs."""
     from reproduction.new_tokenizers import train_tokenizer
     from reproduction.pretraining import flame
@@ -117,7 +116,7 @@ def flaming(root: Path, out: str, gpus: int, saving: Saving) -> None:
         train_tokenizer(["a few words"] * 9, root / "tokenizer", vocabulary_size=257)
     output = Output(
         root / out, checkpoints=root / "running" / out, tokenizer=root / "tokenizer",
-        saving=saving, card="a card",
+        save_seconds=save_seconds, card="a card",
     )  # fmt: skip
     flame.pretrain_with_flame(FLAMED, root / "tokens", flame_recipe(), output, gpus=gpus)
 

@@ -21,7 +21,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from importlib import metadata
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -30,7 +29,6 @@ from torch import Tensor
 from torch.utils import collect_env
 
 from statecut.errors import InputError, nearest
-from statecut.files import read_json
 from statecut.models import kernels
 from statecut.models.architectures import ARCHITECTURES, RULES
 from statecut.models.delta_rule import l2_normalised, recurrent_delta_rule
@@ -71,26 +69,6 @@ class ShapeVerdict:
     @property
     def trainable(self) -> bool:
         return self.trains or self.padded_to is not None
-
-
-def from_json(record: dict[str, Any]) -> ShapeVerdict:
-    return ShapeVerdict(**record | {"shape": Shape(**record["shape"])})
-
-
-def padding(path: Path | str, *, may_pad: bool = True) -> int | None:
-    """The width that keys are padded to for training, None for their own, by a written verdict."""
-    verdict = from_json(read_json(path))
-    checked = verdict.machine.get("gpu")
-    here = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-    if checked != here:
-        raise InputError(
-            f"{path}: {checked or 'a CPU'} was checked, and this is {here or 'a CPU'}: have all "
-            "jobs run on one kind of GPU (`gpu_model` in the profile of a cluster), or delete the "
-            "file to have it checked again"
-        )
-    if not (verdict.trainable if may_pad else verdict.trains):
-        raise InputError(f"{path}: {verdict.shape.name} cannot be trained here: {verdict.reason}")
-    return verdict.padded_to
 
 
 def check_shapes(

@@ -15,7 +15,7 @@ from reproduction.benchmarking.passes import random_model, random_tokens
 from reproduction.benchmarking.record import Reading
 from reproduction.benchmarking.timing import memory_for, out_of_memory, time_runs
 from reproduction.config import DecodingBenchmark, Measurement, Model
-from statecut.models.generation import GenerationGraph, GreedyGeneration, put, state_tensors
+from reproduction.generation import GenerationGraph, GreedyGeneration, put, state_tensors
 from statecut.preflight import default_device, relative_error
 from statecut.process import NotMeasured, in_one_line
 

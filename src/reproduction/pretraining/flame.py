@@ -5,7 +5,7 @@ folder of the run (`statecut.recovery.checkpoints`) holds, beside the loss curve
 
     command.txt, job.toml, config.json    what is run; the first two are kept beside the result
     flame.log                             what flame prints
-    flame/checkpoint/step-40/             flame's own checkpoints, sealed with a manifest
+    flame/checkpoint/step-40/             flame's own checkpoints
     stop                                  tells flame to save and end
 
 Started again, it goes on from the last whole checkpoint, on the same or another number of GPUs.
@@ -40,17 +40,16 @@ from statecut.data.packing import PackedTokens
 from statecut.data.progress import Progress
 from statecut.data.tokenizer import check_vocabulary, load_tokenizer
 from statecut.errors import InputError
-from statecut.files import atomic_write, write_json
+from statecut.files import write_json
 from statecut.models.checkpoint import create
 from statecut.recovery import loop
-from statecut.recovery.checkpoints import DAMAGE, KEPT, Checkpoints, verify
-from statecut.recovery.output import Output
+from statecut.recovery.checkpoints import Checkpoints, Output
 
 logger = logging.getLogger(__name__)
 
 LOOK_EVERY = 0.5  # seconds between looks at flame's log
 SHOWN = 30  # lines of the log that an error shows
-# A process may tune kernels for minutes, or hash a checkpoint, while the others wait for it.
+# A process may tune kernels for minutes while the others wait for it.
 PATIENT_SECONDS = 3600
 # Slurm's warning, SIGUSR1, goes to every process of a job, and would end torchrun.
 WITHOUT_WARNINGS = ("sh", "-c", "trap '' USR1; exec \"$@\"", "sh")
@@ -59,21 +58,13 @@ STEP = re.compile(r"step: +(\d+) +loss: +(\S+) +memory: +(\S+)GiB.* tps: ([\d,]+
 NORM = re.compile(r"lr: \S+ gnorm: +(\S+)")
 
 
-@dataclass(frozen=True)
-class Pace:
-    """The speed of flame, as it logs it, since it was last started."""
-
-    tokens_per_second: float  # of all GPUs together, the median step
-    gibibytes: float  # the most that one GPU has reserved
-
-
 def pretrain_with_flame(
     model: Mapping[str, Any], data: Path | str, recipe: Recipe, output: Output, *, gpus: int
-) -> Pace | None:
+) -> dict[str, float]:
     """Train a new model of the given config with flame and write it to a folder.
 
     `data` is a packed folder that has the recipe's slice. SIGTERM, SIGUSR1 and a deadline save and
-    leave with EXIT_UNFINISHED. None if there was nothing left to train.
+    leave with EXIT_UNFINISHED. Returns the pace of `run_flame`, if there was something to train.
     """
     share(recipe, gpus)  # refuses what cannot be shared
     output.check()
@@ -86,13 +77,13 @@ def pretrain_with_flame(
         "pretraining with flame", tokens, model=dict(model), recipe=recipe.defining()
     )
     with run as checkpoints:
-        folder, pace = checkpoints.folder, None
+        folder, pace = checkpoints.folder, {}
         command = write_job(folder, model, data, recipe, output, gpus)
         reached = last_whole(folder)
         if reached < recipe.steps:
             length = tokens.manifest.sequence_length
             reader = LogReader(recipe, recipe.batch * recipe.world_size * length, gpus, reached)
-            pace = run_flame(command, checkpoints, reader, output.saving.last_moment())
+            pace = run_flame(command, checkpoints, reader)
         trained = load_flame_checkpoint(checkpoint_folder(folder, recipe.steps), model)
         files = [folder / "command.txt", folder / "job.toml"]
         output.write(trained.to(getattr(torch, recipe.dtype)), checkpoints, files)
@@ -137,14 +128,14 @@ def write_job(
             # Of no use to packed tokens, but flame has no defaults for them.
             "pin_memory": False, "persistent_workers": False,
         },
-        "checkpoint": {"enable_checkpoint": True, "keep_latest_k": KEPT,
-                       "interval": output.saving.steps or recipe.steps},
+        # torchtitan keeps no fewer than two.
+        "checkpoint": {"enable_checkpoint": True, "keep_latest_k": 2, "interval": recipe.steps},
         # Without a mode flame takes the selective one. Every second layer is its default.
         "activation_checkpoint": {"mode": recipe.activation_checkpoint, "selective_ac_option": "2"},
         "metrics": {"log_freq": 1, "disable_color_printing": True},
         "comm": {"init_timeout_seconds": PATIENT_SECONDS, "train_timeout_seconds": PATIENT_SECONDS},
         # flame passes on a section that it does not know.
-        "statecut": {"stop_file": str(folder / "stop"), "save_seconds": output.saving.seconds},
+        "statecut": {"stop_file": str(folder / "stop"), "save_seconds": output.save_seconds},
     }  # fmt: skip
     command = [
         sys.executable, "-m", "torch.distributed.run", "--nnodes=1", f"--nproc-per-node={gpus}",
@@ -154,10 +145,8 @@ def write_job(
         "-m", flame_entry.__name__, "--job.config_file", str(folder / "job.toml"),
     ]  # fmt: skip
     write_json(folder / "config.json", dict(model))
-    texts = {"command.txt": shlex.join(command) + "\n", "job.toml": toml(sections)}
-    for name, text in texts.items():
-        with atomic_write(folder / name, force=True) as aside:
-            aside.write_text(text)
+    (folder / "command.txt").write_text(shlex.join(command) + "\n")
+    (folder / "job.toml").write_text(toml(sections))
     return command
 
 
@@ -175,24 +164,21 @@ def checkpoint_folder(folder: Path, step: int) -> Path:
 
 
 def last_whole(folder: Path) -> int:
-    """The step of flame's last checkpoint that is whole, 0 if there is none. Later ones are
-    removed, since flame would start from them."""
-    paths = checkpoint_folder(folder, 0).parent.glob("step-*")
-    for step in sorted((int(path.name.removeprefix("step-")) for path in paths), reverse=True):
-        path = checkpoint_folder(folder, step)
-        try:
-            verify(path)
-            return step
-        except DAMAGE as error:
-            logger.warning(f"{path.name} is skipped: {error}")
+    """The step of flame's last checkpoint that is whole, 0 if there is none: torch renames its
+    `.metadata` into place once the rest is on the disk. What is not whole is removed, since
+    torchtitan would count it among those that it keeps."""
+    last = 0
+    for path in checkpoint_folder(folder, 0).parent.glob("step-*"):
+        if (path / ".metadata").exists():
+            last = max(last, int(path.name.removeprefix("step-")))
+        else:
             shutil.rmtree(path)
-    return 0
+    return last
 
 
-def run_flame(
-    command: list[str], checkpoints: Checkpoints, reader: LogReader, last_moment: float
-) -> Pace:
-    """Run flame from a step that is saved to its last step, or until it is told to stop."""
+def run_flame(command: list[str], checkpoints: Checkpoints, reader: LogReader) -> dict[str, float]:
+    """Run flame from a step that is saved to its last step, or until it is told to stop. Its pace:
+    tokens per second of all GPUs, the median step's, and the most GiB that one has reserved."""
     first, recipe = reader.step, reader.recipe
     log, stop_file = checkpoints.folder / "flame.log", checkpoints.folder / "stop"
     stop_file.unlink(missing_ok=True)
@@ -215,7 +201,7 @@ def run_flame(
             # Ctrl-C is for this process, which then ends flame.
             start_new_session=True,
             # So that nobody starts the run a second time if only this process is killed.
-            pass_fds=[checkpoints.held()],
+            pass_fds=[checkpoints.lock],
         )
         try:
             while process.poll() is None:
@@ -224,7 +210,7 @@ def run_flame(
                 if done := (reader.step - first) * reader.step_tokens - progress.tokens:
                     note = f"step {reader.step:,} of {recipe.steps:,}, loss {reader.loss:.3f}"
                     progress.add(tokens=done, note=note)
-                if stop.is_set() or time.time() + reader.seconds > last_moment:
+                if stop.is_set() or time.time() + reader.seconds > loop.last_moment():
                     stop_file.touch()
         finally:
             process.terminate()
@@ -234,7 +220,8 @@ def run_flame(
         printed = lines.readlines()
     reached = last_whole(checkpoints.folder)
     if code == 0 and reached == recipe.steps:
-        return Pace(statistics.median(reader.speeds), reader.gibibytes)
+        speed = statistics.median(reader.speeds)
+        return {"tokens_per_second": speed, "gibibytes": reader.gibibytes}
     if stop.is_set() or (code == 0 and reached > first):
         logger.info(f"pretraining: saved at step {reached}, to be resumed")
         raise SystemExit(loop.EXIT_UNFINISHED)

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from reproduction.config.training import Recipe
 from statecut.data.packing import PackedTokens
+from statecut.recovery.checkpoints import Output
 from statecut.recovery.loop import Losses, check_data, explain_out_of_memory, train
-from statecut.recovery.output import Output
 
 
 def pretrain(model: Any, data: PackedTokens, recipe: Recipe, output: Output) -> None:
@@ -40,7 +40,7 @@ def pretrain(model: Any, data: PackedTokens, recipe: Recipe, output: Output) -> 
         with explain_out_of_memory("pretraining", smaller_batches(recipe)):
             train(
                 model, loss, data, recipe.settings(), checkpoints,
-                work="pretraining", saving=output.saving,
+                work="pretraining", save_seconds=output.save_seconds,
             )  # fmt: skip
         output.write(model.to(getattr(torch, recipe.dtype)), checkpoints)
 

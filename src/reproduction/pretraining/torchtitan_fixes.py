@@ -11,15 +11,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from statecut.recovery.checkpoints import seal
-
 # What the processes agree on after each step: the highest that any of them wants.
 GO_ON, SAVE, LEAVE = range(3)
 
 
 def save_in_time() -> None:
     """Checkpoints are also saved after some time, and when the run is told to stop, by SIGTERM,
-    SIGUSR1 or a file, which then ends it; each is sealed with a manifest.
+    SIGUSR1 or a file, which then ends it.
 
     torchtitan saves by the number of steps alone. Its settings come from the section `statecut` of
     the job file.
@@ -45,10 +43,8 @@ def saving_in_time(manager: Any) -> Any:
         def save(self, curr_step: int, force: bool = False) -> None:
             agreed = agree(self.wish())
             super().save(curr_step, force=force or agreed > GO_ON)
-            folder = Path(self._create_checkpoint_id(curr_step))
-            if dist.get_rank() == 0 and folder.is_dir():
+            if Path(self._create_checkpoint_id(curr_step)).is_dir():
                 self.saved_at = time.monotonic()
-                seal(folder)
             if agreed == LEAVE and not force:
                 raise SystemExit(0)
 

@@ -7,22 +7,22 @@ from pathlib import Path
 import torch
 
 from reproduction.config import Config, Recipe
-from reproduction.pretraining.flame import Pace, pretrain_with_flame
+from reproduction.pretraining.flame import pretrain_with_flame
 from reproduction.pretraining.pretrain import pretrain
 from statecut.data.packing import PackedTokens
 from statecut.errors import InputError
 from statecut.models.checkpoint import create
+from statecut.recovery.checkpoints import Output
 from statecut.recovery.loop import check_data
-from statecut.recovery.output import Output
 
 
 def pretrain_model(
     config: Config, model: str, data: Path | str, output: Output, *, gpus: int
-) -> Pace | None:
+) -> dict[str, float]:
     """Train `model` of the configuration on the packed corpus in `data`.
 
     `gpus` is how many of this machine to use; 0 is a CPU, which only the built-in trainer knows.
-    Returns the speed that flame logged.
+    Returns the pace that flame logged.
     """
     recipe = recipe_of(config, model)
     sizes = config.models[model].fla_config()
@@ -34,7 +34,7 @@ def pretrain_model(
     check_data(tokens, recipe.settings(), sizes["vocab_size"])  # before the model is made
     new = create(sizes, seed=recipe.seed).to(torch.device("cuda" if gpus else "cpu"))
     pretrain(new, tokens, recipe, output)
-    return None
+    return {}
 
 
 def recipe_of(config: Config, model: str) -> Recipe:

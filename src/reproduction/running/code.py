@@ -38,9 +38,9 @@ DEVICES = ("cpu", "cuda")
 # Nothing of these reaches a number except through what a rule passes on: the values of the
 # configuration are parameters, and downloads are known by their hashes.
 APART = (
-    "statecut.cli", "statecut.data.progress", "statecut.errors", "statecut.hub", "statecut.logs",
-    "statecut.record", "reproduction.cli", "reproduction.config", "reproduction.download",
-    "reproduction.running",
+    "statecut.api", "statecut.cli", "statecut.data.progress", "statecut.errors", "statecut.hub",
+    "statecut.logs", "statecut.record", "statecut.version", "reproduction.cli",
+    "reproduction.config", "reproduction.download", "reproduction.running",
 )  # fmt: skip
 # What stands in for kernels where there is no GPU; the preflight compares a GPU's with it.
 ON_CPU = "statecut.models.plain_kernels"

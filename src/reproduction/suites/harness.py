@@ -17,9 +17,9 @@ from lm_eval.api.task import ConfigurableTask
 from lm_eval.tasks._yaml_loader import load_yaml
 
 from reproduction.suites.data import Document
+from reproduction.suites.language_model import Encoder, LanguageModel
 from reproduction.suites.lm_eval_fixes import speed_up_tasks
 from reproduction.suites.statistics import kept_resamples, standard_error
-from statecut.evaluation.language_model import Encoder, LanguageModel
 from statecut.files import digest, sha256
 
 Record = dict[str, Any]

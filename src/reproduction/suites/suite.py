@@ -23,12 +23,12 @@ from reproduction.suites.harness import (
     task_digest,
     task_file,
 )
+from reproduction.suites.language_model import Encoder, LanguageModel
 from reproduction.suites.protocol import check_protocol, check_task_file
 from reproduction.suites.statistics import RESAMPLES, SEED
 from statecut.data.sources import Source
 from statecut.data.tokenizer import Tokenizer, check_vocabulary, load_tokenizer
 from statecut.errors import InputError
-from statecut.evaluation.language_model import Encoder, LanguageModel
 from statecut.files import (
     atomic_write,
     canonical_json,

@@ -13,12 +13,12 @@ in proportion to its size, so that all slices have the same mixture.
 from __future__ import annotations
 
 import hashlib
+import math
 import sys
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, fields
-from itertools import accumulate, count, islice, pairwise
+from itertools import accumulate, chain, count, islice, pairwise
 from pathlib import Path
 from typing import Literal
 
@@ -96,7 +96,7 @@ def pack(
         encoded = []
         for _, part in parts:
             texts = shuffled(part, seed, characters=_WINDOW // len(parts))
-            tokens = _in_threads(encode, texts, pool, workers, progress)
+            tokens = _encoded(encode, texts, pool, workers, progress)
             encoded.append(_pieces(tokens, sequence_length) if share_documents else tokens)
         weights = [size for size, _ in parts]
         written = 0
@@ -132,7 +132,7 @@ def pack(
     return manifest
 
 
-def _in_threads(
+def _encoded(
     encode: Callable[[list[str]], list[np.ndarray]],
     documents: Iterator[str],
     pool: ThreadPoolExecutor,
@@ -140,21 +140,15 @@ def _in_threads(
     progress: Progress,
 ) -> Iterator[np.ndarray]:
     """What `encode` makes of each document, in order."""
-    # Threads, because the tokenizer releases the GIL. At most two batches wait for each, so that
-    # memory stays bounded where the disk is slower.
-    waiting: deque[Future[list[np.ndarray]]] = deque()
-
-    def finished() -> list[np.ndarray]:
-        batch = waiting.popleft().result()
-        progress.add(documents=len(batch), tokens=sum(map(len, batch)))
-        return batch
-
-    for batch in _batched(documents):
-        waiting.append(pool.submit(encode, batch))
-        if len(waiting) >= 2 * workers:
-            yield from finished()
-    while waiting:
-        yield from finished()
+    # Threads, because the tokenizer releases the GIL. They are given the next documents before
+    # these are waited for, and no more, so that memory stays bounded where the disk is slower.
+    batches = _batched(documents)
+    windows = iter(lambda: list(islice(batches, workers)), [])
+    at_work = (pool.map(encode, window) for window in windows)
+    for encoded, _ in pairwise(chain(at_work, [()])):
+        for batch in encoded:
+            progress.add(documents=len(batch), tokens=sum(map(len, batch)))
+            yield from batch
 
 
 def _batched(documents: Iterator[str]) -> Iterator[list[str]]:
@@ -218,23 +212,14 @@ class PackedTokens:
 
     def __init__(self, folder: Path | str, *, slice_name: str | None = None) -> None:
         self.manifest = _read_manifest(Path(folder))
-        file = Path(folder) / "tokens.bin"
-        if not file.is_file():
-            raise InputError(f"{file} is missing: pack the text again")
+        file, slices = Path(folder) / "tokens.bin", self.manifest.slices
         shape = self.manifest.sequences, self.manifest.sequence_length
         dtype = np.dtype(self.manifest.dtype).newbyteorder("<")
-        expected = shape[0] * shape[1] * dtype.itemsize
-        if file.stat().st_size != expected:
-            raise InputError(
-                f"{file}: {file.stat().st_size} bytes where the manifest says {expected}: "
-                f"it was cut short or changed; pack the text again"
-            )
-        start, stop = 0, self.manifest.sequences
-        if slice_name is not None:
-            slices = self.manifest.slices
-            if slice_name not in slices:
-                raise InputError(f"{folder}: no slice {slice_name!r}{nearest(slice_name, slices)}")
-            start, stop = slices[slice_name]
+        if not file.is_file() or file.stat().st_size != math.prod(shape) * dtype.itemsize:
+            raise InputError(f"{file} is missing, cut short or changed: pack the text again")
+        if slice_name is not None and slice_name not in slices:
+            raise InputError(f"{folder}: no slice {slice_name!r}{nearest(slice_name, slices)}")
+        start, stop = slices[slice_name] if slice_name else (0, None)
         self._rows = np.memmap(file, dtype=dtype, mode="r", shape=shape)[start:stop]
 
     def __len__(self) -> int:

@@ -21,6 +21,7 @@ import random
 import zlib
 from collections import deque
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
@@ -72,10 +73,11 @@ def read(*paths: Path | str, field: str = "text", seed: int = 0) -> Documents:
         order = at_even_distances(len(groups), seed)
         # Each is opened as its turn comes.
         parts = [(tables, _side_by_side(_row_group(*groups[i], field) for i in order))]
+    reader = {".txt": _split_text, ".jsonl": _fields}
     count = min(len(others), _SIDE_BY_SIDE)
-    for i in range(count):
-        texts = chain.from_iterable(_documents(file, field) for file in others[i::count])
-        parts.append((others[i::count], texts))
+    for part in (others[i::count] for i in range(count)):
+        texts = chain.from_iterable(reader[_kind(file)](file, field) for file in part)
+        parts.append((part, texts))
     return Documents(
         [(sum(f.stat().st_size for f in part), filter(str.strip, texts)) for part, texts in parts]
     )
@@ -150,16 +152,13 @@ def text_files(path: Path) -> list[Path]:
     if not path.is_dir():
         raise InputError(f"{path}: no such file or folder")
     # By their names in the folder; huggingface_hub keeps its own files in hidden folders.
-    inside = sorted((file.relative_to(path).as_posix(), file) for file in path.rglob("*"))
-    files = [
-        file
-        for name, file in inside
-        if _kind(file) in (".jsonl", ".parquet") and "/." not in f"/{name}"
-    ]
-    if len({_kind(file) for file in files}) == 2:
+    inside = {file.relative_to(path).as_posix(): file for file in path.rglob("*")}
+    files = [file for name, file in sorted(inside.items()) if "/." not in f"/{name}"]
+    files = [file for file in files if _kind(file) in (".jsonl", ".parquet")]
+    if len({*map(_kind, files)}) == 2:
         raise InputError(
-            f"{path}: holds .parquet and .jsonl files, perhaps the same text twice; "
-            f"name one of its folders or files"
+            f"{path}: holds .parquet and .jsonl files, perhaps the same text twice; name one of "
+            "its folders or files"
         )
     if not files:
         raise InputError(f"{path}: holds no .parquet or .jsonl file")
@@ -171,45 +170,32 @@ def _kind(file: Path) -> str:
     return Path(file.stem).suffix if file.suffix in COMPRESSIONS else file.suffix
 
 
-def _lines(file: Path) -> Iterator[tuple[int, bytes]]:
-    """The numbered lines of a file; one that is cut short or damaged is an error."""
+def _lines(file: Path) -> Iterator[tuple[str, bytes]]:
+    """The lines of a file with their places in words; a damaged or cut off file is an error."""
     number = 0
     try:
         with _open(file) as stream:
             for number, line in enumerate(stream, start=1):
-                yield number, line
+                yield f"{file}, line {number}", line
     except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
         raise InputError(f"{file}, after line {number}: {error}") from None
 
 
-def _open(file: Path) -> io.BufferedIOBase:
-    if file.suffix in (".gz", ".xz"):
-        return (gzip if file.suffix == ".gz" else lzma).open(file)
+def _open(file: Path) -> Any:
     if file.suffix == ".zst":
         # Not the zstandard package, which reads a file that is cut short without an error.
         import pyarrow
 
         return io.BufferedReader(pyarrow.input_stream(str(file), compression="zstd"))
-    return open(file, "rb")
-
-
-def _documents(file: Path, field: str) -> Iterator[str]:
-    """The documents of a file that is no table."""
-    if _kind(file) == ".txt":
-        yield from _split_text(file)
-        return
-    for place, record in json_lines(file):
-        if field not in record:
-            raise InputError(f"{place}: no field {field!r}; it has {', '.join(sorted(record))}")
-        yield _checked(record[field], field, place)
+    openers: dict[str, Any] = {".gz": gzip.open, ".xz": lzma.open}
+    return openers.get(file.suffix, open)(file, "rb")
 
 
 def json_lines(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """The objects of a `.jsonl` file, each with its place in words."""
-    for number, line in _lines(file):
+    for place, line in _lines(file):
         if line.isspace():
             continue
-        place = f"{file}, line {number}"
         try:
             record = json.loads(line)
         except ValueError as error:
@@ -219,15 +205,23 @@ def json_lines(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         yield place, record
 
 
-def _split_text(file: Path) -> Iterator[str]:
+def _fields(file: Path, field: str) -> Iterator[str]:
+    """The documents of a `.jsonl` file."""
+    for place, record in json_lines(file):
+        if field not in record:
+            raise InputError(f"{place}: no field {field!r}; it has {', '.join(sorted(record))}")
+        yield _checked(record[field], field, place)
+
+
+def _split_text(file: Path, _: str) -> Iterator[str]:
     """The documents of a `.txt` file."""
     lines: list[str] = []
     blank = size = 0
-    for number, raw in _lines(file):
+    for place, raw in _lines(file):
         try:
             line = raw.decode().rstrip()
         except UnicodeDecodeError as error:
-            raise InputError(f"{file}, line {number}: not UTF-8 ({error.reason})") from None
+            raise InputError(f"{place}: not UTF-8 ({error.reason})") from None
         if blank >= 2 and line and lines:
             yield "\n".join(lines).strip("\n")
             lines, size = [], 0
@@ -236,40 +230,40 @@ def _split_text(file: Path) -> Iterator[str]:
         size += len(raw)
         if size > _LONGEST_DOCUMENT:
             raise InputError(
-                f"{file}, line {number}: a document of more than {_LONGEST_DOCUMENT >> 20} MiB; "
-                f"two blank lines end a document"
+                f"{place}: a document of more than {_LONGEST_DOCUMENT >> 20} MiB; two blank lines "
+                "end a document"
             )
     yield "\n".join(lines).strip("\n")
 
 
-def _row_groups(file: Path, field: str) -> list[tuple[Path, int]]:
-    """The row groups of a parquet file, from its footer."""
+@contextmanager
+def _table(file: Path, place: str) -> Iterator[Any]:
+    """A parquet file; what is wrong with it is an error that names the place."""
     import pyarrow
     from pyarrow import parquet
 
     try:
-        with parquet.ParquetFile(file) as table:
-            names, count = table.schema_arrow.names, table.num_row_groups
+        # With a buffer a column is read page by page, not as a whole.
+        with parquet.ParquetFile(file, pre_buffer=False, buffer_size=1 << 20) as table:
+            yield table
     except (pyarrow.ArrowException, OSError) as error:
-        raise InputError(f"{file}: {error}") from None
+        raise InputError(f"{place}: {error}") from None
+
+
+def _row_groups(file: Path, field: str) -> list[tuple[Path, int]]:
+    """The row groups of a parquet file, from its footer."""
+    with _table(file, str(file)) as table:
+        names, count = table.schema_arrow.names, table.num_row_groups
     if field not in names:
         raise InputError(f"{file}: no column {field!r}; it has {', '.join(names)}")
     return [(file, number) for number in range(count)]
 
 
 def _row_group(file: Path, number: int, field: str) -> Iterator[str]:
-    import pyarrow
-    from pyarrow import parquet
-
     place = f"{file}, row group {number}"
-    try:
-        # With a buffer a column is read page by page, not as a whole.
-        with parquet.ParquetFile(file, pre_buffer=False, buffer_size=1 << 20) as table:
-            for batch in table.iter_batches(32, row_groups=[number], columns=[field]):
-                for text in batch.column(0).to_pylist():
-                    yield _checked(text, field, place)
-    except (pyarrow.ArrowException, OSError) as error:
-        raise InputError(f"{place}: {error}") from None
+    with _table(file, place) as table:
+        for batch in table.iter_batches(32, row_groups=[number], columns=[field]):
+            yield from (_checked(text, field, place) for text in batch.column(0).to_pylist())
 
 
 def _checked(text: object, field: str, place: str) -> str:

@@ -1,1 +1,1 @@
-"""Perplexity of a text, and lm-eval's model interface."""
+"""Perplexity of a text."""

@@ -1,9 +1,9 @@
-"""Checkpoints of a run: complete or absent, verified when read, the last two kept.
+"""What a run leaves: its model in the end, and until then a checkpoint to go on from.
 
 The name of a run's folder is the digest of what defines it (run.json): started again with the same
 settings it goes on, with others it begins anew. A checkpoint is written aside, flushed to the disk
-and then renamed, so that a process killed at any moment, or a full disk, leaves the one before.
-Beside them are the lock of the process that trains, and the loss curve as it grows.
+and then renamed over the one before, so that a process killed at any moment, or a full disk, leaves
+that one. Beside it are the lock of the process that trains, and the loss curve as it grows.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import fcntl
 import logging
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
@@ -20,37 +21,33 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from statecut.data.packing import PackedTokens
 from statecut.errors import InputError
 from statecut.files import (
     atomic_write,
+    check_output_path,
     check_writable,
     digest,
     flush,
-    read_json,
-    sha256,
     write_json,
 )
+from statecut.models.checkpoint import save
+from statecut.version import __version__
 
 logger = logging.getLogger(__name__)
 
-KEPT = 2
-TENSORS = "tensors.safetensors"
 CURVE = "loss.csv"
-MANIFEST = "manifest.json"  # of a folder: the sha256 of every other file in it, by name
-
-# What reading a damaged checkpoint can raise.
-DAMAGE = (InputError, OSError, SafetensorError)
 
 
 class Checkpoints:
-    """The checkpoints of one run. A context: inside it no other process can use the same ones."""
+    """The folder of one run. A context: inside it no other process can use the same one."""
 
     def __init__(self, root: Path | str, run: Mapping[str, Any]) -> None:
         self.run = dict(run)
         self.folder = Path(root) / digest(self.run)[:16]
-        self.curve = self.folder / CURVE
-        check_writable(self.folder / MANIFEST)
-        self.lock: int | None = None
+        self.curve, self.file = self.folder / CURVE, self.folder / "last.safetensors"
+        check_writable(self.file)
+        self.done = False  # the result is written: the folder is removed
 
     def __enter__(self) -> Self:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -58,7 +55,7 @@ class Checkpoints:
         try:
             fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            self.__exit__()
+            os.close(self.lock)
             raise InputError(
                 f"{self.folder}: another process trains this run; wait for it or end it"
             ) from None
@@ -74,69 +71,60 @@ class Checkpoints:
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self.lock is not None:
-            os.close(self.lock)
-            self.lock = None
+        os.close(self.lock)  # first: NFS keeps a file that is open, and with it the folder
+        if self.done:
+            shutil.rmtree(self.folder)
 
-    def save(self, step: int, tensors: Mapping[str, Tensor]) -> None:
-        """Write the checkpoint of a step; the loss curve up to there reaches the disk first."""
-        path = self.folder / f"step-{step:08d}"
+    def save(self, tensors: Mapping[str, Tensor]) -> None:
+        """Replace the checkpoint; the loss curve up to there reaches the disk first."""
         try:
             flush(self.curve)
-            with atomic_write(path, folder=True, force=True) as aside:
-                save_file(dict(tensors), aside / TENSORS)
-                seal(aside)
+            with atomic_write(self.file, force=True) as aside:
+                save_file(dict(tensors), aside)
             flush(self.folder)  # the rename
         except (OSError, SafetensorError) as error:
-            kept = self._saved()
-            before = f"the one in {kept[-1].name} is kept" if kept else "there is none before it"
+            before = "the one before is kept" if self.file.exists() else "there is none before it"
             raise InputError(
-                f"{path}: the checkpoint could not be written ({error}); {before}: fix that and "
-                "start the same command again"
+                f"{self.file}: the checkpoint could not be written ({error}); {before}: fix that "
+                "and start the same command again"
             ) from None
-        # Later ones were damaged and skipped, or this step would not have come again.
-        older = [saved for saved in self._saved() if saved <= path]
-        for saved in set(self._saved()) - set(older[-KEPT:]):
-            shutil.rmtree(saved)
 
-    def latest(self) -> dict[str, Tensor] | None:
-        """The last one that is complete. Damaged ones are skipped, with a warning."""
-        for path in reversed(self._saved()):
-            try:
-                verify(path)
-                return load_file(path / TENSORS)
-            except DAMAGE as error:
-                logger.warning(f"{path.name} is skipped: {error}")
-        return None
-
-    def remove(self) -> None:
-        """Remove the folder, once the result is written."""
-        self.__exit__()  # NFS keeps a file that is open, and with it the folder
-        shutil.rmtree(self.folder)
-
-    def held(self) -> int:
-        """The descriptor of the lock file, for child processes to hold too."""
-        assert self.lock is not None, "outside the context there is none"
-        return self.lock
-
-    def _saved(self) -> list[Path]:
-        return sorted(self.folder.glob("step-*"))
+    def last(self) -> dict[str, Tensor] | None:
+        if not self.file.exists():
+            return None
+        try:
+            return load_file(self.file)
+        except (OSError, SafetensorError) as error:
+            raise InputError(
+                f"{self.file} cannot be read ({error}): delete {self.folder} to begin anew"
+            ) from None
 
 
-def seal(folder: Path) -> None:
-    """Write the manifest of a finished folder."""
-    write_json(folder / MANIFEST, {name: sha256(folder / name) for name in _inside(folder)})
+@dataclass(frozen=True)
+class Output:
+    """The folder of a trained model, and how its run survives until that is written."""
 
+    folder: Path | str
+    checkpoints: Path | str  # where all running jobs keep theirs
+    tokenizer: Path | str | None = None  # a folder to copy its files from
+    files: Mapping[str, str] = field(default_factory=dict)  # texts to put beside the model
+    save_seconds: float = 600.0  # between two checkpoints
+    force: bool = False  # replace the folder if it exists
+    version: int = 1  # of the code: with another one a run begins anew
 
-def verify(folder: Path) -> None:
-    """An error unless a folder holds what its manifest says."""
-    manifest = read_json(folder / MANIFEST)
-    if manifest.keys() != _inside(folder):
-        raise InputError(f"{folder / MANIFEST} does not list what is there")
-    for name, expected in manifest.items():
-        if sha256(folder / name) != expected:
-            raise InputError(f"{folder / name} is damaged: its sha256 is not the manifest's")
+    def check(self) -> None:
+        check_output_path(self.folder, force=self.force, folder=True)
 
+    def checkpoints_of(self, work: str, data: PackedTokens, **defining: Any) -> Checkpoints:
+        """Those of one run, which is identified by all that defines it."""
+        text = {"sha256": data.manifest.sha256, "sequences": len(data)}
+        run = {"work": work, **defining, "data": text, "version": self.version}
+        return Checkpoints(self.checkpoints, {**run, "statecut": __version__})
 
-def _inside(folder: Path) -> set[str]:
-    return {path.name for path in folder.iterdir()} - {MANIFEST}
+    def write(self, model: Any, checkpoints: Checkpoints, files: Iterable[Path] = ()) -> None:
+        """The model with the loss curve and other files beside it."""
+        with atomic_write(self.folder, folder=True, force=self.force) as aside:
+            save(model, aside, tokenizer=self.tokenizer, files=self.files, force=True)
+            for path in (checkpoints.curve, *files):
+                shutil.copyfile(path, aside / path.name)
+        checkpoints.done = True

@@ -2,8 +2,8 @@
 
 A step depends only on the weights, AdamW's moments and its number, which gives the learning rate
 and the batch. So a run that is killed and started again computes, on a CPU with the same number of
-threads, the same bits as one that was never killed. (transformers' Trainer does not verify its
-checkpoints, and filters non-finite losses out of its logs.)
+threads, the same bits as one that was never killed. (transformers' Trainer filters non-finite
+losses out of its logs.)
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -51,20 +50,10 @@ class Losses(NamedTuple):
     kd: Tensor | None = None
 
 
-@dataclass(frozen=True)
-class Saving:
-    """How often a run is saved: after so many steps or seconds, whichever comes first."""
-
-    steps: int | None = None
-    seconds: float = 600.0
-
-    def last_moment(self) -> float:
-        """When the last step has to be over, in seconds since 1970. Slurm can warn by a signal,
-        too, but that ends whatever stands between Slurm and the trainer."""
-        return float(os.environ.get("SLURM_JOB_END_TIME", "inf")) - RESERVE
-
-
-EVERY_TEN_MINUTES = Saving()
+def last_moment() -> float:
+    """When the last step has to be over, in seconds since 1970. Slurm can warn by a signal, too,
+    but that ends whatever stands between Slurm and the trainer."""
+    return float(os.environ.get("SLURM_JOB_END_TIME", "inf")) - RESERVE
 
 
 def check_data(data: PackedTokens, settings: Training, vocab_size: int) -> None:
@@ -101,7 +90,7 @@ def train(
     checkpoints: Checkpoints,
     *,
     work: str,
-    saving: Saving,
+    save_seconds: float,
 ) -> None:
     """Train those parameters of the model that require gradients, from the last checkpoint on.
 
@@ -121,8 +110,7 @@ def train(
     tokens = settings.batch * data.manifest.sequence_length
     batches = data.batches(settings.batch, seed=settings.seed, start=first)
     progress = Progress(work, tokens=(settings.steps - first) * tokens)
-    saved, saved_at = first, time.monotonic()
-    last_moment = saving.last_moment()
+    saved_at = time.monotonic()
     model.train()
     with stop_on_signals() as stop, open(checkpoints.curve, "a", buffering=1) as curve:
         for step, ids in zip(range(first + 1, settings.steps + 1), batches, strict=False):
@@ -145,19 +133,15 @@ def train(
                 raise InputError(
                     f"{work}: {PATIENCE} steps in a row were not finite, the last of them step "
                     f"{step} (loss {total}, gradient norm {norm}); try a lower learning rate. "
-                    f"The checkpoints before it are in {checkpoints.folder}"
+                    f"The checkpoint before it is in {checkpoints.folder}"
                 )
             now = time.time()
-            if now + (now - began) > last_moment:  # the next step takes as long as this one
+            if now + (now - began) > last_moment():  # the next step takes as long as this one
                 stop.set()
-            if (
-                stop.is_set()
-                or step == settings.steps
-                or (saving.steps is not None and step - saved >= saving.steps)
-                or time.monotonic() - saved_at >= saving.seconds
-            ):
-                checkpoints.save(step, _tensors(optimizer, trained, step, failed))
-                saved, saved_at = step, time.monotonic()
+            late = time.monotonic() - saved_at >= save_seconds
+            if stop.is_set() or step == settings.steps or late:
+                checkpoints.save(_tensors(optimizer, trained, step, failed))
+                saved_at = time.monotonic()
             if stop.is_set() and step < settings.steps:
                 logger.info(f"{work}: saved at step {step}, to be resumed")
                 raise SystemExit(EXIT_UNFINISHED)
@@ -210,7 +194,7 @@ def _device(trained: Weights) -> torch.device:
 
 def _resume(checkpoints: Checkpoints, optimizer: AdamW, trained: Weights) -> tuple[int, int]:
     """Restore the last checkpoint: the steps done, and how many of the last were not finite."""
-    tensors = checkpoints.latest()
+    tensors = checkpoints.last()
     step, failed = tensors.pop("run.steps").tolist() if tensors else (0, 0)
     cut_curve(checkpoints.curve, step)
     if tensors is None:

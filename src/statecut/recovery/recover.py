@@ -19,10 +19,9 @@ from statecut.preflight import check_shapes
 from statecut.pruning.prune import Measured, Pruned
 from statecut.pruning.refit import check_cut_from
 from statecut.record import Record
-from statecut.recovery.facts import recovered_facts
-from statecut.recovery.output import Output
+from statecut.recovery.checkpoints import Output
 from statecut.recovery.request import RecoveryRequest
-from statecut.recovery.training import recover
+from statecut.recovery.training import recover, recovered_facts
 from statecut.serving.engines import computed_wrong
 
 logger = logging.getLogger(__name__)

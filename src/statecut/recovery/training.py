@@ -22,9 +22,9 @@ from statecut.errors import InputError, nearest
 from statecut.models.architectures import architecture
 from statecut.models.checkpoint import Checkpoint, create, load
 from statecut.pruning.slicing import Change, Pad, change_channels, cut_back, eps_factor
+from statecut.recovery.checkpoints import Output
 from statecut.recovery.distillation import distillation_losses, next_tokens
 from statecut.recovery.loop import Losses, check_data, explain_out_of_memory, train
-from statecut.recovery.output import Output
 from statecut.recovery.settings import Recovery
 
 logger = logging.getLogger(__name__)
@@ -72,12 +72,31 @@ def recover(
 
     with run as checkpoints:
         with explain_out_of_memory("recovery", less_memory(settings)):
-            train(adapted, loss, data, settings, checkpoints, work="recovery", saving=output.saving)
+            train(
+                adapted, loss, data, settings, checkpoints,
+                work="recovery", save_seconds=output.save_seconds,
+            )  # fmt: skip
         merged = adapted.merge_and_unload().cpu()
         if padded_to is not None:
             merged = resize_model(merged, cut_back(pruned.shape, pruned.shape.width))
         _, stored = next(pruned.tensors())
         replace(output, tokenizer=student).write(merged.to(stored.dtype), checkpoints)
+
+
+def recovered_facts(
+    settings: Recovery, length: int, student: Checkpoint, teacher: Checkpoint
+) -> dict[str, object]:
+    """What the record of a recovered model says."""
+    lora, distillation = settings.lora, settings.distillation
+    modules = ", ".join(lora.modules or student.architecture.projections)
+    tokens = f"{settings.batch} x {length} tokens of {settings.data}"
+    return {
+        "recovery": f"{settings.steps} steps of {tokens}",
+        "adapters, merged": f"rank {lora.rank}, alpha {lora.alpha:g} on {modules}",
+        **({"also trained": "norms and biases"} if settings.norms_and_biases else {}),
+        "distillation": f"temperature {distillation.temperature:g}, weight {distillation.weight:g}",
+        "teacher digest": teacher.digest(),
+    }
 
 
 def less_memory(settings: Recovery) -> str:

@@ -55,10 +55,8 @@ class Inspection:
         state = f"{size(self.recurrent_bytes)} recurrent state (float32)"
         if self.filter_bytes:
             state += f" + {size(self.filter_bytes)} of convolutions (16 bits)"
-        after = ", ".join(
-            f"{size(softmax)} after {tokens:,} tokens"
-            for tokens, softmax in zip(TOKENS, self.softmax_bytes, strict=False)
-        )
+        grown = zip(self.softmax_bytes, TOKENS, strict=False)
+        after = ", ".join(f"{size(softmax)} at {tokens:,}" for softmax, tokens in grown)
         head = "".join(f"{tokens:>9,}" for tokens in TOKENS[: len(self.softmax_bytes) or 1])
         saved = "saved of all cache after tokens" if after else "saved"
         lines = [
@@ -67,7 +65,11 @@ class Inspection:
             f"heads              {self.key_heads} of keys (d_k {self.key_width}), "
             f"{self.value_heads} of values (d_v {self.value_width})",
             f"cache per request  {state}",
-            *([f"                   + softmax attention (16 bits): {after}"] if after else []),
+            *(
+                [f"                   + softmax attention (16 bits): {after} tokens"]
+                if after
+                else []
+            ),
             "",
             f"{'':22}{saved}",
             f"--ratio  d_k     state{head if after else '':9}  runs in; expected to run in",

@@ -18,11 +18,11 @@ from lm_eval.api.model import TemplateLM
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from reproduction.generation import generate
 from statecut.data.progress import Progress
 from statecut.data.tokenizer import Tokenizer, check_vocabulary, load_tokenizer
 from statecut.errors import InputError
 from statecut.models import load
-from statecut.models.generation import generate
 
 # Tokens of a batch whose size is not given. A CPU gains nothing beyond this; a GPU starts here
 # and halves them until they fit into its memory.
@@ -125,27 +125,21 @@ class LanguageModel(Encoder):
     def _scores(self, rows: Sequence[tuple[list[int], int]]) -> list[tuple[float, bool]]:
         """Rows of tokens, of which the last n are scored."""
         # Padding is on the right, where nothing that is scored can see it: any token will do.
-        width = self._width(max(len(ids) for ids, _ in rows) - 1)
-        inputs = torch.zeros(len(rows), width, dtype=torch.long)
-        for row, (ids, _) in enumerate(rows):
-            inputs[row, : len(ids) - 1] = torch.tensor(ids[:-1])
-        hidden = self.model.model(inputs.to(self._device), use_cache=False).last_hidden_state
-        counts = [n for _, n in rows]
-        wanted = torch.cat(
-            [hidden[row, len(ids) - 1 - n : len(ids) - 1] for row, (ids, n) in enumerate(rows)]
-        )  # (sum of n, hidden)
+        inputs = self._padded([ids[:-1] for ids, _ in rows], "right")
+        hidden = self.model.model(inputs, use_cache=False).last_hidden_state
+        ends = [(len(ids) - 1 - n, len(ids) - 1) for ids, n in rows]
+        wanted = torch.cat([row[slice(*end)] for row, end in zip(hidden, ends, strict=True)])
         targets = torch.tensor([token for ids, n in rows for token in ids[-n:]])
+        slices = wanted.split(LOGITS_AT_ONCE), targets.to(self._device).split(LOGITS_AT_ONCE)
         scores, greedy = [], []
-        targets = targets.to(self._device)
-        slices = wanted.split(LOGITS_AT_ONCE), targets.split(LOGITS_AT_ONCE)
         for states, truth in zip(*slices, strict=True):
             logits, best = self._logits(states)
             scores.append(-cross_entropy(logits, truth, reduction="none"))
             greedy.append(best == truth)
         # Summed in float64: a document has thousands of tokens.
-        by_row = torch.cat(scores).double().cpu().split(counts)
-        hits = torch.cat(greedy).cpu().split(counts)
-        return [(float(s.sum()), bool(hit.all())) for s, hit in zip(by_row, hits, strict=True)]
+        parts = (torch.cat(scores).double(), torch.cat(greedy))
+        by_row = (part.cpu().split([n for _, n in rows]) for part in parts)
+        return [(float(score.sum()), bool(hit.all())) for score, hit in zip(*by_row, strict=True)]
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = True) -> list[str]:
         prompts = []
@@ -169,16 +163,11 @@ class LanguageModel(Encoder):
     def _continued(self, prompts: Sequence[tuple[list[int], tuple[str, ...], int]]) -> list[str]:
         """The prompts once, then one token at a time from the recurrent state."""
         rows = [ids for ids, _, _ in prompts]
-        width = self._width(max(map(len, rows)))
-        if self.grain > 1 and (missing := -sum(map(len, rows)) % width):
+        if self.grain > 1 and (missing := -sum(map(len, rows)) % self._width(max(map(len, rows)))):
             # Kernels see what the mask leaves: one more row rounds the count of tokens up.
             rows.append([self.prefix_token_id] * missing)
         # Padded on the left, so that all end together; the mask keeps the padding out of the state.
-        inputs = torch.zeros(len(rows), width, dtype=torch.long)
-        mask = torch.zeros_like(inputs)
-        for row, ids in enumerate(rows):
-            inputs[row, width - len(ids) :] = torch.tensor(ids)
-            mask[row, width - len(ids) :] = 1
+        inputs, mask = (self._padded(x, "left") for x in (rows, [[1] * len(ids) for ids in rows]))
         texts: list[str | None] = [None] * len(prompts)
         written: list[list[int]] = [[] for _ in prompts]
         for tokens in self._tokens(inputs, None if mask.all() else mask):
@@ -192,8 +181,7 @@ class LanguageModel(Encoder):
 
     def _tokens(self, ids: Tensor, mask: Tensor | None) -> Iterator[list[int]]:
         """The tokens that follow rows of ids (B, T): the first of each, then the second, ..."""
-        mask = None if mask is None else mask.to(self._device)
-        out = self.model.model(ids.to(self._device), attention_mask=mask, use_cache=True)
+        out = self.model.model(ids, attention_mask=mask, use_cache=True)
         best, state = self._logits(out.last_hidden_state[:, -1])[1], out.past_key_values
         del out  # and with it the hidden states of all prompts
         yield best.tolist()
@@ -203,6 +191,13 @@ class LanguageModel(Encoder):
 
     def _width(self, longest: int) -> int:
         return -(-longest // self.grain) * self.grain
+
+    def _padded(self, rows: Sequence[list[int]], side: str) -> Tensor:
+        """Rows as (B, T), with zeros on one side."""
+        width = self._width(max(map(len, rows)))
+        zeros = ([0] * (width - len(row)) for row in rows)
+        pairs = zip(zeros, rows, strict=True) if side == "left" else zip(rows, zeros, strict=True)
+        return torch.tensor([first + second for first, second in pairs], device=self._device)
 
     def _logits(self, states: Tensor) -> tuple[Tensor, Tensor]:
         """(B, hidden) to the logits (B, vocabulary) and the best token of each (B,)."""

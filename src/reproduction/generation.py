@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-
-T = TypeVar("T")
+from torch.utils._pytree import tree_leaves
 
 MARGIN = 64 << 20  # bytes: the allocator takes memory in pieces of 2 and 20 MiB
 
@@ -29,7 +28,7 @@ class GreedyGeneration:
     @torch.inference_mode()
     def run(self, tokens: int) -> tuple[Tensor, Tensor]:
         """The next `tokens` tokens (batch, tokens), and the logit of each."""
-        steps = []
+        steps: list[tuple[Tensor, Tensor]] = []
         for _ in range(tokens):
             if self.mask is not None:
                 self.mask = F.pad(self.mask, (0, 1), value=1)
@@ -39,13 +38,12 @@ class GreedyGeneration:
             best = self.model.lm_head(out.last_hidden_state[:, -1]).max(-1)
             self.state, self.last = out.past_key_values, best.indices[:, None]
             steps.append((self.last, best.values[:, None]))
-        indices, logits = zip(*steps, strict=True)
-        return torch.cat(indices, 1), torch.cat(logits, 1)
+        indices, logits = (torch.cat(parts, 1) for parts in zip(*steps, strict=True))
+        return indices, logits
 
     def tensors(self) -> list[Tensor]:
         """All that the next token depends on."""
-        states = [state for layer in self.state.layers for state in layer.state.values()]
-        return [self.last, *(tensor for state in states for tensor in state_tensors(state))]
+        return [self.last, *state_tensors([layer.state for layer in self.state.layers])]
 
 
 class GenerationGraph:
@@ -94,7 +92,7 @@ def generate(
         yield step()
 
 
-def memory_of(run: Callable[[], T]) -> tuple[T, int]:
+def memory_of(run: Callable[[], Any]) -> tuple[Any, int]:
     """The result of a run, and the bytes of GPU memory that it takes in addition."""
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
@@ -114,6 +112,4 @@ def is_free(taken: int) -> bool:
 
 def state_tensors(state: Any) -> list[Tensor]:
     """The tensors of one layer's state, which may be several in a tuple, or None."""
-    if isinstance(state, tuple | list):
-        return [tensor for part in state for tensor in state_tensors(part)]
-    return [state] if isinstance(state, Tensor) else []
+    return [leaf for leaf in tree_leaves(state) if isinstance(leaf, Tensor)]
