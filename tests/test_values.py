@@ -12,9 +12,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from small_models import SMALL
-from training_runs import packed
+from training_runs import sentences
 
 import statecut
+from reproduction.new_tokenizers import train_tokenizer
 from statecut.errors import InputError
 from statecut.models import create, load, save
 from statecut.models.architectures import ARCHITECTURES
@@ -399,14 +400,18 @@ def test_both_sides_are_chosen_and_survive_the_disk(calibrated, tmp_path):
     assert torch.equal(loaded["gram.v.raw"], calibrated.gram("v"))
 
 
-def test_it_is_done_as_documented(folders, tmp_path, monkeypatch):
-    shutil.copytree(folders / "gated", tmp_path / "model")
-    packed(tmp_path / "text")
+def test_it_is_done_as_documented(tmp_path, monkeypatch):
+    train_tokenizer(sentences(60), tmp_path / "tokenizer", vocabulary_size=270)
+    model = create({**SMALL["gated"], "vocab_size": 270}, seed=1)
+    save(model, tmp_path / "model", tokenizer=tmp_path / "tokenizer")
+    lines = (json.dumps({"text": text}) for text in sentences(1500))
+    (tmp_path / "corpus.jsonl").write_text("\n".join(lines))
     monkeypatch.chdir(tmp_path)
     (block,) = readme.python_blocks("docs/values.md")
-    exec(block, {})
-    shape = Checkpoint("smaller").shape
-    assert (shape.width, shape.value_width) == (8, 12)
+    names = {}
+    exec(block, names)
+    shape = mixers(names["smaller"])[1]
+    assert (shape.width, shape.value_width) == (8, 8)
 
 
 # Bad input
