@@ -157,7 +157,7 @@ def test_a_hybrid_and_its_json(models, capsys, tmp_path):
     assert main(["inspect", str(models / "hybrid"), "--json", str(file)]) == 0
     shown = capsys.readouterr().out
     assert "1 with a delta rule, 1 with softmax attention" in shown
-    assert "softmax attention (16 bits): 512.0 KiB after 4,096 tokens, 4.0 MiB after" in shown
+    assert "softmax attention (16 bits): 512.0 KiB at 4,096, 4.0 MiB at 32,768" in shown
     record = json.loads(file.read_text())
     # One layer of 2 heads of 16 x 16 with a delta rule, one with 2 heads of 16 keys and values.
     recurrent, filters = 2 * 16 * 16 * 4, 3 * 32 * 3 * 2
