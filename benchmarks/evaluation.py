@@ -534,8 +534,8 @@ def side_by_side(found: dict[str, Any]) -> list[dict[str, Any]]:
 
 def random_model(folder: Path) -> Path:
     """The demo's DeltaNet, untrained: its speed is the same."""
-    from reproduction.new_tokenizers import train_tokenizer
     from reproduction.documentation import documentation
+    from reproduction.new_tokenizers import train_tokenizer
     from statecut.models import create, save
 
     train_tokenizer(islice(documentation(), 2000), folder / "words", vocabulary_size=1024)

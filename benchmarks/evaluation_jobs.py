@@ -154,8 +154,8 @@ def test_sets(options: argparse.Namespace) -> dict[str, Path]:
 def make(options: argparse.Namespace) -> None:
     """The texts, and a model to make copies of. In a process of its own: nothing that computes
     may come before a fork."""
-    from reproduction.new_tokenizers import convert_sentencepiece, train_tokenizer
     from reproduction.documentation import documentation
+    from reproduction.new_tokenizers import convert_sentencepiece, train_tokenizer
     from statecut.models import create, save
 
     texts: list[str] = []

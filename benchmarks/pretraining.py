@@ -38,8 +38,8 @@ CORPUS, SLICE, LENGTH = "text", "pretraining", 2048
 
 
 def prepare(folder: Path, files: list[Path], tokenizer: Path | None) -> None:
-    from reproduction.new_tokenizers import convert_sentencepiece, train_tokenizer
     from reproduction.documentation import documentation, documentation_source
+    from reproduction.new_tokenizers import convert_sentencepiece, train_tokenizer
     from statecut.data.packing import pack
     from statecut.data.sources import describe, read
 

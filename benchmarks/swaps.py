@@ -1,6 +1,6 @@
 """How many swaps DRRQR makes on a trained model, and what they change against plain pivoting.
 
-    python benchmarks/swaps.py MODEL [--text FILE] [--sequences 64] [--length 128]
+    python benchmarks/swaps.py MODEL --text FILE [--sequences 64] [--length 128]
 
 One calibration; then for every tolerance f, sample or all tokens, raw or normalised activations
 and four ratios: swaps in all heads, heads with any, channels kept that column pivoting does not
@@ -8,17 +8,13 @@ keep (of all kept), the largest gain left, and the mean gain in log-volume.
 """
 
 import argparse
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
-import torch
 from arguments import existing
 
+import statecut
 from statecut import logs
 from statecut.arguments import width
-from statecut.data.packing import PackedTokens
 from statecut.models.checkpoint import Checkpoint
-from statecut.pruning.prune import Request, calibrate_on, pack_text
 from statecut.pruning.select import select
 from statecut.pruning.statistics import ModelStatistics
 
@@ -29,25 +25,16 @@ def main() -> None:
     logs.start()
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("model", type=existing)
-    parser.add_argument("--text", type=existing)
+    parser.add_argument("--text", type=existing, required=True)
     parser.add_argument("--sequences", type=int, default=64)
     parser.add_argument("--length", type=int, default=128)
     options = parser.parse_args()
 
     checkpoint = Checkpoint(options.model)
-    request = Request(
-        options.model, Path("unused"), "drrqr", text=options.text,
-        sequences=options.sequences, length=options.length,
-        device="cuda" if torch.cuda.is_available() else "cpu",
-    )  # fmt: skip
-    with TemporaryDirectory() as folder:
-        slices = {"calibration": options.sequences}
-        pack_text(
-            options.text, checkpoint, Path(folder) / "text", slices=slices, length=options.length,
-            seed=0,
-        )  # fmt: skip
-        data = PackedTokens(Path(folder) / "text", slice_name="calibration")
-        model = ModelStatistics(checkpoint, calibrate_on(data, request, values=False))
+    sizes = {"sequences": options.sequences, "length": options.length}
+    tokens = statecut.tokenize(options.text, options.model, **sizes)
+    calibration = statecut.calibrate(options.model, tokens, gradients=False)
+    model = ModelStatistics(checkpoint, calibration)
     shape = checkpoint.shape
     widths = [width(shape.width, ratio) for ratio in RATIOS]
     heads = len(shape.layers) * shape.heads

@@ -41,7 +41,7 @@ from statecut.models.checkpoint import Checkpoint
 from statecut.pruning.calibration import calibrate_folder
 from statecut.pruning.methods import METHODS
 from statecut.pruning.select import select
-from statecut.pruning.slicing import Change, Keep, check_sliceable, check_widths, slice_model
+from statecut.pruning.slicing import Change, Keep, check_sliceable, slice_model
 from statecut.pruning.statistics import ModelStatistics
 
 Split = tuple[int, int]  # d_k, d_v
@@ -121,7 +121,7 @@ def plan(options: argparse.Namespace) -> dict[Path, list[Split]]:
         cuts_values = any(value_width < whole[1] for _, value_width in result[folder])
         check_sliceable(model, values=cuts_values)
         for split in result[folder]:
-            check_widths(model, *split)
+            model.resized(*split)
         if cuts_values:
             for method in options.methods:
                 if not METHODS[method].values:

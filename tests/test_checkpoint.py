@@ -11,7 +11,7 @@ from small_models import SMALL
 from statecut.errors import InputError
 from statecut.hub import HubItem, fetch
 from statecut.models import create, load, save
-from statecut.models.architectures import ARCHITECTURES, architecture
+from statecut.models.architectures import ARCHITECTURES
 from statecut.models.checkpoint import Checkpoint, current_name
 from statecut.pruning.statistics import ModelStatistics
 
@@ -54,21 +54,15 @@ def test_every_parameter_has_a_start_of_the_right_size(name):
         assert parameter.abs().max().item() < 10, key
 
 
-def test_a_missing_parameter_is_named(folder):
-    rewrite(folder, lambda t: t.pop("model.layers.1.attn.A_log"))
-    with pytest.raises(InputError, match=r"Missing key.*model\.layers\.1\.attn\.A_log"):
-        load(folder)
-
-
-def test_an_unexpected_parameter_is_named(folder):
-    rewrite(folder, lambda t: t.update(more=torch.zeros(3)))
-    with pytest.raises(InputError, match=r"Unexpected key.*more"):
-        load(folder)
-
-
-def test_a_parameter_of_another_shape_is_named(folder):
-    rewrite(folder, lambda t: t.update({"lm_head.weight": torch.zeros(97, 31)}))
-    with pytest.raises(InputError, match=r"lm_head\.weight: .*\[97, 31\].*\[97, 32\]"):
+@pytest.mark.parametrize(("change", "message"), [
+    (lambda t: t.pop("model.layers.1.attn.A_log"), r"Missing key.*model\.layers\.1\.attn\.A_log"),
+    (lambda t: t.update(more=torch.zeros(3)), r"Unexpected key.*more"),
+    (lambda t: t.update({"lm_head.weight": torch.zeros(97, 31)}),
+     r"lm_head\.weight: .*\[97, 31\].*\[97, 32\]"),
+])  # fmt: skip
+def test_a_parameter_that_does_not_fit_is_named(folder, change, message):
+    rewrite(folder, change)
+    with pytest.raises(InputError, match=message):
         load(folder)
 
 
@@ -126,24 +120,6 @@ def test_a_model_with_something_that_no_file_holds_is_refused(folder, monkeypatc
         load(folder)
 
 
-def test_a_truncated_file_is_named(folder):
-    file = folder / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:-100])
-    with pytest.raises(InputError, match=r"model\.safetensors is cut off or damaged"):
-        load(folder)
-
-
-def test_a_pickle_is_refused_and_it_is_said_how(folder):
-    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    with pytest.raises(InputError, match=r"pickled weights only.* call save_pretrained once"):
-        load(folder)
-
-
-def test_a_folder_that_is_no_model_is_refused(tmp_path):
-    with pytest.raises(InputError, match=r"it has no config\.json"):
-        load(tmp_path)
-
-
 def test_a_downloaded_hub_model_loads_by_its_name(folder, hub):
     expected = logits(folder)
     hub.push("model", "owner/net", folder)
@@ -175,13 +151,6 @@ def test_a_head_width_that_is_not_whole_is_refused():
         create({**SMALL["gated"], "num_v_heads": 3}, seed=0)
 
 
-def test_shards_are_read_as_one(folder):
-    model = load(folder)
-    model.save_pretrained(folder.parent / "shards", max_shard_size="20KB")
-    assert len(Checkpoint(folder.parent / "shards").shards()) > 1
-    assert torch.equal(logits(folder.parent / "shards"), logits(folder))
-
-
 @pytest.fixture
 def sharded(folder):
     """The same model in several files."""
@@ -189,18 +158,14 @@ def sharded(folder):
     return folder.parent / "shards"
 
 
+def test_shards_are_read_as_one(folder, sharded):
+    assert len(Checkpoint(sharded).shards()) > 1
+    assert torch.equal(logits(sharded), logits(folder))
+
+
 def change_index(folder, **values):
     path = folder / "model.safetensors.index.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
-
-
-def test_a_folder_with_half_its_shards_is_refused(sharded):
-    shards = Checkpoint(sharded).shards()
-    for shard in shards[: len(shards) // 2]:
-        (sharded / shard).unlink()
-    message = rf"{len(shards) // 2} of {len(shards)} files .* missing \(model-00001-of-"
-    with pytest.raises(InputError, match=message):
-        Checkpoint(sharded)
 
 
 def test_a_tensor_that_only_the_index_knows_is_named(sharded):
@@ -219,17 +184,11 @@ def test_a_truncated_shard_is_named_when_the_folder_is_opened(sharded):
 
 @pytest.mark.parametrize(("files", "message"), [
     ({}, "0 of 0 files"),
-    ({"lm_head.weight": "../model/model.safetensors"}, "1 of 1 files .* missing"),
+    ({"lm_head.weight": "../model/model.safetensors"}, r"1 of 1 files .* missing \(\.\./model"),
 ])  # fmt: skip
 def test_an_index_that_cannot_be_one_is_refused(sharded, files, message):
     change_index(sharded, weight_map=files)
     with pytest.raises(InputError, match=message):
-        Checkpoint(sharded)
-
-
-def test_shards_without_their_index_are_refused(sharded):
-    (sharded / "model.safetensors.index.json").unlink()
-    with pytest.raises(InputError, match=r"no model\.safetensors or model\.safetensors\.ind"):
         Checkpoint(sharded)
 
 
@@ -251,18 +210,6 @@ def test_the_digest_tells_models_apart(folder):
     assert Checkpoint(folder).digest() == before
     rewrite(folder, lambda t: t["lm_head.weight"].add_(1e-3))
     assert Checkpoint(folder).digest() != before
-
-
-def test_the_state_is_counted_as_the_kernels_hold_it():
-    shape = architecture(SMALL["gated_value_heads"]).shape(SMALL["gated_value_heads"])
-    assert shape.state_bytes() == 2 * 4 * 8 * 16 * 4  # layers, value heads, d_k, d_v, float32
-
-
-def test_softmax_layers_of_a_hybrid_are_left_alone():
-    config = {**SMALL["delta_net"], "attn": {"layers": [1], "num_heads": 2}}
-    assert ARCHITECTURES["delta_net"].shape(config).layers == (0,)
-    config["attn"] = [{"layers": [0], "num_heads": 2}, {"layers": [1], "num_heads": 4}]
-    assert ARCHITECTURES["delta_net"].shape(config).layers == ()
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,6 +28,7 @@ from statecut.data.tokenizer import Tokenizer
 from statecut.errors import InputError
 
 SOURCE = Source("invented", "1")
+OPTIONS: dict[str, Any] = {"sequence_length": 16, "source": SOURCE, "seed": 0}
 
 
 def documents(count: int = 400, seed: int = 0) -> list[str]:
@@ -69,35 +71,20 @@ def test_every_document_is_there_in_order_with_eos_behind_it(
 
 
 def test_documents_may_begin_with_bos_instead(tmp_path: Path) -> None:
-    pack(
-        ["w2 w3", "w4 w5"],
-        words(9),
-        tmp_path / "a",
-        sequence_length=3,
-        source=SOURCE,
-        seed=0,
-        boundary="bos",
-    )
+    options = {**OPTIONS, "sequence_length": 3, "boundary": "bos"}
+    pack(["w2 w3", "w4 w5"], words(9), tmp_path / "a", **options)
     assert sorted(PackedTokens(tmp_path / "a")[:].tolist()) == [[0, 2, 3], [0, 4, 5]]
 
 
-@pytest.mark.parametrize("size", [1, 1000, 1 << 20])
-def test_two_workers_write_the_same_bytes_as_one(
-    tmp_path: Path, bpe: Tokenizer, monkeypatch: pytest.MonkeyPatch, size: int
+def test_neither_workers_nor_batches_leave_a_trace_in_the_bytes(
+    tmp_path: Path, bpe: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(packing, "_BATCH", size)
-    for workers in (1, 2, 5):
-        pack(
-            documents(),
-            bpe,
-            tmp_path / str(workers),
-            sequence_length=16,
-            source=SOURCE,
-            seed=0,
-            workers=workers,
-        )
+    folders = [(size, workers) for size in (1, 1000, 1 << 20) for workers in (1, 2, 5)]
+    for size, workers in folders:
+        monkeypatch.setattr(packing, "_BATCH", size)
+        pack(documents(), bpe, tmp_path / f"{size}-{workers}", workers=workers, **OPTIONS)
     for name in ("tokens.bin", "manifest.json"):
-        assert len({(tmp_path / w / name).read_bytes() for w in ("1", "2", "5")}) == 1
+        assert len({path.read_bytes() for path in tmp_path.glob(f"*/{name}")}) == 1
 
 
 def test_a_seed_fixes_the_bytes_and_another_changes_them(tmp_path: Path, bpe: Tokenizer) -> None:
@@ -129,11 +116,9 @@ def test_small_slices_have_text_from_all_row_groups_for_any_number_of_workers(
             read(tmp_path / "set", seed=1),
             words(50),
             tmp_path / str(workers),
-            sequence_length=16,
             sequences={"held_out": 60, "calibration": 60},
-            source=SOURCE,
-            seed=1,
             workers=workers,
+            **OPTIONS,
         )
         digests.add(manifest.sha256)
     assert len(digests) == 1
@@ -159,14 +144,7 @@ def test_every_form_of_a_corpus_gives_the_same_bytes(tmp_path: Path, bpe: Tokeni
     (tmp_path / "hub").mkdir()
     parquet.write_table(pyarrow.table({"text": texts}), tmp_path / "hub" / "train.parquet")
     digests = {
-        name: pack(
-            read(tmp_path / name),
-            bpe,
-            tmp_path / "packed" / name,
-            sequence_length=16,
-            source=SOURCE,
-            seed=0,
-        ).sha256
+        name: pack(read(tmp_path / name), bpe, tmp_path / "packed" / name, **OPTIONS).sha256
         for name in ("a.jsonl", "a.jsonl.gz", "a.jsonl.xz", "a.jsonl.zst", "a.txt", "hub")
     }
     assert len(set(digests.values())) == 1, digests
@@ -187,7 +165,7 @@ def test_a_limit_is_met_exactly_and_stops_the_reading(tmp_path: Path, bpe: Token
         while True:
             yield "a few words and a few more of them " * 400
 
-    options = {"sequence_length": 64, "source": SOURCE, "seed": 0}
+    options = {**OPTIONS, "sequence_length": 64}
     manifest = pack(endless(), bpe, tmp_path / "a", sequences=7, **options)
     assert (manifest.sequences, manifest.tokens) == (7, 448)
     assert len(PackedTokens(tmp_path / "a")) == 7
@@ -201,7 +179,7 @@ def test_slices_share_no_document(tmp_path: Path, boundary: packing.Boundary) ->
     # Document i says nothing but its own word, ten times.
     texts = [" ".join([f"w{i}"] * 10) for i in range(2, 400)]
     sizes = {"held_out": 7, "calibration": 20, "train": 150}
-    options = {"sequence_length": 16, "source": SOURCE, "seed": 0, "boundary": boundary}
+    options = {**OPTIONS, "boundary": boundary}
     manifest = pack(texts, words(400), tmp_path / "a", sequences=sizes, **options)
     assert manifest.slices == {"held_out": (0, 7), "calibration": (7, 27), "train": (27, 177)}
     assert PackedTokens(tmp_path / "a").manifest == manifest
@@ -222,25 +200,22 @@ def test_slices_share_no_document(tmp_path: Path, boundary: packing.Boundary) ->
 def test_slices_of_one_document_share_no_token(tmp_path: Path) -> None:
     text = [" ".join(f"w{i}" for i in range(2, 400))]
     sizes = {"calibration": 5, "held_out": 2}
-    options = {"sequence_length": 16, "source": SOURCE, "seed": 0}
     with pytest.raises(InputError, match="holds 5 sequences of 16 tokens, 7 are needed"):
-        pack(text, words(400), tmp_path / "a", sequences=sizes, **options)
-    pack(text, words(400), tmp_path / "a", sequences=sizes, share_documents=True, **options)
+        pack(text, words(400), tmp_path / "a", sequences=sizes, **OPTIONS)
+    pack(text, words(400), tmp_path / "a", sequences=sizes, share_documents=True, **OPTIONS)
     parts = [PackedTokens(tmp_path / "a", slice_name=name)[:].reshape(-1) for name in sizes]
     assert [part.tolist() for part in parts] == [[*range(2, 82)], [*range(82, 114)]]
 
 
 def test_a_slice_added_at_the_end_changes_none_before(tmp_path: Path, bpe: Tokenizer) -> None:
-    options = {"sequence_length": 16, "source": SOURCE, "seed": 0}
-    pack(documents(), bpe, tmp_path / "a", sequences={"x": 9, "y": 30}, **options)
-    pack(documents(), bpe, tmp_path / "b", sequences={"x": 9, "y": 30, "z": 5}, **options)
+    pack(documents(), bpe, tmp_path / "a", sequences={"x": 9, "y": 30}, **OPTIONS)
+    pack(documents(), bpe, tmp_path / "b", sequences={"x": 9, "y": 30, "z": 5}, **OPTIONS)
     before, after = ((tmp_path / name / "tokens.bin").read_bytes() for name in "ab")
     assert after.startswith(before)
 
 
 def test_batches_of_a_slice_stay_in_it(tmp_path: Path, bpe: Tokenizer) -> None:
-    options = {"sequence_length": 16, "source": SOURCE, "seed": 0}
-    pack(documents(), bpe, tmp_path / "a", sequences={"x": 9, "y": 30}, **options)
+    pack(documents(), bpe, tmp_path / "a", sequences={"x": 9, "y": 30}, **OPTIONS)
     part = PackedTokens(tmp_path / "a", slice_name="y")
     batch = next(part.batches(30, seed=1))
     assert sorted(batch.tolist()) == sorted(PackedTokens(tmp_path / "a")[9:39].tolist())
@@ -262,32 +237,19 @@ def test_what_cannot_be_done_is_refused_before_any_work(tmp_path: Path, bpe: Tok
 
     (tmp_path / "file").touch()
     (tmp_path / "there" / "notes").mkdir(parents=True)
-    for out, change, message in [
-        ("file/inside", {}, "cannot be written"),
-        ("there", {}, "exists already"),
-    ]:
-        options = {"sequence_length": 8, "source": SOURCE, "seed": 0} | change
+    for out, message in (("file/inside", "cannot be written"), ("there", "exists already")):
         with pytest.raises(InputError, match=message):
-            pack(untouched(), bpe, tmp_path / out, **options)
+            pack(untouched(), bpe, tmp_path / out, **OPTIONS)
     without = Tokenizer("bare", "0", bpe.backend, 600, bos=None, eos=0)
-    options = {"sequence_length": 8, "source": SOURCE, "seed": 0}
     with pytest.raises(InputError, match="bare has no bos"):
-        pack(untouched(), without, tmp_path / "a", boundary="bos", **options)
+        pack(untouched(), without, tmp_path / "a", boundary="bos", **OPTIONS)
 
 
 def test_a_failure_half_way_leaves_nothing(tmp_path: Path, bpe: Tokenizer) -> None:
     lines = [json.dumps({"text": text}) for text in documents()] + ['{"text": ']
     (tmp_path / "a.jsonl").write_text("\n".join(lines))
     with pytest.raises(InputError, match="line 401"):
-        pack(
-            read(tmp_path / "a.jsonl"),
-            bpe,
-            tmp_path / "out",
-            sequence_length=8,
-            source=SOURCE,
-            seed=0,
-            workers=2,
-        )
+        pack(read(tmp_path / "a.jsonl"), bpe, tmp_path / "out", workers=2, **OPTIONS)
     assert [path.name for path in tmp_path.iterdir()] == ["a.jsonl"]
 
 
@@ -393,45 +355,29 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path: Path) -> None:
     assert peaks[1] - peaks[0] < 8 * 1024, peaks  # KiB
 
 
-def test_packing_imports_nothing_heavy() -> None:
-    program = (
-        "import sys, statecut.data.packing, reproduction.documentation;"
-        "print({'torch', 'transformers', 'datasets', 'pandas', 'pyarrow'} & set(sys.modules))"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.stdout == "set()\n"
-
-
+@pytest.mark.parametrize("terminal", [True, False])
 def test_progress_says_what_is_left_and_only_of_long_work(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
+    terminal: bool,
 ) -> None:
+    """On a terminal in a line that changes and goes, elsewhere in a log."""
     caplog.set_level("INFO")
-    clock = iter([0.0, 18.0, 59.4, 60.0, 90.0])
+    clock = iter([0.0, 0.1, 10.0, 10.1, 70.0])
     monkeypatch.setattr("statecut.data.progress.time.monotonic", lambda: next(clock))
-    progress = Progress("packing", tokens=5_000_000)
-    for _ in range(2):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: terminal)
+    progress = Progress("packing", tokens=2_000_000)
+    for _ in range(4):
         progress.add(documents=500, tokens=500_000)
-    assert caplog.messages == []
-    for _ in range(2):
-        progress.add(documents=500, tokens=500_000)
-    assert caplog.messages == [
-        "packing: 1,500 documents, 1,500,000 tokens, 25,000 tokens/s, 140 s left"
-    ]
-
-
-def test_progress_on_a_terminal_is_one_line_that_goes(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    clock = iter([0.0, 0.1, 1.0, 2.0])
-    monkeypatch.setattr("statecut.data.progress.time.monotonic", lambda: next(clock))
-    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    progress = Progress("refit", tokens=30)
-    for layer in range(3):
-        progress.add(tokens=10, note=f"layer {layer + 1} of 3")
-    clear = "\r\x1b[2K"
-    lines = ["refit: layer 2 of 3, 20 tokens, 20 tokens/s, 0 s left"]
-    lines += ["refit: layer 3 of 3, 30 tokens, 15 tokens/s, 0 s left", ""]
-    assert capsys.readouterr().err == "".join(clear + line for line in lines)
+    last = "packing: 2,000 documents, 2,000,000 tokens, 28,571 tokens/s, 0 s left"
+    if terminal:
+        first = "packing: 1,000 documents, 1,000,000 tokens, 100,000 tokens/s, 10 s left"
+        clear = "\r\x1b[2K"
+        assert capsys.readouterr().err == f"{clear}{first}{clear}{last}{clear}"
+        assert caplog.messages == []
+    else:
+        assert caplog.messages == [last]
 
 
 def files_of_words(folder: Path, counts: dict[str, tuple[int, int]]) -> list[Path]:
@@ -445,7 +391,7 @@ def files_of_words(folder: Path, counts: dict[str, tuple[int, int]]) -> list[Pat
 def test_every_slice_takes_from_all_files_in_proportion(tmp_path: Path) -> None:
     paths = files_of_words(tmp_path, {"a.jsonl": (1000, 300), "b.jsonl": (2000, 100)})
     sizes = {"held_out": 8, "calibration": 40, "train": 200}
-    options = {"sequence_length": 11, "source": SOURCE, "seed": 0}
+    options = {**OPTIONS, "sequence_length": 11}
     pack(read(*paths), words(3000), tmp_path / "out", sequences=sizes, **options)
     seen: set[int] = set()
     for name, size in sizes.items():
@@ -459,7 +405,7 @@ def test_every_slice_takes_from_all_files_in_proportion(tmp_path: Path) -> None:
 def test_a_file_that_ends_early_is_made_up_for_by_the_others(tmp_path: Path) -> None:
     paths = files_of_words(tmp_path, {"a.jsonl": (1000, 30), "b.jsonl": (2000, 30)})
     paths[0].write_text(paths[0].read_text() + "\n" * paths[0].stat().st_size)  # no text in it
-    options = {"sequence_length": 11, "source": SOURCE, "seed": 0}
+    options = {**OPTIONS, "sequence_length": 11}
     manifest = pack(read(*paths), words(3000), tmp_path / "out", sequences={"x": 60}, **options)
     ids = set(PackedTokens(tmp_path / "out")[:].reshape(-1).tolist()) - {1}
     assert manifest.sequences == len(ids) == 60

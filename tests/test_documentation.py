@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from reproduction import documentation as own
 from reproduction.demo_text import documentation_parts, part_of, word_runs
 from reproduction.documentation import documentation, documentation_source, prose
 from reproduction.new_tokenizers import train_tokenizer
-from statecut.data import documentation as own
 
 DOCSTRING = """Return the sum of array elements over a given axis, as one number.
 
@@ -107,7 +107,7 @@ def test_its_revision_is_what_is_installed() -> None:
 
 def test_it_is_the_same_in_every_process() -> None:
     program = (
-        "import hashlib; from statecut.data import documentation as own;"
+        "import hashlib; from reproduction import documentation as own;"
         "own.PACKAGES = ('numpy',);"
         "print(hashlib.sha256('|'.join(own.documentation()).encode()).hexdigest())"
     )
@@ -125,7 +125,7 @@ def test_it_is_the_same_in_every_process() -> None:
 
 def test_it_is_read_without_importing_the_packages() -> None:
     program = (
-        "import sys; from statecut.data import documentation as own; next(own.documentation());"
+        "import sys; from reproduction import documentation as own; next(own.documentation());"
         "own.documentation_source();"
         "print({'torch', 'scipy', 'pandas'} & set(sys.modules))"
     )

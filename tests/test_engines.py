@@ -8,13 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from small_models import SMALL
 
-from statecut.cli import main
+import statecut
 from statecut.errors import InputError
 from statecut.models import create, save
 from statecut.models.architectures import ARCHITECTURES
 from statecut.models.checkpoint import Checkpoint
 from statecut.models.shapes import MixerShape
-from statecut.serving.engines import ENGINES, NO_KEYS_ALONE, QWEN, READ, computed_wrong, table
+from statecut.pruning.request import Request
+from statecut.serving.engines import ENGINES, NO_KEYS_ALONE, READ, computed_wrong, table
 
 ROOT = Path(__file__).parents[1]
 
@@ -102,12 +103,22 @@ def test_settings_are_named_where_they_are_needed():
     assert "start it" not in ENGINES["sglang"].advice(shape(96))
 
 
-def test_every_entry_says_where_it_is_from():
+def test_every_entry_says_where_it_is_from_and_names_models_that_statecut_has():
     for name, engine in ENGINES.items():
         assert name == engine.name
         assert engine.source
         assert engine.date
         assert READ in engine.evidence or "run in Statecut's tests" in engine.evidence
+        assert {*engine.models} <= {*ARCHITECTURES}
+
+
+def test_a_model_of_which_nothing_is_known_is_refused():
+    with pytest.raises(InputError) as error:
+        ENGINES["vllm"].check_model("gated_deltanet")
+    assert str(error.value) == (
+        "--for vllm: nothing is known of gated_deltanet models in vLLM, only of qwen3_next, "
+        "qwen3_5, qwen3_5_text, qwen3_5_moe, qwen3_5_moe_text; leave --for out"
+    )
 
 
 def test_the_page_has_the_table_as_it_is():
@@ -139,80 +150,62 @@ def test_a_warning_names_no_rounding_that_is_refused(full, way_out):
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+def model(tmp_path_factory):
+    """With d_k = d_v = 48."""
     folder = tmp_path_factory.mktemp("engines") / "model"
     config = {**SMALL["qwen3_next"], "linear_key_head_dim": 48, "linear_value_head_dim": 48}
     save(create(config, seed=1), folder)
     return folder
 
 
-@pytest.fixture
-def model(folder, tmp_path):
-    """With d_k = d_v = 48."""
-    (tmp_path / "model").symlink_to(folder)
-    return tmp_path / "model"
+def prune(model, out, **options):
+    return statecut.prune(model, out, method="l1", refit=False, **options)
 
 
-def prune(model, *more, ratio="0.5", out="out"):
-    arguments = ["prune", model, model.parent / out, "--method", "l1", "--no-refit"]
-    return main([*map(str, arguments), "--ratio", ratio, *more])
-
-
-def test_prune_for_an_engine_rounds_up_and_says_what_to_do(model, capsys):
-    assert prune(model, "--for", "mlx") == 0
-    shown = capsys.readouterr()
-    assert "--for mlx: 32 channels per head instead of 24, as mlx-lm takes multiples of 32" in (
-        shown.err
+def test_prune_for_an_engine_rounds_up_and_says_what_to_do(model, tmp_path, caplog):
+    caplog.set_level("INFO")
+    pruned = prune(model, tmp_path / "mac", ratio=0.5, round_to=1, engine="mlx")
+    line = "--for mlx: 32 channels per head, as mlx-lm takes multiples of 32"
+    assert caplog.text.count(line) == 1
+    assert "mlx-lm: its CPU path is run in Statecut's tests" in pruned.record.facts()["engine"]
+    assert pruned.record.facts()["key channels per head"] == (
+        "32 of 48 (24 asked, rounded up for mlx)"
     )
-    assert re.search("engine +mlx-lm: its CPU path is run in Statecut's tests", shown.out)
-    assert "0.5 asked, 0.333 cut\n" in shown.out
-    assert Checkpoint(model.parent / "out").shape.width == 32
-    assert prune(model, "--for", "vllm", "--round-to", "16", out="served") == 0
-    shown = capsys.readouterr()
+    assert Checkpoint(tmp_path / "mac").shape.width == 32
+    prune(model, tmp_path / "served", ratio=0.5, engine="vllm")
+    assert "--for vllm" not in caplog.text  # it takes the multiple of 16
+    card = (tmp_path / "served" / "README.md").read_text()
     advice = "vLLM: start it with `--gdn-prefill-backend triton`; read in its source, not run"
-    assert "instead of" not in shown.err
-    assert re.search(f"engine +{advice}", shown.out)
-    card = (model.parent / "served" / "README.md").read_text()
-    assert f"| engine | {advice}, for d_v 128; nothing is known of d_v" in card
+    assert f"- engine: {advice}, for d_v 128; nothing is known of d_v 48" in card
     assert " --for vllm" in card
-    assert Checkpoint(model.parent / "served").shape.width == 32
+    assert Checkpoint(tmp_path / "served").shape.width == 32
 
 
-def test_a_width_that_some_engine_computes_wrong_is_one_line(model, capsys):
-    assert prune(model) == 0
-    shown = capsys.readouterr().out
-    assert shown.count("WARNING: mlx-lm computes d_k 24 wrong on a Mac's GPU") == 1
-    card = (model.parent / "out" / "README.md").read_text()
-    assert "| warning | mlx-lm computes d_k 24 wrong on a Mac's GPU" in card
-    assert prune(model, "--for", "sglang", out="served") == 0
-    assert "WARNING" not in capsys.readouterr().out
+@pytest.mark.parametrize(
+    ("cut", "way_out"),
+    [
+        ({"ratio": 0.5, "round_to": 1}, "`statecut prune --for mlx` rounds up to 32"),
+        ({"keys": 24, "values": 16}, "give --for mlx"),
+    ],
+)
+def test_a_width_that_some_engine_computes_wrong_is_one_line(model, tmp_path, cut, way_out):
+    (warning,) = prune(model, tmp_path / "out", **cut).warnings
+    assert warning.startswith("mlx-lm computes d_k 24 wrong on a Mac's GPU")
+    assert warning.endswith(f"it takes multiples of 32, {way_out}")
+    assert f"- warning: {warning}\n" in (tmp_path / "out" / "README.md").read_text()
+    assert prune(model, tmp_path / "served", engine="sglang", **cut).warnings == ()
 
 
 @pytest.mark.parametrize(
     ("engine", "ratio", "message"),
     [
-        ("llama.cpp", "0.5", "--for llama.cpp: llama.cpp takes no d_k from 24 to 47"),
-        ("mlx", "0.2", "--for mlx: mlx-lm takes no d_k from 38 to 47"),
-        ("mlxx", "0.5", "--for mlxx: no such engine; did you mean 'mlx'?"),
+        ("llama.cpp", 0.5, "--for llama.cpp: llama.cpp takes no d_k from 24 to 47"),
+        ("mlx", 0.2, "--for mlx: mlx-lm takes no d_k from 38 to 47"),
+        ("mlxx", 0.5, "--for mlxx: no such engine; did you mean 'mlx'?"),
     ],
 )
-def test_what_an_engine_cannot_take_is_refused_before_any_work(
-    model, capsys, monkeypatch, engine, ratio, message
+def test_what_an_engine_cannot_take_is_refused_without_torch(
+    model, tmp_path, engine, ratio, message
 ):
-    monkeypatch.setattr("statecut.pruning.prune.select", None)
-    assert prune(model, "--for", engine, ratio=ratio) == 2
-    assert message in capsys.readouterr().err
-    assert not (model.parent / "out").exists()
-
-
-def test_a_model_of_which_nothing_is_known_is_refused(tmp_path, capsys):
-    save(create(SMALL["gated"], seed=1), tmp_path / "model")
-    assert prune(tmp_path / "model", "--for", "vllm") == 2
-    assert (
-        "--for vllm: nothing is known of gated_deltanet models in vLLM, only of qwen3_next, "
-        "qwen3_5, qwen3_5_text, qwen3_5_moe, qwen3_5_moe_text; leave --for out"
-    ) in capsys.readouterr().err
-
-
-def test_models_of_the_table_are_models_that_statecut_has():
-    assert {*QWEN} <= {*ARCHITECTURES}
+    with pytest.raises(InputError, match=re.escape(message)):
+        Request(model, tmp_path / "out", ratio=ratio, engine=engine).plan()

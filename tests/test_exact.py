@@ -7,7 +7,6 @@ have their own. Rules and norms of fla's models compute in float64 here, transfo
 
 import json
 import math
-from dataclasses import replace
 
 import pytest
 import torch
@@ -128,17 +127,6 @@ def test_an_eps_that_is_kept_is_another_model(tmp_path, name):
     factor = math.sqrt(whole.shape.value_width / 4)
     torch.testing.assert_close(matched.tensor(o_proj), factor * kept.tensor(o_proj))
     assert relative(*(logits(load(tmp_path / eps)) for eps in ("kept", "matched"))) > 1e-3
-
-
-def test_cut_twice_is_cut_once(tmp_path):
-    save(small_model(SMALL["gated"], torch.float64), tmp_path / "model")
-    whole = Checkpoint(tmp_path / "model")
-    first, second = some(whole.shape, 9, "key"), some(replace(whole.shape, width=9), 4, "key", 5)
-    slice_model(whole, first, tmp_path / "first", dtype=None)
-    slice_model(Checkpoint(tmp_path / "first"), second, tmp_path / "twice", dtype=None)
-    both = replace(first, kept=first.kept.gather(-1, second.kept))
-    slice_model(whole, both, tmp_path / "once", dtype=None)
-    assert relative(*(logits(load(tmp_path / n)) for n in ("twice", "once"))) < 1e-12
 
 
 def test_a_rotation_has_the_factor_too(tmp_path):

@@ -3,6 +3,8 @@
 import json
 import re
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -10,19 +12,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from small_models import SMALL
 
+import statecut
 from statecut.cli import main
+from statecut.errors import InputError
 from statecut.models import create, load, save
 from statecut.models.architectures import ARCHITECTURES
-from statecut.models.checkpoint import Checkpoint
 from statecut.models.shapes import SoftmaxLayers
-from statecut.pruning.budget import budgets
-from statecut.serving.inspection import inspect as inspect_checkpoint
-
-
-def inspect(folder):
-    checkpoint = Checkpoint(folder)
-    return inspect_checkpoint(checkpoint, budgets(checkpoint))
-
 
 LINEAR = {
     "linear_num_key_heads": 16,
@@ -96,15 +91,6 @@ def test_the_cache_is_counted_as_transformers_has_it(tmp_path, name):
     assert counted.softmax_bytes(9) == 2 * numbers
 
 
-def test_a_multimodal_config_is_counted_as_its_text_model():
-    text = {**SMALL["qwen3_5"], "linear_conv_kernel_dim": 3}
-    nested = {"model_type": "qwen3_5", "text_config": text}
-    counted = ARCHITECTURES["qwen3_5"].cache(nested)
-    assert counted == ARCHITECTURES["qwen3_5_text"].cache(text)
-    assert counted.softmax == (SoftmaxLayers(1, heads=1, width=16),)
-    assert counted.taps == 3
-
-
 def test_a_multimodal_folder_is_inspected_with_its_text_models_widths(tmp_path):
     save(create(SMALL["qwen3_5"], seed=1), tmp_path / "text")
     (tmp_path / "all").mkdir()
@@ -115,7 +101,7 @@ def test_a_multimodal_folder_is_inspected_with_its_text_models_widths(tmp_path):
     tensors = {name.replace("model.", "model.language_model.", 1): t for name, t in tensors.items()}
     tensors["model.visual.blocks.0.norm1.weight"] = torch.zeros(7)
     save_file(tensors, tmp_path / "all" / "model.safetensors")
-    alone, whole = inspect(tmp_path / "text"), inspect(tmp_path / "all")
+    alone, whole = statecut.inspect(tmp_path / "text"), statecut.inspect(tmp_path / "all")
     assert whole.parameters == alone.parameters + 7
     assert replace(whole, model_type=alone.model_type, parameters=alone.parameters) == alone
 
@@ -125,93 +111,11 @@ def models(tmp_path_factory):
     root = tmp_path_factory.mktemp("inspection")
     for name in ("gated_value_heads", "delta_net"):
         save(create(SMALL[name], seed=1), root / name)
-    qwen = {**SMALL["qwen3_next"], "linear_key_head_dim": 64}
+    qwen = {**SMALL["qwen3_next"], "linear_key_head_dim": 64, "linear_value_head_dim": 128}
     save(create(qwen, seed=1), root / "qwen3_next")
-    save(create({**qwen, "linear_value_head_dim": 128}, seed=1), root / "values_of_128")
     shutil.copytree(root / "delta_net", root / "hybrid")
-    config = json.loads((root / "hybrid" / "config.json").read_text())
-    config["attn"] = {"layers": [1], "num_heads": 2}
-    (root / "hybrid" / "config.json").write_text(json.dumps(config))
+    change_config(root / "hybrid", attn={"layers": [1], "num_heads": 2})
     return root
-
-
-def test_a_model_without_softmax_layers(models, capsys):
-    assert main(["inspect", str(models / "gated_value_heads")]) == 0
-    shown = capsys.readouterr().out
-    weights = load_file(models / "gated_value_heads" / "model.safetensors")
-    parameters = sum(tensor.numel() for tensor in weights.values())
-    # 2 layers x 4 x 8 x 16 x 4, and 2 x (2 x 2 x 8 + 4 x 16) x 3 x 2 bytes.
-    for line in (
-        f"model                gated_deltanet, {parameters:,} parameters in its files",
-        "layers               2 with a delta rule\n",
-        "heads                2 of keys, 4 of values; d_k 8, d_v 16",
-        "cache per request    5.1 KiB: 4.0 KiB recurrent state in float32, 1.1 KiB of convolutions",
-        "other cache          none",
-        "      0    8     5.1 KiB     0 bytes  transformers\n",
-        "    0.5    4     2.9 KiB     2.2 KiB  transformers\n",
-        "--state  d_k x d_v to compare\n    0.5  4 x 16, 8 x 8\n   0.25  4 x 8, 8 x 4\n",
-        "transformers  takes any d_k; run in Statecut's tests",
-        "Nothing is known of gated_deltanet models in vllm, sglang",
-    ):
-        assert line in shown
-
-
-def test_a_hybrid_and_its_json(models, capsys, tmp_path):
-    file = tmp_path / "inspection.json"
-    assert main(["inspect", str(models / "hybrid"), "--json", str(file)]) == 0
-    shown = capsys.readouterr().out
-    assert "layers               1 with a delta rule, 1 with softmax attention" in shown
-    record = json.loads(file.read_text())
-    # One layer of 2 heads of 16 x 16 with a delta rule, one with 2 heads of 16 keys and values.
-    recurrent, filters = 2 * 16 * 16 * 4, 3 * 32 * 3 * 2
-    assert (record["recurrent_bytes"], record["filter_bytes"]) == (recurrent, filters)
-    for context, tokens in zip(record["contexts"], (4_096, 32_768, 131_072), strict=True):
-        assert context["tokens"] == tokens
-        assert context["softmax_bytes"] == 2 * 2 * 16 * tokens * 2
-        total = recurrent + filters + context["softmax_bytes"]
-        assert context["state_share"] == (recurrent + filters) / total
-        assert f"{tokens:7,}" in shown
-    (half,) = [cut for cut in record["cuts"] if cut["ratio"] == 0.5]
-    assert half["saved_bytes"] == recurrent // 2 + filters // 3
-    assert half["state_bytes"] == recurrent + filters - half["saved_bytes"]
-    assert half["saved_shares"][0] == half["saved_bytes"] / (recurrent + filters + 128 * 4_096)
-
-
-def test_engines_are_named_with_the_widths_they_take(models, capsys):
-    assert main(["inspect", str(models / "values_of_128")]) == 0
-    shown = capsys.readouterr().out
-    read = "expected: vllm, sglang, tensorrt-llm"
-    assert re.search(rf"    0.5   32 .* transformers, mlx; {read}\n", shown)
-    assert re.search(rf"   0.75   16 .* transformers; {read}\n", shown)
-    assert (
-        "vllm          takes d_k up to 256; start it with `--gdn-prefill-backend triton`" in shown
-    )
-    assert "llama.cpp     takes only d_k = d_v of 16, 32, 64, 128; its CPU path is run" in shown
-    assert "Nothing is known" not in shown
-    # Engines were read for d_v 128: of d_v 12 nothing is known but what was run.
-    assert main(["inspect", str(models / "qwen3_next")]) == 0
-    shown = capsys.readouterr().out
-    assert re.search(r"    0.5   32 .* %  transformers\n", shown)
-    assert "for d_v 128; nothing is known of d_v 12 (" in shown
-    # d_k 64, d_v 12: mlx-lm takes multiples of 32, llama.cpp squares of 16 and more.
-    line = "    0.5  32 x 12, 48 x 8; for mlx: 32 x 12, 64 x 6; for llama.cpp: none\n"
-    assert line in shown
-
-
-def test_the_numbers_of_the_weights_are_not_read(models, monkeypatch):
-    monkeypatch.setattr("statecut.models.checkpoint.read_tensors", None)
-    before = inspect(models / "delta_net")
-    file = models / "delta_net" / "model.safetensors"
-    weights = file.read_bytes()
-    header = 8 + int.from_bytes(weights[:8], "little")
-    file.write_bytes(weights[:header] + bytes(len(weights) - header))
-    assert inspect(models / "delta_net") == before
-    file.write_bytes(weights)
-
-
-@pytest.fixture
-def broken(models, tmp_path):
-    return shutil.copytree(models / "delta_net", tmp_path / "broken")
 
 
 def change_config(folder, **changes):
@@ -219,31 +123,79 @@ def change_config(folder, **changes):
     (folder / "config.json").write_text(json.dumps({**config, **changes}))
 
 
-def widths_that_contradict(folder):
-    change_config(folder, expand_k=0.5)
+def test_a_model_without_softmax_layers(models, capsys):
+    assert main(["inspect", str(models / "gated_value_heads")]) == 0
+    weights = load_file(models / "gated_value_heads" / "model.safetensors")
+    parameters = sum(tensor.numel() for tensor in weights.values())
+    # 2 layers x 4 x 8 x 16 x 4, and 2 x (2 x 2 x 8 + 4 x 16) x 3 x 2 bytes.
+    assert (
+        capsys.readouterr().out
+        == f"""\
+model              gated_deltanet, {parameters:,} parameters
+layers             2 with a delta rule
+heads              2 of keys (d_k 8), 4 of values (d_v 16)
+cache per request  4.0 KiB recurrent state (float32) + 1.1 KiB of convolutions (16 bits)
+
+                      saved
+--ratio  d_k     state           runs in; expected to run in
+      0    8   5.1 KiB     0.0%  transformers
+   0.25    6   4.0 KiB    21.3%  transformers
+    0.5    4   2.9 KiB    42.7%  transformers
+   0.75    2   1.8 KiB    64.0%  transformers
+  0.875    1   1.3 KiB    74.7%  transformers
+
+--state  d_k x d_v that are compared
+    0.5  4 x 16, 8 x 8
+   0.25  4 x 8, 8 x 4
+  0.125  2 x 8, 4 x 4, 8 x 2
+"""
+    )
 
 
-def a_layer_without_projections(folder):
-    tensors = load_file(folder / "model.safetensors")
-    del tensors["model.layers.1.attn.q_proj.weight"]
-    save_file(tensors, folder / "model.safetensors")
+def test_a_hybrid_and_its_json(models, capsys, tmp_path):
+    file = tmp_path / "inspection.json"
+    assert main(["inspect", str(models / "hybrid"), "--json", str(file)]) == 0
+    shown = capsys.readouterr().out
+    assert "1 with a delta rule, 1 with softmax attention" in shown
+    assert "softmax attention (16 bits): 512.0 KiB at 4,096, 4.0 MiB at 32,768" in shown
+    record = json.loads(file.read_text())
+    # One layer of 2 heads of 16 x 16 with a delta rule, one with 2 heads of 16 keys and values.
+    recurrent, filters = 2 * 16 * 16 * 4, 3 * 32 * 3 * 2
+    assert (record["recurrent_bytes"], record["filter_bytes"]) == (recurrent, filters)
+    tokens = (4_096, 32_768, 131_072)
+    assert record["softmax_bytes"] == [2 * 2 * 16 * n * 2 for n in tokens]
+    (half,) = [cut for cut in record["cuts"] if cut["ratio"] == 0.5]
+    saved = recurrent // 2 + filters // 3
+    assert half["state_bytes"] == recurrent + filters - saved
+    assert half["saved"] == [saved / (recurrent + filters + 128 * n) for n in tokens]
+    assert f"{100 * half['saved'][0]:8.1f}%" in shown
 
 
-def no_config(folder):
-    (folder / "config.json").unlink()
+def test_engines_are_named_with_the_widths_they_take(models):
+    shown = str(statecut.inspect(models / "qwen3_next"))
+    read = "vllm, sglang, tensorrt-llm"
+    assert re.search(rf"    0.5   32 .*%  transformers, mlx; {read}\n", shown)
+    assert re.search(rf"   0.75   16 .*%  transformers; {read}\n", shown)
+    # Of an engine that was read, splits have the d_v that it was read for.
+    shown = str(statecut.inspect(models / "qwen3_next", engine="mlx"))
+    assert "compared, for mlx\n    0.5  32 x 128\n   0.25  none\n" in shown
+    assert shown.splitlines()[-1].startswith("mlx-lm: takes multiples of 32; any other is computed")
+    with pytest.raises(InputError, match="nothing is known of delta_net models in vLLM"):
+        statecut.inspect(models / "delta_net", engine="vllm")
 
 
-def config_that_is_no_json(folder):
-    (folder / "config.json").write_text("{")
-
-
-def no_weights(folder):
-    (folder / "model.safetensors").unlink()
-
-
-def cut_off(folder):
-    file = folder / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:-1])
+def test_neither_torch_nor_the_numbers_of_the_weights_are_read(models, tmp_path):
+    shutil.copytree(models / "delta_net", tmp_path / "model")
+    file = tmp_path / "model" / "model.safetensors"
+    header = 8 + int.from_bytes(file.read_bytes()[:8], "little")
+    file.write_bytes(file.read_bytes()[:header] + bytes(file.stat().st_size - header))
+    program = (
+        "import statecut, sys; print(statecut.inspect(sys.argv[1]));"
+        "assert 'torch' not in sys.modules"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path / "model")]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert shown == f"{statecut.inspect(models / 'delta_net')}\n"
 
 
 def half_its_shards(folder):
@@ -256,57 +208,47 @@ def half_its_shards(folder):
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
-def another_kind(folder):
-    change_config(folder, model_type="llama")
+def cut_off(folder):
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1])
 
 
-def config_that_is_no_text(folder):
-    (folder / "config.json").write_bytes(b"\xff\xfe")
-
-
-def config_that_is_a_list(folder):
-    (folder / "config.json").write_text("[]")
-
-
-def heads_in_words(folder):
-    change_config(folder, num_heads="two")
-
-
-def no_heads(folder):
-    change_config(folder, num_heads=0)
-
-
-def softmax_without_heads(folder):
-    change_config(folder, attn={"layers": [1]})
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
 
 
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
+        (lambda f: (f / CONFIG).unlink(), "is not a model folder: it has no config.json"),
+        (lambda f: (f / CONFIG).write_text("{"), "config.json: not valid JSON"),
+        (lambda f: (f / CONFIG).write_bytes(b"\xff\xfe"), "config.json: not valid JSON"),
+        (lambda f: (f / CONFIG).write_text("[]"), "config.json is not a model's"),
         (
-            widths_that_contradict,
-            "q_proj.weight has 32 key channels, but the config says 2 heads of 8",
+            lambda f: change_config(f, num_heads="two"),
+            "num_heads = 'two': must be a whole number",
         ),
-        (a_layer_without_projections, "the model has no model.layers.1.attn.q_proj.weight"),
-        (no_config, "is not a model folder: it has no config.json"),
-        (config_that_is_no_json, "config.json: not valid JSON"),
-        (config_that_is_no_text, "config.json: not valid JSON"),
-        (config_that_is_a_list, "config.json is not a model's"),
-        (heads_in_words, "num_heads = 'two': must be a whole number"),
-        (no_heads, "num_heads = 0: must be a whole number"),
-        (no_weights, "it has no model.safetensors or"),
+        (lambda f: change_config(f, num_heads=0), "num_heads = 0: must be a whole number"),
+        (lambda f: (f / WEIGHTS).unlink(), "it has no model.safetensors or"),
+        (
+            lambda f: (f / WEIGHTS).rename(f / "pytorch_model.bin"),
+            "has pickled weights only, which can run code when they are read: load the model where "
+            "you trust them, and call save_pretrained once",
+        ),
         (cut_off, "model.safetensors is cut off or damaged"),
         (half_its_shards, "names are missing (1.safetensors)"),
-        (another_kind, "/broken: model_type 'llama' is none that Statecut knows"),
-        (softmax_without_heads, "'num_heads' is missing"),
+        (
+            lambda f: change_config(f, model_type="llama"),
+            "/broken: model_type 'llama' is none that Statecut knows",
+        ),
+        (lambda f: change_config(f, attn={"layers": [1]}), "'num_heads' is missing"),
+        (shutil.rmtree, "no such folder"),
     ],
 )
-def test_bad_folders_are_named(broken, capsys, damage, message):
+def test_bad_folders_are_named(models, tmp_path, damage, message):
+    broken = shutil.copytree(models / "delta_net", tmp_path / "broken")
     damage(broken)
-    assert main(["inspect", str(broken)]) == 2
-    shown = capsys.readouterr()
-    assert message in shown.err
-    assert shown.out == ""
+    with pytest.raises(InputError, match=re.escape(message)):
+        statecut.inspect(broken)
 
 
 def test_json_never_replaces_a_folder(models, tmp_path, capsys):
@@ -316,17 +258,12 @@ def test_json_never_replaces_a_folder(models, tmp_path, capsys):
     assert main([*arguments, str(tmp_path / "kept")]) == 2
     assert "kept is a folder: give another name" in capsys.readouterr().err
     assert (tmp_path / "kept" / "file").is_file()
-    assert main([*arguments, str(tmp_path / "kept" / "new.json")]) == 0
-
-
-def test_a_folder_that_is_not_there_is_named(tmp_path, capsys):
-    assert main(["inspect", str(tmp_path / "nowhere")]) == 2
-    assert "no such folder" in capsys.readouterr().err
 
 
 def test_pruning_saves_what_inspect_says(models, tmp_path):
-    arguments = ["prune", models / "gated_value_heads", tmp_path / "out", "--method", "l1"]
-    assert main([*map(str, arguments), "--ratio", "0.5", "--no-refit"]) == 0
-    (cut,) = [c for c in inspect(models / "gated_value_heads").cuts if c.ratio == 0.5]
-    after = inspect(tmp_path / "out")
-    assert (after.key_width, after.state_bytes) == (cut.width, cut.state_bytes)
+    model = models / "gated_value_heads"
+    statecut.prune(model, tmp_path / "out", ratio=0.5, method="l1", refit=False)
+    (cut,) = [cut for cut in statecut.inspect(model).cuts if cut.ratio == 0.5]
+    after = statecut.inspect(tmp_path / "out")
+    assert after.key_width == cut.width
+    assert after.recurrent_bytes + after.filter_bytes == cut.state_bytes

@@ -8,13 +8,14 @@ from dataclasses import replace
 import pytest
 import readme
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
-from shards import shard
 from small_models import SMALL
-from training_runs import loaded_by_stock_fla, packed
+from training_runs import sentences
 
+import statecut
+from reproduction.new_tokenizers import train_tokenizer
 from statecut.errors import InputError
 from statecut.models import create, load, save
 from statecut.models.architectures import ARCHITECTURES
@@ -30,11 +31,8 @@ from statecut.pruning.slicing import (
     Keep,
     change_channels,
     check_sliceable,
-    check_widths,
     cut_back,
-    fold,
     slice_model,
-    sliced_sizes,
     truncate,
 )
 from statecut.pruning.statistics import ModelStatistics
@@ -139,6 +137,7 @@ def test_fla_reads_every_pair_of_widths_from_the_config(name):
     value_width=st.integers(1, 512),
     hidden=st.integers(8, 8192),
 )
+@example(heads=8, width=61, value_width=256, hidden=1792)
 def test_delta_net_widths_are_both_read_back(heads, width, value_width, hidden):
     """fla 0.6 rounds hidden_size * expand_v, older ones truncate it."""
     kind = ARCHITECTURES["delta_net"]
@@ -151,6 +150,7 @@ def test_delta_net_widths_are_both_read_back(heads, width, value_width, hidden):
         assert int(product) == round(product) == heads * size
     shape = kind.shape(resized)
     assert (shape.width, shape.value_width) == (width, value_width)
+    assert kind.shape(kind.resized(resized, 1)).value_width == value_width
 
 
 def test_the_state_shrinks_with_both_widths():
@@ -165,28 +165,25 @@ def test_the_state_shrinks_with_both_widths():
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_with_all_channels_only_the_form_changes(folders, tmp_path, name):
+def test_with_all_channels_only_the_form_changes(tmp_path, name):
     """The norm's weight goes into the output projection, and channels into another order."""
-    checkpoint = Checkpoint(folders / name)
-    shape, kind = checkpoint.shape, checkpoint.architecture
-    values = some(shape, shape.value_width)
-    slice_model(checkpoint, None, tmp_path / "out", values=values, dtype=None)
-    out = load(tmp_path / "out")
-    assert relative(logits(out), logits(load(folders / name))) < 1e-6
-    for module in mixers(out)[2]:
-        assert (module.get_parameter(kind.norm) == 1).all()
-    assert Checkpoint(tmp_path / "out").shape == shape
-
-
-@pytest.mark.parametrize("name", [name for name in ALL if name not in EXPERTS])
-def test_the_change_of_form_is_exact_in_float64(tmp_path, name):
-    save(small_model(SMALL[name], torch.float64), tmp_path / "model")
+    dtype = torch.float32 if name in EXPERTS else torch.float64
+    save(small_model(SMALL[name], dtype), tmp_path / "model")
     checkpoint = Checkpoint(tmp_path / "model")
-    shape = checkpoint.shape
-    values = cut_back(shape, shape.value_width, "value")
-    slice_model(checkpoint, None, tmp_path / "out", values=values, dtype=None)
-    before, after = (logits(load(tmp_path / n, dtype=torch.float64)) for n in ("model", "out"))
-    assert relative(after, before) < 1e-12
+    shape, kind = checkpoint.shape, checkpoint.architecture
+    before = load(tmp_path / "model")
+    # Rules of transformers add up channels in float32: exact in the old order alone.
+    shuffled = 1e-6 if kind.library == "transformers" else 1e-12
+    for values, bound in (
+        (cut_back(shape, shape.value_width, "value"), 1e-6 if name in EXPERTS else 1e-12),
+        (some(shape, shape.value_width), shuffled),
+    ):
+        out = {"out": tmp_path / "out", "force": True}
+        slice_model(checkpoint, None, values=values, dtype=None, **out)
+        after = load(tmp_path / "out")
+        assert relative(logits(after), logits(before)) < bound
+        assert all((module.get_parameter(kind.norm) == 1).all() for module in mixers(after)[2])
+        assert Checkpoint(tmp_path / "out").shape == shape
 
 
 @settings(deadline=None, max_examples=50)
@@ -213,13 +210,6 @@ def test_every_other_tensor_is_the_same(folders, tmp_path, name):
     assert 0 < len(same) < len(old)
     for n in same:
         assert torch.equal(old[n].view(torch.uint8), new[n].view(torch.uint8)), n
-    kept_o = some(shape, 5).kept[0]
-    name_o = kind.name(shape.layers[0], kind.o_proj)
-    folded = fold(old[name_o], old[kind.name(shape.layers[0], kind.norm)])
-    folded *= math.sqrt(shape.value_width / 5)
-    columns = folded.unflatten(1, shape.size("value"))
-    expected = torch.stack([columns[:, h, kept_o[h]] for h in range(shape.value_heads)], 1)
-    assert torch.equal(new[name_o], expected.flatten(1).to(old[name_o].dtype))
 
 
 @pytest.mark.parametrize("name", ["gated", "kda"])
@@ -241,24 +231,6 @@ def test_what_is_computed_is_rounded_once(folders, tmp_path, name):
 
 
 # Written, loaded and run
-
-
-@pytest.mark.parametrize("name", ALL)
-def test_shards_are_sliced_as_one_file_is_and_stay_shards(folders, tmp_path, name):
-    one = Checkpoint(folders / name)
-    many = Checkpoint(shard(folders / name, tmp_path / "shards"))
-    keys, values = some(one.shape, 6, "key"), some(one.shape, 5)
-    for out, checkpoint in (("one", one), ("many", many)):
-        slice_model(checkpoint, keys, tmp_path / out, values=values, dtype=torch.bfloat16)
-    found = Checkpoint(tmp_path / "many")
-    assert found.files == many.files
-    tensors, size = dict(found.tensors()), 0
-    for key, tensor in Checkpoint(tmp_path / "one").tensors():
-        size += tensor.nbytes
-        assert torch.equal(tensors.pop(key), tensor), key
-    assert not tensors
-    cut = replace(one.shape, width=6, value_width=5)
-    assert sliced_sizes(one, cut, torch.bfloat16)[1] == size
 
 
 def read_plainly(folder):
@@ -288,28 +260,6 @@ def test_models_load_plainly_run_and_generate_from_their_cache(folders, tmp_path
         for _ in range(4):
             ids = torch.cat([ids, logits(model, ids)[:, -1:].argmax(-1)], 1)
         assert torch.equal(found, ids)
-
-
-@pytest.mark.parametrize("name", ["delta_net_gate", "gated", "kda_value_heads", "qwen3_next"])
-def test_every_width_is_written_and_read(folders, tmp_path, name):
-    checkpoint = Checkpoint(folders / name)
-    shape = checkpoint.shape
-    for value_width in range(1, shape.value_width + 1):
-        out = tmp_path / str(value_width)
-        width = 1 + value_width % shape.width
-        keys, values = (cut_back(shape, n, side) for n, side in
-                        ((width, "key"), (value_width, "value")))  # fmt: skip
-        slice_model(checkpoint, keys, out, values=values, dtype=None)
-        model = read_plainly(out)
-        assert {(m.head_k_dim, m.head_v_dim) for m in mixers(model)[2]} == {(width, value_width)}
-        assert load(out)(IDS[:, :5]).logits.isfinite().all()
-
-
-def test_stock_fla_loads_it_in_a_new_process(folders, tmp_path):
-    checkpoint = Checkpoint(folders / "gated")
-    keys, values = some(checkpoint.shape, 7, "key"), some(checkpoint.shape, 10)
-    slice_model(checkpoint, keys, tmp_path / "out", values=values)
-    assert loaded_by_stock_fla(tmp_path / "out") == ["7", "10", "torch.bfloat16"]
 
 
 # Choosing them
@@ -385,9 +335,7 @@ def test_nothing_of_values_is_recorded_unless_asked_for(calibrated):
     assert found.manifest == both.manifest
     with pytest.raises(InputError, match="was not measured: calibrate the model"):
         select("drrqr", ModelStatistics(checkpoint, found), [3], channels="value")
-    (selection,) = select(
-        "l1", ModelStatistics(checkpoint, found), [3], channels="value"
-    )  # needs no text
+    selection = statecut.select(checkpoint.folder, method="l1", values=3)  # needs no text
     assert selection.tensors.keys() == {"values.kept", "values.scores"}
 
 
@@ -435,42 +383,35 @@ def test_the_others_choose_too(calibrated):
             assert selection.value_change().width == 3
 
 
-def test_both_sides_are_chosen_saved_and_cut_in_one_pass(calibrated, tmp_path):
-    checkpoint = calibrated.checkpoint
+def test_both_sides_are_chosen_and_survive_the_disk(calibrated, tmp_path):
     (keys,) = select("drrqr", calibrated, [6])
     (values,) = select("l1", calibrated, [4], channels="value")
     both = keys.with_values(values)
     both.save(tmp_path / "s.safetensors")
-    keys.save(tmp_path / "old.safetensors")
     again = Selection.load(tmp_path / "s.safetensors")
-    again.check_model(checkpoint)
-    assert (again.width, again.value_change().width) == (6, 4)
+    again.check_model(calibrated.checkpoint)
     assert again.about == json.loads(json.dumps(both.about))
-    assert again.about["values"]["method"] == "l1"
-    old = Selection.load(tmp_path / "old.safetensors")
-    assert old.value_change() is None
-    assert torch.equal(old.change().kept, again.change().kept)
-
-    slice_model(
-        checkpoint, again.change(), tmp_path / "out", values=again.value_change(), dtype=None
-    )
-    shape = Checkpoint(tmp_path / "out").shape
-    assert (shape.width, shape.value_width) == (6, 4)
-    whole = checkpoint.shape
-    assert shape.state_bytes() * whole.width * whole.value_width == whole.state_bytes() * 24
+    assert (again.about["method"], again.about["values"]["method"]) == ("drrqr", "l1")
+    assert torch.equal(again.change().kept, keys.change().kept)
+    assert torch.equal(again.value_change().kept, values.value_change().kept)
+    assert (keys.value_change(), values.change()) == (None, None)
     calibrated.calibration.save(tmp_path / "calibration")
     loaded = Calibration.load(tmp_path / "calibration").tensors
     assert torch.equal(loaded["gram.v.raw"], calibrated.gram("v"))
 
 
-def test_it_is_done_as_documented(folders, tmp_path, monkeypatch):
-    shutil.copytree(folders / "gated", tmp_path / "model")
-    packed(tmp_path / "text")
+def test_it_is_done_as_documented(tmp_path, monkeypatch):
+    train_tokenizer(sentences(60), tmp_path / "tokenizer", vocabulary_size=270)
+    model = create({**SMALL["gated"], "vocab_size": 270}, seed=1)
+    save(model, tmp_path / "model", tokenizer=tmp_path / "tokenizer")
+    lines = (json.dumps({"text": text}) for text in sentences(1500))
+    (tmp_path / "corpus.jsonl").write_text("\n".join(lines))
     monkeypatch.chdir(tmp_path)
     (block,) = readme.python_blocks("docs/values.md")
-    exec(block, {})
-    shape = Checkpoint("smaller").shape
-    assert (shape.width, shape.value_width) == (8, 12)
+    names = {}
+    exec(block, names)
+    shape = mixers(names["smaller"])[1]
+    assert (shape.width, shape.value_width) == (8, 8)
 
 
 # Bad input
@@ -520,15 +461,13 @@ def test_widths_that_a_model_cannot_have_are_refused(folders, monkeypatch):
     kind = replace(checkpoint.architecture, resized=square)
     monkeypatch.setattr(checkpoint, "architecture", kind)
     with pytest.raises(InputError, match="cannot express heads of 4 key and 6 value channels"):
-        check_widths(checkpoint, 4, 6)
-    assert check_widths(checkpoint, 4, 4)["head_dim"] == 4
+        checkpoint.resized(4, 6)
+    assert checkpoint.resized(4, 4)["head_dim"] == 4
 
 
 def test_methods_and_options_that_are_not_for_values_are_refused(calibrated):
     for method in ("pca_proper", "grad"):
-        with pytest.raises(InputError, match=f"{method} chooses no value channels; drrqr, "):
+        with pytest.raises(InputError, match=f"{method} chooses no value channels: fisher, "):
             select(method, calibrated, [3], channels="value")
     with pytest.raises(InputError, match="values have no L2 norm; take raw"):
         select("drrqr", calibrated, [3], activations="normalised", channels="value")
-    with pytest.raises(InputError, match="was not measured"):
-        select("drrqr", ModelStatistics(calibrated.checkpoint), [3], channels="value")

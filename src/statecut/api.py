@@ -271,7 +271,8 @@ def slice(model: Model, kept: Selection, *, eps: Eps = "matched") -> PreTrainedM
 
     loaded = load(model) if isinstance(model, str | Path) else model
     source = Loaded(loaded)
-    kept.check_model(source)
+    # A choice made for a folder names the digest of its files.
+    kept.check_model(_opened(model))
     sliced: PreTrainedModel = slice_in_memory(loaded, **kept.changes(), eps=eps)
     sliced.name_or_path = loaded.name_or_path
     base = {"name": Path(str(source.place)).name}

@@ -182,8 +182,8 @@ def cut_facts(cut: Mapping[str, Any]) -> dict[str, str]:
         kept, full = cut[side]
         if kept < full:
             asked = cut.get("asked", {}).get(side, kept)
-            rounded = f" ({asked} asked, rounded up; --round-to 1 keeps {asked})"
-            rounded = "" if asked == kept else rounded
+            why = f" for {cut['engine']}" if "engine" in cut else f"; --round-to 1 keeps {asked}"
+            rounded = "" if asked == kept else f" ({asked} asked, rounded up{why})"
             facts[f"{side[:-1]} channels per head"] = f"{kept} of {full}{rounded}"
     facts["output norm's eps"] = _eps_in_words(cut)
     for side, (before, after) in cut.get("condition", {}).items():

@@ -179,6 +179,7 @@ def _write(
             entry["compared"] = [HEAD, *rows]
         cut_entry = best.selection.entry(model, request.eps)
         cut_entry |= {"default_method": request.method is None, "asked": _asked(request, model)}
+        cut_entry |= {"engine": plan.engine.name} if plan.engine else {}
         record = Record.read(model.folder).then(
             base={"name": model.folder.name, "digest": model.digest()},
             cut=cut_entry,

@@ -234,7 +234,11 @@ class Request:
                 f"--round-to {self.round_to} leaves all {full} channels of a head at ratio "
                 f"{self.ratio}: round to less, or cut more"
             )
-        if engine and kept != (kept := engine.round_up(exact, model.shape, self.round_to or 1)):
+        if not engine:
+            return kept
+        taken = (s for s in steps if engine.cuts(model.shape, s)[-1:] >= [exact])
+        multiple = self.round_to or next(taken, 1)
+        if kept != (kept := engine.round_up(exact, model.shape, multiple)):
             logger.info(
                 "--for %s: %d channels per head, as %s takes %s",
                 *(engine.name, kept, engine.label, engine.widths()),
