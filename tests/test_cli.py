@@ -552,7 +552,7 @@ def test_a_missing_parameter_is_named_before_any_work(workplace, tmp_path, capsy
         shown = capsys.readouterr().err
         assert code == 2
         assert f'Missing key(s) in state_dict: "{tensor}"' in shown
-        assert "calibrat" not in shown
+        assert "calibrating" not in shown
         assert "slicing" not in shown
 
 

@@ -308,7 +308,7 @@ def test_a_machine_without_gpus_has_no_gpu_hours_and_what_is_done_costs_only_dis
 
 def test_a_plan_from_the_command_line(inside: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target, out = "results/demo/tables/mixer_speed.tex", inside / "plan.json"
-    assert main(["plan", target, "--configfile", "config/demo.yaml", "--json", str(out)]) == 0
+    assert main(["plan", "config/demo.yaml", target, "--json", str(out)]) == 0
     assert f"demo: {target}, " in capsys.readouterr().out
     jobs = {rule["rule"]: rule["jobs"] for rule in read_json(out)["rules"]}
     cells = load_config(ROOT / "config" / "demo.yaml").measurements("mixer")
@@ -319,7 +319,7 @@ def test_a_plan_from_the_command_line(inside: Path, capsys: pytest.CaptureFixtur
     ("arguments", "message"),
     [
         (["tabels"], "target 'tabels': no rule makes it; did you mean 'tables'?"),
-        (["--configfile", "nowhere.yaml"], "nowhere.yaml: cannot be read"),
+        (["nowhere.yaml"], "nowhere.yaml: cannot be read"),
         (["--profile", "profiles/tow"], "did you mean 'profiles/two'?"),
         (["--gpus", "0"], "--gpus 0: must be 1 or more"),
         (["--costs", "nowhere.yaml"], "nowhere.yaml: cannot be read"),

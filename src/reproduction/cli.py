@@ -40,7 +40,7 @@ def _check(commands: cli.Commands) -> None:
         "a profile for Slurm, ask the cluster which requests it can never meet. Exits with 2 for a "
         "mistake, and with 1 if something is missing or a request can never be met.",
     )
-    command.add_argument("config", type=Path, metavar="FILE", nargs="?",
+    command.add_argument("config", type=Path, metavar="CONFIG", nargs="?",
                          help="a configuration; the profile's if not given")  # fmt: skip
     command.add_argument("--profile", help="profile of snakemake, as profiles/slurm")
 
@@ -93,11 +93,10 @@ def _plan(commands: cli.Commands) -> None:
         description="Ask Snakemake for the jobs behind some targets and say what they cost, rule "
         "by rule, without running any. Run it in the checkout.",
     )
+    command.add_argument("config", nargs="?", metavar="CONFIG", help="a configuration (.yaml); "
+                         "the profile's, or the demo's, if not given")  # fmt: skip
     command.add_argument("targets", nargs="*", metavar="TARGET",
                          help="files or target rules; everything if none is given")  # fmt: skip
-    command.add_argument(
-        "--configfile", type=Path, help="the profile's, or the demo's, if not given"
-    )
     command.add_argument("--profile", help="profile of snakemake, as profiles/slurm")
     command.add_argument("--gpus", type=int, metavar="N", help="how many GPUs there are; if not "
                          "given, the profile's number, or a choice of several")  # fmt: skip
@@ -111,14 +110,16 @@ def _plan(commands: cli.Commands) -> None:
         from statecut.files import check_writable, write_json
 
         check_counts(gpus=options.gpus)
+        config, targets = options.config, options.targets
+        if config and Path(config).suffix not in (".yaml", ".yml"):
+            config, targets = None, [config, *targets]
         if options.json:
             check_writable(options.json)
         figures = read_figures(options.costs)
         logger.info("asking Snakemake for its jobs")
-        graph = read_graph(
-            figures, options.targets, configfile=options.configfile, profile=options.profile
-        )
-        plan = make_plan(graph, targets=options.targets, gpus=options.gpus)
+        configfile = Path(config) if config else None
+        graph = read_graph(figures, targets, configfile=configfile, profile=options.profile)
+        plan = make_plan(graph, targets=targets, gpus=options.gpus)
         if options.json:
             write_json(options.json, plan)
         print(to_text(plan), end="")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import field
+import shlex
+from dataclasses import field, fields
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any, Literal
@@ -30,6 +31,12 @@ def check_counts(**options: int | None) -> None:
     for name, value in options.items():
         if value is not None and value < 1:
             raise InputError(f"--{name.replace('_', '-')} {value}: must be 1 or more")
+
+
+def check_device(device: str | None) -> None:
+    """Whether there is a GPU is not known without torch."""
+    if device not in (None, "cpu", "cuda"):
+        raise InputError(f"--device {device}: give cpu or cuda")
 
 
 def check_length(length: int) -> None:
@@ -60,3 +67,18 @@ def option(default: Any, help: str, group: str = "", **more: Any) -> Any:
     """A field of a request that a command offers as an option; `more` goes to argparse. So an
     option stands in one place: its name, type and default, and what it says on the command line."""
     return field(default=default, metadata={"help": help, "group": group, "argparse": more})
+
+
+def command_line(name: str, request: Any) -> str:
+    """The command that makes a request, as it would be typed."""
+    words = ["statecut", name]
+    for one in (one for one in fields(request) if one.name != "options"):
+        value = getattr(request, one.name)
+        flag = one.metadata.get("argparse", {}).get("flag", f"--{one.name.replace('_', '-')}")
+        if not one.metadata:
+            words.append(str(value))
+        elif isinstance(value, bool) and value != one.default:
+            words.append(flag if value else f"--no-{one.name}")
+        elif value != one.default:
+            words += [flag, str(value)]
+    return shlex.join(words)

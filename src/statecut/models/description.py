@@ -59,6 +59,27 @@ class Description:
                 "can cut such a model without text: --method l1 --no-refit"
             )
 
+    def check_narrower(self, teacher: Description) -> None:
+        """An error unless a model of this shape can have been cut from another."""
+        if self.architecture is not teacher.architecture:
+            problem = f"it is a {teacher.architecture.model_type}"
+        elif not self.shape.narrower_than(teacher.shape):
+            theirs, ours = (
+                f"{shape.width} x {shape.value_width}" for shape in (teacher.shape, self.shape)
+            )
+            problem = (
+                f"d_k x d_v are {theirs} there and {ours} here, so nothing was cut; give the "
+                "pruned model first, then the one it was cut from"
+            )
+        else:
+            return
+        raise self.not_cut_from(teacher, problem)
+
+    def not_cut_from(self, teacher: Description, problem: str) -> InputError:
+        return InputError(
+            f"{teacher.place} is not the model that {self.place} was cut from: {problem}"
+        )
+
     def can_express(self, shape: MixerShape) -> bool:
         """Whether a config with these widths says what it was to say."""
         kind = self.architecture

@@ -95,7 +95,6 @@ def run(request: Request, plan: Plan) -> Pruned:
     with TemporaryDirectory() as folder:
         packed, calibration = None, None
         if plan.runs_model:
-            check_parameters(model)
             packed = Path(folder) / "text"
             slices = {"calibration": request.sequences}
             slices["held_out"] = held_out_sequences(request.sequences)
@@ -103,6 +102,7 @@ def run(request: Request, plan: Plan) -> Pruned:
             assert request.text is not None  # as the plan has checked
             with explain_full_disk(gettempdir()):
                 pack_text(Path(request.text), model, packed, slices=slices, **sizes)
+            check_parameters(model)  # which imports much
         if packed and plan.refits:
             ids = torch.from_numpy(PackedTokens(packed, slice_name="calibration")[:])
             check_refit(model, len(ids), request.length, ids)

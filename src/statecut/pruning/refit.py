@@ -305,24 +305,12 @@ def _fit(
 def check_cut_from(student: Checkpoint | Loaded, teacher: Checkpoint | Loaded) -> None:
     """An error unless a model has fewer channels than another and the same embeddings, which
     nothing here changes, and names it in its record if it has one."""
-    (d_k, d_v), (D_k, D_v) = ((c.shape.width, c.shape.value_width) for c in (student, teacher))
-    if student.architecture is not teacher.architecture:
-        problem = f"it is a {teacher.architecture.model_type}"
-    elif not student.shape.narrower_than(teacher.shape):
-        problem = (
-            f"d_k x d_v are {D_k} x {D_v} there and {d_k} x {d_v} here, so nothing was cut; give "
-            "the pruned model first, then the one it was cut from"
-        )
-    else:
-        on_disk = isinstance(student, Checkpoint) and isinstance(teacher, Checkpoint)
-        bases = Record.read(student.place).bases if on_disk else []
-        ours, theirs = embedding(student), embedding(teacher)
-        if not torch.equal(ours, theirs.to(ours.dtype)):  # slicing may have rounded it
-            problem = "their embeddings differ"
-        elif bases and teacher.digest() not in bases:
-            problem = f"{FILE} names others, {', '.join(base[:12] for base in bases)}"
-        else:
-            return
-    raise InputError(
-        f"{teacher.place} is not the model that {student.place} was cut from: {problem}"
-    )
+    student.check_narrower(teacher)
+    on_disk = isinstance(student, Checkpoint) and isinstance(teacher, Checkpoint)
+    bases = Record.read(student.place).bases if on_disk else []
+    ours, theirs = embedding(student), embedding(teacher)
+    if not torch.equal(ours, theirs.to(ours.dtype)):  # slicing may have rounded it
+        raise student.not_cut_from(teacher, "their embeddings differ")
+    if bases and teacher.digest() not in bases:
+        others = ", ".join(base[:12] for base in bases)
+        raise student.not_cut_from(teacher, f"{FILE} names others, {others}")

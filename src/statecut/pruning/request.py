@@ -4,9 +4,8 @@ and what is to be done."""
 from __future__ import annotations
 
 import logging
-import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,8 +15,10 @@ from statecut.arguments import (
     Eps,
     Target,
     check_counts,
+    check_device,
     check_length,
     check_seed,
+    command_line,
     option,
 )
 from statecut.arguments import width as width_of
@@ -40,7 +41,7 @@ whole model and gradients on one device; above this DRRQR is the default, which 
 CUT, CHOOSE, READ, OUTPUT = "what to cut", "how to choose", "text", "output"
 FORCE = "replace OUT if it is a model"
 
-Width = Literal["bfloat16", "float32", "float16"]
+Dtype = Literal["bfloat16", "float32", "float16"]
 
 
 @dataclass(frozen=True)
@@ -50,90 +51,56 @@ class Request:
 
     model: Path | str
     out: Path | str
+    # fmt: off
     ratio: float | None = option(
-        None, "share of the key channels to remove, in (0, 1); values stay", CUT
-    )
+        None, "share of the key channels to remove, in (0, 1); values stay", CUT)
     state: float | None = option(
-        None,
-        "share of the recurrent state that may stay, in (0, 1): a few splits of it between "
+        None, "share of the recurrent state that may stay, in (0, 1): a few splits of it between "
         "keys and values are cut, refitted and compared on text held out, and the best is written",
-        CUT,
-        metavar="SHARE",
-    )
+        CUT, metavar="SHARE")
     keys: int | None = option(None, "key channels per head to keep", CUT, metavar="N")
     values: int | None = option(None, "value channels per head to keep", CUT, metavar="N")
     round_to: int | None = option(
-        None,
-        "with --ratio, keep a multiple of N channels, rounding up; with --state, compare only "
-        "multiples of N; 1 rounds nothing (default: 16, which kernels run fastest, or less where "
-        "that would leave every channel)",
-        CUT,
-        metavar="N",
-    )
+        None, "with --ratio, keep a multiple of N channels, rounding up; with --state, compare "
+        "only multiples of N; 1 rounds nothing (default: 16, which kernels run fastest, or less "
+        "where that would leave every channel)", CUT, metavar="N")
     engine: str | None = option(
-        None,
-        "keep numbers of channels that this engine runs, with --ratio rounding up, and print "
-        f"how to start it: {', '.join(ENGINES)}",
-        CUT,
-        flag="--for",
-        metavar="ENGINE",
-    )
+        None, "keep numbers of channels that this engine runs, with --ratio rounding up, and print "
+        f"how to start it: {', '.join(ENGINES)}", CUT, flag="--for", metavar="ENGINE")
     method: str | None = option(
-        None,
-        f"see below (default: fisher up to {FISHER_UP_TO // 10**9} billion parameters, above "
-        "drrqr)",
-        CHOOSE,
-    )
+        None, f"see below (default: fisher up to {FISHER_UP_TO // 10**9} billion parameters, above "
+        "that drrqr)", CHOOSE)
     target: Target | None = option(
-        None,
-        "whose activations choose the key channels: those of keys, queries or both; queries "
-        "and keys always lose the same channels (default: the method's own, mostly kq)",
-        CHOOSE,
-    )
+        None, "whose activations choose the key channels: those of keys, queries or both; queries "
+        "and keys always lose the same channels (default: the method's own, mostly kq)", CHOOSE)
     refit: bool = option(
-        True,
-        "fit what is linear behind each delta rule again, in closed form, on the same text",
-        CHOOSE,
-    )
+        True, "fit what is linear behind each delta rule again, in closed form, on the same text",
+        CHOOSE)
     eps: Eps = option(
-        "matched",
-        "of the output norms: matched makes the cut model compute what the unpruned one "
-        "does with the cut channels set to zero; kept leaves it, as the paper's code does",
-        CHOOSE,
-    )
+        "matched", "of the output norms: matched makes the cut model compute what the unpruned one "
+        "does with the cut channels set to zero; kept leaves it, as the paper's code does", CHOOSE)
     seed: int = option(
-        0, "of the order of the text, the sample of rows and the channels that rand samples", CHOOSE
-    )
+        0, "of the order of the text, the sample of rows, the channels that rand samples", CHOOSE)
     text: Path | str | None = option(
-        None, f"calibration text, such as the model is used for: {TEXT}", READ, metavar="FILE"
-    )
+        None, f"calibration text, such as the model is used for: {TEXT}", READ, metavar="FILE")
     sequences: int = option(128, "of calibration", READ, metavar="N")
     length: int = option(2048, "tokens per sequence", READ, metavar="N")
     rows: int = option(5000, "tokens in the sample of drrqr and qrcp", READ, metavar="N")
     batch: int = option(8, "sequences per batch", READ, metavar="N")
-    dtype: Width | None = option(
-        None,
-        "of the weights that are written (default: the model's own, but bfloat16 for a "
-        "float32 DeltaNet, whose kernel refuses it)",
-        OUTPUT,
-    )
+    dtype: Dtype | None = option(
+        None, "of the weights that are written (default: the model's own, but bfloat16 for a "
+        "float32 DeltaNet, whose kernel refuses it)", OUTPUT)
     device: str | None = option(None, DEVICE, OUTPUT)
     force: bool = option(False, FORCE, OUTPUT)
+    # fmt: on
     options: Mapping[str, Any] = field(default_factory=dict)  # of the method
 
     def command(self) -> str:
         """What was given, as it would be typed."""
-        words = ["statecut", "prune", str(self.model), str(self.out)]
-        for one in fields(self)[2:-1]:
-            value = getattr(self, one.name)
-            flag = one.metadata["argparse"].get("flag", f"--{one.name.replace('_', '-')}")
-            if isinstance(value, bool):
-                words += [] if value == one.default else [flag if value else f"--no-{one.name}"]
-            elif value != one.default:
-                words += [flag, str(value)]
-        for name, value in self.options.items():
-            words += [method_named(str(self.method)).option(name).flag, str(value)]
-        return shlex.join(words)
+        own = [
+            f"{method_named(str(self.method)).option(n).flag} {v}" for n, v in self.options.items()
+        ]
+        return " ".join([command_line("prune", self), *own])
 
     @property
     def wanted(self) -> str:
@@ -169,6 +136,7 @@ class Request:
         check_counts(**{name: getattr(self, name) for name in names})
         check_length(self.length)
         check_seed(self.seed)
+        check_device(self.device)
         engine = engine_named(self.engine) if self.engine else None
         if self.method:
             method_named(self.method)
@@ -196,6 +164,9 @@ class Request:
                     f"{why} needs text: give --text FILE ({TEXT}), such as the model is used "
                     "for; --method l1 --no-refit needs none"
                 )
+            from statecut.data.tokenizer import check_vocabulary, load_tokenizer  # numpy: 0.1 s
+
+            check_vocabulary(load_tokenizer(model.folder), model.text_config["vocab_size"])
         check_out(Path(self.out), [model.folder], self.text, force=self.force)
         return plan
 

@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
 
+from statecut.arguments import command_line
 from statecut.data.packing import PackedTokens
 from statecut.errors import InputError
 from statecut.evaluation.perplexity import held_out_sequences, pack_text
@@ -53,7 +54,7 @@ def run(request: RecoveryRequest) -> Pruned:
         record = Record.read(student.folder).then(
             base={"name": student.folder.name, "digest": student.digest()},
             recovery=recovery,
-            command=request.command(),
+            command=command_line("recover", request),
         )
         logger.info("recovery: checkpoints every ten minutes, in %s", checkpoints)
         files = record.files(out.name, student.config)

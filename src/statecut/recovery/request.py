@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import math
-import shlex
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
-from statecut.arguments import DEVICE, TEXT, check_counts, check_length, check_seed, option
+from statecut.arguments import (
+    DEVICE,
+    TEXT,
+    check_counts,
+    check_device,
+    check_length,
+    check_seed,
+    option,
+)
 from statecut.data.sources import text_files
 from statecut.errors import InputError
 from statecut.files import check_writable
@@ -36,14 +43,6 @@ class RecoveryRequest:
     seed: int = option(42, "of adapters and the text's order")
     device: str | None = option(None, DEVICE)
     force: bool = option(False, FORCE)  # fmt: skip
-
-    def command(self) -> str:
-        """What was given, as it would be typed."""
-        words = ["statecut", "recover", str(self.model), str(self.teacher), str(self.out)]
-        for one in fields(self)[3:-1]:
-            if (value := getattr(self, one.name)) != one.default:
-                words += [f"--{one.name.replace('_', '-')}", str(value)]
-        return shlex.join(words)
 
     @property
     def settings(self) -> Recovery:
@@ -74,10 +73,12 @@ class RecoveryRequest:
             raise InputError(f"--learning-rate {self.learning_rate}: must be a number above 0")
         check_length(self.length)
         check_seed(self.seed)
+        check_device(self.device)
         if self.text is None:
             raise InputError(f"the text to train on is missing: give --text FILE ({TEXT})")
         text_files(Path(self.text))
         student, teacher = (ModelFolder(model_folder(m)) for m in (self.model, self.teacher))
         student.check_runs()
+        student.check_narrower(teacher)
         check_out(Path(self.out), [student.folder, teacher.folder], self.text, force=self.force)
         check_writable(self.checkpoints, folder=True)
