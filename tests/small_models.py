@@ -66,3 +66,12 @@ SMALL = {
     "olmo_hybrid": {"model_type": "olmo_hybrid", "num_key_value_heads": 2, "pad_token_id": None,
                     "eos_token_id": None, **LINEAR},
 }  # fmt: skip
+
+
+def change_channels(tensors, kind, shape, keys, values=None):
+    """All tensors of a model by name, those over channels changed."""
+    from statecut.pruning.slicing import Slicer
+
+    unpruned = dict(tensors)
+    slicer = Slicer(kind, shape, keys, values, unpruned.__getitem__)
+    return {name: slicer(name, tensor).to(tensor.dtype) for name, tensor in unpruned.items()}

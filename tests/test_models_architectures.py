@@ -9,7 +9,7 @@ from typing import get_args
 import numpy as np
 import pytest
 import torch
-from small_models import SMALL
+from small_models import SMALL, change_channels
 from torch import nn
 
 from reproduction.reporting.style import KERNELS
@@ -17,7 +17,7 @@ from statecut.models import capture, create
 from statecut.models.architectures import ARCHITECTURES, RULES, architecture
 from statecut.models.architectures.base import Call, ChannelTensor
 from statecut.models.shapes import Kernel, MixerShape
-from statecut.pruning.slicing import Keep, change_channels
+from statecut.pruning.slicing import Keep
 
 SHAPE = MixerShape(layers=(1,), heads=3, width=5, value_heads=6, value_width=4)
 

@@ -26,9 +26,9 @@ from statecut.models.checkpoint import Checkpoint, check_parameters
 from statecut.pruning.calibration import calibrate, calibrate_layerwise
 from statecut.pruning.methods import METHODS
 from statecut.pruning.refit import refit, write_refitted
-from statecut.pruning.slicing import Keep, Pad, cut_back, eps_factor, slice_model
+from statecut.pruning.slicing import Keep, Pad, cut_back, eps_factor, slice_in_memory, slice_model
 from statecut.record import Record
-from statecut.recovery.training import resize_model, scale_eps
+from statecut.recovery.training import scale_eps
 
 NAMES = [name for name in SMALL if "layer_types" in SMALL[name]]
 IDS = torch.randint(1, 97, (3, 40), generator=torch.Generator().manual_seed(1))
@@ -340,10 +340,10 @@ def test_a_config_that_contradicts_itself_is_refused(change, message):
 def test_in_memory_they_are_padded_and_cut_back(folders, name):
     model = load(folders / name)
     shape = mixers(model)[1]
-    wide = resize_model(model, Pad(20)).eval()
+    wide = slice_in_memory(model, Pad(20), eps="kept")
     scale_eps(wide, eps_factor(shape, replace(shape, width=20)))
     torch.testing.assert_close(logits(wide), logits(model), rtol=1e-4, atol=1e-4)
-    back = resize_model(wide, cut_back(shape, shape.width)).eval()
+    back = slice_in_memory(wide, cut_back(shape, shape.width), eps="kept")
     assert torch.equal(logits(back), logits(model))
 
 

@@ -11,7 +11,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
-from small_models import SMALL
+from small_models import SMALL, change_channels
 from training_runs import sentences
 
 import statecut
@@ -29,7 +29,6 @@ from statecut.pruning.select import select
 from statecut.pruning.selection import Selection
 from statecut.pruning.slicing import (
     Keep,
-    change_channels,
     check_sliceable,
     cut_back,
     slice_model,

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -263,19 +263,6 @@ def _contradictions(checkpoint: Checkpoint | Loaded, values: bool) -> Iterator[s
     for bias in (norm.removesuffix("weight") + "bias" for norm in norms):
         if bias in headers:
             yield f"{bias}: values are cut only where the norm of the outputs has no bias"
-
-
-def change_channels(
-    tensors: Iterable[tuple[str, Tensor]],
-    kind: Architecture,
-    shape: MixerShape,
-    keys: Change | None,
-    values: Keep | None = None,
-) -> dict[str, Tensor]:
-    """All tensors of a model, those over channels changed."""
-    unpruned = dict(tensors)
-    slicer = Slicer(kind, shape, keys, values, unpruned.__getitem__)
-    return {name: slicer(name, tensor).to(tensor.dtype) for name, tensor in unpruned.items()}
 
 
 def slice_in_memory(

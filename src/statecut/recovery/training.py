@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from statecut.data.packing import PackedTokens
 from statecut.errors import InputError, nearest
 from statecut.models.architectures import architecture
-from statecut.models.checkpoint import Checkpoint, create, load
-from statecut.pruning.slicing import Change, Pad, change_channels, cut_back, eps_factor
+from statecut.models.checkpoint import Checkpoint, load
+from statecut.pruning.slicing import Pad, cut_back, eps_factor, slice_in_memory
 from statecut.recovery.checkpoints import Output
 from statecut.recovery.distillation import distillation_losses, next_tokens
 from statecut.recovery.loop import Losses, check_data, explain_out_of_memory, train
@@ -61,7 +61,7 @@ def recover(
     )
     model = load(student, dtype=torch.float32)
     if padded_to is not None:
-        model = resize_model(model, Pad(padded_to))
+        model = slice_in_memory(model, Pad(padded_to), eps="kept")
         scale_eps(model, eps_factor(pruned.shape, replace(pruned.shape, width=padded_to)))
     adapted = with_adapters(model, settings).to(device)
     teacher_dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
@@ -78,7 +78,8 @@ def recover(
             )  # fmt: skip
         merged = adapted.merge_and_unload().cpu()
         if padded_to is not None:
-            merged = resize_model(merged, cut_back(pruned.shape, pruned.shape.width))
+            back = cut_back(pruned.shape, pruned.shape.width)
+            merged = slice_in_memory(merged, back, eps="kept")
         _, stored = next(pruned.tensors())
         replace(output, tokenizer=student).write(merged.to(stored.dtype), checkpoints)
 
@@ -163,16 +164,6 @@ def recovery_loss(adapted: Any, teacher: Any, ids: Tensor, settings: Recovery) -
         settings.distillation.weight,
     )
     return Losses(*losses)
-
-
-def resize_model(model: Any, change: Change) -> Any:
-    """The model in memory with its key channels changed, in float32."""
-    config = model.config.to_dict()
-    kind = architecture(config)
-    tensors = change_channels(model.state_dict().items(), kind, kind.shape(config), change)
-    other = create(kind.resized(config, change.width), seed=0)
-    other.load_state_dict(tensors)
-    return other
 
 
 def scale_eps(model: Any, factor: float) -> None:
