@@ -68,7 +68,7 @@ ARCHITECTURE = base.Architecture(
     **{**hybrid.options("olmo_hybrid"), "shape": shape, "resized": resized, "eps_key": None},
     joined=joined,
     repair="transformers saves the filters of this model in thirds, whatever their widths: "
-    "`statecut.models.save(statecut.models.load(FOLDER), OUT, tokenizer=FOLDER)` writes them right",
+    "`statecut.save(statecut.load(FOLDER), OUT)` writes them right",
     # Those of files, and the one in memory.
     filters=(*(base.ChannelTensor(name, "filter") for name in FILTERS[:2]), *JOINT[:2]),
     value_tensors=(
