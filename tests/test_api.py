@@ -110,7 +110,7 @@ def test_calibrations_in_memory_and_on_disk_agree(root, names):
     assert "fisher.k" not in in_memory.tensors
 
 
-@pytest.mark.parametrize("name", ["delta_net_tied", "qwen3_next"])
+@pytest.mark.parametrize("name", ["delta_net_tied", "qwen3_next", "olmo_hybrid"])
 def test_16_bits_are_computed_in_32_on_a_cpu_and_written_as_16(root, tmp_path, name):
     save(statecut.load(root / name).to(torch.bfloat16), tmp_path / "short")
     model = statecut.load(tmp_path / "short")
@@ -122,9 +122,10 @@ def test_16_bits_are_computed_in_32_on_a_cpu_and_written_as_16(root, tmp_path, n
     assert written.dtype == "bfloat16"
     assert {tensor.dtype for _, tensor in written.tensors()} == {torch.bfloat16}
     ids = torch.arange(9)[None]
-    rounded = smaller.to(torch.bfloat16).float()
+    for parameter in smaller.parameters():
+        parameter.data = parameter.data.to(torch.bfloat16).float()
     with torch.no_grad():
-        torch.testing.assert_close(statecut.load(tmp_path / "out")(ids).logits, rounded(ids).logits)
+        assert torch.equal(statecut.load(tmp_path / "out")(ids).logits, smaller(ids).logits)
 
 
 def test_a_selection_of_another_model_is_refused(root, names):
