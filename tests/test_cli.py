@@ -275,7 +275,7 @@ def test_l1_needs_no_text(workplace, capsys):
     assert "Perplexity was not measured." in capsys.readouterr().out
     assert main([*map(str, arguments), "--force"]) == 2
     message = stderr(capsys)
-    assert "--refit needs text: give --text FILE" in message
+    assert "the refit needs text: give --text FILE" in message
     assert message.endswith("--method l1 --no-refit needs none")
 
 
@@ -305,7 +305,8 @@ def test_pruning_from_python_as_documented(workplace, tmp_path, monkeypatch):
     (tmp_path / "model").symlink_to(workplace / "delta_net")
     monkeypatch.chdir(tmp_path)
     names = {}
-    (tmp_path / "corpus.jsonl").symlink_to(workplace / "text.jsonl")
+    for text in ("corpus.jsonl", "held_out.jsonl"):
+        (tmp_path / text).symlink_to(workplace / "text.jsonl")
     for block in readme.python_blocks("docs/prune.md")[:2]:
         exec(block.replace("sequences=128, length=2048", "sequences=16, length=40"), names)
     assert names["smaller"].model.layers[0].attn.head_k_dim == 8

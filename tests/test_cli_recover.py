@@ -221,7 +221,7 @@ def test_too_little_text_is_refused_and_more_epochs_need_less(workplace, capsys)
     assert "sequences of 24 tokens, 40016 are needed; give more text" in stderr(capsys)
     assert not (workplace / "bad.checkpoints").exists()
     assert recover(workplace, "--epochs", "4", out="epochs") == 0
-    assert "text: 2 sequences for recovery, 1 sequences for held_out" in stderr(capsys)
+    assert "text: sequences of 24 tokens, 2 for recovery, 1 for held out" in stderr(capsys)
 
 
 def test_a_width_that_a_gpu_does_not_train_is_padded_or_refused(workplace, monkeypatch):

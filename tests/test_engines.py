@@ -116,8 +116,8 @@ def test_a_model_of_which_nothing_is_known_is_refused():
     with pytest.raises(InputError) as error:
         ENGINES["vllm"].check_model("gated_deltanet")
     assert str(error.value) == (
-        "--for vllm: nothing is known of gated_deltanet models in vLLM, only of qwen3_next, "
-        "qwen3_5, qwen3_5_text, qwen3_5_moe, qwen3_5_moe_text; leave --for out"
+        "engine vllm: nothing is known of gated_deltanet models in vLLM, only of qwen3_next, "
+        "qwen3_5, qwen3_5_text, qwen3_5_moe, qwen3_5_moe_text; leave it out"
     )
 
 
@@ -201,7 +201,7 @@ def test_a_width_that_some_engine_computes_wrong_is_one_line(model, tmp_path, cu
     [
         ("llama.cpp", 0.5, "--for llama.cpp: llama.cpp takes no d_k from 24 to 47"),
         ("mlx", 0.2, "--for mlx: mlx-lm takes no d_k from 38 to 47"),
-        ("mlxx", 0.5, "--for mlxx: no such engine; did you mean 'mlx'?"),
+        ("mlxx", 0.5, "engine mlxx: there is none of this name; did you mean 'mlx'?"),
     ],
 )
 def test_what_an_engine_cannot_take_is_refused_without_torch(

@@ -136,13 +136,11 @@ layers             2 with a delta rule
 heads              2 of keys (d_k 8), 4 of values (d_v 16)
 cache per request  4.0 KiB recurrent state (float32) + 1.1 KiB of convolutions (16 bits)
 
-                      saved
---ratio  d_k     state           runs in; expected to run in
-      0    8   5.1 KiB     0.0%  transformers
-   0.25    6   4.0 KiB    21.3%  transformers
-    0.5    4   2.9 KiB    42.7%  transformers
-   0.75    2   1.8 KiB    64.0%  transformers
-  0.875    1   1.3 KiB    74.7%  transformers
+                                 saved
+--ratio  d_k  state and filters           runs in; expected to run in
+      0    8            5.1 KiB     0.0%  transformers
+   0.25    6            4.0 KiB    21.3%  transformers
+    0.5    4            2.9 KiB    42.7%  transformers
 
 --state  d_k x d_v that are compared
     0.5  4 x 16, 8 x 8

@@ -485,9 +485,10 @@ MODULES = ("__init__", "forkserver", "gpus")
 def test_a_worker_that_has_imported_older_code_is_never_used(served, tmp_path):
     package = tmp_path / "src" / "reproduction"
     needed = [f"reproduction/running/{name}.py" for name in MODULES]
-    for name in ("statecut/__init__.py", "statecut/errors.py", "reproduction/__init__.py", *needed):
+    for name in ("statecut/errors.py", "reproduction/__init__.py", *needed):
         (tmp_path / "src" / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(forkserver.SOURCE / name, tmp_path / "src" / name)
+    (tmp_path / "src" / "statecut" / "__init__.py").touch()
     (package / "rule.py").write_text("VALUE = 'old'")
     staying = Staying(served, tmp_path, PYTHONPATH=str(package.parent))
     body = "import reproduction.rule\nprint(os.getpid(), reproduction.rule.VALUE)"

@@ -72,7 +72,11 @@ def test_the_folder_has_the_tokenizer_and_the_card(tmp_path, data):
     (tmp_path / "tokenizer").mkdir()
     (tmp_path / "tokenizer" / "tokenizer.json").write_text("{}")
     folder = trained(
-        tmp_path, data, recipe(steps=4), tokenizer=tmp_path / "tokenizer", card="# A model\n"
+        tmp_path,
+        data,
+        recipe(steps=4),
+        tokenizer=tmp_path / "tokenizer",
+        files={"README.md": "# A model\n"},
     )
     assert (folder / "tokenizer.json").read_text() == "{}"
     assert (folder / "README.md").read_text() == "# A model\n"

@@ -33,7 +33,11 @@ def config_with(**changes):
 
 def train(root, config, out, model="delta_net_head", gpus=0, version=1):
     output = Output(
-        out, root / "running", tokenizer=root / "tokenizer", card="a card", version=version
+        out,
+        root / "running",
+        tokenizer=root / "tokenizer",
+        files={"README.md": "a card"},
+        version=version,
     )
     return trainers.pretrain_model(config, model, root / "tokens", output, gpus=gpus)
 
@@ -91,7 +95,7 @@ def test_flame_is_given_what_the_configuration_says(root, tmp_path, monkeypatch)
     assert given["model"] == config.models["delta_net_head"].fla_config()
     assert given["recipe"] == config.recipes["demo"]
     assert given["gpus"] == 4
-    assert given["output"].card == "a card"
+    assert given["output"].files == {"README.md": "a card"}
 
 
 def test_the_built_in_trainer_refuses_gpus_that_it_cannot_use(root, tmp_path):

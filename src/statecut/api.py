@@ -212,7 +212,7 @@ def calibrate(
 
     return calibrate_source(
         _opened(model),
-        tokens.split(batch),
+        _checked(tokens).split(batch),
         gradients=gradients,
         device=_device(model, device),
         sample_rows=rows,
@@ -234,7 +234,8 @@ def select(
     **options: Any,
 ) -> Selection:
     """Which channels stay: `keys` and `values` are numbers per head, `ratio` is the share of key
-    channels that goes. Methods `l1` and `rand` need no calibration; options are the method's own.
+    channels that goes, which is not rounded here as it is by `prune`. Methods `l1` and `rand` need
+    no calibration; options are the method's own.
 
     >>> kept = statecut.select(model, calibration, method="drrqr", keys=8, f=2.0)
     >>> kept.tensors["kept"].shape  # (layers, heads, keys)
@@ -305,7 +306,9 @@ def refit(
         wanted = "give out, the folder to write" if on_disk else "leave out away"
         raise InputError(f"refit of a model {'in a folder' if on_disk else 'in memory'}: {wanted}")
     student, teacher = _opened(smaller), _opened(model)
-    result = fitting.refit(student, teacher, tokens, device=_device(smaller, device), batch=batch)
+    result = fitting.refit(
+        student, teacher, _checked(tokens), device=_device(smaller, device), batch=batch
+    )
     entry = result.entry()
     if isinstance(student, Checkpoint) and out is not None:
         base = {"name": student.folder.name, "digest": student.digest()}
@@ -326,7 +329,14 @@ def perplexity(
     """
     from statecut.evaluation.perplexity import perplexity as computed
 
-    return computed(_opened(model), tokens, device=_device(model, device), batch=batch)
+    return computed(_opened(model), _checked(tokens), device=_device(model, device), batch=batch)
+
+
+def _checked(tokens: torch.Tensor) -> torch.Tensor:
+    """Not a text, and not one sequence."""
+    if getattr(tokens, "ndim", None) != 2:
+        raise InputError("tokens: must be ids (sequences, length), as statecut.tokenize gives them")
+    return tokens
 
 
 def _opened(model: Model) -> Checkpoint | Loaded:

@@ -63,6 +63,18 @@ def width(d_k: int, ratio: float | str | Decimal | Fraction) -> int:
     return left
 
 
+STEPS = (16, 8, 4, 2, 1)
+"""Widths are multiples of the first, which kernels compute fastest, or else of the next ones."""
+
+
+def rounded_width(d_k: int, ratio: float, round_to: int | None = None) -> int:
+    """Channels left after cutting `ratio`, rounded up to a multiple: without `round_to` of the
+    first step that leaves fewer than all."""
+    left = width(d_k, ratio)
+    multiples = [-(-left // step) * step for step in ((round_to,) if round_to else STEPS)]
+    return next((multiple for multiple in multiples if multiple < d_k), min(multiples[0], d_k))
+
+
 def option(default: Any, help: str, group: str = "", **more: Any) -> Any:
     """A field of a request that a command offers as an option; `more` goes to argparse. So an
     option stands in one place: its name, type and default, and what it says on the command line."""

@@ -4,6 +4,7 @@ each command imports what it needs when it runs."""
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -25,10 +26,11 @@ from statecut.recovery.request import RecoveryRequest
 from statecut.version import __version__
 
 ARGUMENTS = {
-    "model": "a model folder, or a downloaded hub name",
+    "model": "a model folder (of recover: the pruned model), or a downloaded hub name",
     "teacher": "the model that it was cut from",
     "out": "folder to write",
 }
+INSTALL = "`pip install -c envs/constraints.txt '.[{}]'` in a checkout"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -42,6 +44,7 @@ def run(top: argparse.ArgumentParser, arguments: list[str] | None) -> int:
     try:
         with _sigterm_interrupts():
             options.run(options)
+            sys.stdout.flush()
     except InputError as error:
         print(f"{top.prog}: {error}", file=sys.stderr)
         return 2
@@ -50,6 +53,9 @@ def run(top: argparse.ArgumentParser, arguments: list[str] | None) -> int:
             raise
         print(f"{top.prog}: {error.name} is not installed: {options.install}", file=sys.stderr)
         return 2
+    except BrokenPipeError:  # `| head` has read enough; nothing may be written at exit either
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
     except KeyboardInterrupt:
         print(f"{top.prog}: interrupted", file=sys.stderr)
         return 130
@@ -196,7 +202,9 @@ def _recover(commands: Commands) -> None:
         "command\ncontinues where it was killed: checkpoints are in OUT.checkpoints until then. "
         "Defaults\nare the paper's.",
     )
-    command.set_defaults(install="pip install 'statecut[recovery]'")
+    command.set_defaults(
+        install="`pip install -c envs/constraints.txt '.[recovery]'` in a checkout"
+    )
 
 
 def _evaluate(commands: Commands) -> None:
@@ -209,7 +217,9 @@ def _evaluate(commands: Commands) -> None:
         description="The perplexity of a text needs nothing but the library and a model's "
         "tokenizer; tasks need\nlm-eval, which fetches their data from the hub.",
     )
-    command.set_defaults(install="pip install 'statecut[evaluation]'")
+    command.set_defaults(
+        install="`pip install -c envs/constraints.txt '.[evaluation]'` in a checkout"
+    )
 
 
 def _preflight(commands: Commands) -> None:

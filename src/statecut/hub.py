@@ -114,6 +114,8 @@ def model_folder(source: Path | str) -> Path:
     """The folder of a model: `source` itself, or that of a downloaded hub model (owner/name)."""
     if Path(source).exists():
         return Path(source)
+    if not re.fullmatch(r"[^./][^/]*/[^/]+", str(source)):
+        raise InputError(f"{source}: no such folder, and no hub name (owner/name) either")
     try:
         # With its weights: of a model that a run only times, the config alone may be there.
         return resolve("model", str(source), patterns=DEFAULT_PATTERNS["model"])

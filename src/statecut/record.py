@@ -220,7 +220,7 @@ def refit_facts(refit: Mapping[str, Any]) -> dict[str, str]:
     names = " and ".join(f"{name} of {n} layers" for name, n in refit["projections"].items())
     took = f" in {refit['seconds']:.0f} s" if "seconds" in refit else ""
     facts = {"refitted": f"{names}, on {refit['tokens']:,} tokens{took}"}
-    left = "of the cut model's, in the stream behind them, in the mean"
+    left = "of the cut model's error in the residual stream, mean of the projections"
     facts["error left"] = f"{refit['error']:.3f} {left}"
     if not refit.get("written", True):
         facts["refitted"] = "tried, and left out: the text held out was not better"

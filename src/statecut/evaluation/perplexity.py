@@ -74,7 +74,8 @@ def pack_text(
     """Pack a text with a model's own tokenizer."""
     tokenizer = load_tokenizer(model.folder)
     check_vocabulary(tokenizer, model.text_config["vocab_size"])
-    logger.info("text: %s", ", ".join(f"{n} sequences for {name}" for name, n in slices.items()))
+    parts = ", ".join(f"{n} for {name.replace('_', ' ')}" for name, n in slices.items())
+    logger.info("text: sequences of %d tokens, %s", length, parts)
     pack(
         read(text, seed=seed),
         tokenizer,

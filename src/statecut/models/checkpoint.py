@@ -303,9 +303,10 @@ def save(
     """Write a model folder, whole or not at all; `tokenizer` is a folder to copy its files from,
     `files` are texts to put beside it, and `dtype` is the weights', by default the model's."""
     with atomic_write(folder, force=force, folder=True) as aside:
-        state = model.state_dict().items()
-        cast = {n: t.to(dtype) if t.is_floating_point() else t for n, t in state} if dtype else None
-        model.save_pretrained(aside, state_dict=cast)
+        # Not those that are copies of others: cast, they would no longer be the same tensor.
+        state = {n: t for n, t in model.state_dict().items() if n not in tied_weights(model)}
+        cast = {n: t.to(dtype) if t.is_floating_point() else t for n, t in state.items()}
+        model.save_pretrained(aside, state_dict=cast if dtype else None)
         if dtype:
             config = read_json(aside / "config.json")
             config["dtype"] = str(dtype).removeprefix("torch.")

@@ -11,13 +11,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from fractions import Fraction
 
+from statecut.arguments import STEPS
 from statecut.errors import InputError
 from statecut.models.description import Description
 from statecut.models.shapes import WIDEST, MixerShape
 from statecut.serving.engines import Engine
 
-STEPS = (16, 8, 4, 2, 1)
-"""Widths are multiples of the first, which kernels compute fastest, if there are enough of them."""
 CLOSE = Fraction(3, 4)  # of the budget: cuts that leave less are taken if there are no others
 MOST = 5
 SHARES = (0.5, 0.25, 0.125)  # that `statecut inspect` shows

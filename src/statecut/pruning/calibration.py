@@ -55,12 +55,15 @@ TENSORS = "calibration.safetensors"
 MANIFEST = "manifest.json"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Calibration:
     """What one pass found, and what it was of."""
 
     tensors: dict[str, Tensor]
     manifest: dict[str, Any]
+
+    def __repr__(self) -> str:
+        return f"Calibration({self.manifest['tokens']:,} tokens: {', '.join(self.tensors)})"
 
     def gram(self, side: Side, rows: Rows, activations: Activations) -> Tensor:
         """(layers, heads, d_k, d_k), float64; of values (layers, value heads, d_v, d_v)."""

@@ -15,6 +15,7 @@ import torch
 
 from statecut.arguments import width as width_of
 from statecut.data.packing import PackedTokens
+from statecut.errors import InputError
 from statecut.evaluation.perplexity import held_out_sequences, measure, pack_text
 from statecut.files import atomic_write, check_disk_space, existing_parent, explain_full_disk
 from statecut.models.checkpoint import Checkpoint, check_parameters
@@ -64,7 +65,7 @@ class Candidate:
     def best(self) -> float:
         """Of the model that would be written."""
         models = self.entry["measured"]["models"]
-        return min(self.perplexity(model) for model in models if model != "unpruned")
+        return min(self.perplexity(model) for model in models if model in ("cut", "refitted"))
 
     def row(self) -> str:
         """Of the table of all candidates."""
@@ -84,7 +85,9 @@ def run(request: Request, plan: Plan) -> Pruned:
     """Write the pruned model to `request.out`."""
     device, out = checked_device(request.device), Path(request.out)
     model = Checkpoint(plan.model.folder)
-    dtype = written_dtype(request, model)
+    dtype, bases = written_dtype(request, model), Record.read(model.folder).bases
+    if bases and out.exists() and any(out.iterdir()) and Checkpoint(out).digest() in bases:
+        raise InputError(f"{out}: {model.folder} was cut from it, and it would be lost")
     check_sliceable(model, values=plan.cuts_values)
     # The cut model is written beside OUT, refitted in another folder; the best until then is kept.
     copies = (2 if len(plan.shapes) == 1 else 3) if plan.refits else 1
@@ -146,10 +149,10 @@ def _write(
         atomic_write(out, force=request.force, folder=True) as aside,
     ):
         measured = Measured(packed, device, request.batch)
-        measured.add("unpruned", model)
+        measured.add("before" if Record.read(model.folder).bases else "unpruned", model)
         for number, (shape, selection) in enumerate(selections.items(), 1):
-            name = f"cut {number} of {len(selections)}, d_k x d_v {in_words(shape)}"
-            logger.info("%s: slicing", name)
+            of = f"{number} of {len(selections)}: " if len(selections) > 1 else ""
+            logger.info("slicing: %sd_k x d_v %s", of, in_words(shape))
             folders = {"cut": Path(beside) / "cut"}
             changes = selection.changes()
             slice_model(model, **changes, out=folders["cut"], dtype=dtype, eps=request.eps)

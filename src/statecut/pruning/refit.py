@@ -67,13 +67,16 @@ class Fit:
         return f"ridge {self.ridge:g}, error {self.error:.3f} of the old weights'"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Refit:
     """The new weights by name, in the type of the old ones, and how they came about."""
 
     weights: dict[str, Tensor]
     fits: tuple[Fit, ...]
     tokens: int
+
+    def __repr__(self) -> str:
+        return f"Refit({len(self.fits)} projections, on {self.tokens:,} tokens)"
 
     def entry(self) -> dict[str, Any]:
         """What a record says of it."""

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from statecut.arguments import (
     DEVICE,
+    STEPS,
     TEXT,
     Eps,
     Target,
@@ -20,6 +21,7 @@ from statecut.arguments import (
     check_seed,
     command_line,
     option,
+    rounded_width,
 )
 from statecut.arguments import width as width_of
 from statecut.data.sources import text_files
@@ -28,7 +30,7 @@ from statecut.files import check_not_overwriting, check_output_path
 from statecut.hub import model_folder
 from statecut.models.description import ModelFolder
 from statecut.models.shapes import MixerShape
-from statecut.pruning.budget import STEPS, check_cut, in_words, wanted_cuts
+from statecut.pruning.budget import check_cut, in_words, wanted_cuts
 from statecut.pruning.method import Method
 from statecut.pruning.methods import method_named
 from statecut.serving.engines import ENGINES, Engine, engine_named
@@ -74,8 +76,8 @@ class Request:
         None, "whose activations choose the key channels: those of keys, queries or both; queries "
         "and keys always lose the same channels (default: the method's own, mostly kq)", CHOOSE)
     refit: bool = option(
-        True, "fit what is linear behind each delta rule again, in closed form, on the same text",
-        CHOOSE)
+        True, "repair the cut without training: fit the projection behind each delta rule, and the "
+        "MLP's second matrix, again by least squares on the same text", CHOOSE)
     eps: Eps = option(
         "matched", "of the output norms: matched makes the cut model compute what the unpruned one "
         "does with the cut channels set to zero; kept leaves it, as the paper's code does", CHOOSE)
@@ -83,7 +85,7 @@ class Request:
         0, "of the order of the text, the sample of rows, the channels that rand samples", CHOOSE)
     text: Path | str | None = option(
         None, f"calibration text, such as the model is used for: {TEXT}", READ, metavar="FILE")
-    sequences: int = option(128, "of calibration", READ, metavar="N")
+    sequences: int = option(128, "of calibration; up to 16 more are held out", READ, metavar="N")
     length: int = option(2048, "tokens per sequence", READ, metavar="N")
     rows: int = option(5000, "tokens in the sample of drrqr and qrcp", READ, metavar="N")
     batch: int = option(8, "sequences per batch", READ, metavar="N")
@@ -159,7 +161,7 @@ class Request:
         if plan.runs_model:
             model.check_runs()
             if self.text is None:
-                why = "--refit" if self.refit else f"--method {method.name}"
+                why = "the refit" if self.refit else f"--method {method.name}"
                 raise InputError(
                     f"{why} needs text: give --text FILE ({TEXT}), such as the model is used "
                     "for; --method l1 --no-refit needs none"
@@ -196,10 +198,7 @@ class Request:
         """floor(d_k (1 - ratio)), up to a multiple, and to what the engine takes."""
         full = model.shape.width
         exact = width_of(full, self.ratio or 0)
-        # Without --round-to the first step that leaves fewer than all channels.
-        steps = [s for s in STEPS if -(-exact // s) * s < full] or [1]
-        step = self.round_to or steps[0]
-        kept = -(-exact // step) * step
+        kept = rounded_width(full, self.ratio or 0, self.round_to)
         if kept >= full:
             raise InputError(
                 f"--round-to {self.round_to} leaves all {full} channels of a head at ratio "
@@ -207,7 +206,7 @@ class Request:
             )
         if not engine:
             return kept
-        taken = (s for s in steps if engine.cuts(model.shape, s)[-1:] >= [exact])
+        taken = (s for s in STEPS if engine.cuts(model.shape, s)[-1:] >= [exact])
         multiple = self.round_to or next(taken, 1)
         if kept != (kept := engine.round_up(exact, model.shape, multiple)):
             logger.info(

@@ -23,7 +23,7 @@ from statecut.pruning.slicing import Change, Keep, Rotate, eps_factor
 CALIBRATION = ("text", "tokens", "seed", "sample_rows", "device")  # of its manifest, in a record
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Selection:
     """Which channels of keys, of values, or of both stay, and what is known about the choice.
 
@@ -36,6 +36,10 @@ class Selection:
 
     tensors: dict[str, Tensor]
     about: dict[str, Any]
+
+    def __repr__(self) -> str:
+        shapes = (f"{name} {tuple(tensor.shape)}" for name, tensor in self.tensors.items())
+        return f"Selection({self.about.get('values', self.about)['method']}: {', '.join(shapes)})"
 
     @property
     def width(self) -> int:

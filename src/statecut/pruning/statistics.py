@@ -28,11 +28,15 @@ class ModelStatistics:
 
     def measured(self, name: str) -> Tensor:
         """A tensor of the calibration."""
-        if self.calibration is None or name not in self.calibration.tensors:
+        if self.calibration is None:
             raise InputError(
-                f"{self.checkpoint.place}: {name} was not measured: calibrate the model again, "
-                "with gradients or values if the choice needs them; a method names in its `needs` "
-                "what it uses"
+                f"{self.checkpoint.place}: this method needs a calibration; l1 does not"
+            )
+        if name not in self.calibration.tensors:
+            needed = "values=True" if ".v" in name else "gradients=True"
+            raise InputError(
+                f"{self.checkpoint.place}: {name} was not measured: calibrate with {needed} (a "
+                "method names in its `needs` what it uses)"
             )
         return self.calibration.tensors[name]
 

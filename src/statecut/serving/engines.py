@@ -59,8 +59,8 @@ class Engine:
     def check_model(self, model_type: str) -> None:
         if not self.has(model_type):
             raise InputError(
-                f"--for {self.name}: nothing is known of {model_type} models in {self.label}, "
-                f"only of {', '.join(self.models)}; leave --for out"
+                f"engine {self.name}: nothing is known of {model_type} models in {self.label}, "
+                f"only of {', '.join(self.models)}; leave it out"
             )
 
     def widths(self) -> str:
@@ -189,7 +189,7 @@ ENGINES = {engine.name: engine for engine in (_TRANSFORMERS, *_FOR_QWEN)}
 
 def engine_named(name: str) -> Engine:
     if name not in ENGINES:
-        raise InputError(f"--for {name}: no such engine{nearest(name, ENGINES)}")
+        raise InputError(f"engine {name}: there is none of this name{nearest(name, ENGINES)}")
     return ENGINES[name]
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from statecut.arguments import width as width_of
+from statecut.arguments import rounded_width
 from statecut.models.description import ModelFolder
 from statecut.models.shapes import Cache
 from statecut.serving.engines import ENGINES, READ, Engine
@@ -57,7 +57,7 @@ class Inspection:
             state += f" + {size(self.filter_bytes)} of convolutions (16 bits)"
         grown = zip(self.softmax_bytes, TOKENS, strict=False)
         after = ", ".join(f"{size(softmax)} at {tokens:,}" for softmax, tokens in grown)
-        head = "".join(f"{tokens:>9,}" for tokens in TOKENS[: len(self.softmax_bytes) or 1])
+        head = "".join(f"{tokens:>9,}" for tokens in TOKENS) if after else " " * 9
         saved = "saved of all cache after tokens" if after else "saved"
         lines = [
             f"model              {self.model_type}, {self.parameters:,} parameters",
@@ -71,8 +71,8 @@ class Inspection:
                 else []
             ),
             "",
-            f"{'':22}{saved}",
-            f"--ratio  d_k     state{head if after else '':9}  runs in; expected to run in",
+            f"{'':33}{saved}",
+            f"--ratio  d_k  state and filters{head}  runs in; expected to run in",
             *map(_line, self.cuts),
             "",
             f"--state  d_k x d_v that are compared{f', for {self.engine}' if self.engine else ''}",
@@ -86,7 +86,7 @@ class Inspection:
 def _line(cut: Cut) -> str:
     saved = "".join(f"{100 * share:8.1f}%" for share in cut.saved)
     engines = "; ".join(", ".join(names) for names in (cut.runs_in, cut.expected_in) if names)
-    return f"{cut.ratio:7g}  {cut.width:3}{size(cut.state_bytes):>10}{saved}  {engines}"
+    return f"{cut.ratio:7g}  {cut.width:3}{size(cut.state_bytes):>19}{saved}  {engines}"
 
 
 def in_words(splits: Sequence[Widths]) -> str:
@@ -99,7 +99,7 @@ def inspect(
     """`splits` are those to show, for an engine if one is given."""
     shape, kind = model.shape, model.architecture
     cache = kind.cache(model.config)
-    widths = {ratio: int(shape.width * (1 - ratio)) for ratio in RATIOS}
+    cuts = [_cut(kind.model_type, cache, r) for r in RATIOS if int(shape.width * (1 - r))]
     return Inspection(
         kind.model_type,
         parameters=model.parameters,
@@ -112,14 +112,15 @@ def inspect(
         recurrent_bytes=shape.state_bytes(),
         filter_bytes=cache.filter_bytes(),
         softmax_bytes=tuple(map(cache.softmax_bytes, TOKENS)) if cache.softmax else (),
-        cuts=tuple(_cut(kind.model_type, cache, r) for r, width in widths.items() if width),
+        cuts=tuple({cut.width: cut for cut in reversed(cuts)}.values())[::-1],  # rounded: each once
         splits=splits,
         engine=engine.name if engine else None,
     )
 
 
 def _cut(model_type: str, cache: Cache, ratio: float) -> Cut:
-    cut = cache.resized(width_of(cache.shape.width, ratio))
+    width = rounded_width(cache.shape.width, ratio) if ratio else cache.shape.width
+    cut = cache.resized(width)
     saved = cache.state_bytes() - cut.state_bytes()
     tokens = TOKENS if cache.softmax else (0,)
     engines = [engine for engine in ENGINES.values() if engine.serves(model_type, cut.shape)]
