@@ -120,12 +120,32 @@ def test_16_bits_are_computed_in_32_on_a_cpu_and_written_as_16(root, tmp_path, n
     statecut.save(smaller, tmp_path / "out")
     written = Checkpoint(tmp_path / "out")
     assert written.dtype == "bfloat16"
+    assert ("lm_head.weight" in written.files) == ("tied" not in name)
     assert {tensor.dtype for _, tensor in written.tensors()} == {torch.bfloat16}
     ids = torch.arange(9)[None]
     for parameter in smaller.parameters():
         parameter.data = parameter.data.to(torch.bfloat16).float()
     with torch.no_grad():
         assert torch.equal(statecut.load(tmp_path / "out")(ids).logits, smaller(ids).logits)
+
+
+def test_what_a_cut_model_was_cut_from_is_not_replaced_by_it(root, tmp_path):
+    (tmp_path / "model").mkdir()
+    for file in (root / "model").iterdir():
+        (tmp_path / "model" / file.name).write_bytes(file.read_bytes())
+    options = {"ratio": 0.5, "method": "l1", "refit": False}
+    statecut.prune(tmp_path / "model", tmp_path / "once", **options)
+    with pytest.raises(statecut.InputError, match="once was cut from it, and it would be lost"):
+        statecut.prune(tmp_path / "once", tmp_path / "model", **options, force=True)
+    twice = statecut.prune(tmp_path / "once", tmp_path / "twice", **options)
+    assert [*twice.record.last["measured"]["models"]] == ["before", "cut"]
+
+
+def test_what_functions_return_is_printed_in_a_line(names):
+    for name in ("calibration", "kept"):
+        assert "\n" not in repr(names[name])
+    with pytest.raises(statecut.InputError, match="must be ids"):
+        statecut.perplexity(names["model"], names["tokens"][0])
 
 
 def test_a_selection_of_another_model_is_refused(root, names):
