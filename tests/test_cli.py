@@ -301,14 +301,20 @@ def test_the_readmes_method_is_one_like_the_others(workplace, capsys, monkeypatc
     assert "target k: method ghost judges by kq" in stderr(capsys)
 
 
-def test_pruning_from_python_as_documented(workplace, tmp_path, monkeypatch):
+@pytest.mark.parametrize("document", ["README.md", "docs/prune.md"])
+def test_pruning_from_python_as_documented(workplace, tmp_path, monkeypatch, document):
     (tmp_path / "model").symlink_to(workplace / "delta_net")
-    monkeypatch.chdir(tmp_path)
-    names = {}
     for text in ("corpus.jsonl", "held_out.jsonl"):
         (tmp_path / text).symlink_to(workplace / "text.jsonl")
-    for block in readme.python_blocks("docs/prune.md")[:2]:
-        exec(block.replace("sequences=128, length=2048", "sequences=16, length=40"), names)
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    blocks = readme.python_blocks(document)
+    few = {"path/to/model": "model", "jsonl.xz": "jsonl", "=128, length=2048": "=16, length=40",
+           'jsonl")  #': 'jsonl", sequences=16, length=40)  #'}  # fmt: skip
+    for block in blocks[: 1 if document == "README.md" else 2]:
+        for long, short in few.items():
+            block = block.replace(long, short)
+        exec(block, names)
     assert names["smaller"].model.layers[0].attn.head_k_dim == 8
     assert load(tmp_path / "smaller").model.layers[0].attn.head_k_dim == 8
 
