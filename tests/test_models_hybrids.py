@@ -259,7 +259,7 @@ def test_filters_of_olmo_in_thirds_are_refused_with_what_mends_them(folders, tmp
     rows = [len(tensors[f"model.layers.0.linear_attn.{side}_conv1d.weight"]) for side in "qkv"]
     assert rows == [shape.heads * shape.width] * 2 + [shape.value_heads * shape.value_width]
     folder = rewritten(folders / "olmo_hybrid", tmp_path / "thirds", cut_in_thirds)
-    with pytest.raises(InputError, match=r"in thirds, whatever their widths: .*models\.save"):
+    with pytest.raises(InputError, match=r"in thirds, whatever their widths: .*statecut\.save"):
         slice_model(Checkpoint(folder), some(Checkpoint(folder)), tmp_path / "cut")
     save(load(folder), tmp_path / "mended")  # as the message says
     slice_model(Checkpoint(tmp_path / "mended"), some(Checkpoint(folder)), tmp_path / "cut")

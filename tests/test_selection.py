@@ -211,7 +211,7 @@ def test_a_method_without_its_calibration_is_refused(made, method):
         (selection,) = select(method, ModelStatistics(checkpoint), [2])
         assert "condition_after" not in selection.tensors
     else:
-        with pytest.raises(InputError, match="was not measured: calibrate"):
+        with pytest.raises(InputError, match="the method needs a calibration"):
             select(method, ModelStatistics(checkpoint), [2])
 
 
@@ -219,7 +219,7 @@ def test_a_method_without_its_calibration_is_refused(made, method):
 def test_gradients_that_are_not_there_are_refused(made, method):
     checkpoint, calibration = made
     some = {n: t for n, t in calibration.tensors.items() if n[:6] not in ("salien", "fisher")}
-    with pytest.raises(InputError, match="was not measured: calibrate the model again, with grad"):
+    with pytest.raises(InputError, match="was not measured: calibrate with gradients=True"):
         select(method, ModelStatistics(checkpoint, replace(calibration, tensors=some)), [2])
 
 

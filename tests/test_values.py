@@ -332,7 +332,7 @@ def test_nothing_of_values_is_recorded_unless_asked_for(calibrated):
     assert both.tensors.keys() - found.tensors.keys() == {"gram.v.raw", "sample.v.raw", "fisher.v"}
     assert all(torch.equal(tensor, both.tensors[name]) for name, tensor in found.tensors.items())
     assert found.manifest == both.manifest
-    with pytest.raises(InputError, match="was not measured: calibrate the model"):
+    with pytest.raises(InputError, match="was not measured: calibrate with values=True"):
         select("drrqr", ModelStatistics(checkpoint, found), [3], channels="value")
     selection = statecut.select(checkpoint.folder, method="l1", values=3)  # needs no text
     assert selection.tensors.keys() == {"values.kept", "values.scores"}
