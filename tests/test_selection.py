@@ -211,7 +211,7 @@ def test_a_method_without_its_calibration_is_refused(made, method):
         (selection,) = select(method, ModelStatistics(checkpoint), [2])
         assert "condition_after" not in selection.tensors
     else:
-        with pytest.raises(InputError, match="the method needs a calibration"):
+        with pytest.raises(InputError, match="method needs a calibration"):
             select(method, ModelStatistics(checkpoint), [2])
 
 
