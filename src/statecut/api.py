@@ -172,19 +172,11 @@ def tokenize(
 
     >>> tokens = statecut.tokenize("corpus.jsonl", "model", sequences=16, length=128)
     """
-    from tempfile import TemporaryDirectory
-
-    import torch
-
-    from statecut.data.packing import PackedTokens
-    from statecut.evaluation.perplexity import pack_text
+    from statecut.evaluation.perplexity import read_tokens
     from statecut.models.checkpoint import Checkpoint
 
-    with TemporaryDirectory() as folder:
-        packed, slices = Path(folder) / "text", {"tokens": sequences}
-        checkpoint = Checkpoint(model_folder(model))
-        pack_text(Path(text), checkpoint, packed, slices=slices, length=length, seed=seed)
-        return torch.from_numpy(PackedTokens(packed)[:])
+    opened = Checkpoint(model_folder(model))
+    return read_tokens(text, opened, sequences=sequences, length=length, seed=seed)
 
 
 def calibrate(

@@ -99,8 +99,8 @@ class Record:
         entry, kind = self.last, architecture(config)
         base = entry.get("base", {}).get("name")
         words = {"cut": "cut", "refit": "refitted", "recovery": "recovered", "training": "trained"}
-        parts = [part for part in words if entry.get(part, {}).get("written", part in entry)]
-        made = " and ".join(words[part] for part in parts)
+        done = [part for part in words if entry.get(part, {}).get("written", part in entry)]
+        made = " and ".join(words[part] for part in done)
         sentence = f"{base or name}, {made} by Statecut."
         rows = ["| " + " | ".join(row) + " |" for row in self.numbers()]
         rows[1:1] = ["|---" * len(self.numbers()[0]) + "|"] if rows else []

@@ -5,15 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
-import torch
-
-from statecut.data.packing import PackedTokens
 from statecut.errors import InputError
-from statecut.evaluation.perplexity import pack_text, perplexity
+from statecut.evaluation.perplexity import perplexity, read_tokens
 from statecut.evaluation.request import EvaluationRequest
 from statecut.hub import model_folder
 from statecut.models.checkpoint import Checkpoint, load
@@ -39,13 +34,10 @@ def run(request: EvaluationRequest) -> Evaluation:
     model, device = Checkpoint(model_folder(request.model)), checked_device(request.device)
     result: dict[str, Any] = {}
     if request.text is not None:
-        with TemporaryDirectory() as folder:
-            packed, slices = Path(folder) / "text", {"evaluation": request.sequences}
-            sizes = {"length": request.length, "seed": request.seed}
-            pack_text(Path(request.text), model, packed, slices=slices, **sizes)
-            ids = torch.from_numpy(PackedTokens(packed)[:])
-            result["perplexity"] = perplexity(model, ids, device=device, batch=request.batch)
-            result["tokens"] = ids.numel()
+        sizes = {"length": request.length, "seed": request.seed}
+        ids = read_tokens(request.text, model, sequences=request.sequences, **sizes)
+        result["perplexity"] = perplexity(model, ids, device=device, batch=request.batch)
+        result["tokens"] = ids.numel()
     if request.tasks is not None:
         result["tasks"] = _tasks(request, model, device)
     return Evaluation(**result)

@@ -6,6 +6,7 @@ import logging
 import math
 from collections.abc import Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 import torch.nn.functional as F
@@ -55,6 +56,16 @@ def perplexity(
         ]
     mean = torch.stack(losses).double().sum() / ids[:, 1:].numel()
     return mean.exp().item()
+
+
+def read_tokens(
+    text: Path | str, model: Checkpoint, *, sequences: int, length: int, seed: int
+) -> Tensor:
+    """Token ids (sequences, length) of a text, by a model's own tokenizer."""
+    with TemporaryDirectory() as folder:
+        packed, slices = Path(folder) / "text", {"use": sequences}
+        pack_text(Path(text), model, packed, slices=slices, length=length, seed=seed)
+        return torch.from_numpy(PackedTokens(packed)[:])
 
 
 def held_out_sequences(sequences: int) -> int:

@@ -8,7 +8,6 @@ import math
 import struct
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 from statecut.errors import InputError
 from statecut.files import read_json
@@ -18,17 +17,6 @@ from statecut.models.shapes import MixerShape
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-
-
-class Header(NamedTuple):
-    """Of a tensor in a file."""
-
-    dtype: str  # as safetensors writes it
-    shape: tuple[int, ...]
-
-    @property
-    def numbers(self) -> int:
-        return math.prod(self.shape)
 
 
 class Description:
@@ -45,15 +33,10 @@ class Description:
         except (ArithmeticError, AttributeError, TypeError, ValueError) as error:
             raise InputError(f"{place}: config.json is not a model's: {error}") from None
 
-    @property
-    def runs(self) -> bool:
-        """Whether Statecut runs it: softmax layers of flash-linear-attention need flash-attn, and
-        buffers of no file."""
-        layers = self.text_config["num_hidden_layers"]
-        return self.architecture.library == "transformers" or len(self.shape.layers) == layers
-
     def check_runs(self) -> None:
-        if not self.runs:
+        """An error for fla's hybrids: softmax layers need flash-attn, and buffers of no file."""
+        layers = self.text_config["num_hidden_layers"]
+        if self.architecture.library != "transformers" and len(self.shape.layers) < layers:
             raise InputError(
                 f"{self.place}: Statecut runs no softmax attention of flash-linear-attention; it "
                 "can cut such a model without text: --method l1 --no-refit"
@@ -105,7 +88,7 @@ class ModelFolder(Description):
             raise InputError(f"{self.folder} is not a model folder: it has no config.json")
         super().__init__(read_json(self.folder / "config.json"), self.folder)
         self.files: dict[str, str] = {}  # of each tensor
-        self.stored_headers: dict[str, Header] = {}
+        self.parameters = 0  # in its files
         index, beside = self.folder / INDEX, {path.name for path in self.folder.iterdir()}
         weight_map = read_json(index).get("weight_map", {}) if INDEX in beside else {}
         shards = sorted(set(weight_map.values())) if INDEX in beside else [WEIGHTS]
@@ -123,23 +106,19 @@ class ModelFolder(Description):
                 f"missing ({', '.join(missing[:3])}): download or copy the model again"
             )
         for shard in shards:
-            for name, header in read_headers(self.folder / shard).items():
+            for name, numbers in read_sizes(self.folder / shard).items():
                 if not weight_map or weight_map.get(name) == shard:
-                    self.stored_headers[name], self.files[name] = header, shard
+                    self.files[name] = shard
+                    self.parameters += numbers
         for name in weight_map.keys() - self.files.keys():
             raise InputError(
                 f"{self.folder}: {INDEX} says that {name} is in {weight_map[name]}, and it is not: "
                 "download or copy the model again"
             )
 
-    @property
-    def parameters(self) -> int:
-        """In its files."""
-        return sum(header.numbers for header in self.stored_headers.values())
 
-
-def read_headers(path: Path) -> dict[str, Header]:
-    """Of the tensors in a safetensors file."""
+def read_sizes(path: Path) -> dict[str, int]:
+    """How many numbers each tensor in a safetensors file has."""
     if not path.is_file():
         raise InputError(f"{path} is missing")
     try:
@@ -150,7 +129,7 @@ def read_headers(path: Path) -> dict[str, Header]:
         end = max((entry["data_offsets"][1] for entry in entries.values()), default=0)
         if path.stat().st_size != 8 + length + end:
             raise ValueError(f"{path.stat().st_size} bytes, its header says {8 + length + end}")
-        return {n: Header(entry["dtype"], tuple(entry["shape"])) for n, entry in entries.items()}
+        return {name: math.prod(entry["shape"]) for name, entry in entries.items()}
     except (struct.error, ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{path} is cut off or damaged: {error}") from None
     except PermissionError as error:

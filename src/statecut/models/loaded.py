@@ -37,10 +37,6 @@ class Loaded(Description):
     def headers(self) -> Tensors:
         return ((name, tensor.to("meta")) for name, tensor in self.tensors())
 
-    @property
-    def parameters(self) -> int:
-        return sum(parameter.numel() for parameter in self.model.parameters())
-
     def compute_dtype(self, device: torch.device | str) -> torch.dtype:
         return self.model.dtype
 
