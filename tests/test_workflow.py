@@ -158,6 +158,37 @@ def test_without_a_configuration_it_is_the_demo(checkout):
     assert "results/demo/report.html" in said
 
 
+MODULE = """
+{configfile}
+module statecut:
+    snakefile: "{root}/workflow/Snakefile"
+    {config}
+
+use rule * from statecut as statecut_*
+"""
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_another_workflow_uses_it_as_a_module(tmp_path, own):
+    """With a configuration of its own; without one it is the demo."""
+    lines = {"configfile": 'configfile: "mine.yaml"', "config": "config: config"}
+    lines = lines if own else dict.fromkeys(lines, "")
+    (tmp_path / "Snakefile").write_text(MODULE.format(root=ROOT, **lines))
+    text = (ROOT / "config/demo.yaml").read_text()
+    (tmp_path / "mine.yaml").write_text(text.replace("run: demo", "run: mine").replace(
+        "results/demo/", "results/mine/"))  # fmt: skip
+    (tmp_path / "models").symlink_to(ROOT / "models")
+    text = f"results/{'mine' if own else 'demo'}/text/held_out.jsonl"
+    triggers = ("--rerun-triggers", "mtime", "params")
+    for target in (text, text.replace("text/held_out.jsonl", "tables/small.tex")):
+        code, said = snakemake(tmp_path, *triggers, target)
+        assert code == 0, said
+    command = [sys.executable, "-m", "snakemake", "--cores", "1", *triggers, text]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / text).stat().st_size
+
+
 LAB_FILES = {
     "data/corpus/english.jsonl.xz": "data/corpus/*.jsonl.xz",
     "data/tokenizer/mistral-32k.model": "data/tokenizer/mistral-32k.model",
