@@ -179,11 +179,11 @@ def test_another_workflow_uses_it_as_a_module(tmp_path, own):
         "results/demo/", "results/mine/"))  # fmt: skip
     (tmp_path / "models").symlink_to(ROOT / "models")
     text = f"results/{'mine' if own else 'demo'}/text/held_out.jsonl"
-    triggers = ("--rerun-triggers", "mtime", "params")
+    triggers = ("--cores", "1", "--rerun-triggers", "mtime", "params", "--")
     for target in (text, text.replace("text/held_out.jsonl", "tables/small.tex")):
         code, said = snakemake(tmp_path, *triggers, target)
         assert code == 0, said
-    command = [sys.executable, "-m", "snakemake", "--cores", "1", *triggers, text]
+    command = [sys.executable, "-m", "snakemake", *triggers, text]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / text).stat().st_size

@@ -18,8 +18,10 @@ Imports stand inside the block, so that `preload` can take the job over before t
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
+import signal
 import sys
 import time
 import traceback
@@ -40,6 +42,8 @@ if TYPE_CHECKING:
 @contextmanager
 def job(snakemake: Any, *, online: bool = False) -> Iterator[JobConfig]:
     logs.start("reproduction")
+    # On one machine a job is told to end with the snakemake that started it, even a killed one.
+    ctypes.CDLL(None).prctl(1, ctypes.c_ulong(signal.SIGTERM))  # PR_SET_PDEATHSIG
     if snakemake.threads == 1:  # a fork has one
         preload.hand_over()
     from reproduction.config import JobConfig
