@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from reproduction.new_tokenizers import train_tokenizer
 from statecut.data import packing
 from statecut.data.packing import PackedTokens, pack
-from statecut.data.progress import Progress
 from statecut.data.sources import Source, read, shuffled
 from statecut.data.tokenizer import Tokenizer
 from statecut.errors import InputError
@@ -256,26 +255,6 @@ def test_batches_go_on_from_where_they_stopped(packed):
     one, two = (batch.tolist() for batch in islice(tokens.batches(len(tokens), seed=1), 2))
     assert sorted(one) == sorted(two) == sorted(tokens[:].tolist())
     assert one != two
-
-
-@pytest.mark.parametrize("terminal", [True, False])
-def test_progress_says_what_is_left_and_only_of_long_work(monkeypatch, caplog, capsys, terminal):
-    """On a terminal in a line that changes and goes, elsewhere in a log."""
-    caplog.set_level("INFO")
-    clock = iter([0.0, 0.1, 10.0, 10.1, 70.0])
-    monkeypatch.setattr("statecut.data.progress.time.monotonic", lambda: next(clock))
-    monkeypatch.setattr("sys.stderr.isatty", lambda: terminal)
-    progress = Progress("packing", tokens=2_000_000)
-    for _ in range(4):
-        progress.add(documents=500, tokens=500_000)
-    last = "packing: 2,000 documents, 2,000,000 tokens, 28,571 tokens/s, 0 s left"
-    if terminal:
-        first = "packing: 1,000 documents, 1,000,000 tokens, 100,000 tokens/s, 10 s left"
-        clear = "\r\x1b[2K"
-        assert capsys.readouterr().err == f"{clear}{first}{clear}{last}{clear}"
-        assert caplog.messages == []
-    else:
-        assert caplog.messages == [last]
 
 
 def files_of_words(folder, counts):

@@ -1,4 +1,4 @@
-"""Adapters: what they hold for those who ask, and one of an architecture that is none of ours."""
+"""Adapters: what they name is there, and importing them is cheap."""
 
 import subprocess
 import sys

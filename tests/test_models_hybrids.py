@@ -2,7 +2,6 @@
 
 import importlib
 import json
-import re
 from dataclasses import replace
 
 import pytest
@@ -164,21 +163,6 @@ def test_experts_in_one_tensor_are_read_as_well(folders, tmp_path):
     model.save_pretrained(tmp_path / "joined", save_original_format=False)
     assert any("experts.gate_up_proj" in name for name in Checkpoint(tmp_path / "joined").files)
     assert torch.equal(logits(load(tmp_path / "joined"), IDS), logits(model, IDS))
-
-
-@pytest.mark.parametrize("name", ["olmo_hybrid", "qwen3_next"])
-def test_what_is_missing_of_tensors_that_are_joined_is_named(folders, tmp_path, name):
-    part, joint = {
-        "olmo_hybrid": ("linear_attn.v_conv1d.weight", "linear_attn.conv1d.weight"),
-        "qwen3_next": ("mlp.experts.1.up_proj.weight", "mlp.experts.gate_up_proj"),
-    }[name]
-
-    def remove(tensors):
-        del tensors[next(key for key in tensors if key.endswith(part))]
-
-    folder = rewritten(folders / name, tmp_path / "model", remove)
-    with pytest.raises(InputError, match=f"Missing key.*{re.escape(joint)}"):
-        load(folder)
 
 
 def test_filters_of_olmo_in_thirds_are_refused_with_what_mends_them(folders, tmp_path):

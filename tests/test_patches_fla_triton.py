@@ -21,7 +21,7 @@ SIZES = [16, 32, 64, 128]
 
 
 @triton.jit
-def doubled(x, y, n, BLOCK):
+def doubled(x, y, n, BLOCK: tl.constexpr):
     tl.static_assert(BLOCK != 64)  # one of the candidates does not compile
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tl.store(y + at, 2 * tl.load(x + at, mask=at < n), mask=at < n)

@@ -57,7 +57,10 @@ def test_the_rate_rises_to_its_peak_and_falls_to_its_floor(warmup, rest, floor):
 
 @pytest.mark.parametrize("model", ["delta_net_tied", "gated"])
 def test_a_model_learns_and_is_an_ordinary_one(tmp_path, data, model):
-    folder = trained(tmp_path, data, recipe(), model=model)
+    (tmp_path / "tokenizer").mkdir()
+    (tmp_path / "tokenizer" / "tokenizer.json").write_text("{}")
+    more = {"tokenizer": tmp_path / "tokenizer", "files": {"README.md": "# A model\n"}}
+    folder = trained(tmp_path, data, recipe(), model=model, **more)
     rows = curve(folder)
     assert [int(row["step"]) for row in rows] == list(range(1, 25))
     assert int(rows[-1]["tokens"]) == 24 * 2 * LENGTH
@@ -66,18 +69,6 @@ def test_a_model_learns_and_is_an_ordinary_one(tmp_path, data, model):
     ids = torch.from_numpy(data[:])
     with torch.no_grad():
         assert load(folder)(ids, labels=ids).loss.item() < float(rows[0]["loss"])
-
-
-def test_the_folder_has_the_tokenizer_and_the_card(tmp_path, data):
-    (tmp_path / "tokenizer").mkdir()
-    (tmp_path / "tokenizer" / "tokenizer.json").write_text("{}")
-    folder = trained(
-        tmp_path,
-        data,
-        recipe(steps=4),
-        tokenizer=tmp_path / "tokenizer",
-        files={"README.md": "# A model\n"},
-    )
     assert (folder / "tokenizer.json").read_text() == "{}"
     assert (folder / "README.md").read_text() == "# A model\n"
 
@@ -179,25 +170,23 @@ def test_a_run_leaves_before_its_time_is_up_and_goes_on(tmp_path, data, monkeypa
 def test_too_little_text_is_refused(tmp_path, data, changes, message):
     with pytest.raises(InputError, match=message):
         trained(tmp_path, data, recipe(**changes))
+    other = packed(tmp_path / "large", vocabulary=98)
+    with pytest.raises(InputError, match="packed with 98 tokens, the model's vocab_size is 97"):
+        trained(tmp_path, other, recipe())
     assert not (tmp_path / "run").exists()
 
 
-def test_more_epochs_are_enough(tmp_path, data):
-    trained(tmp_path, data, recipe(steps=25, epochs=2))
-
-
-def test_tokens_that_the_model_has_not_are_refused(tmp_path):
-    data = packed(tmp_path / "large", vocabulary=98)
-    with pytest.raises(InputError, match="packed with 98 tokens, the model's vocab_size is 97"):
-        trained(tmp_path, data, recipe())
-
-
-def test_folders_that_cannot_be_written_are_refused(tmp_path, data):
+@pytest.mark.parametrize(
+    ("out", "checkpoints", "message"),
+    [
+        ("file/out", "run", "cannot be written"),
+        ("out", "file/run", "cannot be written"),
+        ("there", "run", "exists already"),
+    ],
+)
+def test_folders_that_cannot_be_written_are_refused(tmp_path, data, out, checkpoints, message):
     (tmp_path / "file").write_text("")
-    for where in ({"out": "file/out"}, {"out": "out", "checkpoints": "file/run"}):
-        output = Output(tmp_path / where["out"], tmp_path / where.get("checkpoints", "run"))
-        with pytest.raises(InputError, match="cannot be written"):
-            pretrain(create(SMALL["delta_net"], seed=1), data, recipe(), output)
     (tmp_path / "there" / "notes").mkdir(parents=True)
-    with pytest.raises(InputError, match="exists already"):
-        trained(tmp_path, data, recipe(), out="there")
+    output = Output(tmp_path / out, tmp_path / checkpoints)
+    with pytest.raises(InputError, match=message):
+        pretrain(create(SMALL["delta_net"], seed=1), data, recipe(), output)

@@ -2,7 +2,6 @@
 
 import json
 import math
-from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -25,7 +24,6 @@ from statecut.pruning.selection import Selection
 from statecut.pruning.slicing import (
     check_sliceable,
     slice_model,
-    truncate,
 )
 from statecut.pruning.statistics import ModelStatistics
 
@@ -99,18 +97,6 @@ def test_delta_net_widths_are_both_read_back(heads, width, value_width, hidden):
 # What is exact
 
 
-@settings(deadline=None, max_examples=50)
-@given(st.integers(1, 9), st.integers(1, 7), st.integers(1, 8), st.integers(1, 10), st.integers(0))
-def test_truncation_is_the_nearest_matrix_of_that_rank(outputs, inner, inputs, rank, seed):
-    generator = torch.Generator().manual_seed(seed % 2**63)
-    first = torch.randn(inner, inputs, generator=generator, dtype=torch.float64)
-    second = torch.randn(outputs, inner, generator=generator, dtype=torch.float64)
-    U, S, V = torch.linalg.svd(second @ first, full_matrices=False)
-    a, b = truncate(first, second, rank)
-    assert (a.shape, b.shape) == ((rank, inputs), (outputs, rank))
-    torch.testing.assert_close(b @ a, (U[:, :rank] * S[:rank]) @ V[:rank])
-
-
 @pytest.mark.parametrize("name", MORE)
 def test_every_other_tensor_is_the_same(folders, tmp_path, name):
     checkpoint = Checkpoint(folders / name)
@@ -122,24 +108,6 @@ def test_every_other_tensor_is_the_same(folders, tmp_path, name):
     assert 0 < len(same) < len(old)
     for n in same:
         assert torch.equal(old[n].view(torch.uint8), new[n].view(torch.uint8)), n
-
-
-@pytest.mark.parametrize("name", ["gated", "kda"])
-def test_what_is_computed_is_rounded_once(folders, tmp_path, name):
-    """A model in bf16 that is written as float32 loses nothing by it."""
-    slice_model(Checkpoint(folders / name), None, tmp_path / "bf16", dtype=torch.bfloat16)
-    whole = Checkpoint(tmp_path / "bf16")
-    for width in (whole.shape.value_width, 5):
-        expected = change_channels(
-            ((n, t.double()) for n, t in whole.tensors()), whole.architecture, whole.shape, None,
-            some(whole.shape, width),
-        )  # fmt: skip
-        slice_model(
-            whole, None, tmp_path / "wide", values=some(whole.shape, width), dtype=torch.float32,
-            force=True,
-        )  # fmt: skip
-        for tensor_name, tensor in Checkpoint(tmp_path / "wide").tensors():
-            assert torch.equal(tensor, expected[tensor_name].float()), tensor_name
 
 
 # Written, loaded and run
@@ -329,24 +297,3 @@ def test_a_model_whose_values_cannot_be_cut_is_refused_before_any_work(
         with pytest.raises(InputError, match=message):
             refused()
     assert not (tmp_path / "out").exists()
-
-
-def test_widths_that_a_model_cannot_have_are_refused(folders, monkeypatch):
-    checkpoint = Checkpoint(folders / "gated")
-
-    def square(config, width, value_width=None):
-        return {**config, "head_dim": width, "expand_v": 1.0}
-
-    kind = replace(checkpoint.architecture, resized=square)
-    monkeypatch.setattr(checkpoint, "architecture", kind)
-    with pytest.raises(InputError, match="cannot express heads of 4 key and 6 value channels"):
-        checkpoint.resized(4, 6)
-    assert checkpoint.resized(4, 4)["head_dim"] == 4
-
-
-def test_methods_and_options_that_are_not_for_values_are_refused(calibrated):
-    for method in ("pca_proper", "grad"):
-        with pytest.raises(InputError, match=f"{method} chooses no value channels: fisher, "):
-            select(method, calibrated, [3], channels="value")
-    with pytest.raises(InputError, match="values have no L2 norm; take raw"):
-        select("drrqr", calibrated, [3], activations="normalised", channels="value")
