@@ -72,17 +72,6 @@ def test_a_cut_that_an_engine_cannot_take_is_an_error_with_a_way_out(
         ENGINES[engine].round_up(width, shape(full), multiple)
 
 
-def test_settings_are_named_where_they_are_needed():
-    vllm, start = ENGINES["vllm"], "start it with `--gdn-prefill-backend triton`"
-    assert start in vllm.advice(shape(64))
-    assert "start it" not in vllm.advice(shape(128))
-    # With other values nothing is known of the kernel that takes 128 alone.
-    assert start in vllm.advice(shape(128, value_width=64))
-    assert "nothing is known of d_v 64" in vllm.advice(shape(128, value_width=64))
-    assert "`TLLM_USE_FLASHINFER_GDN_PREFILL=0`" in ENGINES["tensorrt-llm"].advice(shape(96))
-    assert "start it" not in ENGINES["sglang"].advice(shape(96))
-
-
 def test_every_entry_says_where_it_is_from_and_names_models_that_statecut_has():
     for name, engine in ENGINES.items():
         assert name == engine.name

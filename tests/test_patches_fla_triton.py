@@ -91,15 +91,6 @@ def test_all_candidates_are_compiled_before_the_first_is_timed(hopper, monkeypat
         _ = seen[0][2].function
 
 
-def test_a_choice_that_is_known_compiles_nothing(hopper, monkeypatch):
-    triton_patches.compile_on_all_cores()
-    tuner, seen = tune({16: 1.0, 32: 2.0, 128: 3.0})
-    monkeypatch.setattr(triton_patches, "ThreadPoolExecutor", None)
-    x = torch.zeros(128)
-    tuner.run(x, x, 128, grid=(1,), warmup=True)
-    assert len(seen) == len(SIZES)
-
-
 @pytest.mark.parametrize(("driver", "loads"), [(13_000, True), (12_080, False)])
 def test_a_hopper_has_the_newer_assembler_where_its_driver_loads_it(
     hopper, monkeypatch, caplog, driver, loads

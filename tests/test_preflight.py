@@ -2,17 +2,20 @@ import json
 import math
 from dataclasses import asdict
 from types import SimpleNamespace
+from typing import get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from reproduction.pretraining import verdicts
+from reproduction.reporting.style import KERNELS
 from statecut import preflight
 from statecut.cli import main
 from statecut.errors import InputError
 from statecut.files import write_json
-from statecut.models.shapes import Shape
+from statecut.models.architectures import RULES
+from statecut.models.shapes import Kernel, Shape
 from statecut.preflight import ShapeVerdict, check_shapes, judge
 from statecut.process import Outcome
 
@@ -23,6 +26,10 @@ RIGHT = {
     "layer_forward": {"o": 0.01},
     "layer_backward": {"dx": 0.02},
 }
+
+
+def test_every_delta_rule_can_be_configured_and_drawn():
+    assert {*RULES} == {*get_args(Kernel)} == {*KERNELS}
 
 
 def deltanet(width):
@@ -93,14 +100,6 @@ def test_every_tile_of_every_kernel_is_tried_and_the_choice_restored(errors):
         for i, some in enumerate(errors)
     }
     assert all(tuner.cache == {"key": 0} for tuner in tuners)
-
-
-def test_a_rule_is_checked_as_each_architecture_calls_it():
-    """transformers' hybrids repeat keys, and keep the state with keys first."""
-    options = preflight.call_options
-    assert options(Shape("gated_deltanet", 4, 64, 4, 128)) == [{"state_v_first": True}, {}]
-    assert options(Shape("gated_deltanet", 2, 64, 4, 128)) == [{"state_v_first": True}]
-    assert options(deltanet(64)) == [{}]
 
 
 @pytest.mark.parametrize("wrong", [0, 1])

@@ -14,6 +14,7 @@ from statecut.errors import InputError
 from statecut.models import create, load, save
 from statecut.models.checkpoint import Checkpoint
 from statecut.pruning.calibration import calibrate
+from statecut.pruning.conditioning import condition_number, effective_rank, spectrum_from_gram
 from statecut.pruning.methods import METHODS
 from statecut.pruning.select import select, top
 from statecut.pruning.statistics import ModelStatistics
@@ -205,3 +206,15 @@ def test_scores_that_rank_nothing_are_refused(made, monkeypatch, scores):
     monkeypatch.setitem(METHODS, "l1", broken)
     with pytest.raises(InputError, match=r"method l1: its scores are .* expected finite numbers"):
         chosen("l1", made, 3)
+
+
+def test_dependent_columns_and_zeros_have_a_condition_that_means_something():
+    """The one of the columns that do not depend on others, and infinity where there are none."""
+    M = torch.randn(40, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    M[:, 2] = M[:, 0]
+    sigma = spectrum_from_gram(M.mT @ M, torch.arange(3))
+    assert sigma[2] == 0
+    torch.testing.assert_close(condition_number(sigma), sigma[0] / sigma[1])
+    sigma = spectrum_from_gram(torch.zeros(3, 4, 4))
+    assert effective_rank(sigma).tolist() == [0, 0, 0]
+    assert condition_number(sigma).isposinf().all()

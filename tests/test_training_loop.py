@@ -2,7 +2,6 @@
 
 import csv
 import math
-import time
 
 import pytest
 import torch
@@ -17,7 +16,6 @@ from statecut.errors import InputError
 from statecut.models import create, load
 from statecut.recovery.checkpoints import CURVE, Checkpoints, Output
 from statecut.recovery.loop import (
-    EXIT_UNFINISHED,
     PATIENCE,
     Losses,
     learning_rate,
@@ -80,24 +78,6 @@ def test_several_gpus_are_as_many_batches_one_after_the_other(tmp_path, data):
         torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("settings", "advice"),
-    [
-        ({"batch": 6, "world_size": 2}, "`world_size` 2: with 3 and 4 a step has the same"),
-        ({"batch": 1}, "batch is 1 already: use a GPU with more memory"),
-    ],
-)
-def test_smaller_batches_are_advised_where_memory_runs_out(
-    tmp_path, data, monkeypatch, settings, advice
-):
-    def full(*_, **__):
-        raise RuntimeError("Triton Error [CUDA]: out of memory")
-
-    monkeypatch.setattr("reproduction.pretraining.pretrain.train", full)
-    with pytest.raises(InputError, match=f"^pretraining: Triton Error .*; .*{advice}"):
-        trained(tmp_path, data, recipe(steps=4, **settings))
-
-
 class Scale(nn.Module):
     def __init__(self):
         super().__init__()
@@ -142,23 +122,6 @@ def test_bad_steps_in_a_row_end_the_run_and_leave_good_weights(tmp_path, data):
         run(tmp_path, data, [math.nan])
 
 
-def test_a_run_leaves_before_its_time_is_up_and_goes_on(tmp_path, data, monkeypatch):
-    """Each start has time for one step, saves it, and leaves; after the last step it is done."""
-    weights, values = {}, [1.0, 2.0, 0.5, 3.0]
-    monkeypatch.setenv("SLURM_JOB_END_TIME", str(int(time.time())))
-    for done in (1, 2, 3):
-        with pytest.raises(SystemExit) as left:
-            run(tmp_path, data, values[done - 1 :], 4)
-        assert left.value.code == EXIT_UNFINISHED
-        assert Checkpoints(tmp_path / "run", {}).last()["run.steps"].tolist() == [done, 0]
-    run(tmp_path, data, values[3:], 4)
-    monkeypatch.setenv("SLURM_JOB_END_TIME", str(int(time.time() + 3600)))
-    run(tmp_path / "unbroken", data, values, 4)
-    for place in (tmp_path, tmp_path / "unbroken"):
-        weights[place] = Checkpoints(place / "run", {}).last()["weight.weight"]
-    assert torch.equal(weights[tmp_path], weights[tmp_path / "unbroken"])
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -174,19 +137,3 @@ def test_too_little_text_is_refused(tmp_path, data, changes, message):
     with pytest.raises(InputError, match="packed with 98 tokens, the model's vocab_size is 97"):
         trained(tmp_path, other, recipe())
     assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize(
-    ("out", "checkpoints", "message"),
-    [
-        ("file/out", "run", "cannot be written"),
-        ("out", "file/run", "cannot be written"),
-        ("there", "run", "exists already"),
-    ],
-)
-def test_folders_that_cannot_be_written_are_refused(tmp_path, data, out, checkpoints, message):
-    (tmp_path / "file").write_text("")
-    (tmp_path / "there" / "notes").mkdir(parents=True)
-    output = Output(tmp_path / out, tmp_path / checkpoints)
-    with pytest.raises(InputError, match=message):
-        pretrain(create(SMALL["delta_net"], seed=1), data, recipe(), output)

@@ -12,7 +12,7 @@ from statecut.models import create, load, save
 from statecut.models.checkpoint import Checkpoint
 from statecut.pruning.slicing import Keep, cut_back, slice_model
 from statecut.recovery import training
-from statecut.recovery.checkpoints import CURVE, Checkpoints, Output
+from statecut.recovery.checkpoints import CURVE, Output
 from statecut.recovery.settings import Lora
 from statecut.recovery.training import recovery_loss, with_adapters
 
@@ -235,19 +235,10 @@ def test_a_target_that_matches_nothing_is_refused_before_any_work(recover, tmp_p
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_raised_version_begins_anew(root, tmp_path, monkeypatch):
-    folders = []
-
-    class Noted(Checkpoints):
-        def __init__(self, root, run):
-            super().__init__(root, run)
-            folders.append(self.folder)
-            raise InterruptedError
-
-    monkeypatch.setattr("statecut.recovery.checkpoints.Checkpoints", Noted)
-    given = (root / "delta_net_half", root / "delta_net", packed(root / "tokens"), recovery())
-    for version in (1, 1, 2):
-        output = Output(tmp_path / "out", tmp_path / "run", version=version)
-        with pytest.raises(InterruptedError):
-            training.recover(*given, output)
-    assert folders[0] == folders[1] != folders[2]
+def test_a_raised_version_begins_anew(root, tmp_path):
+    data = packed(root / "tokens")
+    one, same, other = (
+        Output("out", tmp_path, version=version).checkpoints_of("recovery", data).folder
+        for version in (1, 1, 2)
+    )
+    assert one == same != other
