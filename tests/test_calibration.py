@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from plain_model import plain_logits
-from small_models import SMALL, rewritten
+from small_models import HYBRIDS, SMALL, rewritten
 
 from statecut.errors import InputError
 from statecut.models import create, load, save
@@ -99,44 +99,44 @@ def test_input_norms_and_saliency_are_those_of_all_rows(both):
 
 
 def slow_fisher(model, batches):
-    """Sequence by sequence, the gradient of the summed loss kept on what the rule receives."""
-    kind, _, mixers_ = mixers(model)
-    module = importlib.import_module(kind.call.module)
-    total = {side: [0.0] * len(mixers_) for side in "qk"}
+    """Sequence by sequence, the gradient of the summed loss kept on what the rule receives; where
+    that is the same for several value heads, their effects are summed."""
+    kind, shape, modules = mixers(model)
+    module, call = importlib.import_module(kind.call.module), kind.call
+    total = {side: [0.0] * len(modules) for side in "qk"}
     received = []
 
     def kept(original):
-        def rule(**arguments):
-            for side in "qk":
-                arguments[side].retain_grad()
-            received.append(arguments)
-            return original(**arguments)
+        def rule(*args, **more):
+            given = {**dict(zip(call.by_position, args, strict=False)), **more}
+            received.append([given["q"], given["k"]])
+            for x in received[-1]:
+                x.retain_grad()
+            return original(*args, **more)
 
         return rule
 
-    originals = {name: getattr(module, name) for name in kind.call.functions}
-    try:
-        for name, original in originals.items():
-            setattr(module, name, kept(original))
+    with pytest.MonkeyPatch.context() as patch:
+        for name in call.functions:
+            patch.setattr(module, name, kept(getattr(module, name)))
         for ids in (row for batch in batches for row in batch):
             received.clear()
             logits = model(ids[None], use_cache=False).logits[0]
             F.cross_entropy(logits[:-1], ids[1:], reduction="sum").backward()
-            for layer, arguments in enumerate(received):
-                for side in "qk":
-                    x = arguments[side]
-                    total[side][layer] += (x * x.grad).detach().double().square().sum((0, 1))
-    finally:
-        for name, original in originals.items():
-            setattr(module, name, original)
-        model.zero_grad()
+            for layer, sides in enumerate(received):
+                for side, x in zip("qk", sides, strict=True):
+                    effects = (x * x.grad).detach().double().unflatten(2, (shape.heads, -1)).sum(3)
+                    total[side][layer] += effects.square().sum((0, 1))
+    model.zero_grad()
     return {side: torch.stack(layers) / TOKENS for side, layers in total.items()}
 
 
-def test_fisher_is_the_squared_effect_of_each_token(both):
-    model, found, _ = both
+@pytest.mark.parametrize("name", [*NAMES, *HYBRIDS])
+def test_fisher_is_the_squared_effect_of_each_token(folders, name):
+    model = load(folders / name)
+    found = calibrate(model, batches()).tensors
     for side, expected in slow_fisher(model, batches()).items():
-        close(found.tensors[f"fisher.{side}"], expected)
+        close(found[f"fisher.{side}"], expected)
 
 
 def test_fisher_is_the_same_for_any_batch_size():

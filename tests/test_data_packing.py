@@ -3,19 +3,16 @@
 import json
 import os
 import random
-from functools import partial
 from itertools import islice
 
 import numpy as np
 import pytest
 import tokenizers
-from hypothesis import given
-from hypothesis import strategies as st
 
 from reproduction.new_tokenizers import train_tokenizer
 from statecut.data import packing
 from statecut.data.packing import PackedTokens, pack
-from statecut.data.sources import Source, read, shuffled
+from statecut.data.sources import Source, read
 from statecut.data.tokenizer import Tokenizer
 from statecut.errors import InputError
 
@@ -70,29 +67,6 @@ def test_a_seed_alone_fixes_the_bytes(tmp_path, bpe, monkeypatch):
         assert len({path.read_bytes() for path in tmp_path.glob(f"*/{name}")}) == 1
     other = pack(documents(), bpe, tmp_path / "other", **{**OPTIONS, "seed": 6})
     assert other.sha256 != manifest.sha256
-
-
-def test_small_slices_have_text_from_all_row_groups_whatever_the_workers(tmp_path, monkeypatch):
-    import pyarrow
-    from pyarrow import parquet
-
-    # Row group g says nothing but its own word. There is far more text than the window holds.
-    monkeypatch.setattr(packing, "_BATCH", 1000)
-    monkeypatch.setattr(packing, "shuffled", partial(shuffled, characters=20_000))
-    (tmp_path / "set").mkdir()
-    for file in range(3):
-        texts = [" ".join([f"w{2 + file * 16 + row // 200}"] * 10) for row in range(16 * 200)]
-        table = pyarrow.table({"text": texts})
-        parquet.write_table(table, tmp_path / "set" / f"{file}.parquet", row_group_size=200)
-    sizes = {"held_out": 60, "calibration": 60}
-    for workers in (1, 4):
-        given = {**OPTIONS, "workers": workers, "sequences": sizes}
-        pack(read(tmp_path / "set", seed=1), words(50), tmp_path / str(workers), **given)
-    one, four = ((tmp_path / name / "tokens.bin").read_bytes() for name in "14")
-    assert one == four
-    for name in sizes:
-        tokens = PackedTokens(tmp_path / "1", slice_name=name)[:]
-        assert len(set(tokens.reshape(-1).tolist()) - {1}) > 0.6 * 48
 
 
 def test_every_form_of_a_corpus_gives_the_same_bytes(tmp_path, bpe):
@@ -287,13 +261,3 @@ def test_a_file_that_ends_early_is_made_up_for_by_the_others(tmp_path):
     assert len(set(PackedTokens(tmp_path / "out")[:].reshape(-1).tolist()) - {1}) == 60
     with pytest.raises(InputError, match="holds 60 sequences of 11 tokens, 61 are needed"):
         pack(read(*paths), words(3000), tmp_path / "more", sequences={"x": 61}, **options)
-
-
-@given(st.integers(0, 1000), st.lists(st.integers(1, 10**9), min_size=1, max_size=9))
-def test_shares_add_up_and_are_within_one_of_the_proportion(size, weights):
-    shares = packing.apportion(size, weights)
-    assert sum(shares) == size
-    assert all(
-        abs(share * sum(weights) - size * weight) < sum(weights)
-        for share, weight in zip(shares, weights, strict=True)
-    )

@@ -47,31 +47,6 @@ def test_a_width_is_rounded_up_to_the_narrowest_that_is_taken(
             assert width_of(full, ratio) == int(kept) == engine.round_up(int(kept), whole)
 
 
-def test_widths_of_the_engines():
-    """96, 64 and 32 of 128 serve everywhere that a key-only cut serves at all."""
-    for width in (96, 64, 32):
-        takers = {name for name, engine in ENGINES.items() if engine.takes(width, 128)}
-        assert takers == {*ENGINES} - {"llama.cpp"}
-    assert ENGINES["llama.cpp"].takes(128, 128)
-    assert not ENGINES["mlx"].takes(80, 128)
-    assert not ENGINES["vllm"].takes(257, 128)
-
-
-@pytest.mark.parametrize(
-    ("engine", "width", "full", "multiple", "message"),
-    [
-        ("llama.cpp", 64, 128, 1, r"no d_k from 64 to 127 .* d_k = d_v of 16, 32, 64, 128: "),
-        ("mlx", 33, 48, 1, r"from 33 to 47 .* multiples of 32: --ratio 0.333 keeps"),
-        ("transformers", 8, 16, 16, r"no d_k from 8 to 15 that is a multiple of 16 .*: give a"),
-    ],
-)
-def test_a_cut_that_an_engine_cannot_take_is_an_error_with_a_way_out(
-    engine, width, full, multiple, message
-):
-    with pytest.raises(InputError, match=message):
-        ENGINES[engine].round_up(width, shape(full), multiple)
-
-
 def test_every_entry_says_where_it_is_from_and_names_models_that_statecut_has():
     for name, engine in ENGINES.items():
         assert name == engine.name

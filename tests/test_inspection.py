@@ -10,7 +10,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from small_models import HYBRIDS, SMALL, change_config, rewritten
 
 import statecut
@@ -99,33 +98,6 @@ def models(tmp_path_factory):
     save(create(qwen, seed=1), root / "qwen3_next")
     rewritten(root / "delta_net", root / "hybrid", attn={"layers": [1], "num_heads": 2})
     return root
-
-
-def test_a_model_without_softmax_layers(models, capsys):
-    assert main(["inspect", str(models / "gated_value_heads")]) == 0
-    weights = load_file(models / "gated_value_heads" / "model.safetensors")
-    parameters = sum(tensor.numel() for tensor in weights.values())
-    # 2 layers x 4 x 8 x 16 x 4, and 2 x (2 x 2 x 8 + 4 x 16) x 3 x 2 bytes.
-    assert (
-        capsys.readouterr().out
-        == f"""\
-model              gated_deltanet, {parameters:,} parameters
-layers             2 with a delta rule
-heads              2 of keys (d_k 8), 4 of values (d_v 16)
-cache per request  4.0 KiB recurrent state (float32) + 1.1 KiB of convolutions (16 bits)
-
-                                 saved
---ratio  d_k  state and filters           runs in; expected to run in
-      0    8            5.1 KiB     0.0%  transformers
-   0.25    6            4.0 KiB    21.3%  transformers
-    0.5    4            2.9 KiB    42.7%  transformers
-
---state  d_k x d_v that are compared
-    0.5  4 x 16, 8 x 8
-   0.25  4 x 8, 8 x 4
-  0.125  2 x 8, 4 x 4, 8 x 2
-"""
-    )
 
 
 def test_a_hybrid_and_its_json(models, capsys, tmp_path):

@@ -3,7 +3,6 @@
 import json
 import math
 import runpy
-import sys
 from functools import partial
 from pathlib import Path
 
@@ -12,7 +11,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_models import SMALL, logits, some
-from training_runs import packed
 
 from statecut.errors import InputError
 from statecut.evaluation.perplexity import perplexity
@@ -280,23 +278,6 @@ def test_sums_are_of_float32_products_whatever_the_process_has_set(tmp_path, mon
     finally:
         torch.set_float32_matmul_precision(before)
     assert precisions == {"highest"}
-
-
-def test_the_benchmark_writes_a_row_for_each_cell(tmp_path, monkeypatch, capsys):
-    folder = Path(__file__).parents[1] / "benchmarks"
-    save(create(SMALL["gated"], seed=1), tmp_path / "model")
-    packed(tmp_path / "text", 64, slices={"held_out": (0, 4), "calibration": (4, 64)})
-    monkeypatch.syspath_prepend(folder)
-    arguments = ["refit.py", "--models", "model", "--text", "text", "--methods", "fisher", "l1",
-                 "--ratios", "0.75", "--sequences", "12", "--out", "rows.jsonl"]  # fmt: skip
-    monkeypatch.setattr(sys, "argv", arguments)
-    monkeypatch.chdir(tmp_path)
-    for _ in range(2):  # the second time there is nothing left to do
-        runpy.run_path(str(folder / "refit.py"), run_name="__main__")
-    rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
-    assert [row["method"] for row in rows] == ["fisher", "l1"]
-    assert all(row["perplexity"].keys() == {"unpruned", "sliced", "refitted"} for row in rows)
-    assert len(capsys.readouterr().out.splitlines()) == len(rows)
 
 
 @pytest.mark.parametrize(("name", "count"), [("refit", 24), ("refit-recovered", 12)])

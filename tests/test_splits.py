@@ -143,7 +143,6 @@ def test_the_best_split_of_a_budget_is_written(root, prune, tmp_path, monkeypatc
     assert Record.read(tmp_path / "out") == pruned.record
     card = (tmp_path / "out" / "README.md").read_text()
     assert all(f"\n    {row}\n" in card for row in rows)
-    assert " --state 0.25 " in card
     assert not list(tmp_path.glob(".*"))
 
 

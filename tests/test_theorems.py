@@ -14,7 +14,6 @@ from torch.nn.functional import normalize
 
 from reproduction.analysis.spectra import er, kappa, rank, u
 from statecut.models.delta_rule import recurrent_delta_rule
-from statecut.models.plain_kernels import causal_conv1d
 from statecut.pruning.rrqr import strong_rrqr
 
 some = settings(max_examples=40, deadline=None, derandomize=True)
@@ -31,14 +30,6 @@ def normal(seed, *shape):
 
 def orthogonal(seed, d):
     return torch.linalg.qr(normal(seed, d, d)).Q
-
-
-def tensor(*rows):
-    return torch.tensor(rows, dtype=torch.float64)
-
-
-def eye(d):
-    return torch.eye(d, dtype=torch.float64)
 
 
 @st.composite
@@ -118,26 +109,6 @@ def test_rotating_keys_and_queries_together_changes_no_output(seed, T, d_k, d_v)
     turned, S_turned = rule(q @ turn.mT, k @ turn.mT, v, beta, g)
     close(turned, o)
     close(S_turned, S @ turn.mT)
-
-
-def convolved(X, W):
-    """W * X, causal, by the models' code: X (T, d), W (d, l), lag j in column j."""
-    return causal_conv1d(X[None], W.flip(1))[0][0]
-
-
-@some
-@given(seeds, widths, widths, st.integers(1, 5), st.data())
-def test_filters_commute_with_slicing_and_shared_ones_with_linear_maps(seed, T, d, lags, data):
-    """Slicing is P_I (d', d), whose rows are e_i for i in I: P_I P_Iᵀ = I."""
-    X, W, A = normal(seed, T, d), normal(seed + 1, d, lags), normal(seed + 2, d, d)
-    slow = [sum(W[:, j] * X[t - j] for j in range(min(lags, t + 1))) for t in range(T)]
-    close(convolved(X, W), torch.stack(slow))
-    kept = sorted(data.draw(st.sets(st.integers(0, d - 1), min_size=1)))
-    P, shared = eye(d)[kept], W[:1].expand(d, lags)
-    assert torch.equal(P @ P.mT, eye(len(kept)))
-    assert torch.equal(X @ P.mT, X[:, kept])
-    close(convolved(X, W) @ P.mT, convolved(X @ P.mT, P @ W))
-    close(convolved(X @ A.mT, shared), convolved(X, shared) @ A.mT)
 
 
 @some

@@ -17,7 +17,6 @@ from statecut.models.architectures import ARCHITECTURES
 from statecut.models.capture import mixers
 from statecut.models.checkpoint import Checkpoint
 from statecut.pruning.calibration import Calibration, calibrate, calibrate_layerwise
-from statecut.pruning.methods import METHODS
 from statecut.pruning.rrqr import strong_rrqr
 from statecut.pruning.select import select
 from statecut.pruning.selection import Selection
@@ -216,17 +215,12 @@ def test_l1_is_the_row_that_makes_times_the_column_that_reads(calibrated):
 def test_the_others_choose_too(calibrated):
     fisher, rand = (select(m, calibrated, [2, 6], channels="value") for m in ("fisher", "rand"))
     assert torch.equal(fisher[0].tensors["values.scores"], calibrated.fisher("v"))
-    size = (len(calibrated.checkpoint.shape.layers), calibrated.checkpoint.shape.value_heads)
     for narrow, wide in (fisher, rand):
         few, more = (selection.tensors["values.kept"] for selection in (narrow, wide))
-        assert few.shape == (*size, 2)
-        assert torch.isin(few[0, 0], more[0, 0]).all()
+        assert few.shape == (*more.shape[:2], 2)
+        assert (few[..., None] == more[..., None, :]).any(-1).all()
     other = select("rand", calibrated, [6], seed=1, channels="value")[0]
     assert not torch.equal(other.tensors["values.kept"], rand[1].tensors["values.kept"])
-    for method in METHODS.values():
-        if method.values:
-            (selection,) = select(method.name, calibrated, [3], channels="value")
-            assert selection.value_change().width == 3
 
 
 def test_both_sides_are_chosen_and_survive_the_disk(calibrated, tmp_path):
