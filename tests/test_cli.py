@@ -137,16 +137,6 @@ def test_a_large_model_is_not_cut_by_gradients(root, tmp_path, monkeypatch):
     assert request.plan().method.name == "drrqr"
 
 
-def test_a_refit_that_does_not_help_is_left_out(root, tmp_path, capsys, monkeypatch):
-    measured(monkeypatch, 10.0, 12.0, 12.5, 10.0, 12.0)
-    for out, refit in (("unhelpful", ["--refit"]), ("alone", [])):
-        options = [*refit, "--sequences", "12"]
-        assert prune(root, *options, model="gated", out=tmp_path / out) == 0
-        warned = "WARNING: the refit did not lower the perplexity" in capsys.readouterr().out
-        assert warned == bool(refit)
-    assert same_weights(tmp_path / "unhelpful", tmp_path / "alone")
-
-
 def test_a_type_that_is_asked_for_or_that_the_kernel_takes_is_written(root, tmp_path):
     l1 = ["--method", "l1"]
     for dtype in ("float32", "float16"):

@@ -19,30 +19,6 @@ from statecut.models import create, load, save
 from statecut.models.architectures import ARCHITECTURES
 from statecut.models.shapes import SoftmaxLayers
 
-LINEAR = {
-    "linear_num_key_heads": 16,
-    "linear_key_head_dim": 128,
-    "linear_value_head_dim": 128,
-    "linear_conv_kernel_dim": 4,
-    "head_dim": 256,
-}
-
-
-def test_the_cache_of_qwen3_next():
-    """48 layers, 36 of them linear with 32 value heads; 12 softmax layers, 2 heads of 256."""
-    model = ARCHITECTURES["qwen3_next"].cache({
-        "model_type": "qwen3_next", "num_hidden_layers": 48, "linear_num_value_heads": 32,
-        "num_attention_heads": 16, "num_key_value_heads": 2, **LINEAR,
-    })  # fmt: skip
-    assert model.shape.state_bytes() == 75_497_472  # 36 x 32 x 128 x 128 x 4
-    assert model.filter_bytes() == 1_769_472  # 36 x (2 x 16 x 128 + 32 x 128) x 3 x 2
-    assert model.softmax_bytes(1) == 24_576  # 12 x 2 (k and v) x 2 x 256 x 2
-    assert model.total_bytes(4_096) == 75_497_472 + 1_769_472 + 100_663_296
-    half = model.resized(64)
-    assert half.shape.state_bytes() == 75_497_472 // 2
-    assert half.filter_bytes() == 1_769_472 * 3 // 4  # values keep theirs
-    assert half.softmax_bytes(99) == model.softmax_bytes(99)
-
 
 def test_the_cache_of_an_fla_hybrid():
     softmax = [

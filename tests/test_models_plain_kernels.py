@@ -21,7 +21,7 @@ def tokens(*shape):
     return torch.randint(0, 97, shape, generator=torch.Generator().manual_seed(3))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     length=st.integers(1, 200),
     seed=st.integers(0, 2**31),
