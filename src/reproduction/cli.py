@@ -49,7 +49,7 @@ def _check(commands: cli.Commands) -> None:
         from reproduction.config.needs import hub_sources, without_trainer
         from reproduction.import_model import check_model_sizes
         from reproduction.rules import Inputs
-        from reproduction.running.slurm_check import profile_config, unmet_requests
+        from reproduction.slurm_check import profile_config, unmet_requests
         from reproduction.suites.protocol import check_protocol
 
         if options.config is None:

@@ -42,7 +42,8 @@ def remember_min_job_age() -> None:
     plugin: Any = sys.modules.get("snakemake_executor_plugin_slurm")
     if plugin is None:
         return
-    get_min_job_age, ages = plugin.get_min_job_age, []
+    get_min_job_age = plugin.get_min_job_age
+    ages: list[int] = []
 
     def remembered() -> int | None:
         if not ages and (age := get_min_job_age()) is not None:

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reproduction.cli import main
-from reproduction.running import slurm_check
-from reproduction.running.slurm_check import (
+from reproduction import slurm_check
+from reproduction.slurm_check import (
     Node,
     Request,
     findings,
