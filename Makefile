@@ -20,9 +20,9 @@ setup: .venv/installed  ## make .venv and install everything the demo and the te
 	$(BIN)/pip install --quiet --disable-pip-version-check -c envs/constraints.txt -e '.[recovery,dev]' -e src/reproduction
 	@touch $@
 
-# The server beside it saves every job the imports; without it the same jobs take longer.
+# Libraries are loaded once for all jobs; without that the same jobs take longer.
 demo: setup  ## the whole workflow at toy size, on a CPU, without a network
-	$(BIN)/python -m reproduction.running.forkserver $(BIN)/snakemake --profile profiles/demo
+	$(BIN)/python -m reproduction.running.preload $(BIN)/snakemake --profile profiles/demo
 
 test: demo  ## the demo, then all tests
 	$(THREADS) $(BIN)/python -m pytest -n 2
