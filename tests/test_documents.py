@@ -69,15 +69,6 @@ def test_the_page_on_architectures_has_all_that_an_adapter_says():
     assert [f.name for f in fields(Architecture) if f"`{f.name}`" not in page] == []
 
 
-def test_lines_of_the_slurm_profile_are_those_of_the_rules_they_are_said_to_be():
-    page = (ROOT / "docs/slurm.md").read_text()
-    places = re.findall(r"^    (profiles/\S+):(\d+): (\w+): ", page, flags=re.MULTILINE)
-    assert places
-    for file, number, rule in places:
-        line = (ROOT / file).read_text().splitlines()[int(number) - 1]
-        assert line.strip().startswith(f"{rule}:"), f"{file}:{number} is not {rule}'s"
-
-
 def test_the_diagram_is_of_the_rules_as_they_are():
     dag = runpy.run_path(str(ROOT / "docs" / "dag.py"))
     assert dag["diagram"]() in README, "run `make dag`"

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reproduction.cli import main
 from reproduction import slurm_check
+from reproduction.cli import main
 from reproduction.slurm_check import (
     Node,
     Request,

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
-from reproduction.config.section import WHICH, ModelName, Name, Pass, Ratio, Section, Some
+from reproduction.config.section import WHICH, Cut, ModelName, Name, Pass, Section, Some
 from statecut.models.shapes import Kernel
 
 # Kernels take no wider keys.
@@ -45,7 +45,9 @@ class ModelBenchmark(BenchmarkBase):
 
     kind: Literal["model"] = WHICH
     models: Some[ModelName] = Field(description="models to be timed")
-    ratios: Some[Ratio] = Field(description="ratios; the unpruned model is measured too")
+    ratios: Some[Cut] = Field(
+        description="ratios, or widths KEYSxVALUES; the unpruned model is measured too"
+    )
     passes: Some[Pass] = Field(description="forward, or a training step")
     batch: PositiveInt = Field(description="sequences")
     length: PositiveInt = Field(description="tokens in one sequence")
@@ -64,7 +66,9 @@ class DecodingBenchmark(BenchmarkBase):
 
     kind: Literal["decoding"] = WHICH
     models: Some[ModelName] = Field(description="models to be timed")
-    ratios: Some[Ratio] = Field(description="ratios; the unpruned model is measured too")
+    ratios: Some[Cut] = Field(
+        description="ratios, or widths KEYSxVALUES; the unpruned model is measured too"
+    )
     batches: Some[PositiveInt] = Field(description="sequences generated at once")
     prompt: PositiveInt = Field(description="tokens before the first generated one")
     tokens: PositiveInt = Field(description="generated tokens")

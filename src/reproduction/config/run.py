@@ -12,7 +12,7 @@ from pydantic import Field
 from reproduction.config.benchmarks import Benchmark, MixerBenchmark, ModelBenchmark, Preflight
 from reproduction.config.evaluation import Evaluation, Suite
 from reproduction.config.figures import Analysis, Figure, QualityFigure, RankFigure
-from reproduction.config.models import Model, shape_of
+from reproduction.config.models import Model, cut_shape, shape_of
 from reproduction.config.pruning import BASELINE, CalibrationText, PruningMethod
 from reproduction.config.section import (
     RECOVERED,
@@ -28,7 +28,7 @@ from reproduction.config.section import (
 from reproduction.config.sources import Corpus, Tokenizer
 from reproduction.config.tables import DecodingTable, QualityTable, Table
 from reproduction.config.training import Recipe, Recovery
-from statecut.arguments import Eps, Target, width
+from statecut.arguments import Eps, Target
 from statecut.errors import InputError, nearest
 from statecut.models.shapes import Kernel, Shape
 
@@ -74,7 +74,7 @@ class Measurement:
     benchmark: str
     subject: str  # a mixer or a model
     kernel: Kernel
-    ratio: float  # 0 for mixers: their widths are given
+    ratio: Cut  # 0 for mixers: their widths are given
     width: int  # d_k
     mode: str  # forward, training or decoding
 
@@ -320,7 +320,7 @@ class Config(Section):
         for subject in benchmark.models:
             model = self.models[subject]
             for ratio in (0.0, *benchmark.ratios):
-                d_k = width(model.head_k_dim, ratio)
+                d_k = cut_shape(model, ratio).width
                 for action in passes:
                     yield Measurement(name, subject, model.kernel, ratio, d_k, action)
 

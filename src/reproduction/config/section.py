@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from itertools import chain
 from types import NoneType, UnionType
@@ -12,6 +13,7 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    PlainValidator,
     Strict,
     StringConstraints,
     WithJsonSchema,
@@ -29,10 +31,12 @@ RECOVERED: tuple[Stage, ...] = ("post", "refit_post")
 Pass = Literal["forward", "training"]
 
 
-def _in_unit_interval(ratio: float) -> float:
-    if not 0 < ratio < 1:
-        raise ValueError("a ratio must lie in (0, 1)")
-    return ratio
+def _read_cut(value: Any) -> float | str:
+    if isinstance(value, str) and re.search(_WIDTHS, value):
+        return value
+    if isinstance(value, float | int) and 0 < value < 1:
+        return float(value)
+    raise ValueError("a ratio must lie in (0, 1); widths that stay are KEYSxVALUES, as 64x32")
 
 
 def _no_repeats(values: tuple[T, ...]) -> tuple[T, ...]:
@@ -74,17 +78,21 @@ PATTERNS = {
     _HUB: "should be owner/name",
     _SLICE: "should be corpus/slice",
     _SHA256: "should be 64 hexadecimal digits, as sha256sum prints them",
-    _WIDTHS: "should be KEYSxVALUES, the channels of a head that stay, as 64x32",
     _COLOUR: "should be # and six hexadecimal digits",
     _TEXT: "should end in .jsonl or .txt, or one of these and .xz, .gz or .zst",
 }
-Ratio = Annotated[
-    float,
-    AfterValidator(_in_unit_interval),
-    WithJsonSchema({"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1}),
+Cut = Annotated[
+    float | str,
+    PlainValidator(_read_cut),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1},
+                {"type": "string", "pattern": _WIDTHS},
+            ]
+        }
+    ),
 ]
-Widths = Annotated[str, StringConstraints(pattern=_WIDTHS)]
-Cut = Ratio | Widths
 """A fraction of the key channels that is cut, as in the paper; or KEYSxVALUES, the channels of keys
 and values of a head that stay."""
 Seed = Annotated[int, Field(ge=0, le=LARGEST_SEED)]

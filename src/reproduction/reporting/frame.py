@@ -252,6 +252,9 @@ def timing_key(config: Config, cell: Measurement, metric: str) -> Key:
         return Key(cell.subject, "", method, "", None, cell.width, "none", name)
     model, sharing = published_name(config, cell.subject)
     method = "" if cell.ratio else BASELINE
+    if isinstance(cell.ratio, str):
+        values = int(cell.ratio.split("x")[1])
+        return Key(model, sharing, method, "", None, cell.width, "none", name, "kept", values)
     return Key(model, sharing, method, "", cell.ratio, cell.width, "none", name)
 
 

@@ -75,7 +75,8 @@ class Paths:
         return f"{self.root}/preflight/{shape.name}.json"
 
     def measurement(self, cell: Measurement) -> str:
-        name = f"{cell.subject}-{cell.width}-{cell.mode}"
+        width = cell.ratio if isinstance(cell.ratio, str) else cell.width
+        name = f"{cell.subject}-{width}-{cell.mode}"
         return f"{self.root}/measurements/{cell.benchmark}/{name}.json"
 
     def frame(self, table: str) -> str:
