@@ -504,7 +504,7 @@ WRONG = [
     ("tables/by_ratio/ratios", ["16x24"], "methods.grad: chooses no value channels, which 16x24 "),
     ("tables/small_values/ratios", ["64x96"], "models.delta_net_3M: 64x96: it has 64 x 64"),
     ("tables/small_values/ratios", ["64-96"], "widths that stay are KEYSxVALUES, as 64x32"),
-    ("evaluation/suites/ppl/tasks/prose_word_ppl/file", "mine.jsonl", "it must lie in results/demo/"),
+    ("evaluation/suites/ppl/tasks/prose_word_ppl/file", "mine.jsonl", "must lie in results/demo/"),
     ("tables/by_ratio/ratios", [0.5, 0.50000001], "0.5 and 0.50000001 both are printed as 50%"),
     ("recipes/demo/learning_rate", float("nan"), "demo.learning_rate: nan: should be a finite"),
     ("recipes/demo/warmup", 300, "recipes.demo: warmup 300 must be less than steps 300"),
