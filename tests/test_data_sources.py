@@ -110,13 +110,6 @@ def test_a_folder_in_the_hubs_form_is_read_whole(tmp_path: Path) -> None:
         read(tmp_path)
 
 
-def test_files_without_row_groups_are_read_in_the_order_of_their_names(tmp_path: Path) -> None:
-    for name in "bac":
-        (tmp_path / f"{name}.jsonl").write_bytes(jsonl([f"{name}0", f"{name}1"]))
-    for seed in range(3):
-        assert list(read(tmp_path, seed=seed)) == ["a0", "a1", "b0", "b1", "c0", "c1"]
-
-
 def largest_gap(visited: list[int], count: int) -> int:
     return max(after - before for before, after in pairwise([-1, *sorted(visited), count]))
 

@@ -167,13 +167,6 @@ def test_a_model_of_other_sizes(world: World) -> None:
     assert re.search(r"model net: .* has head_k_dim 16, the configuration says 8 for Net", message)
 
 
-def test_a_parameter_of_another_shape(world: World) -> None:
-    world.change_weights(lambda t: t.update({"lm_head.weight": torch.zeros(300, 31)}))
-    table, problems = world.download()
-    assert re.search("^  model net: .*size mismatch for lm_head.weight", problems, re.MULTILINE)
-    assert table.count("WRONG, see below") == 1
-
-
 def test_a_parameter_that_is_missing_from_a_shard(world: World) -> None:
     tensors = load_file(world.made / "model" / "model.safetensors")
     names = sorted(tensors)
@@ -187,12 +180,6 @@ def test_a_parameter_that_is_missing_from_a_shard(world: World) -> None:
 
     world.net[shards[1]] = save({name: tensors[name] for name in names[3::2]})
     assert f"says that {names[1]} is in {shards[1]}" in world.problem()
-
-
-def test_tensors_that_no_model_uses_are_said_and_not_refused(world: World) -> None:
-    world.change_weights(lambda t: t.update({"model.layers.0.attn.D": torch.zeros(2)}))
-    table = world.table()
-    assert "1 tensors are not used (model.layers.0.attn.D, ...)" in table
 
 
 def test_another_tokenizer(world: World, tmp_path: Path) -> None:
@@ -211,32 +198,6 @@ def test_the_same_tokens_cut_otherwise(world: World) -> None:
     world.net["tokenizer.json"] = json.dumps(own).encode()
     message = world.problem()
     assert "texts have other ids, 'The state of a linear model keeps what it reads.'" in message
-
-
-def test_a_model_without_a_tokenizer_is_said_and_not_refused(world: World) -> None:
-    world.net = {name: content for name, content in world.net.items() if "token" not in name}
-    table = world.table()
-    assert f"{PARAMETERS}; no tokenizer.json of its own" in table
-
-
-def test_a_task_with_other_columns(world: World) -> None:
-    rows = [{name: value for name, value in row.items() if name != "sol2"} for row in ROWS]
-    world.piqa["validation.parquet"] = parquet(rows)
-    message = world.problem()
-    assert re.search(r"task piqa: .* row 1: piqa needs the field 'sol2'; it has goal, lab", message)
-
-
-@pytest.mark.parametrize("missing", [False, True])
-def test_a_split_that_cannot_be_read(world: World, missing: bool) -> None:
-    if missing:
-        world.piqa["README.md"] = CARD.replace(b"split: validation", b"split: test")
-    else:
-        world.piqa["validation.parquet"] = parquet(ROWS)[:-20]
-    message = world.problem()
-    assert re.search(
-        r"task piqa: .*: piqa needs its split 'validation', which cannot be read", message
-    )
-    assert ("Unknown split" if missing else "footer") in message
 
 
 def test_text_that_cannot_be_read(world: World) -> None:

@@ -144,24 +144,6 @@ def test_what_contradicts_a_model_that_is_here_stops_check_and_timings(
     assert words in done.stdout + done.stderr
 
 
-def test_a_model_that_the_run_trains_is_not_imported(described: Model, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="is trained by this run"):
-        import_model(described, tmp_path, tmp_path / "out")
-
-
-def test_a_folder_that_is_no_model_and_a_config_without_sizes_are_said(
-    there: Model, tmp_path: Path
-) -> None:
-    config = tmp_path / "mine" / "config.json"
-    found = read_json(config)
-    write_json(config, {key: value for key, value in found.items() if key != "vocab_size"})
-    with pytest.raises(InputError, match="'vocab_size' is missing"):
-        import_model(there, tmp_path / "tokenizer", tmp_path / "out")
-    config.unlink()
-    with pytest.raises(InputError, match=r"mine is not a model folder: it has no config\.json"):
-        import_model(there, tmp_path / "tokenizer", tmp_path / "out")
-
-
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_multimodal_config_may_say_in_one_place_that_embeddings_are_tied(
     tmp_path: Path, tied: bool

@@ -227,20 +227,6 @@ def test_the_lab_estimated_by_figures_of_other_models_is_within_the_range() -> N
         assert 1 / SCALED < ratio < SCALED, one
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("measured: [{machine: a, gpus: 0, figures: [{work: page, seconds: 1}]}]", "command\n"),
-        ("measured: 3", "cannot be read as measured figures"),
-        ("{", "cannot be read"),
-    ],
-)
-def test_a_mistake_in_the_figures_is_named(tmp_path: Path, text: str, message: str) -> None:
-    (tmp_path / "costs.yaml").write_text(text)
-    with pytest.raises(InputError, match=message):
-        read_figures(tmp_path / "costs.yaml")
-
-
 # Plans
 
 
@@ -320,7 +306,6 @@ def test_a_plan_from_the_command_line(inside: Path, capsys: pytest.CaptureFixtur
     [
         (["tabels"], "target 'tabels': no rule makes it; did you mean 'tables'?"),
         (["nowhere.yaml"], "nowhere.yaml: cannot be read"),
-        (["--profile", "profiles/tow"], "did you mean 'profiles/two'?"),
         (["--gpus", "0"], "--gpus 0: must be 1 or more"),
         (["--costs", "nowhere.yaml"], "nowhere.yaml: cannot be read"),
     ],

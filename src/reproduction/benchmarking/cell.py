@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ def measure(
     cell: Measurement,
     out: Path | str,
     *,
-    device: str | None = None,
+    device: str = "cpu",
     limit_s: float = LIMIT_S,
     own_process: bool | None = None,
     seconds: float | None = None,
@@ -46,10 +47,7 @@ def measure(
     process of its own, unless `own_process` says otherwise; `worker` is one that was started
     before. `seconds` bounds the timed runs.
     """
-    from statecut.preflight import default_device
-
     benchmark = config.benchmarks[cell.benchmark]
-    device = device or default_device()
     outcome = run_work(
         readings, benchmark, config.models.get(cell.subject), cell, device, seconds,
         limit_s=limit_s, worker=worker,
@@ -74,8 +72,12 @@ def readings(
 ) -> Iterator[tuple[str, Any]]:
     """The machine, then the figures of one cell, each by its name."""
     from reproduction.benchmarking import decoding, passes
+    from reproduction.benchmarking.timing import time_runs
     from statecut.preflight import machine
 
     yield "machine", machine(device)
+    runs = {"warmup": benchmark.warmup, "repeats": benchmark.repeats, "seconds": seconds}
     kind = decoding if benchmark.kind == "decoding" else passes
-    yield from kind.readings(benchmark, spec, cell, device, seconds)
+    yield from kind.readings(
+        benchmark, spec, cell, device, partial(time_runs, device=device, **runs)
+    )
