@@ -38,7 +38,6 @@ from typing import Any
 import torch
 from arguments import existing
 from refit import Bench, check_options, read_rows, shared_parser, write_rows
-from values import Split, split_named
 
 from statecut.arguments import width as width_of
 from statecut.data.packing import PackedTokens
@@ -54,10 +53,18 @@ from statecut.pruning.statistics import ModelStatistics
 from statecut.recovery.training import scale_eps
 
 Row = dict[str, Any]
+Split = tuple[int, int]  # d_k and d_v
 KEY = ("model", "method", "d_k", "d_v", "way", "factor", "recover")
 WAYS = ("kept", "keys", "exact", "eps")
 STAGES = ("sliced", "refitted")
 OTHER_NORMS = "other norms"  # the method of rows of uncut models
+
+
+def split_named(text: str) -> Split:
+    width, _, value_width = text.partition("x")
+    if not (width.isdigit() and value_width.isdigit()):
+        raise argparse.ArgumentTypeError(f"{text}: d_k and d_v, as in 64x128")
+    return int(width), int(value_width)
 
 
 def set_eps(folder: Path, factor: float) -> None:

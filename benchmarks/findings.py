@@ -10,6 +10,7 @@ how much of their memory states use.
 
 import argparse
 import itertools
+import json
 import re
 from collections import defaultdict
 from collections.abc import Iterator
@@ -20,8 +21,11 @@ import torch
 from arguments import existing
 
 from reproduction.analysis.rank import RankAnalysis
-from statecut.pruning.selection import Selection
+from statecut.arguments import width
+from statecut.models.checkpoint import open_safetensors
+from statecut.pruning.selection import Selection, load_selection
 
+RATIOS = (0.75, 0.5, 0.4, 0.3)  # of the lab
 SKIP = 128  # tokens before the state has filled
 
 
@@ -53,8 +57,12 @@ Chosen = dict[Key, Selection]
 
 def read(folder: Path) -> Iterator[tuple[Key, Selection]]:
     for path in sorted(folder.glob("*.safetensors")):
-        method, target, ratio, seed = path.stem.rsplit("-", 3)
-        yield (method, target, float(ratio), int(seed)), Selection.load(path)
+        method, target, seed = path.stem.rsplit("-", 2)
+        with open_safetensors(path) as file:
+            about = json.loads(file.metadata()["about"])
+        for ratio in RATIOS if target != "v" else ():
+            keys = width(about["full_width"], ratio)
+            yield (method, target, ratio, int(seed)), load_selection(path, keys=keys, values=0)
 
 
 def swaps(chosen: Chosen) -> Iterator[list[str]]:

@@ -4,8 +4,8 @@
     python benchmarks/kills.py --folder FOLDER  keep the runs and their logs there
 
 A small run (one model, two methods, recovery, one suite, one table) is made undisturbed. Then it is
-made again from nothing, while `kill -9` ends snakemake, a job, its working process, the supervisor
-of that, or the fork server, when a job of a drawn stage has run for a random while. After each kill
+made again from nothing, while `kill -9` ends snakemake, a job, its working process, or the process
+that has the libraries loaded, when a job of a drawn stage has run for a random while. After each kill
 the run is started again as the README says. At the end all results have to be those of the
 undisturbed run, byte for byte, with no process, no temporary file and no unknown file left.
 
@@ -32,7 +32,7 @@ from typing import Any, NoReturn
 import psutil
 import yaml
 
-from reproduction.running.paths import PROVENANCE
+from reproduction.running.provenance import PROVENANCE
 
 ROOT = Path(__file__).parents[1]
 RUN = "small"
@@ -44,7 +44,7 @@ METHODS = ("l1", "grad")
 # Two kills are drawn for each of these, and the others from the rest.
 STAGES = ("pretrain", "calibrate", "score", "slice", "recover", "evaluate", "table")
 SEVERAL_THREADS = {"tokens"}  # its jobs are not handed over to the server
-VICTIMS = ("snakemake", "client", "job", "supervisor", "server")
+VICTIMS = ("snakemake", "client", "job", "server")
 
 RUNS, KILLS = 3, 6
 LIMIT = 600  # seconds until a command counts as hanging
@@ -109,7 +109,7 @@ class Run:
     def start(self, *options: str, server: bool = True) -> None:
         command = [sys.executable, "-m", "snakemake", "--configfile=run.yaml", "--cores=2"]
         if server:
-            command = [sys.executable, "-m", "reproduction.running.forkserver", *command]
+            command = [sys.executable, "-m", "reproduction.running.preload", *command]
         changes = {"PYTHONPATH": str(self.folder / "src"), "TMPDIR": str(self.temporary)}
         with self.log.open("a") as log:
             self.command = psutil.Popen(
@@ -166,7 +166,7 @@ class Run:
         return next((process for process, words in children if _is_fork(words)), None)
 
     def job(self, stage: str) -> psutil.Process | None:
-        """The process that a supervisor has forked for a job of the stage: it writes its log."""
+        """The fork that does the work of a job of the stage: it writes its log."""
         logs = self.folder / RESULTS / "logs" / stage.removesuffix("_shape")
         for process, words in self._children(self.server()):
             try:
@@ -184,8 +184,7 @@ class Run:
             return self.server()
         if kind == "client":
             return self.client([stage])
-        job = self.job(stage)
-        return job.parent() if job and kind == "supervisor" else job
+        return self.job(stage)
 
     @staticmethod
     def _children(of: psutil.Process | None) -> Iterator[tuple[psutil.Process, list[str]]]:
@@ -205,7 +204,7 @@ class Run:
 
 def _is_fork(words: list[str]) -> bool:
     """Forks of the server are called as it was."""
-    return "reproduction.running.forkserver" in words
+    return "reproduction.running.preload" in words
 
 
 def timings(run: Run) -> dict[str, list[Path]]:

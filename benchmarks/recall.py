@@ -27,6 +27,7 @@ anew for every width, which would take longer than all the rest.
 from __future__ import annotations
 
 import argparse
+import fcntl
 import json
 import logging
 import sys
@@ -49,7 +50,6 @@ from torch import Tensor
 
 from reproduction.config.training import Recipe, Recovery
 from reproduction.pretraining.pretrain import pretrain
-from reproduction.running.locks import exclusive_lock
 from statecut import __version__, logs
 from statecut.arguments import Eps
 from statecut.data.packing import Manifest, PackedTokens
@@ -388,7 +388,8 @@ def settings_of(options: argparse.Namespace) -> dict[str, Any]:
 def prepare_folder(folder: Path, settings: dict[str, Any]) -> None:
     """The settings and the text of a new folder; an error if it was begun with other settings."""
     file, text = folder / "settings.json", folder / "text"
-    with exclusive_lock([text]):  # processes for other models may start at the same time
+    with open(folder / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # processes for other models may start at the same time
         if file.is_file() and read_json(file) != settings:
             raise InputError(
                 f"{folder}: made with other settings ({file.name}); give those, or another --folder"

@@ -22,7 +22,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from reproduction.running.forkserver import GPU
+from reproduction.running.preload import GPU
 
 WAYS = ("fla", "compiled", "again")
 

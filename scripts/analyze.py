@@ -16,4 +16,4 @@ with job(snakemake) as run:
         heads=[tuple(head) for head in snakemake.params.heads],
         skip=run.analysis.skip,
     )
-    analysis.save(snakemake.output.result, force=True)
+    analysis.save(snakemake.output[0], force=True)

@@ -5,4 +5,4 @@ with job(snakemake) as run:
     from reproduction.config import Measurement
 
     cell = Measurement(**snakemake.params.cell)
-    measure(run, cell, snakemake.output.result, device=run.device)
+    measure(run, cell, snakemake.output[0], device=run.device)

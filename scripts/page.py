@@ -5,8 +5,9 @@ from reproduction.running.job import job
 with job(snakemake) as run:
     from reproduction.reporting.jobs import result_records
     from reproduction.reporting.report import write_report
+    from reproduction.running.code import ROOT
 
-    results, variants = Path(snakemake.params.results), run.variants()
+    results, variants = Path(snakemake.output[0]).parent, run.variants()
     curves = {v: Path(p) for v, p in zip(variants, snakemake.params.curves, strict=True)}
     steps = {v: map(Path, p) for v, p in zip(variants, snakemake.params.steps, strict=True)}
     write_report(
@@ -21,7 +22,6 @@ with job(snakemake) as run:
         },
         steps={v: [path for path in paths if path.is_file()] for v, paths in steps.items()},
         records=result_records(results).values(),
-        current_code=snakemake.params.current_code,
-        out=snakemake.output.html,
-        templates=snakemake.params.templates,
+        out=snakemake.output[0],
+        templates=ROOT / "workflow/templates",
     )

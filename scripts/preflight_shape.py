@@ -2,6 +2,9 @@ from dataclasses import asdict
 
 from reproduction.running.job import job
 
+# Raise it when a change alters results: they are made again, and all that hangs on them.
+VERSION = 1
+
 with job(snakemake) as run:
     from statecut.files import write_json
     from statecut.models.shapes import Shape
@@ -9,4 +12,4 @@ with job(snakemake) as run:
 
     shape = Shape(**snakemake.params.shape)
     (verdict,) = check_shapes([shape], **run.preflight.model_dump(), device=run.device)
-    write_json(snakemake.output.verdict, asdict(verdict))
+    write_json(snakemake.output[0], asdict(verdict))

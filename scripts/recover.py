@@ -1,5 +1,8 @@
 from reproduction.running.job import job
 
+# Raise it when a change alters results: they are made again, and all that hangs on them.
+VERSION = 1
+
 with job(snakemake) as run:
     from reproduction.pretraining.verdicts import padding
     from statecut.data.packing import PackedTokens
@@ -8,7 +11,7 @@ with job(snakemake) as run:
     from statecut.recovery.checkpoints import Output
     from statecut.recovery.training import recover, recovered_facts
 
-    out, name, cut = snakemake.output.model, snakemake.wildcards.model, snakemake.wildcards.cut
+    out, name, cut = snakemake.output[0], snakemake.wildcards.model, snakemake.wildcards.cut
     student, teacher = Checkpoint(snakemake.input.student), Checkpoint(snakemake.input.teacher)
     data = PackedTokens(snakemake.input.tokens, slice_name=run.recovery.data.split("/")[1])
     fitting = {"gradient_accumulation_steps": snakemake.resources.gradient_accumulation_steps}
@@ -23,7 +26,7 @@ with job(snakemake) as run:
         checkpoints=snakemake.params.checkpoints,
         files=record.files(f"{name}-{cut}", student.config),
         force=True,
-        version=snakemake.params.code["version"],
+        version=VERSION,
     )
     recover(
         student.folder,

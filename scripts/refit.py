@@ -7,7 +7,7 @@ with job(snakemake) as run:
     from statecut.pruning.refit import refit, write_refitted
     from statecut.record import Record
 
-    out, wildcards = snakemake.output.model, snakemake.wildcards
+    out, wildcards = snakemake.output[0], snakemake.wildcards
     student, teacher = Checkpoint(snakemake.input.student), Checkpoint(snakemake.input.teacher)
     data = PackedTokens(snakemake.input.tokens, slice_name=run.calibration.data.split("/")[1])
     ids = sampled_sequences(data, run.calibration.sequences, int(wildcards.seed))

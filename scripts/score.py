@@ -4,17 +4,22 @@ with job(snakemake) as run:
     from statecut.models.checkpoint import Checkpoint
     from statecut.pruning.calibration import Calibration
     from statecut.pruning.select import select
+    from statecut.pruning.selection import save_selections
     from statecut.pruning.statistics import ModelStatistics
 
     inputs, wildcards = snakemake.input, snakemake.wildcards
-    method = run.methods[wildcards.method]
+    method, model = run.methods[wildcards.method], Checkpoint(inputs.model)
     calibration = Calibration.load(inputs.calibration) if inputs.calibration else None
-    (selection,) = select(
+    values = wildcards.target == "v"
+    channels = "value" if values else "key"
+    _, width = model.shape.size(channels)
+    selections = select(
         method.algorithm,
-        ModelStatistics(Checkpoint(inputs.model), calibration),
-        [snakemake.params.kept],
-        target=wildcards.target,
+        ModelStatistics(model, calibration),
+        range(1, width),
+        channels=channels,
+        target=None if values else wildcards.target,
         seed=int(wildcards.seed),
         **method.options,
     )
-    selection.save(snakemake.output.selection)
+    save_selections(selections, snakemake.output[0])

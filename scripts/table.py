@@ -3,12 +3,10 @@ from pathlib import Path
 from reproduction.running.job import job
 
 with job(snakemake) as run:
+    from reproduction.reporting.frame import make_frame
     from reproduction.reporting.writing import write_table
+    from reproduction.running.code import ROOT
 
-    write_table(
-        run,
-        snakemake.wildcards.table,
-        snakemake.input.frame,
-        Path(snakemake.output.tex).parent,
-        snakemake.params.templates,
-    )
+    table, out = snakemake.wildcards.table, snakemake.output
+    make_frame(run, table, snakemake.params.sources, out.frame)
+    write_table(run, table, out.frame, Path(out.tex).parent, ROOT / "workflow/templates")

@@ -2,13 +2,16 @@ from pathlib import Path
 
 from reproduction.running.job import job
 
+# Raise it when a change alters results: they are made again, and all that hangs on them.
+VERSION = 1
+
 with job(snakemake) as run:
     from reproduction.corpora import make_tokenizer
 
     make_tokenizer(
         run,
         snakemake.wildcards.tokenizer,
-        Path(snakemake.output.folder),
+        Path(snakemake.output[0]),
         text=Path(snakemake.input.text[0]) if snakemake.input.text else None,
         force=True,
     )

@@ -1,14 +1,15 @@
-from pathlib import Path
-
 from reproduction.running.job import job
 
 with job(snakemake) as run:
+    from reproduction.reporting.frame import make_union
     from reproduction.reporting.verdict import make_verdict
+    from reproduction.running.code import ROOT
 
+    make_union(snakemake.input, snakemake.output.frame)
     make_verdict(
         run,
-        snakemake.input.frames,
+        snakemake.input,
         snakemake.output.folder,
-        Path(snakemake.input.published[0]).parent,
-        snakemake.input.claims,
+        ROOT / "config/published",
+        ROOT / "config/claims.yaml",
     )

@@ -5,4 +5,4 @@ from reproduction.running.job import job
 with job(snakemake):
     from reproduction.reporting.verdict import verify
 
-    verify(Path(snakemake.input.verdict) / "cells.csv")
+    verify(Path(snakemake.input[0]) / "cells.csv")

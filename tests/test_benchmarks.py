@@ -16,7 +16,6 @@ FOLDER = Path(__file__).parents[1] / "benchmarks"
     [
         (["findings.py", "."], "selections: holds no model's selections"),
         (["findings.py", "absent"], "absent: no such file or folder"),
-        (["evaluation_jobs.py", "--work", "w", "--data", "absent"], "absent: no such file or fold"),
         (["kills.py", "--folder", "."], "--folder .: exists already, give a new folder"),
         (["rank.py", "--gpu"], "--gpu: torch .* finds no GPU here"),
         (["roofline.py"], "torch .* finds no GPU here"),

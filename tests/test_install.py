@@ -3,6 +3,7 @@ more than it requires."""
 
 import re
 import runpy
+import shlex
 import shutil
 import subprocess
 import sys
@@ -12,10 +13,14 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+import yaml
 from packaging.requirements import Requirement
 from small_models import SMALL
+from snakemake.cli import get_argument_parser
+from snakemake.settings.types import DeploymentMethod
 
 from reproduction.new_tokenizers import train_tokenizer
+from statecut import __version__
 from statecut.models import create, load, save
 
 ROOT = Path(__file__).parents[1]
@@ -53,6 +58,24 @@ def test_every_requirement_is_pinned_and_in_the_conda_environment():
     assert {normal(name) for name in [*LIBRARY, *REPRODUCTION, *EXTRAS]} - {"statecut"} <= pinned
     listed = {normal(name) for name in PINS["ENVIRONMENTS"]["environment.yml"][1]}
     assert {normal(name) for name in [*LIBRARY, *REPRODUCTION]} - {"statecut"} <= listed
+
+
+def test_both_packages_and_the_changelog_have_the_same_version():
+    newest = re.search(r"^## \[(.+?)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert newest is not None
+    assert newest[1] == __version__ == project("src/reproduction")["version"]
+
+
+def test_the_workflow_catalog_finds_what_it_shows():
+    """Its documentation: snakemake.github.io/snakemake-workflow-catalog, "Adding workflows"."""
+    usage = yaml.safe_load((ROOT / ".snakemake-workflow-catalog.yml").read_text())["usage"]
+    assert usage.keys() == {"mandatory-flags", "software-stack-deployment"}
+    deployments = usage["software-stack-deployment"]
+    assert deployments.pop("report") is True
+    methods = {method.name.lower() for method in DeploymentMethod}
+    assert {method for name in deployments for method in name.split("+")} <= methods
+    get_argument_parser().parse_args(shlex.split(usage["mandatory-flags"]["flags"]))
+    assert (ROOT / "config" / "README.md").exists()
 
 
 @pytest.mark.parametrize(("run", "taken"), [(3, "3.11"), (2, "3.12"), (1, "3.13"), (0, "3")])

@@ -1,28 +1,16 @@
 """What a job does with the Slurm job that it runs in; Slurm's commands are faked."""
 
 import os
-import threading
-from types import SimpleNamespace
 
 import pytest
 
-from reproduction.running import slurm as running_slurm
 from reproduction.running.slurm import (
     END,
     EXIT_UNFINISHED,
     export_end_time,
-    refused_for_good,
     requeue_at_time_limit,
-    stuck_jobs,
-    warn_of_jobs_that_never_start,
 )
-from reproduction.running.snakemake_fixes import (
-    LOG_LINES,
-    LOG_WIDTH,
-    fail_refused_jobs,
-    remember_min_job_age,
-    show_ends_of_logs,
-)
+from reproduction.running.snakemake_fixes import remember_min_job_age
 from statecut.recovery import loop
 
 
@@ -121,128 +109,10 @@ def test_the_plugin_remembers_how_long_ended_jobs_are_visible(slurm, monkeypatch
     import snakemake_executor_plugin_slurm as plugin
 
     monkeypatch.setattr(plugin, "get_min_job_age", plugin.get_min_job_age)  # put back afterwards
-    remember_min_job_age(plugin)
+    remember_min_job_age()
     slurm("scontrol", "", code=1)
     assert plugin.get_min_job_age() is None
     slurm("scontrol", "MinJobAge = 300 sec")
     assert plugin.get_min_job_age() == 300
     slurm("scontrol", "", code=1)
     assert plugin.get_min_job_age() == 300
-
-
-def test_every_log_of_a_failed_job_is_shown_to_its_end(tmp_path, monkeypatch):
-    from snakemake import logging
-
-    monkeypatch.setattr(logging, "show_logs", logging.show_logs)  # put back afterwards
-    show_ends_of_logs()
-    empty, missing, slurms = (tmp_path / name for name in ("empty", "missing", "slurms"))
-    empty.touch()
-    lines = ["Command: " + "x" * 5000, *map(str, range(100)), "No space left on device"]
-    slurms.write_text("\n".join(lines))
-    shown = list(logging.show_logs([str(empty), str(missing), str(slurms)]))
-    assert shown[:3] == [
-        f"Logfile {empty}: empty file", f"Logfile {missing} not found.", f"Logfile {slurms}:"
-    ]  # fmt: skip
-    assert shown[-2] == "No space left on device"
-    assert len(shown) == 3 + LOG_LINES
-    assert max(map(len, shown)) <= LOG_WIDTH
-
-
-def waiting(number, reason, state="PENDING", comment="rule_tokens_wildcards_demo"):
-    return f"{number}|{state}|{reason}|cpu|12:00:00|{comment}\n"
-
-
-@pytest.mark.parametrize(
-    "reason",
-    ["PartitionTimeLimit", "BadConstraints", "QOSMaxWallDurationPerJobLimit", "QOSMinGRES",
-     "AssocGrpCPUMinutesLimit"],
-)  # fmt: skip
-def test_a_job_that_never_starts_is_named_once(reason):
-    known = set()
-    (line,) = stuck_jobs(waiting(7, reason), known)
-    assert line.startswith(
-        f"Slurm job 7 (rule tokens; 12:00:00 in partition cpu): will never start, {reason}. "
-    )
-    assert list(stuck_jobs(waiting(7, reason), known)) == []
-    assert len(list(stuck_jobs(waiting(8, reason), known))) == 1
-
-
-@pytest.mark.parametrize(
-    "reason",
-    ["None", "Priority", "Resources", "Nodes_required_for_job_are_DOWN,_DRAINED_or_reserved"],
-)
-def test_a_wait_that_can_end_is_not_named(reason):
-    assert list(stuck_jobs(waiting(7, reason), set())) == []
-
-
-@pytest.mark.parametrize(
-    "reason",
-    ["QOSMaxGRESPerUser", "AssocGrpCPURunMinutesLimit", "MaxGRESPerAccount", "AccountingPolicy"],
-)
-def test_a_limit_is_named_when_no_job_is_left_whose_end_would_help(reason):
-    known = set()
-    for state in ("RUNNING", "CONFIGURING", "COMPLETING"):
-        assert list(stuck_jobs(waiting(6, "None", state) + waiting(7, reason), known)) == []
-    assert list(stuck_jobs("slurm_load_jobs error\n", known)) == []
-    (line,) = stuck_jobs(waiting(7, reason), known)
-    assert f"waits, {reason}, while no job of this run runs" in line
-
-
-@pytest.mark.parametrize("reason", ["JobHeldUser", "launch_failed_requeued_held"])
-def test_a_held_job_is_named_with_what_lets_it_go(reason):
-    (line,) = stuck_jobs(waiting(7, reason) + waiting(8, reason), set())
-    assert "Slurm job 7 and 1 more (rule tokens;" in line
-    assert "`scontrol release 7,8`" in line
-
-
-@pytest.mark.parametrize(
-    ("message", "for_good"),
-    [
-        ("Requested time limit is invalid (missing or exceeds some limit)", True),
-        ("Invalid account or account/partition combination specified", True),
-        ("AssocMaxWallDurationPerJobLimit\nsbatch: error: Job violates accounting policy", True),
-        ("QOSMaxSubmitJobPerUserLimit\nsbatch: error: Job violates accounting/QOS policy", False),
-        ("Unable to contact slurm controller (connect failure)", False),
-        ("Required partition not available (inactive or drain)", False),
-    ],
-)
-def test_a_refused_job_is_tried_again_only_if_that_may_help(monkeypatch, message, for_good):
-    import snakemake_executor_plugin_slurm as plugin
-
-    reported = []
-    name = "_report_job_error_threadsafe"
-    monkeypatch.setattr(plugin.Executor, name, lambda *given: reported.append(given))
-    fail_refused_jobs(plugin)
-    job = SimpleNamespace(restart_times=2, _attempt=1)
-    text = (
-        f"The error message was 'sbatch: error: {message}'. sbatch call: sbatch -t 9 --wrap=python"
-    )
-    plugin.Executor._report_job_error_threadsafe(None, SimpleNamespace(job=job), text)
-
-    assert refused_for_good(message) == for_good
-    assert job._attempt == (3 if for_good else 1)  # Snakemake restarts up to restart_times
-    ((_, _, shown),) = reported
-    assert message in shown
-    assert "sbatch -t 9" in shown
-    assert "python" not in shown
-    assert ("It is not tried again" in shown) == for_good
-
-
-def test_the_queue_of_this_run_is_watched(slurm, monkeypatch):
-    import snakemake_executor_plugin_slurm as plugin
-
-    monkeypatch.setattr(running_slurm, "WATCH_EVERY", 0.05)
-    slurm("squeue", waiting(7, "PartitionTimeLimit").strip())
-    executor = plugin.Executor.__new__(plugin.Executor)
-    executor.run_uuid = "the-run"
-    lines, warned = [], threading.Event()
-
-    def warn(line):
-        lines.append(line)
-        warned.set()
-
-    warn_of_jobs_that_never_start(object(), warn)  # of another kind: not asked about
-    warn_of_jobs_that_never_start(executor, warn)
-    assert warned.wait(60)
-    assert "Slurm job 7 (rule tokens;" in lines[0]
-    assert "--name=the-run" in slurm.called()

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from reproduction.config import JobConfig, Variant, load_config
-from reproduction.running.inputs import Inputs
+from reproduction.rules import Inputs
 from reproduction.running.paths import Paths
 from reproduction.suites.task_files import SETS
 from statecut.files import write_json
@@ -58,12 +58,14 @@ def test_the_papers_jobs_are_those_that_the_paper_implies(checkout):
     rotations = 2 * 2 * 2 + 2  # filters x rotations x ratios, and Grad with shared filters
     pruned = recovered + targets + rotations
     by_l1 = 4 * 4 + 4 * 2  # models x ratios, and x keys or queries: nothing is drawn there
-    assert found["score"] == seeds * (pruned - by_l1) + by_l1
     matched = 4 * 4 * 2 * seeds  # models x ratios x methods
-    assert found["slice"] == found["score"] + matched
+    assert found["slice"] == seeds * (pruned - by_l1) + by_l1 + matched
+    # One for all ratios: of four models by five methods, for keys or queries by four of them
+    # (L1 draws nothing), and of two by rotations and Grad.
+    assert found["score"] == 4 * (4 * seeds + 1) + 4 * 2 * (3 * seeds + 1) + (2 * 2 + 1) * seeds
     assert "refit" not in found  # no table of the paper's asks for it
-    assert sum(found.values()) == 1751 + 2 * matched + 2  # sliced and evaluated for one table
-    assert found["table"] == found["frame"] == 22  # sixteen, and six of ours
+    assert found["table"] == 22  # sixteen, and six of ours
+    assert sum(found.values()) == 1751
     assert found["figure"] == 9  # six, and three of ours
     assert "demo" not in said
     assert "documentation" not in said
@@ -74,7 +76,8 @@ def test_a_public_hybrid_is_sliced_and_refitted_and_nothing_is_trained(checkout)
     assert code == 0, said
     jobs = counts(said)
     assert jobs["import_model"] == jobs["calibrate"] == 1
-    assert jobs["score"] == jobs["slice"] == jobs["refit"] == 2 * 3  # methods x ratios
+    assert jobs["score"] == 2  # methods
+    assert jobs["slice"] == jobs["refit"] == 2 * 3  # methods x ratios
     assert jobs["evaluate"] == 2 + 6 + 2 * 6  # unpruned, sliced and refitted
     assert not jobs.keys() & {"pretrain", "preflight_shape", "recover", "measure", "analyze"}
 
@@ -115,10 +118,10 @@ def test_one_selection_serves_cuts_with_eps_kept_and_matched(checkout):
     code, said = snakemake(checkout, "results/demo/tables/small_eps.tex")
     assert code == 0, said
     found = counts(said)
-    selections = 2 * 2  # models x ratios
-    assert found["score"] == selections
-    assert found["slice"] == found["refit"] == 2 * selections
-    assert found["evaluate"] == 2 + 2 * 2 * selections  # unpruned; sliced and refitted
+    cuts = 2 * 2  # models x ratios
+    assert found["score"] == 2
+    assert found["slice"] == found["refit"] == 2 * cuts
+    assert found["evaluate"] == 2 + 2 * 2 * cuts  # unpruned; sliced and refitted
 
 
 def test_kept_cuts_have_the_paths_that_all_had_and_matched_ones_a_suffix():
@@ -129,25 +132,61 @@ def test_kept_cuts_have_the_paths_that_all_had_and_matched_ones_a_suffix():
         matched = replace(kept, eps="matched")
         cut, end = f"{folder}/delta_net/fisher-kq-0.5-0", "-refitted" * (stage == "refit_post")
         assert (paths.subject(kept), paths.subject(matched)) == (cut + end, f"{cut}-matched{end}")
-        assert paths.selection(kept) == paths.selection(matched)
+    both = Variant("delta_net", "fisher", "kq", "16x8", 0, "pre", "matched")
+    assert paths.subject(both) == "sliced/delta_net/fisher-kq-16x8-0-matched"
+    assert [Path(step).name for step in paths.steps(both)[2:-1]] == [
+        "fisher-kq-0.safetensors", "fisher-v-0.safetensors",
+    ]  # fmt: skip
 
 
 def test_methods_with_gradients_have_a_calibration_of_their_own():
     inputs = Inputs(load_config(ROOT / "config" / "demo.yaml"))
     folders = {
-        m: inputs.calibration("delta_net", m, "0") for m in ("drrqr", "grad", "fisher", "l1")
+        m: inputs.calibration("delta_net", m, "kq", "0") for m in ("drrqr", "grad", "fisher", "l1")
     }
     backward = "results/demo/calibrations/delta_net/0-gradients"
     assert folders == {
         "drrqr": "results/demo/calibrations/delta_net/0", "grad": backward, "fisher": backward,
         "l1": [],
     }  # fmt: skip
+    assert inputs.calibration("delta_net", "fisher", "v", "0") == f"{backward}-values"
 
 
 def test_without_a_configuration_it_is_the_demo(checkout):
     code, said = snakemake(checkout)
     assert code == 0, said
     assert "results/demo/report.html" in said
+
+
+MODULE = """
+{configfile}
+module statecut:
+    snakefile: "{root}/workflow/Snakefile"
+    {config}
+
+use rule * from statecut as statecut_*
+"""
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_another_workflow_uses_it_as_a_module(tmp_path, own):
+    """With a configuration of its own; without one it is the demo."""
+    lines = {"configfile": 'configfile: "mine.yaml"', "config": "config: config"}
+    lines = lines if own else dict.fromkeys(lines, "")
+    (tmp_path / "Snakefile").write_text(MODULE.format(root=ROOT, **lines))
+    text = (ROOT / "config/demo.yaml").read_text()
+    (tmp_path / "mine.yaml").write_text(text.replace("run: demo", "run: mine").replace(
+        "results/demo/", "results/mine/"))  # fmt: skip
+    (tmp_path / "models").symlink_to(ROOT / "models")
+    text = f"results/{'mine' if own else 'demo'}/text/held_out.jsonl"
+    triggers = ("--cores", "1", "--rerun-triggers", "mtime", "params", "--")
+    for target in (text, text.replace("text/held_out.jsonl", "tables/small.tex")):
+        code, said = snakemake(tmp_path, *triggers, target)
+        assert code == 0, said
+    command = [sys.executable, "-m", "snakemake", *triggers, text]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / text).stat().st_size
 
 
 LAB_FILES = {
@@ -179,7 +218,7 @@ CAPS = {"recover": "recoveries", "evaluate": "evaluations"}
 
 def test_in_the_lab_every_rule_on_a_gpu_has_shares_and_what_is_timed_has_all():
     profile = yaml.safe_load((ROOT / "profiles/lab/config.yaml").read_text())
-    whole = profile["default-resources"]["gpu_shares"]
+    whole = profile["default-resources"]["gpu_slots"]
     assert profile["resources"]["gpu"] == whole
     shares = {rule: asked["gpu"] for rule, asked in profile["set-resources"].items()}
     text = "".join(path.read_text() for path in (ROOT / "workflow/rules").glob("*.smk"))
@@ -256,7 +295,9 @@ def test_every_rule_has_what_a_rule_must_have():
             if file.name == "report.smk":
                 wanted.append("settings=")  # which says whether the run is partial
             if "output:" in body:
-                wanted += ["benchmark:", "resources:", "mem_mb=", "runtime=", "provenance="]
+                wanted += ["benchmark:"]
+            if "output:" in body and "localrule" not in body:
+                wanted += ["resources:", "mem_mb=", "runtime="]
             missing = [word for word in wanted if word not in body]
             assert not missing, f"{file.name}, rule {name}: {missing}"
             assert (ROOT / f"scripts/{name}.py").is_file()
@@ -273,7 +314,7 @@ def test_a_trigger_that_would_train_again_for_a_touched_script_is_refused(checko
 def test_every_profile_can_stand_in_for_the_default_one():
     for name in ("default", "demo", "lab", "slurm"):
         profile = yaml.safe_load((ROOT / "profiles" / name / "config.yaml").read_text())
-        assert profile["rerun-triggers"] == ["input", "params", "software-env"]
+        assert profile["rerun-triggers"] == ["mtime", "input", "params", "software-env"]
 
 
 def test_linters_have_nothing_to_say(checkout):
@@ -291,10 +332,9 @@ def test_a_partial_run_reports_what_is_there_and_computes_nothing(checkout):
     assert code == 0, said
     found = counts(said)
     assert {*found} <= {
-        "all", "document", "figure", "frame", "page", "pdf", "table", "union", "verdict",
+        "all", "document", "figure", "page", "pdf", "table", "verdict",
     }  # fmt: skip
     assert found["figure"] == 2  # of the frames, which have a reason for every gap
-    assert found["frame"] == found["table"]
 
 
 def test_the_figures_of_a_partial_run_are_those_with_sources_or_drawn_before(tmp_path, monkeypatch):
@@ -359,7 +399,7 @@ def test_the_part_of_a_run_that_a_job_uses_is_enough_for_it(name):
         assert getattr(part, section) == getattr(config, section)
     for method, spec in config.methods.items():
         found = JobConfig.model_validate(inputs.method_settings(method)).methods[method]
-        shown = {"label", "target"}
+        shown = {"label", "target", "colour", "dash"}
         assert found.model_dump(exclude=shown) == spec.model_dump(exclude=shown)
     for variant in inputs.recoveries.values():
         cut = Path(inputs.paths.subject(variant)).name
@@ -393,7 +433,7 @@ def test_every_seed_of_a_run_recovers_with_a_draw_of_its_own():
     assert first == inputs.recovery_settings("delta_net_1.3B", "grad-kq-0.5-42")
     (variant,) = (v for v in inputs.recoveries.values() if v.seed == 44 and v.method == "l1"
                   and (v.model, v.ratio) == ("delta_net_1.3B", 0.75))  # fmt: skip
-    assert "selections/delta_net_1.3B/l1-kq-0.75-0.safetensors" in inputs.paths.steps(variant)[1]
+    assert "selections/delta_net_1.3B/l1-kq-0.safetensors" in inputs.paths.steps(variant)[1]
 
 
 def test_a_method_without_text_has_no_calibration_among_the_steps_of_its_models():

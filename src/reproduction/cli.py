@@ -47,8 +47,8 @@ def _check(commands: cli.Commands) -> None:
     def run(options: argparse.Namespace) -> None:
         from reproduction.config import load_config
         from reproduction.config.needs import hub_sources, without_trainer
-        from reproduction.running.import_model import check_model_sizes
-        from reproduction.running.inputs import Inputs
+        from reproduction.import_model import check_model_sizes
+        from reproduction.rules import Inputs
         from reproduction.running.slurm_check import profile_config, unmet_requests
         from reproduction.suites.protocol import check_protocol
 

@@ -17,7 +17,7 @@ from reproduction.config import Config, Model, Task, needs
 from reproduction.config.evaluation import DATA_SETS
 from reproduction.config.sources import HubCorpus, LocalCorpus
 from reproduction.corpora import make_tokenizer, survey_corpus
-from reproduction.running.import_model import check_sizes
+from reproduction.import_model import check_sizes
 from reproduction.suites.data import documents
 from reproduction.suites.protocol import DOCUMENTS
 from statecut.data.tokenizer import Tokenizer, check_vocabulary, load_backend

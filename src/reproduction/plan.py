@@ -19,8 +19,8 @@ from pydantic import Field, PositiveFloat, PositiveInt
 
 from reproduction.config import TASKS, MixerBenchmark, Model, Suite, shape_of
 from reproduction.config.section import Section
-from reproduction.running.dag import build_dag, parse_arguments
-from reproduction.running.inputs import Inputs
+from reproduction.dag import build_dag, parse_arguments
+from reproduction.rules import Inputs
 from statecut.errors import InputError
 from statecut.models.shapes import Kernel
 

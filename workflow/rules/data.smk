@@ -1,7 +1,8 @@
-# Text to tokens: the demo's text, tokenizers, and corpora packed for the models that read them.
-
+# Text to tokens: the demo's text and tasks, tokenizers, and corpora packed for the models that read
+# them.
 
 DOCUMENTATION = inputs.documentation()
+DEMO_TASKS = inputs.demo_tasks()
 
 
 if DOCUMENTATION:
@@ -9,7 +10,6 @@ if DOCUMENTATION:
     rule text:
         output:
             [*DOCUMENTATION],
-            provenance=f"{next(iter(DOCUMENTATION))}.provenance.json",
         log:
             f"{results}/logs/text.log",
         benchmark:
@@ -20,7 +20,7 @@ if DOCUMENTATION:
             mem_mb=2000,
             runtime=10,
         params:
-            code=code("text"),
+            code=code("scripts/text.py"),
             parts=[*DOCUMENTATION.values()],
         message:
             "reading the documentation of the installed packages"
@@ -30,10 +30,9 @@ if DOCUMENTATION:
 
 rule tokenizer:
     input:
-        unpack(lambda w: with_provenance(text=inputs.tokenizer_text(w.tokenizer))),
+        text=lambda w: inputs.tokenizer_text(w.tokenizer),
     output:
-        folder=directory(f"{results}/tokenizers/{{tokenizer}}"),
-        provenance=f"{results}/tokenizers/{{tokenizer}}.provenance.json",
+        directory(f"{results}/tokenizers/{{tokenizer}}"),
     log:
         f"{results}/logs/tokenizer/{{tokenizer}}.log",
     benchmark:
@@ -44,9 +43,8 @@ rule tokenizer:
         mem_mb=8000,
         runtime=60,
     params:
-        code=code("tokenizer"),
+        code=code("scripts/tokenizer.py"),
         settings=lambda w: inputs.tokenizer_settings(w.tokenizer),
-        user_files=lambda w: inputs.user_digests(inputs.tokenizer_text(w.tokenizer)),
         commit=lambda w: inputs.commit("model", run_config.tokenizers[w.tokenizer]),
     message:
         "making tokenizer {wildcards.tokenizer}"
@@ -56,15 +54,10 @@ rule tokenizer:
 
 rule tokens:
     input:
-        unpack(
-            lambda w: with_provenance(
-                tokenizer=f"{results}/tokenizers/{w.tokenizer}",
-                text=inputs.text(w.corpus),
-            )
-        ),
+        tokenizer=f"{results}/tokenizers/{{tokenizer}}",
+        text=lambda w: inputs.text(w.corpus),
     output:
-        folder=directory(f"{results}/tokens/{{corpus}}/{{tokenizer}}"),
-        provenance=f"{results}/tokens/{{corpus}}/{{tokenizer}}.provenance.json",
+        directory(f"{results}/tokens/{{corpus}}/{{tokenizer}}"),
     log:
         f"{results}/logs/tokens/{{corpus}}-{{tokenizer}}.log",
     benchmark:
@@ -76,11 +69,38 @@ rule tokens:
         mem_mb=16000,
         runtime=720,
     params:
-        code=code("tokens"),
+        code=code("scripts/tokens.py"),
         settings=lambda w: inputs.corpus_settings(w.corpus),
-        user_files=lambda w: inputs.user_digests(inputs.text(w.corpus)),
         commit=lambda w: inputs.commit("dataset", run_config.corpora[w.corpus]),
     message:
         "packing {wildcards.corpus} for {wildcards.tokenizer}"
     script:
         "../../scripts/tokens.py"
+
+
+if DEMO_TASKS:
+
+    rule tasks:
+        input:
+            tokens=paths.tokens(
+                run_config.evaluation.made_from, next(iter(run_config.models))
+            ),
+            tokenizer=inputs.tokenizer(next(iter(run_config.models))),
+        output:
+            DEMO_TASKS,
+        log:
+            f"{results}/logs/tasks.log",
+        benchmark:
+            f"{results}/timings/tasks/tasks.tsv"
+        conda:
+            "../../envs/model.yaml"
+        resources:
+            mem_mb=2000,
+            runtime=10,
+        params:
+            code=code("scripts/tasks.py", "src/reproduction/suites/demo.py"),
+            data=run_config.evaluation.made_from,
+        message:
+            "making the demo's tasks"
+        script:
+            "../../scripts/tasks.py"

@@ -1,18 +1,43 @@
-# Base models: trained here by flame or the built-in trainer, or taken from the hub or from disk.
+# Base models: trained here by flame or the built-in trainer, or taken from the hub or from disk; and
+# which shapes the kernels of this machine can train, before any GPU time is spent on them.
+
+
+rule preflight_shape:
+    output:
+        f"{results}/preflight/{{shape}}.json",
+    log:
+        f"{results}/logs/preflight/{{shape}}.log",
+    benchmark:
+        f"{results}/timings/preflight_shape/{{shape}}.tsv"
+    priority: 3
+    conda:
+        "../../envs/model.yaml"
+    resources:
+        gpu=1,
+        mem_mb=16000,
+        runtime=60,
+    params:
+        code=code("scripts/preflight_shape.py"),
+        settings=inputs.section_settings("preflight"),
+        shape=lambda w: asdict(inputs.shapes[w.shape]),
+    message:
+        "checking {wildcards.shape}"
+    script:
+        "../../scripts/preflight_shape.py"
+
+
+rule preflight:
+    input:
+        [paths.preflight(shape) for shape in run_config.trained_shapes()],
 
 
 rule pretrain:
     input:
-        unpack(
-            lambda w: with_provenance(
-                tokens=paths.tokens(inputs.recipe(w.model).data, w.model),
-                tokenizer=inputs.tokenizer(w.model),
-                preflight=inputs.preflight(w.model),
-            )
-        ),
+        tokens=lambda w: paths.tokens(inputs.recipe(w.model).data, w.model),
+        tokenizer=lambda w: inputs.tokenizer(w.model),
+        preflight=lambda w: inputs.preflight(w.model),
     output:
-        model=directory(f"{results}/models/{{model}}"),
-        provenance=f"{results}/models/{{model}}.provenance.json",
+        directory(f"{results}/models/{{model}}"),
     log:
         f"{results}/logs/pretrain/{{model}}.log",
     benchmark:
@@ -28,7 +53,7 @@ rule pretrain:
         runtime=1440,
         activation_checkpoint=lambda w: inputs.recipe(w.model).activation_checkpoint,
     params:
-        code=code("pretrain"),
+        code=code("scripts/pretrain.py"),
         settings=lambda w: inputs.pretraining_settings(w.model),
         checkpoints=paths.checkpoints,
     message:
@@ -39,15 +64,10 @@ rule pretrain:
 
 rule import_model:
     input:
-        unpack(
-            lambda w: with_provenance(
-                tokenizer=inputs.tokenizer(w.model),
-                local_model=inputs.local_model(w.model),
-            )
-        ),
+        tokenizer=lambda w: inputs.tokenizer(w.model),
+        local_model=lambda w: inputs.local_model(w.model),
     output:
-        model=directory(f"{results}/models/{{model}}"),
-        provenance=f"{results}/models/{{model}}.provenance.json",
+        directory(f"{results}/models/{{model}}"),
     log:
         f"{results}/logs/import_model/{{model}}.log",
     benchmark:
@@ -60,11 +80,8 @@ rule import_model:
         mem_mb=4000,
         runtime=30,
     params:
-        code=code("import_model"),
+        code=code("scripts/import_model.py"),
         settings=lambda w: inputs.imported_settings(w.model),
-        user_files=lambda w: inputs.user_digests(
-            inputs.local_model(w.model), model_files
-        ),
         commit=lambda w: inputs.commit("model", run_config.models[w.model].source),
     message:
         "taking in {wildcards.model}"

@@ -3,17 +3,12 @@
 
 rule recover:
     input:
-        unpack(
-            lambda w: with_provenance(
-                student=inputs.student(w.model, w.cut),
-                teacher=paths.base_model(w.model),
-                tokens=paths.tokens(run_config.recovery.data, w.model),
-                preflight=inputs.student_preflight(w.model, w.cut),
-            )
-        ),
+        student=lambda w: inputs.student(w.model, w.cut),
+        teacher=f"{results}/models/{{model}}",
+        tokens=lambda w: paths.tokens(run_config.recovery.data, w.model),
+        preflight=lambda w: inputs.student_preflight(w.model, w.cut),
     output:
-        model=directory(f"{results}/recovered/{{model}}/{{cut}}"),
-        provenance=f"{results}/recovered/{{model}}/{{cut}}.provenance.json",
+        directory(f"{results}/recovered/{{model}}/{{cut}}"),
     log:
         f"{results}/logs/recover/{{model}}/{{cut}}.log",
     benchmark:
@@ -27,7 +22,7 @@ rule recover:
         runtime=480,
         gradient_accumulation_steps=lambda w: run_config.recovery.gradient_accumulation_steps,
     params:
-        code=code("recover"),
+        code=code("scripts/recover.py"),
         settings=lambda w: inputs.recovery_settings(w.model, w.cut),
         checkpoints=paths.checkpoints,
     message:

@@ -1,63 +1,22 @@
-# From results to what people read: frames, tables, figures, the verdict, one page and one PDF.
+# From results to what people read: tables, figures, the verdict, one page and one PDF.
 
-TEMPLATES = os.path.relpath(Path(workflow.basedir) / "templates")
-
-
-rule frame:
-    input:
-        unpack(
-            lambda w: with_provenance(sources=present(inputs.table_sources(w.table)))
-        ),
-    output:
-        frame=f"{results}/frames/{{table}}.parquet",
-        provenance=f"{results}/frames/{{table}}.parquet.provenance.json",
-    log:
-        f"{results}/logs/frame/{{table}}.log",
-    benchmark:
-        f"{results}/timings/frame/{{table}}.tsv"
-    conda:
-        "../../envs/report.yaml"
-    resources:
-        mem_mb=2000,
-        runtime=10,
-    params:
-        code=code("frame"),
-        settings=lambda w: without_labels(inputs.table_settings(w.table)),
-        sources=lambda w: inputs.table_sources(w.table),
-    message:
-        "collecting the numbers of {wildcards.table}"
-    script:
-        "../../scripts/frame.py"
+REPORTING = code("src/reproduction/reporting", "workflow/templates")
+FRAMES = [paths.frame(table) for table in run_config.tables]
+TABLES = [
+    paths.table(table, ending)
+    for table in run_config.tables
+    for ending in ("tex", "csv", "html")
+]
+FIGURES = {
+    ending: [paths.figure(figure, ending) for figure in inputs.figures()]
+    for ending in ("pdf", "svg")
+}
 
 
-rule union:
-    input:
-        **with_provenance(frames=[paths.frame(table) for table in run_config.tables]),
-    output:
-        frame=f"{results}/results.parquet",
-        provenance=f"{results}/results.parquet.provenance.json",
-    log:
-        f"{results}/logs/union.log",
-    benchmark:
-        f"{results}/timings/union/results.tsv"
-    conda:
-        "../../envs/report.yaml"
-    resources:
-        mem_mb=2000,
-        runtime=10,
-    params:
-        code=code("union"),
-        settings=inputs.settings(),
-    message:
-        "joining all numbers"
-    script:
-        "../../scripts/union.py"
-
-
+# A table and its numbers.
 rule table:
     input:
-        **with_provenance(frame=f"{results}/frames/{{table}}.parquet"),
-        templates=[f"{TEMPLATES}/{name}" for name in ("table.tex.j2", "table.html.j2")],
+        lambda w: present(inputs.table_sources(w.table)),
     output:
         tex=f"{results}/tables/{{table}}.tex",
         csv=f"{results}/tables/{{table}}.csv",
@@ -67,7 +26,7 @@ rule table:
             category="Tables",
             labels={"table": "{table}"},
         ),
-        provenance=f"{results}/tables/{{table}}.tex.provenance.json",
+        frame=f"{results}/frames/{{table}}.parquet",
     log:
         f"{results}/logs/table/{{table}}.log",
     benchmark:
@@ -78,9 +37,9 @@ rule table:
         mem_mb=2000,
         runtime=10,
     params:
-        code=code("table"),
+        code=REPORTING,
         settings=lambda w: inputs.table_settings(w.table),
-        templates=lambda w, input: str(Path(input.templates[0]).parent),
+        sources=lambda w: inputs.table_sources(w.table),
     message:
         "printing {wildcards.table}"
     script:
@@ -89,9 +48,7 @@ rule table:
 
 rule figure:
     input:
-        unpack(
-            lambda w: with_provenance(sources=present(inputs.figure_sources(w.figure)))
-        ),
+        lambda w: present(inputs.figure_sources(w.figure)),
     output:
         pdf=f"{results}/figures/{{figure}}.pdf",
         svg=report(
@@ -100,7 +57,6 @@ rule figure:
             category="Figures",
             labels={"figure": "{figure}"},
         ),
-        provenance=f"{results}/figures/{{figure}}.pdf.provenance.json",
     log:
         f"{results}/logs/figure/{{figure}}.log",
     benchmark:
@@ -111,7 +67,7 @@ rule figure:
         mem_mb=4000,
         runtime=10,
     params:
-        code=code("figure"),
+        code=REPORTING,
         settings=lambda w: without_labels(
             inputs.table_settings(figures=[w.figure]), keys=("caption",)
         ),
@@ -122,72 +78,13 @@ rule figure:
         "../../scripts/figure.py"
 
 
-rule document:
-    input:
-        **with_provenance(
-            tables=[paths.table(table) for table in run_config.tables],
-            figures=[paths.figure(figure) for figure in inputs.figures()],
-        ),
-        templates=[f"{TEMPLATES}/document.tex.j2"],
-    output:
-        tex=f"{results}/document.tex",
-        provenance=f"{results}/document.tex.provenance.json",
-    log:
-        f"{results}/logs/document.log",
-    benchmark:
-        f"{results}/timings/document/document.tsv"
-    conda:
-        "../../envs/report.yaml"
-    resources:
-        mem_mb=2000,
-        runtime=10,
-    params:
-        code=code("document"),
-        settings=lambda w: inputs.settings(figures=inputs.figures()),
-        templates=lambda w, input: str(Path(input.templates[0]).parent),
-    message:
-        "joining tables and figures in one document"
-    script:
-        "../../scripts/document.py"
-
-
-rule pdf:
-    input:
-        **with_provenance(
-            tex=f"{results}/document.tex",
-            tables=[paths.table(table) for table in run_config.tables],
-            figures=[paths.figure(figure) for figure in inputs.figures()],
-        ),
-    output:
-        pdf=f"{results}/document.pdf",
-        provenance=f"{results}/document.pdf.provenance.json",
-    log:
-        f"{results}/logs/pdf.log",
-    benchmark:
-        f"{results}/timings/pdf/document.tsv"
-    localrule: True
-    conda:
-        "../../envs/report.yaml"
-    resources:
-        mem_mb=2000,
-        runtime=10,
-    params:
-        code=code("pdf"),
-        settings=inputs.settings(),
-    message:
-        "typesetting the document"
-    script:
-        "../../scripts/pdf.py"
-
-
+# All numbers, and what they say of the paper's.
 rule verdict:
     input:
-        **with_provenance(frames=[paths.frame(table) for table in run_config.tables]),
-        published=["config/published/values.csv", "config/published/errata.csv"],
-        claims="config/claims.yaml",
+        FRAMES,
     output:
         folder=directory(f"{results}/verdict"),
-        provenance=f"{results}/verdict.provenance.json",
+        frame=f"{results}/results.parquet",
     log:
         f"{results}/logs/verdict.log",
     benchmark:
@@ -198,7 +95,7 @@ rule verdict:
         mem_mb=2000,
         runtime=10,
     params:
-        code=code("verdict"),
+        code=REPORTING | code("config/published", "config/claims.yaml"),
         settings=lambda w: without_labels(inputs.table_settings(*run_config.tables)),
     message:
         "comparing with the paper"
@@ -206,24 +103,63 @@ rule verdict:
         "../../scripts/verdict.py"
 
 
+rule document:
+    input:
+        tables=[paths.table(table) for table in run_config.tables],
+        figures=FIGURES["pdf"],
+    output:
+        f"{results}/document.tex",
+    log:
+        f"{results}/logs/document.log",
+    benchmark:
+        f"{results}/timings/document/document.tsv"
+    conda:
+        "../../envs/report.yaml"
+    resources:
+        mem_mb=2000,
+        runtime=10,
+    params:
+        code=REPORTING,
+        settings=lambda w: inputs.settings(figures=inputs.figures()),
+    message:
+        "joining tables and figures in one document"
+    script:
+        "../../scripts/document.py"
+
+
+rule pdf:
+    input:
+        tex=f"{results}/document.tex",
+        tables=[paths.table(table) for table in run_config.tables],
+        figures=FIGURES["pdf"],
+    output:
+        f"{results}/document.pdf",
+    log:
+        f"{results}/logs/pdf.log",
+    benchmark:
+        f"{results}/timings/pdf/document.tsv"
+    localrule: True
+    conda:
+        "../../envs/report.yaml"
+    params:
+        code=REPORTING,
+        settings=inputs.settings(),
+    message:
+        "typesetting the document"
+    script:
+        "../../scripts/pdf.py"
+
+
 rule page:
     input:
-        **with_provenance(
-            frames=[paths.frame(table) for table in run_config.tables],
-            verdict=f"{results}/verdict",
-            results=inputs.results(),
-            drawn=[paths.figure(figure) for figure in inputs.figures()],
-        ),
-        figures=ancient([paths.figure(figure, "svg") for figure in inputs.figures()]),
-        templates=[
-            f"{TEMPLATES}/{name}"
-            for name in ("report.html.j2", "report.css", "report.js", "table.html.j2")
-        ],
+        frames=FRAMES,
+        verdict=f"{results}/verdict",
+        results=inputs.results(),
+        figures=FIGURES["svg"],
     output:
-        html=report(
+        report(
             f"{results}/report.html", caption="../report/report.rst", category="Report"
         ),
-        provenance=f"{results}/report.html.provenance.json",
     log:
         f"{results}/logs/page.log",
     benchmark:
@@ -234,14 +170,11 @@ rule page:
         mem_mb=2000,
         runtime=10,
     params:
-        code=code("page"),
+        code=REPORTING,
         settings=lambda w: inputs.settings("about")
         | inputs.table_settings(*run_config.tables, figures=inputs.figures()),
-        results=lambda w, output: str(Path(output.html).parent),
         curves=lambda w: [paths.curve(v) for v in inputs.shown().variants()],
         steps=lambda w: [paths.steps(v) for v in inputs.shown().variants()],
-        current_code=lambda w: code_of_versions(),
-        templates=lambda w, input: str(Path(input.templates[0]).parent),
     message:
         "writing the report"
     script:
@@ -250,13 +183,14 @@ rule page:
 
 rule tables:
     input:
-        [paths.table(table) for table in run_config.tables],
+        TABLES,
         f"{results}/results.parquet",
 
 
 rule figures:
     input:
-        [paths.figure(figure) for figure in inputs.figures()],
+        FIGURES["pdf"],
+        FIGURES["svg"],
 
 
 # The PDF where there is a LaTeX to make it.
@@ -270,13 +204,10 @@ rule report:
 # All that the above are made of, without weights and text.
 rule archive:
     input:
-        **with_provenance(
-            tables=[paths.table(table) for table in run_config.tables],
-            figures=[paths.figure(figure) for figure in inputs.figures()],
-        ),
+        TABLES,
+        FIGURES["pdf"],
     output:
-        archive=f"{results}/archive.tar.xz",
-        provenance=f"{results}/archive.tar.xz.provenance.json",
+        f"{results}/archive.tar.xz",
     log:
         f"{results}/logs/archive.log",
     benchmark:
@@ -284,11 +215,8 @@ rule archive:
     localrule: True
     conda:
         "../../envs/model.yaml"
-    resources:
-        mem_mb=2000,
-        runtime=10,
     params:
-        code=code("archive"),
+        code=REPORTING,
         settings=run_config.model_dump(mode="json"),
     message:
         "packing the results without weights and text"
@@ -298,14 +226,14 @@ rule archive:
 
 rule verify:
     input:
-        **with_provenance(verdict=f"{results}/verdict"),
+        f"{results}/verdict",
     log:
         f"{results}/logs/verify.log",
     localrule: True
     conda:
         "../../envs/report.yaml"
     params:
-        code=code("verify"),
+        code=REPORTING,
         settings=inputs.settings(),
     message:
         "looking for numbers outside their tolerance"
@@ -321,8 +249,8 @@ rule download:
     conda:
         "../../envs/model.yaml"
     params:
-        code=code("download"),
-        settings=lambda w: run_config.model_dump(mode="json"),
+        code=code("scripts/download.py"),
+        settings=run_config.model_dump(mode="json"),
     message:
         "fetching what the run needs"
     script:

@@ -24,11 +24,11 @@ from reproduction.config.figures import (
     SweepFigure,
     UtilizationFigure,
 )
-from reproduction.config.models import Model, shape_of, state_bytes
+from reproduction.config.models import Model, cut_shape, shape_of, state_bytes
 from reproduction.config.pruning import BASELINE, CalibrationText
 from reproduction.config.reading import load_config, parse_config
 from reproduction.config.run import Config, JobConfig, Measurement, Variant
-from reproduction.config.section import Stage
+from reproduction.config.section import Cut, Stage
 from reproduction.config.sources import Corpus, HubCorpus, LocalCorpus
 from reproduction.config.tables import DecodingTable, QualityTable, SpeedTable
 from reproduction.config.training import Recipe

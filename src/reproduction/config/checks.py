@@ -8,13 +8,13 @@ from typing import Any, get_args
 
 from reproduction.config.benchmarks import DecodingBenchmark, MixerBenchmark
 from reproduction.config.figures import QualityFigure, RankFigure, SpectrumFigure
+from reproduction.config.models import cut_shape
 from reproduction.config.needs import hub_items
 from reproduction.config.pruning import BASELINE
 from reproduction.config.run import Config, Measurement
-from reproduction.config.section import RECOVERED, REFITTED, NameOf, Section, Stage
+from reproduction.config.section import RECOVERED, REFITTED, Cut, NameOf, Section, Stage
 from reproduction.config.tables import QualityTable, SpeedTable
 from reproduction.config.training import Training
-from statecut.arguments import width
 from statecut.errors import InputError, nearest
 from statecut.pruning.methods import METHODS
 
@@ -130,7 +130,7 @@ def _bad_names(config: Config) -> Iterator[str]:
 
 def _bad_ratios(config: Config) -> Iterator[str]:
     """Two ratios that are the same cut, or look the same."""
-    places: dict[str, tuple[Iterable[str], Iterable[float]]] = {}
+    places: dict[str, tuple[Iterable[str], Iterable[Cut]]] = {}
     for name, table in config.tables.items():
         if isinstance(table, QualityTable):
             places[f"tables.{name}"] = table.models, table.ratios
@@ -138,13 +138,13 @@ def _bad_ratios(config: Config) -> Iterator[str]:
         if not isinstance(benchmark, MixerBenchmark):
             places[f"benchmarks.{name}"] = benchmark.models, benchmark.ratios
     for path, (models, ratios) in places.items():
-        seen: dict[str, float] = {}
+        seen: dict[str, Cut] = {}
         for ratio in ratios:
-            effects = [f"are printed as {100 * ratio:g}%"]
+            effects = [] if isinstance(ratio, str) else [f"are printed as {100 * ratio:g}%"]
             for model in models:
                 with suppress(InputError):  # a ratio that leaves nothing: in `_bad_sizes`
-                    left = width(config.models[model].head_k_dim, ratio)
-                    effects.append(f"leave {left} channels of {model}")
+                    left = cut_shape(config.models[model], ratio)
+                    effects.append(f"leave {left.width} x {left.value_width} channels of {model}")
             for effect in effects:
                 if seen.setdefault(effect, ratio) != ratio:
                     yield f"{path}.ratios: {seen[effect]} and {ratio} both {effect}"
@@ -179,6 +179,14 @@ def _bad_data(config: Config) -> Iterator[str]:
                 f"{path}: {training.steps} steps need {training.sequences} sequences, but "
                 f"{training.data} has {available} in {training.epochs} epochs"
             )
+    for name, suite in config.evaluation.suites.items() if config.evaluation.made_from else ():
+        for column, task in suite.tasks.items():
+            made = task.task.startswith("demo_") and task.file is not None
+            if made and not f"{task.file}".startswith(f"results/{config.run}/"):
+                yield (
+                    f"evaluation.suites.{name}.tasks.{column}.file: {task.file}: the run makes it "
+                    f"and would replace yours; it must lie in results/{config.run}/"
+                )
     if calibration := config.calibration:
         available = len(config.slice(calibration.data))
         if calibration.sequences > available:
@@ -315,11 +323,19 @@ def _bad_sizes(config: Config) -> Iterator[str]:
     for benchmark in config.benchmarks.values():
         if not isinstance(benchmark, MixerBenchmark):
             cuts |= {(model, ratio) for model in benchmark.models for ratio in benchmark.ratios}
-    for model_name, ratio in sorted(cuts):
+    for model_name, ratio in sorted(cuts, key=str):
         try:
-            width(config.models[model_name].head_k_dim, ratio)
+            left, full = (cut_shape(config.models[model_name], cut) for cut in (ratio, 0.0))
         except InputError as error:
             yield f"models.{model_name}: {error}"
+            continue
+        if isinstance(ratio, str) and not left.narrower_than(full):
+            yield f"models.{model_name}: {ratio}: it has {full.width} x {full.value_width}"
+    for model_name, method, ratio in {(v.model, v.method, v.ratio) for v in config.variants()}:
+        if method != BASELINE and not METHODS[config.methods[method].algorithm].values:
+            model = config.models[model_name]
+            if isinstance(ratio, str) and cut_shape(model, ratio).value_width < model.head_v_dim:
+                yield f"methods.{method}: chooses no value channels, which {ratio} cuts"
 
 
 def _bad_revisions(config: Config) -> Iterator[str]:

@@ -8,12 +8,12 @@ from pydantic import Field, PositiveInt
 
 from reproduction.config.section import (
     WHICH,
+    Cut,
     MethodName,
     ModelName,
     Name,
     NameOf,
     PrunedStage,
-    Ratio,
     Section,
     SliceName,
     Some,
@@ -34,7 +34,7 @@ class FigureBase(Section):
 class RankFigure(FigureBase):
     model: ModelName = Field(description="one of `models`")
     methods: Some[MethodName] = Field(description="methods; the baseline is drawn too")
-    ratio: Ratio = Field(description="fraction of channels cut")
+    ratio: Cut = Field(description="fraction of the key channels cut, or KEYSxVALUES left")
     stages: Some[PrunedStage] = Field(
         ("pre",),
         description="before (pre) and after (post) recovery, refitted (refit), or refitted "

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, PositiveFloat, PositiveInt, create_model, model_validator
 
-from reproduction.config.section import WHICH, Name, NameOf, Section
+from reproduction.config.section import WHICH, Cut, Name, NameOf, Section
 from reproduction.config.sources import FromDisk, FromHub
 from statecut.arguments import width
 from statecut.errors import InputError
@@ -144,13 +144,21 @@ else:
     ]
 
 
-def shape_of(model: Model, ratio: float = 0.0) -> Shape:
-    """A model's delta rule, whole or with that share of its key channels cut."""
-    left = width(model.head_k_dim, ratio) if ratio else model.head_k_dim
-    heads = model.adapter.call.heads(model.mixer_shape)
-    return Shape(model.kernel, heads, left, model.value_heads, model.head_v_dim)
+def cut_shape(model: Model, cut: Cut = 0.0) -> MixerShape:
+    """A model's mixer, whole or cut."""
+    if isinstance(cut, str):
+        keys, values = map(int, cut.split("x"))
+        return replace(model.mixer_shape, width=keys, value_width=values)
+    keys = width(model.head_k_dim, cut) if cut else model.head_k_dim
+    return replace(model.mixer_shape, width=keys)
 
 
-def state_bytes(model: Model, ratio: float = 0.0) -> int:
+def shape_of(model: Model, cut: Cut = 0.0) -> Shape:
+    """What the kernels of its delta rule are compiled for."""
+    mixer, heads = cut_shape(model, cut), model.adapter.call.heads(model.mixer_shape)
+    return Shape(model.kernel, heads, mixer.width, mixer.value_heads, mixer.value_width)
+
+
+def state_bytes(model: Model, cut: Cut = 0.0) -> int:
     """The recurrent state of one sequence, in all layers."""
-    return replace(model.mixer_shape, width=shape_of(model, ratio).width).state_bytes()
+    return cut_shape(model, cut).state_bytes()

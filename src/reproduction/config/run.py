@@ -14,7 +14,17 @@ from reproduction.config.evaluation import Evaluation, Suite
 from reproduction.config.figures import Analysis, Figure, QualityFigure, RankFigure
 from reproduction.config.models import Model, shape_of
 from reproduction.config.pruning import BASELINE, CalibrationText, PruningMethod
-from reproduction.config.section import RECOVERED, REFITTED, Many, Name, Section, Seed, Some, Stage
+from reproduction.config.section import (
+    RECOVERED,
+    REFITTED,
+    Cut,
+    Many,
+    Name,
+    Section,
+    Seed,
+    Some,
+    Stage,
+)
 from reproduction.config.sources import Corpus, Tokenizer
 from reproduction.config.tables import DecodingTable, QualityTable, Table
 from reproduction.config.training import Recipe, Recovery
@@ -29,7 +39,8 @@ T = TypeVar("T")
 class Variant:
     """One model to be evaluated: a model, what was cut from it, and what was done then.
 
-    The baseline has method `baseline`, target "", ratio 0 and stage none, or post for the
+    `ratio` is what was cut, a fraction of the keys or widths of keys and values (`Cut`). The
+    baseline has method `baseline`, target "", ratio 0 and stage none, or post for the
     recovered control. `seed` is 0 where nothing is drawn. Recovery draws too, so recovered variants
     have the run's seeds whatever the method; the control has one. Where nothing was cut, and in
     results that do not say it, `eps` is kept.
@@ -38,7 +49,7 @@ class Variant:
     model: str
     method: str
     target: str
-    ratio: float
+    ratio: Cut
     seed: int
     rft: Stage
     eps: Eps = "kept"
@@ -257,7 +268,7 @@ class Config(Section):
         self,
         models: Iterable[str],
         methods: Iterable[str],
-        ratios: Iterable[float],
+        ratios: Iterable[Cut],
         targets: Iterable[Target] | None,
         stages: Iterable[Stage],
         some_eps: Iterable[Eps],

@@ -56,6 +56,7 @@ _HUB = r"^[A-Za-z0-9_][A-Za-z0-9_.-]*/[A-Za-z0-9_][A-Za-z0-9_.-]*$"
 _SLICE = r"^[\w.-]+/[\w.-]+$"
 _SHA256 = r"^[0-9a-f]{64}$"
 _COLOUR = r"^#[0-9a-fA-F]{6}$"
+_WIDTHS = r"^[1-9]\d*x[1-9]\d*$"
 _TEXT = r"\.(jsonl|txt)(\.(xz|gz|zst))?$"
 Name = Annotated[str, StringConstraints(pattern=_NAME)]
 HubName = Annotated[str, StringConstraints(pattern=_HUB)]
@@ -73,6 +74,7 @@ PATTERNS = {
     _HUB: "should be owner/name",
     _SLICE: "should be corpus/slice",
     _SHA256: "should be 64 hexadecimal digits, as sha256sum prints them",
+    _WIDTHS: "should be KEYSxVALUES, the channels of a head that stay, as 64x32",
     _COLOUR: "should be # and six hexadecimal digits",
     _TEXT: "should end in .jsonl or .txt, or one of these and .xz, .gz or .zst",
 }
@@ -81,6 +83,10 @@ Ratio = Annotated[
     AfterValidator(_in_unit_interval),
     WithJsonSchema({"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1}),
 ]
+Widths = Annotated[str, StringConstraints(pattern=_WIDTHS)]
+Cut = Ratio | Widths
+"""A fraction of the key channels that is cut, as in the paper; or KEYSxVALUES, the channels of keys
+and values of a head that stay."""
 Seed = Annotated[int, Field(ge=0, le=LARGEST_SEED)]
 Fractional = Annotated[float, Field(ge=0, le=1)]
 # YAML gives lists; a frozen model keeps tuples. The length stands before the check of repeats, or

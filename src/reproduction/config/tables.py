@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from reproduction.config.section import (
     WHICH,
+    Cut,
     Many,
     MethodName,
     ModelName,
@@ -15,7 +16,6 @@ from reproduction.config.section import (
     NameOf,
     Pass,
     PrunedStage,
-    Ratio,
     Section,
     Seed,
     Some,
@@ -48,7 +48,11 @@ class QualityTable(TableBase):
     ] = WHICH
     models: Some[ModelName] = Field(description="models, always with their unpruned baseline")
     methods: Many[MethodName] = Field((), description="methods")
-    ratios: Many[Ratio] = Field((), description="fractions of channels cut")
+    ratios: Many[Cut] = Field(
+        (),
+        description="fractions of the key channels that are cut, or KEYSxVALUES, the channels of "
+        "keys and of values that a head keeps: 0.5, 64x64",
+    )
     targets: Some[Target] | None = Field(
         None, description="targets of every method; each method's own if not given"
     )

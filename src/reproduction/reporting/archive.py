@@ -14,8 +14,9 @@ from safetensors.numpy import save
 
 from reproduction.config import Config, QualityFigure
 from reproduction.reporting.jobs import RENDERING, result_records
-from reproduction.running.inputs import Inputs, present
-from reproduction.running.paths import OWNER, provenance_path
+from reproduction.rules import Inputs, present
+from reproduction.running.paths import OWNER
+from reproduction.running.provenance import provenance_path
 from statecut.files import atomic_write
 from statecut.models.checkpoint import open_safetensors
 

@@ -1,8 +1,8 @@
 """Results in one form: every number of a run is a row, in the columns of the published numbers.
 
 Units are those of the paper: accuracies and their means in percent, throughput in tokens per
-second, memory in GiB. `target`, `rft` and `eps` are those of the variant; only timings have
-`head_k_dim`.
+second, memory in GiB. `target`, `rft` and `eps` are those of the variant; timings have `head_k_dim`,
+and so have cuts to given widths of keys and values, which have `head_v_dim`, too.
 A timing of the forward pass has the paper's name (`tokens_per_s`); others say what was timed
 (`training_tokens_per_s`, `decoding_tokens_per_s_16` at a batch of 16).
 """
@@ -63,6 +63,7 @@ class Key(NamedTuple):
     rft: str
     metric: str
     eps: str = "kept"
+    head_v_dim: int | None = None
 
 
 class Draws(NamedTuple):
@@ -123,6 +124,7 @@ SCHEMA = pa.DataFrameSchema(
         "target": _text(pa.Check.isin(["", "kq", "k", "q"])),
         "compression": pa.Column(float, pa.Check.in_range(0, 1, include_max=False), nullable=True),
         "head_k_dim": pa.Column("Int64", pa.Check.gt(0), nullable=True),
+        "head_v_dim": pa.Column("Int64", pa.Check.gt(0), nullable=True),
         "rft": _text(pa.Check.isin(["none", *get_args(PrunedStage)])),
         "eps": _text(pa.Check.isin(get_args(Eps))),
         "seed": pa.Column("int64", pa.Check.ge(0)),
@@ -192,6 +194,9 @@ def read_frame(path: Path | str) -> pd.DataFrame:
         raise InputError(f"{path}: not a parquet file ({error})") from None
     if "rft" in frame and "eps" not in frame:  # from before cuts could match it
         frame.insert(frame.columns.get_loc("rft") + 1, "eps", "kept")
+    if "head_k_dim" in frame and "head_v_dim" not in frame:  # from before values could be cut
+        missing = pd.Series(pd.NA, frame.index, "Int64")
+        frame.insert(frame.columns.get_loc("head_k_dim") + 1, "head_v_dim", missing)
     return validate(frame, str(path))
 
 
@@ -231,8 +236,11 @@ def published_name(config: Config, model: str) -> tuple[str, str]:
 
 def variant_key(config: Config, variant: Variant, metric: str) -> Key:
     model, sharing = published_name(config, variant.model)
-    cut = variant.method, variant.target, variant.ratio
-    return Key(model, sharing, *cut, None, variant.rft, metric, variant.eps)
+    chosen, done = (variant.method, variant.target), (variant.rft, metric, variant.eps)
+    if isinstance(variant.ratio, str):
+        keys, values = map(int, variant.ratio.split("x"))
+        return Key(model, sharing, *chosen, None, keys, *done, values)
+    return Key(model, sharing, *chosen, variant.ratio, None, *done)
 
 
 def timing_key(config: Config, cell: Measurement, metric: str) -> Key:

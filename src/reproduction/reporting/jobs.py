@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from reproduction.reporting.origins import is_other_code
-from reproduction.running.paths import PROVENANCE
-from reproduction.running.provenance import read_timing
+from reproduction.running.provenance import PROVENANCE
 from statecut.files import read_json
 
 RENDERING = frozenset(
@@ -106,6 +106,14 @@ def summarize_jobs(
         commits=tuple(Counter(job["commit"] or "no git" for job in jobs).items()),
         versions=tuple((package, ", ".join(names)) for package, names in sorted(versions.items())),
     )
+
+
+def read_timing(path: Path | str) -> list[dict[str, str]]:
+    """The lines of what Snakemake's `benchmark` writes about a job. With `benchmark-extended` the
+    job's parameters are among them, longer than csv takes a field to be."""
+    csv.field_size_limit(2**31 - 1)
+    with open(path, newline="") as file:
+        return [*csv.DictReader(file, delimiter="\t")]
 
 
 def _summarize_rule(

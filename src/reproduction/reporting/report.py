@@ -37,7 +37,7 @@ from reproduction.reporting.style import COLUMN
 from reproduction.reporting.tables import lay_out
 from reproduction.reporting.verdict import Judgement, Word, claims_only, read_judgements
 from reproduction.reporting.writing import html_environment, to_html
-from reproduction.running.paths import PROVENANCE
+from reproduction.running.provenance import PROVENANCE
 from statecut.files import atomic_write, canonical_json
 from statecut.version import __version__
 

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from reproduction.config import BASELINE, Config, Measurement, Variant
+from reproduction.config import BASELINE, Config, Cut, Measurement, Variant, cut_shape
+from reproduction.running.provenance import PROVENANCE
 from statecut.errors import InputError
 from statecut.files import check_writable
 from statecut.models.shapes import Shape
 
-PROVENANCE = ".provenance.json"
-"""Added to the name of an artefact: the record of where it came from."""
 OWNER = "configuration.txt"
 """Holds the name of the configuration file that a run's results are of."""
-
-
-def provenance_path(artefact: Path | str) -> Path:
-    return Path(f"{artefact}{PROVENANCE}")
 
 
 @dataclass(frozen=True)
@@ -43,13 +37,19 @@ class Paths:
     def base_model(self, model: str) -> str:
         return f"{self.root}/models/{model}"
 
-    def calibration(self, model: str, method: str, seed: int) -> str:
-        """Methods with gradients have one of their own, so that none depends on another's needs."""
+    def calibration(self, model: str, method: str, target: str, seed: int | str) -> str:
+        """What needs gradients or values has one of its own: nothing depends on another's needs."""
         backward = "-gradients" if self.config.methods[method].needs_gradients else ""
-        return f"{self.root}/calibrations/{model}/{seed}{backward}"
+        values = "-values" if target == "v" else ""
+        return f"{self.root}/calibrations/{model}/{seed}{backward}{values}"
 
-    def selection(self, variant: Variant) -> str:
-        return f"{self.root}/selections/{variant.model}/{cut(variant)}.safetensors"
+    def selections(
+        self, model: str, method: str, target: str, cut: Cut, seed: int | str
+    ) -> list[str]:
+        """Which channels of keys, and of values, stay at every width; of the side that is cut."""
+        left, full = cut_shape(self.config.models[model], cut), cut_shape(self.config.models[model])
+        sides = [target] * (left.width < full.width) + ["v"] * (left.value_width < full.value_width)
+        return [f"{self.root}/selections/{model}/{method}-{s}-{seed}.safetensors" for s in sides]
 
     def subject(self, variant: Variant) -> str:
         """The folder of a variant's model, as in the paths of what is measured on it."""
@@ -98,9 +98,11 @@ class Paths:
         if variant.pruned:
             sliced = self.config.student(variant) if variant.recovered else variant
             if self.config.methods[sliced.method].calibrated:
-                calibration = self.calibration(sliced.model, sliced.method, sliced.seed)
-                steps.append(f"{calibration}{PROVENANCE}")
-            steps.append(self.selection(sliced))
+                chosen = sliced.model, sliced.method, sliced.target, sliced.seed
+                steps.append(f"{self.calibration(*chosen)}{PROVENANCE}")
+            steps += self.selections(
+                sliced.model, sliced.method, sliced.target, sliced.ratio, sliced.seed
+            )
         if variant.refitted and variant.recovered:
             steps.append(f"{self.model(self.config.student(variant))}{PROVENANCE}")
         return [*steps, f"{self.model(variant)}{PROVENANCE}"]
@@ -108,17 +110,16 @@ class Paths:
     def check_owner(self, file: str) -> None:
         """An error if the results of another configuration file are in this run's folder."""
         owner = Path(self.root) / OWNER
-        if owner.is_file() and (other := owner.read_text().strip()) != os.path.relpath(file):
+        if owner.is_file() and (other := owner.read_text().strip()) != file:
             raise InputError(
-                f"{self.root} holds the results of {other}: give the run of "
-                f"{os.path.relpath(file)} another name"
+                f"{self.root} holds the results of {other}: give the run of {file} another name"
             )
 
     def record_owner(self, file: str) -> None:
         """Write which configuration file the results are of."""
         owner = check_writable(Path(self.root) / OWNER)
         owner.parent.mkdir(parents=True, exist_ok=True)
-        owner.write_text(f"{os.path.relpath(file)}\n")
+        owner.write_text(f"{file}\n")
 
 
 def cut(variant: Variant) -> str:

@@ -1,106 +1,106 @@
-"""Where an output came from: a record beside it, written last."""
+"""Where an output came from: a record beside it, written last. And which results are stale."""
 
 from __future__ import annotations
 
-import csv
 import os
 import platform
 import resource
+import shlex
 import subprocess
+import sys
 import time
-from dataclasses import dataclass, fields
+from collections import Counter
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from reproduction.running.code import KnownCode
-from reproduction.running.gpus import gpu_shares
-from reproduction.running.paths import PROVENANCE, provenance_path
+from reproduction.running.gpus import gpu_slots
 from statecut.files import digest, read_json, write_json
 
+PROVENANCE = ".provenance.json"
+"""Added to the name of an artefact: the record of where it came from."""
 PACKAGES = (
     "torch", "triton", "flash-linear-attention", "transformers", "peft", "lm-eval", "datasets",
     "numpy", "scipy", "pandas", "matplotlib", "snakemake", "flame", "torchtitan",
 )  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True)
-class Provenance:
-    """What has a default is missing in records of older versions."""
+def provenance_path(artefact: Path | str) -> Path:
+    return Path(f"{artefact}{PROVENANCE}")
 
-    rule: str
-    wildcards: dict[str, str]
-    params: str = ""  # the digest of all parameters
-    inputs: list[str]
-    code: KnownCode
-    commit: str | None
-    versions: dict[str, str]  # of packages
-    machine: str
-    slurm_job: str | None
-    gpus: list[str]
-    gpu_share: float = 1.0  # of each, that the job had
-    started: str
-    seconds: float
-    threads: int
-    peak_mib: int = 0
 
-    @classmethod
-    def of(cls, snakemake: Any, code: KnownCode, gpus: list[str], started: float) -> Provenance:
-        """The record of a job that ends now."""
-        shares_asked, shares = gpu_shares(snakemake.resources)
-        return cls(
-            rule=snakemake.rule,
-            wildcards=dict(snakemake.wildcards.items()),
-            params=params_digest(snakemake),
-            inputs=sorted({path for path in snakemake.input if not path.endswith(PROVENANCE)}),
-            code=code,
-            commit=commit(),
-            versions=package_versions(),
-            machine=platform.node(),
-            slurm_job=os.environ.get("SLURM_JOB_ID"),
-            gpus=gpu_names(len(gpus)),
-            gpu_share=min(1.0, shares_asked / shares),
-            started=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(started)),
-            seconds=round(time.time() - started, 3),
-            threads=snakemake.threads,
-            peak_mib=round(peak_mib()),
+def write_provenance(snakemake: Any, started: float, *, gpus: int) -> None:
+    """The record of a job that ends now, beside its first output."""
+    slots, per_gpu = gpu_slots(snakemake.resources)
+    record = {
+        "rule": snakemake.rule,
+        "wildcards": dict(snakemake.wildcards.items()),
+        "params": params_digest(snakemake.params),
+        "code": snakemake.params.code,
+        "inputs": sorted({*snakemake.input}),
+        "commit": commit(),
+        "versions": package_versions(),
+        "machine": platform.node(),
+        "slurm_job": os.environ.get("SLURM_JOB_ID"),
+        "gpus": gpu_names(gpus),
+        "gpu_share": min(1.0, slots / per_gpu),  # of each, that the job had
+        "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(started)),
+        "seconds": round(time.time() - started, 3),
+        "threads": snakemake.threads,
+        "peak_mib": round(peak_mib()),
+    }
+    write_json(provenance_path(snakemake.output[0]), record)
+
+
+def params_digest(params: Any) -> str:
+    """The digest of a job's parameters: its code, and all settings that count for its rule."""
+    return digest(repr(sorted(params.items())))
+
+
+def check_plan(dag: Any) -> None:
+    """An error that lists stale results, with the command that makes them again; or one for a
+    profile of the user's own without our rerun triggers."""
+    from snakemake.exceptions import WorkflowError
+    from snakemake.settings.types import RerunTrigger
+
+    if RerunTrigger.CODE in dag.workflow.rerun_triggers:
+        raise WorkflowError(
+            "the rerun trigger `code` compares the times of scripts, and would make models again "
+            "that nothing changed of: give `--rerun-triggers mtime input params software-env`, or "
+            "put that into your --workflow-profile, which stands in for profiles/default"
         )
-
-    @classmethod
-    def read(cls, output: Path | str) -> Provenance | None:
-        """The record beside an output, if there is one. Older ones had fields that are gone."""
-        path = provenance_path(output)
-        if not path.is_file():
-            return None
-        record = read_json(path)
-        record["code"] = KnownCode(**known_fields(KnownCode, record["code"]))
-        return cls(**known_fields(cls, record))
-
-    def write(self, output: Path | str) -> None:
-        write_json(provenance_path(output), {**vars(self), "code": self.code.to_json()})
-
-
-def known_fields(kind: Any, record: dict[str, Any]) -> dict[str, Any]:
-    return {field.name: record[field.name] for field in fields(kind) if field.name in record}
+    stale = stale_results(dag)
+    if not stale or dag.workflow.touch:
+        return
+    made = Counter(job.rule.name for job in dag.jobs)
+    again: list[str] = []
+    for rule, files in stale.items():
+        again += [rule] if len(files) == made[rule] else files
+    dry = ("-n", "--dry-run", "--dryrun")
+    command = ["snakemake", *(word for word in sys.argv[1:] if word not in dry), "--forcerun"]
+    lines = [f"  {file}" for files in stale.values() for file in files]
+    raise WorkflowError(
+        f"{len(lines)} results were made with other settings or code than their rules have now, "
+        "and Snakemake has no record that would tell it:\n" + "\n".join(lines) + "\n"
+        f"This makes them again, and all that hangs on them:\n  {shlex.join([*command, *again])}"
+    )
 
 
-def read_timing(path: Path | str) -> list[dict[str, str]]:
-    """The lines of what Snakemake's `benchmark` writes about a job. With `benchmark-extended` the
-    job's parameters are among them, longer than csv takes a field to be."""
-    csv.field_size_limit(2**31 - 1)
-    with open(path, newline="") as file:
-        return [*csv.DictReader(file, delimiter="\t")]
-
-
-def params_digest(snakemake: Any) -> str:
-    """The digest of a job's parameters, with all settings that count for its rule."""
-    return digest(repr(sorted(snakemake.params.items())))
+def stale_results(dag: Any) -> dict[str, list[str]]:
+    """By rule, the results that Snakemake would keep because it has no record of them (it was
+    deleted, or they come from elsewhere), and that were made with other parameters."""
+    stale: dict[str, list[str]] = {}
+    for job in dag.jobs:
+        if not dag.needrun(job) and dag.reason(job).no_metadata and job.output:
+            record = provenance_path(job.output[0])
+            if record.is_file() and read_json(record)["params"] != params_digest(job.params):
+                stale.setdefault(job.rule.name, []).append(str(job.output[0]))
+    return stale
 
 
 def peak_mib() -> float:
-    """The most memory that this process, or one it waited for, has had. Of a job that a fork server
-    runs, Snakemake sees the client alone; in a process that stays for other jobs it is that of the
-    largest so far."""
+    """The most memory that this process, or one it waited for, has had. Of a job that `preload`
+    runs, Snakemake sees the client alone."""
     usages = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
     return max(resource.getrusage(usage).ru_maxrss for usage in usages) / 1024
 
@@ -121,16 +121,13 @@ def gpu_names(count: int) -> list[str]:
         return []
     import torch
 
-    return [torch.cuda.get_device_name(i) for i in range(min(count, torch.cuda.device_count()))]
+    return [torch.cuda.get_device_name(i) for i in range(count)]
 
 
 def commit() -> str | None:
     """The commit of the checkout, with a plus sign if files were changed since."""
+    command = ["git", "describe", "--always", "--abbrev=12", "--exclude=*", "--dirty=+"]
     try:
-        described = subprocess.run(
-            ["git", "describe", "--always", "--abbrev=12", "--exclude=*", "--dirty=+"],
-            capture_output=True, text=True, check=True,
-        )  # fmt: skip
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return None  # no git, or no checkout: a release's archive has neither
-    return described.stdout.strip()

@@ -21,9 +21,21 @@ from typing import Any
 
 import yaml
 
-from reproduction.running.dag import build_dag, parse_arguments
-from reproduction.running.slurm import refused_for_good
+from reproduction.dag import build_dag, parse_arguments
 from statecut.errors import InputError
+
+# Errors of sbatch, and names of limits in them, that a later attempt gets, too.
+REFUSED = re.compile(
+    r"Invalid (partition name|account|qos|feature|generic resource|Trackable RESource|--)"
+    r"|invalid partition specified|unrecognized option|reservation is invalid"
+    r"|Requested time limit is invalid|Node count specification invalid"
+    r"|CPU count (specification invalid|per node can not be satisfied)"
+    r"|More processors requested than permitted|Memory required by task is not available"
+    r"|Memory specification can not be satisfied|not permitted to use this partition"
+    r"|appears to be invalid|Partition(TimeLimit|Config)|BadConstraints|Invalid(Account|QOS)"
+    r"|(Account|QOS)NotAllowed|MaxMemPerLimit|(QOS|Assoc)Max\w*Per(Job|Node)|QOSMin"
+    r"|(QOS|Assoc)Grp(?!\w*Run)\w*Minutes"
+)
 
 
 @dataclass(frozen=True)
@@ -186,7 +198,7 @@ def refusals(command: str) -> list[Problem]:
     )
     message = " ".join(test.stderr.split())
     # "not available" may be for now: nodes that are down or drained count here.
-    if not test.returncode or "not available" in message or not refused_for_good(message):
+    if not test.returncode or "not available" in message or not REFUSED.search(message):
         return []
     keys = {"invalid account": "slurm_account", "wall": "runtime", "qos": "qos",
             "feature": "constraint"}  # fmt: skip

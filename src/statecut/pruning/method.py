@@ -53,7 +53,8 @@ class Method:
                                               highest of each head are kept
     choose(model, target, widths, **options)  for each width, `kept` (layers, heads, width), and
                                               what else there is to know of each head, by name
-    rotate(model, target, width, **options)   rows that mix channels, (layers, heads, width, d_k)
+    rotate(model, target, **options)          rows that mix channels, (layers, heads, d_k, d_k):
+                                              the first of each head are kept
 
     `model` is a `ModelStatistics`; `target` says whose activations choose the channels, those of
     keys, queries or both (which always lose the same ones). Options are those that it takes, and

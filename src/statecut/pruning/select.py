@@ -86,7 +86,8 @@ def _choose(
     if method.choose:
         return method.choose(model, target, widths, **options)
     assert method.rotate
-    return [{"rotation": method.rotate(model, target, width, **options)} for width in widths]
+    rotation = method.rotate(model, target, **options)
+    return [{"rotation": rotation[..., :width, :]} for width in widths]
 
 
 def top(scores: Tensor, width: int) -> Tensor:

@@ -1,13 +1,15 @@
-"""The result of a selection, as an artefact: one file per model, method, target and ratio."""
+"""The result of a selection, and all widths of one as an artefact."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -124,13 +126,42 @@ class Selection:
                 f"{checkpoint.place} is {digest[:12]}: select again for it"
             )
 
-    def save(self, path: Path | str) -> None:
-        tensors = {name: tensor.contiguous() for name, tensor in self.tensors.items()}
-        with atomic_write(path, force=True) as aside:
-            save_file(tensors, aside, metadata={"about": canonical_json(self.about)})
 
-    @classmethod
-    def load(cls, path: Path | str) -> Selection:
-        with open_safetensors(Path(path)) as file:
-            about = json.loads(file.metadata()["about"])
-        return cls(dict(read_tensors(Path(path))), about)
+def save_selections(selections: Sequence[Selection], path: Path | str) -> None:
+    """What a method chose at the widths 1, 2, 3, ..., in one file: kept channels as bits, of
+    rotations the widest, whose first rows are the others, and what does not differ once."""
+    about, tensors, by_width = selections[0].about, {}, []
+    full = about.get("values", about)["full_width"]
+    for name in selections[0].tensors:
+        each = [selection.tensors[name] for selection in selections]
+        if name.endswith("rotation"):
+            tensors[name] = each[-1].contiguous()
+        elif name.endswith("kept"):
+            masks = [torch.zeros(*one.shape[:-1], full).scatter(-1, one, 1) for one in each]
+            tensors[name] = torch.from_numpy(np.packbits(torch.stack(masks).bool().numpy(), -1))
+        elif all(torch.equal(one, each[0]) for one in each):
+            tensors[name] = each[0].contiguous()
+        else:
+            tensors[name] = torch.stack(each)
+            by_width.append(name)
+    metadata = {"about": canonical_json(about), "by_width": canonical_json(by_width)}
+    with atomic_write(path, force=True) as aside:
+        save_file(tensors, aside, metadata=metadata)
+
+
+def load_selection(path: Path | str, *, keys: int, values: int) -> Selection:
+    """One width of `save_selections`, by whether that is of keys or of values."""
+    with open_safetensors(Path(path)) as file:
+        about, by_width = (json.loads(file.metadata()[name]) for name in ("about", "by_width"))
+    side, tensors = about.get("values", about), dict(read_tensors(Path(path)))
+    width = values if "values" in about else keys
+    for name, tensor in tensors.items():
+        if name.endswith("rotation"):
+            tensors[name] = tensor[..., :width, :]
+        elif name.endswith("kept"):
+            bits = np.unpackbits(tensor[width - 1].numpy(), axis=-1, count=side["full_width"])
+            tensors[name] = torch.from_numpy(bits).nonzero()[:, -1].view(*bits.shape[:-1], width)
+        elif name in by_width:
+            tensors[name] = tensor[width - 1]
+    side["width"] = width
+    return Selection(tensors, about)

@@ -9,20 +9,17 @@ from __future__ import annotations
 from statecut.pruning.method import Method, ModelStatistics, Target, Tensor
 
 
-def proper(model: ModelStatistics, target: Target, width: int) -> Tensor:
-    return axes(model, target)[..., :width, :]
+def proper(model: ModelStatistics, target: Target) -> Tensor:
+    """Orthonormal rows by falling variance."""
+    return adversarial(model, target).flip(-2)
 
 
-def adversarial(model: ModelStatistics, target: Target, width: int) -> Tensor:
-    return axes(model, target)[..., -width:, :]
-
-
-def axes(model: ModelStatistics, target: Target) -> Tensor:
-    """(layers, heads, d_k, d_k), rows orthonormal, by falling variance."""
+def adversarial(model: ModelStatistics, target: Target) -> Tensor:
+    """Orthonormal rows by rising variance."""
     from torch.linalg import eigh
 
     moment = model.sum_over(target, model.gram) / model.tokens
-    return eigh(moment).eigenvectors.flip(-1).mT
+    return eigh(moment).eigenvectors.mT
 
 
 METHODS = (

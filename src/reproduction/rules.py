@@ -19,6 +19,7 @@ from pydantic_core import to_jsonable_python
 
 from reproduction.config import (
     Config,
+    Cut,
     Figure,
     Measurement,
     MixerBenchmark,
@@ -26,15 +27,18 @@ from reproduction.config import (
     QualityTable,
     RankFigure,
     Recipe,
+    cut_shape,
     shape_of,
 )
 from reproduction.config.evaluation import DATA_SETS
 from reproduction.config.needs import needed_corpora, needed_models, needed_tokenizers
+from reproduction.config.section import RECOVERED
 from reproduction.config.sources import matching, tokenizer_files
-from reproduction.running.digests import cached_sha256
-from reproduction.running.paths import Paths, provenance_path
+from reproduction.import_model import model_files
+from reproduction.running.paths import Paths
 from statecut.hub import Kind, read_lock
 from statecut.models.architectures import MODULES, RULES
+from statecut.pruning.methods import METHODS
 
 Section = dict[str, Any]
 
@@ -49,6 +53,7 @@ class Inputs:
         self.config = config
         self.paths = Paths(config)
         self.variants = config.variants()
+        self.subjects = {self.paths.subject(v): v for v in self.variants}
         self.recoveries = {self.paths.subject(v): v for v in self.variants if v.recovered}
         self.shapes = {shape.name: shape for shape in config.trained_shapes()}
         self.cells = {self.paths.measurement(cell): cell for cell in config.measurements()}
@@ -63,12 +68,12 @@ class Inputs:
             "corpus": any_of(config.corpora),
             "model": any_of(config.models),
             "method": any_of(config.methods),
-            "target": "kq|k|q",
+            "target": "kq|k|q|v",
             "ratio": any_of({variant.ratio for variant in self.variants}),
             "seed": r"\d+",
             "eps": "(-matched)?",
             "cut": any_of({Path(subject).name for subject in self.recoveries}),
-            "subject": any_of({self.paths.subject(variant) for variant in self.variants}),
+            "subject": any_of(self.subjects),
             "suite": any_of(config.evaluation.suites),
             "shape": any_of(self.shapes),
             "benchmark": any_of(config.benchmarks),
@@ -151,7 +156,9 @@ class Inputs:
         methods = {name for section in sections for name in getattr(section, "methods", ())}
         quality = [name for name, table in shown.items() if isinstance(table, QualityTable)]
         suites = {config.suite_name(column) for name in quality for _, column in config.cells(name)}
-        spec, recovery = config.evaluation, config.recovery
+        stages = {s for section in sections for s in getattr(section, "stages", ())}
+        stages |= {s for name in quality for s in config.tables[name].columns}  # type: ignore[union-attr]
+        spec, recovery = config.evaluation, config.recovery if stages & {*RECOVERED} else None
         return self.settings(
             "seeds",
             "eps",
@@ -198,35 +205,12 @@ class Inputs:
         """What it is trained on, or made from."""
         spec = self.config.tokenizers[tokenizer]
         if spec.kind == "local":
-            return [spec.path]
+            return files_of(spec.path, tokenizer_files)
         return self.text(spec.corpus) if spec.kind == "train" else []
 
     def local_model(self, model: str) -> list[str]:
         source = self.config.models[model].source
-        return [source.path] if source.kind == "local" else []
-
-    def user_files(self, paths: Iterable[str]) -> list[str]:
-        """Those that users bring, and no rule makes."""
-        return [path for path in paths if not path.startswith(f"{self.paths.root}/")]
-
-    def user_digests(
-        self, paths: Iterable[str], of_folder: Callable[[Path], list[Path]] = tokenizer_files
-    ) -> dict[str, str]:
-        """Digests of the files that users bring, as far as they exist, and of those that are used
-        of a folder: a tokenizer's or a model's."""
-        brought = [Path(path) for path in self.user_files(paths)]
-        files = [of_folder(path) if path.is_dir() else [path] for path in brought]
-        return cached_sha256(sorted({path for path in chain(*files) if path.is_file()}))
-
-    def provenance(self, paths: Iterable[str]) -> list[str]:
-        """The records of those that rules make."""
-        first = {
-            path: files[0]
-            for files in ([*self.documentation()], self.demo_tasks())  # one job's each
-            for path in files
-        }
-        artefacts = [path for path in paths if not self.user_files([path])]
-        return sorted({str(provenance_path(first.get(path, path))) for path in artefacts})
+        return files_of(source.path, model_files) if source.kind == "local" else []
 
     @cached_property
     def locked(self) -> dict[tuple[str, str], str]:
@@ -247,7 +231,8 @@ class Inputs:
             files += self.text(corpus)
         for suite in self.config.evaluation.suites:
             files += self.task_files(suite)
-        return sorted(file for file in {*self.user_files(files)} if not Path(file).exists())
+        made = f"{self.paths.root}/"
+        return sorted(f for f in {*files} if not f.startswith(made) and not Path(f).exists())
 
     def trained(self) -> list[str]:
         """Models that the run pretrains."""
@@ -266,20 +251,30 @@ class Inputs:
         assert source.kind == "pretrain"
         return self.config.recipes[source.recipe]
 
-    def preflight(self, model: str, ratio: float = 0.0) -> str:
+    def preflight(self, model: str, ratio: Cut = 0.0) -> str:
         return self.paths.preflight(shape_of(self.config.models[model], ratio))
 
     # ----- pruning and recovery -----
 
-    def calibration(self, model: str, method: str, seed: str) -> str | list[str]:
+    def calibration(self, model: str, method: str, target: str, seed: str) -> str | list[str]:
         """Nothing for methods of the weights alone."""
         if not self.config.methods[method].calibrated:
             return []
-        return self.paths.calibration(model, method, int(seed))
+        return self.paths.calibration(model, method, target, seed)
 
-    def kept(self, model: str, ratio: str) -> int:
-        """Channels of a head that are left."""
-        return shape_of(self.config.models[model], float(ratio)).width
+    def selections(self, w: Any) -> list[str]:
+        return self.paths.selections(w.model, w.method, w.target, read_cut(w.ratio), w.seed)
+
+    def widths(self, model: str, ratio: str) -> list[int]:
+        """Channels of keys and of values that a head keeps."""
+        left = cut_shape(self.config.models[model], read_cut(ratio))
+        return [left.width, left.value_width]
+
+    def method_code(self, method: str) -> list[str]:
+        """The files that a method's selections depend on."""
+        module = METHODS[self.config.methods[method].algorithm].module
+        rrqr = ["src/statecut/pruning/rrqr.py"] if module.endswith("drrqr") else []
+        return [source_file(module), *rrqr]
 
     def student(self, model: str, cut: str) -> str:
         variant = self.recoveries[f"recovered/{model}/{cut}"]
@@ -322,13 +317,13 @@ class Inputs:
 
     def adapter(self, subject: str) -> str:
         """The module that says all of a model's architecture."""
-        return MODULES[self.config.models[subject.split("/")[1]].architecture]
+        return source_file(MODULES[self.config.models[subject.split("/")[1]].architecture])
 
     def cell_adapter(self, benchmark: str, measured: str) -> str:
         """The same of what a cell times: a model, or one layer of a family of kernels."""
         subject, spec = self.cell(benchmark, measured).subject, self.config.benchmarks[benchmark]
         if isinstance(spec, MixerBenchmark):
-            return RULES[spec.mixers[subject].architecture].layer.__module__
+            return source_file(RULES[spec.mixers[subject].architecture].layer.__module__)
         return self.adapter(f"models/{subject}")
 
     def heads(self, subject: str) -> list[tuple[int, int]]:
@@ -432,6 +427,21 @@ def _changed(section: Any, *left_out: str) -> Section:
 def _exists(path: str) -> bool:
     """A file, or the folder of a model with its weights: loss curves may be all that is left."""
     return Path(path).is_file() or any(Path(path).glob("*.safetensors"))
+
+
+def files_of(folder: str, used: Callable[[Path], list[Path]]) -> list[str]:
+    """The files that are used of a folder; the folder itself if it is not there."""
+    return [*map(str, used(Path(folder)))] if Path(folder).is_dir() else [folder]
+
+
+def read_cut(text: str) -> Cut:
+    """From the name of a file."""
+    return text if "x" in text else float(text)
+
+
+def source_file(module: str) -> str:
+    """In the checkout."""
+    return f"src/{module.replace('.', '/')}.py"
 
 
 def any_of(names: Iterable[object]) -> str:

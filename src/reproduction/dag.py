@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from reproduction.config import Config, load_config, parse_config
-from reproduction.running.inputs import Inputs
+from reproduction.rules import Inputs
 from statecut.errors import InputError, nearest
 
 SNAKEFILE = Path("workflow/Snakefile")

@@ -1,0 +1,150 @@
+"""Small jobs without the imports: a process that has loaded the libraries once, and forks.
+
+    python -m reproduction.running.preload snakemake --profile profiles/demo
+
+runs the command with such a process beside it. A job of the workflow that finds it hands itself
+over: its script runs in a fork, where torch, transformers, flash-linear-attention, lm-eval and peft
+are loaded, which takes longer than most of the demo's work. Without it the same scripts run as they
+are. Statecut's own modules are never loaded before the fork, so a change to them counts at once.
+
+A job is told to end (SIGTERM: training saves and leaves) when its client has ended. The process
+ends with the command; jobs that it has forked go on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import runpy
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import traceback
+import warnings
+from pathlib import Path
+from typing import Any
+
+SOCKET = "REPRODUCTION_PRELOAD"  # the variable with its path
+LIBRARIES = (
+    "torch", "transformers", "transformers.modeling_utils", "transformers.models.auto",
+    "fla", "fla.models", "peft", "datasets", "lm_eval.api.task", "lm_eval.evaluator",
+    "safetensors.torch", "pandas", "pandera", "scipy.linalg", "matplotlib.pyplot",
+    # Most of the time that fla takes to import.
+    "torch._inductor.compile_fx", "torch.distributed._tensor",
+)  # fmt: skip
+GPU = Path("/dev/nvidiactl")
+
+
+def hand_over() -> None:
+    """Let this script run in a fork, and leave with its exit code; go on if there is no server."""
+    if SOCKET not in os.environ:
+        return
+    with socket.socket(socket.AF_UNIX) as connection:
+        try:
+            connection.connect(os.environ[SOCKET])
+        except OSError:
+            return  # it was killed
+        environment = {key: value for key, value in os.environ.items() if key != SOCKET}
+        request = json.dumps([os.path.abspath(sys.argv[0]), os.getcwd(), environment])
+        socket.send_fds(connection, [b"+"], [0, 1, 2])
+        connection.sendall(request.encode() + b"\n")
+        # We stay until the job has ended: Snakemake deletes the outputs of one that has failed.
+        for number in (signal.SIGINT, signal.SIGTERM):
+            if signal.getsignal(number) != signal.SIG_IGN:  # as shells set it in the background
+                signal.signal(number, lambda *_: connection.shutdown(socket.SHUT_WR))
+        code = connection.recv(1)
+    sys.exit(code[0] if code else "reproduction: the process that ran this job was killed")
+
+
+def main(command: list[str]) -> None:
+    """Become the command, with a server as its child."""
+    if not command:
+        sys.exit("usage: python -m reproduction.running.preload COMMAND [ARGUMENT ...]")
+    folder = tempfile.mkdtemp(prefix="reproduction-")
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(f"{folder}/socket")
+    listener.listen(64)  # jobs that come while the server still imports wait here
+    process = os.getpid()
+    if os.fork() == 0:
+        try:
+            serve(listener, process)
+        finally:
+            shutil.rmtree(folder)
+            os._exit(0)
+    os.execvpe(command[0], command, {**os.environ, SOCKET: f"{folder}/socket"})
+
+
+def serve(listener: socket.socket, command: int) -> None:
+    """Fork for every client, until the command has ended."""
+    os.setsid()  # Ctrl-C is for the command alone, which ends its jobs
+    warnings.filterwarnings("ignore", message="Triton is not supported")
+    # Threads at a fork: those of OpenBLAS and jemalloc, which see to it themselves.
+    warnings.filterwarnings("ignore", message="This process .* is multi-threaded")
+    os.environ["OMP_NUM_THREADS"] = "1"  # which kernels under torch read as they are loaded
+    # To count GPUs, torch may ask the driver: a process that did cannot hand them on to its forks.
+    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+    for library in LIBRARIES:
+        # fla looks at the GPU as it is imported, and no fork of that process could use it.
+        if library.split(".")[0] != "fla" or not GPU.exists():
+            importlib.import_module(library)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the forks
+    listener.settimeout(1)
+    while os.getppid() == command:
+        with contextlib.suppress(TimeoutError):
+            connection = listener.accept()[0]
+            if os.fork() == 0:
+                listener.close()
+                run(connection)
+            connection.close()
+
+
+def run(connection: socket.socket) -> None:
+    """Be the process that the client would have been, and tell it the exit code."""
+    code = 1
+    try:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        os.setsid()
+        _, files, _, _ = socket.recv_fds(connection, 1, 3)
+        script, folder, environment = json.loads(connection.makefile("rb").readline())
+        for number, file in enumerate(files):
+            os.dup2(file, number)
+            os.close(file)
+        threading.Thread(target=end_with, args=(connection,), daemon=True).start()
+        code = outcome(script, folder, environment)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        connection.sendall(bytes([code % 256]))
+    finally:
+        os._exit(code)
+
+
+def end_with(connection: socket.socket) -> None:
+    """The client has nothing more to say: whatever comes from it is its end."""
+    connection.recv(1)
+    os.killpg(0, signal.SIGTERM)
+
+
+def outcome(script: str, folder: str, environment: dict[str, str]) -> Any:
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.argv = [script]
+    try:
+        runpy.run_path(script, run_name="__main__")
+    except SystemExit as stopped:
+        if isinstance(stopped.code, str):
+            print(stopped.code, file=sys.stderr)
+        return 1 if isinstance(stopped.code, str) else stopped.code or 0
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
