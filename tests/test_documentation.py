@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import re
 import subprocess
@@ -13,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from reproduction import documentation as own
-from reproduction.demo_text import documentation_parts, part_of, word_runs
+from reproduction.demo_text import documentation_parts, part_of
 from reproduction.documentation import documentation, prose
 from reproduction.new_tokenizers import train_tokenizer
 
@@ -60,20 +59,6 @@ def test_there_is_enough_of_it_for_a_small_model(
     some = documents[::5]
     tokenizer = train_tokenizer(some, tmp_path / "bpe", vocabulary_size=2048)
     assert 5 * sum(len(tokenizer.encode(text)) + 1 for text in some) > 500_000
-
-
-def test_no_two_parts_share_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(own, "PACKAGES", ("numpy", "scipy"))
-    parts = documentation_parts()
-    paragraphs = {
-        part: {paragraph for text in texts for paragraph in text.split("\n\n")}
-        for part, texts in parts.items()
-    }
-    assert all(len(texts) > 100 for texts in paragraphs.values())
-    runs = [{run for text in texts for run in word_runs(text)} for texts in paragraphs.values()]
-    assert not any(one & other for one, other in itertools.combinations(runs, 2))
-    whole = {paragraph for text in documentation() for paragraph in text.split("\n\n")}
-    assert set().union(*paragraphs.values()) < whole
 
 
 def test_a_paragraph_like_one_of_a_part_before_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,29 +52,12 @@ def settings() -> dict[str, Any]:
     data = demo_data()
     data |= {"recipes": {}, "benchmarks": {}, "figures": {}, "recovery": None, "analysis": None}
     data["tokenizers"] = {"words": {"kind": "hub", "name": "owner/words"}}
-    data["corpora"] = {
-        "web": {
-            "kind": "hub",
-            "name": "owner/web",
-            "files": ["data/*"],
-            "length": 64,
-            "seed": 0,
-            "slices": {"calibration": 8},
-        }
-    }
-    data["models"] = {
-        "net": {
-            "label": "Net",
-            "architecture": "delta_net",
-            "source": {"kind": "hub", "name": "owner/net"},
-            "tokenizer": "words",
-            "vocab_size": 300,
-            "hidden_size": 32,
-            "num_hidden_layers": 2,
-            "num_heads": 2,
-            "intermediate_size": 48,
-        }
-    }
+    web = {"kind": "hub", "name": "owner/web", "files": ["data/*"]}
+    data["corpora"] = {"web": {**web, "length": 64, "seed": 0, "slices": {"calibration": 8}}}
+    net = {"label": "Net", "architecture": "delta_net", "tokenizer": "words", "vocab_size": 300}
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_heads": 2, "intermediate_size": 48}
+    source = {"kind": "hub", "name": "owner/net"}
+    data["models"] = {"net": {**net, **sizes, "source": source}}
     data["calibration"] = {"data": "web/calibration", "sequences": 4, "rows": 64}
     task = {"label": "PIQA", "task": "piqa", "metric": "acc_norm", "version": 1}
     suite = {"label": "ZS", "window": 64, "tasks": {"piqa_acc_norm": task}}
@@ -165,21 +148,6 @@ def test_a_model_of_other_sizes(world: World) -> None:
     world.settings["models"]["net"]["num_heads"] = 4
     message = world.problem()
     assert re.search(r"model net: .* has head_k_dim 16, the configuration says 8 for Net", message)
-
-
-def test_a_parameter_that_is_missing_from_a_shard(world: World) -> None:
-    tensors = load_file(world.made / "model" / "model.safetensors")
-    names = sorted(tensors)
-    shards = [f"model-0000{i}-of-00002.safetensors" for i in (1, 2)]
-    index = {"weight_map": {name: shards[i % 2] for i, name in enumerate(names)}}
-    del world.net["model.safetensors"]
-    world.net["model.safetensors.index.json"] = json.dumps(index).encode()
-    for shard, some in zip(shards, (names[::2], names[1::2]), strict=True):
-        world.net[shard] = save({name: tensors[name] for name in some})
-    assert PARAMETERS in world.table()
-
-    world.net[shards[1]] = save({name: tensors[name] for name in names[3::2]})
-    assert f"says that {names[1]} is in {shards[1]}" in world.problem()
 
 
 def test_another_tokenizer(world: World, tmp_path: Path) -> None:

@@ -3,13 +3,9 @@
 import json
 import math
 import os
-import runpy
 import signal
 import socket
-from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
-from unittest.mock import MagicMock
 
 import pyarrow
 import pyarrow.parquet
@@ -406,17 +402,6 @@ def test_another_window_or_file_is_another_result(model, files, tmp_path):
     second = evaluate(model, "suite", config, tmp_path / "2.json", cache=cache)
     assert first["results"] != second["results"]
     assert len(list(cache.glob("*.json"))) == len(list((cache / "requests").iterdir())) == 2
-
-
-def test_what_other_code_has_finished_is_not_taken_up(tmp_path, monkeypatch):
-    caches = []
-    run = SimpleNamespace(device="cpu")
-    monkeypatch.setattr("reproduction.running.job.job", lambda *_, **__: nullcontext(run))
-    monkeypatch.setattr(suite, "evaluate", lambda *_, cache, **__: caches.append(cache))
-    for digest in ("this", "other", "this"):
-        params = SimpleNamespace(checkpoints=tmp_path, code={"digest": digest})
-        runpy.run_path("scripts/evaluate.py", {"snakemake": MagicMock(params=params)})
-    assert caches[0] == caches[2] != caches[1]
 
 
 ARC = {"question": "q", "choices": {"text": ["a", "b"], "label": ["A", "B"]}, "answerKey": "B"}
