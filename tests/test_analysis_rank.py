@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from plain_model import plain_logits, projected, queries_and_keys
 from small_models import SMALL
 
-from reproduction.analysis.rank import RankAnalysis, Writes, analyse_rank, states_in_blocks, writes
+from reproduction.analysis.rank import RankAnalysis
 from reproduction.analysis.spectra import effective_ranks, er, largest_eigenvalues
+from reproduction.analysis.states import Writes, analyse_rank, states_in_blocks, writes
 from statecut.errors import InputError
 from statecut.models import create
 from statecut.models.delta_rule import no_tf32
@@ -110,6 +111,14 @@ def test_a_bf16_model_has_float32_states():
     rough = analyse_rank(model, IDS, model_digest="d")
     assert rough.provenance["dtype"] == "bfloat16"
     assert np.abs(rough.effective_rank / exact.effective_rank - 1).mean() < 0.05
+
+
+@pytest.mark.parametrize("name", ["delta_net", "gated"])
+def test_negative_eigenvalues_double_beta(name):
+    config = {**SMALL[name], "num_hidden_layers": 1}  # a second layer would see other inputs
+    once = writes(create(config, seed=2), IDS)
+    twice = writes(create({**config, "allow_neg_eigval": True}, seed=2), IDS)
+    torch.testing.assert_close(twice.beta, 2 * once.beta)
 
 
 # Effective ranks without an SVD
