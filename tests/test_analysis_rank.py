@@ -6,11 +6,12 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from measures import er
 from plain_model import plain_logits, projected, queries_and_keys
 from small_models import SMALL
 
 from reproduction.analysis.rank import RankAnalysis
-from reproduction.analysis.spectra import effective_ranks, er, largest_eigenvalues
+from reproduction.analysis.spectra import effective_ranks, largest_eigenvalues
 from reproduction.analysis.states import Writes, analyse_rank, states_in_blocks, writes
 from statecut.errors import InputError
 from statecut.models import create

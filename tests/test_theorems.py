@@ -11,10 +11,10 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from measures import er, kappa, rank, singular_values, u
 from scipy.integrate import quad
 from torch.nn.functional import normalize, silu
 
-from reproduction.analysis.spectra import er, kappa, rank, singular_values, u
 from statecut.models.architectures import architecture
 from statecut.models.delta_rule import recurrent_delta_rule
 from statecut.models.plain_kernels import causal_conv1d

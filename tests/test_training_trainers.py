@@ -77,20 +77,6 @@ def test_a_raised_version_begins_anew(root, tmp_path, monkeypatch, trainer):
     assert folders[0] == folders[1] != folders[2]
 
 
-def test_flame_is_given_what_the_configuration_says(root, tmp_path, monkeypatch):
-    config, given = config_with(trainer="flame"), {}
-
-    def launched(model, data, recipe, output, **others):
-        given.update(model=model, data=data, recipe=recipe, output=output, **others)
-
-    monkeypatch.setattr("reproduction.pretraining.flame.pretrain_with_flame", launched)
-    train(root, config, tmp_path / "out", gpus=4)
-    assert given["model"] == config.models["delta_net_head"].fla_config()
-    assert given["recipe"] == config.recipes["demo"]
-    assert given["gpus"] == 4
-    assert given["output"].files == {"README.md": "a card"}
-
-
 def test_the_built_in_trainer_refuses_gpus_that_it_cannot_use(root, tmp_path):
     with pytest.raises(InputError, match="the built-in trainer uses one"):
         train(root, config_with(), tmp_path / "out", gpus=2)

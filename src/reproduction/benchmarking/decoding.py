@@ -152,16 +152,16 @@ def _speed_at(model: Any, most: Reading, device: str) -> Reading:
         return most
     for parts in range(FINENESS, FINENESS - TRIES, -1):
         batch = int(most.value) * parts // FINENESS
-        reading = _or_reason(partial(_largest_speed, model, batch, device), batch)
+
+        def speed(batch: int = batch) -> Reading:
+            free()
+            run = partial(Generation(model, batch, 1).run, FEW_TOKENS)
+            return time_runs(run, device, warmup=0, repeats=3).rate(batch * FEW_TOKENS)
+
+        reading = _or_reason(speed, batch)
         if reading.value is not None:
             return replace(reading, note=f"batch {batch:,}")
     return reading
-
-
-def _largest_speed(model: Any, batch: int, device: str) -> Reading:
-    free()
-    run = partial(Generation(model, batch, 1).run, FEW_TOKENS)
-    return time_runs(run, device, warmup=0, repeats=3).rate(batch * FEW_TOKENS)
 
 
 def free() -> None:

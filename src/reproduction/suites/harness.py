@@ -47,8 +47,7 @@ class Requests:
 
 def task_file(name: str) -> dict[str, Any]:
     """A task file as lm-eval reads it, ours or one that lm-eval ships."""
-    loaded: dict[str, Any] = load_yaml(_path(name))
-    return loaded
+    return load_yaml(_path(name))
 
 
 def task_digest(name: str) -> str:
