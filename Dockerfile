@@ -17,6 +17,6 @@ RUN pip install --no-cache-dir -c envs/constraints.txt -e '.[recovery]' -e src/r
 ARG FLAME
 RUN if [ -n "$FLAME" ]; then pip install --no-cache-dir --no-deps --no-build-isolation -r envs/flame.txt; fi
 
-# Any user can run it: caches go where everybody may write.
-ENV HOME=/tmp
+# Any user can run it: caches go where everybody may write, and Snakemake wants a name.
+ENV HOME=/tmp USER=statecut
 CMD ["snakemake", "--profile", "profiles/demo"]

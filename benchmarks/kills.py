@@ -5,8 +5,8 @@
 
 A small run (one model, two methods, recovery, one suite, one table) is made undisturbed. Then it is
 made again from nothing, while `kill -9` ends snakemake, a job, its working process, or the process
-that has the libraries loaded, when a job of a drawn stage has run for a random while. After each kill
-the run is started again as the README says. At the end all results have to be those of the
+that has the libraries loaded, when a job of a drawn stage has run for a random while. After each
+kill the run is started again as the README says. At the end all results have to be those of the
 undisturbed run, byte for byte, with no process, no temporary file and no unknown file left.
 
 Not compared: logs/, timings/ and report.html, which hold times; of provenance and preflight the

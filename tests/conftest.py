@@ -26,3 +26,16 @@ def hub(tmp_path, monkeypatch):
         monkeypatch.setattr(f"{constants}.ENDPOINT", hub.url)  # what HF_ENDPOINT sets
         monkeypatch.setattr(f"{constants}.HUGGINGFACE_CO_URL_TEMPLATE", hub.url + path)
         yield hub
+
+
+@pytest.fixture(scope="session")
+def folders(tmp_path_factory):
+    """Each small model, saved; tests change copies alone."""
+    from small_models import MORE, small_model
+
+    from statecut.models import save
+
+    root = tmp_path_factory.mktemp("models")
+    for name, config in MORE.items():
+        save(small_model(config), root / name)
+    return root

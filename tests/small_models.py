@@ -1,4 +1,16 @@
-"""The architectures at a size for tests, as config.json has them."""
+"""The architectures at a size for tests, as config.json has them, and what tests do with them."""
+
+import json
+import shutil
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from reproduction.new_tokenizers import train_tokenizer
+from statecut.models import create, save
+from statecut.models.capture import mixers
+from statecut.models.checkpoint import Checkpoint
+from statecut.pruning.slicing import Keep, Slicer
 
 COMMON = {
     "hidden_size": 32,
@@ -68,10 +80,94 @@ SMALL = {
 }  # fmt: skip
 
 
+MORE = SMALL | {
+    "gated_tied": {**SMALL["gated"], "tie_word_embeddings": True, "conv_bias": True,
+                   "output_gate_activation": "sigmoid"},
+}  # fmt: skip
+HYBRIDS = [name for name in SMALL if "layer_types" in SMALL[name]]
+
+
+def small_model(config, dtype=torch.float32):
+    """With norms and biases that are not all the same number."""
+    model = create(config, seed=3, dtype=dtype)
+    kind, _, modules = mixers(model)
+    generator = torch.Generator().manual_seed(8)
+    with torch.no_grad():
+        for module in modules:
+            weight = module.get_parameter(kind.norm)
+            weight.copy_(torch.rand(weight.shape, generator=generator) + 0.5)
+            for parameter, bias in module.named_parameters():
+                if parameter.endswith("bias") and parameter != "dt_bias":
+                    bias.copy_(torch.randn(bias.shape, generator=generator) / 4)
+    return model
+
+
+def some(shape, width, channels="value", seed=0):
+    """So many channels of each head, in any order."""
+    heads, full = shape.size(channels)
+    generator = torch.Generator().manual_seed(seed)
+    order = torch.rand(len(shape.layers), heads, full, generator=generator).argsort(-1)
+    return Keep(order[..., :width])
+
+
 def change_channels(tensors, kind, shape, keys, values=None):
     """All tensors of a model by name, those over channels changed."""
-    from statecut.pruning.slicing import Slicer
-
     unpruned = dict(tensors)
     slicer = Slicer(kind, shape, keys, values, unpruned.__getitem__)
     return {name: slicer(name, tensor).to(tensor.dtype) for name, tensor in unpruned.items()}
+
+
+def relative(a, b):
+    return ((a - b).norm() / b.norm()).item()
+
+
+def logits(model, ids):
+    with torch.no_grad():
+        return model(ids).logits
+
+
+def change_config(folder, **changes):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **changes}))
+
+
+def rewritten(source, target, change=lambda tensors: None, **config):
+    """A copy of a folder with its tensors and its config changed."""
+    shutil.copytree(source, target)
+    tensors = load_file(target / "model.safetensors")
+    change(tensors)
+    save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})
+    change_config(target, **config)
+    return target
+
+
+def shard(folder, out):
+    """The tensors of a folder in three files: neighbours by name are in different ones."""
+    checkpoint = Checkpoint(folder)
+    out.mkdir()
+    files, size = {}, 0
+    for i in range(3):
+        file = f"model-0000{i + 1}-of-00003.safetensors"
+        tensors = {n: checkpoint.tensor(n) for n in sorted(checkpoint.files)[i::3]}
+        save_file(tensors, out / file, metadata={"format": "pt", "part": str(i)})
+        files |= dict.fromkeys(tensors, file)
+        size += sum(tensor.nbytes for tensor in tensors.values())
+    about = {"total_size": size, "total_parameters": size // 4, "note": "kept"}
+    index = {"metadata": about, "weight_map": files}
+    (out / "model.safetensors.index.json").write_text(json.dumps(index))
+    shutil.copyfile(folder / "config.json", out / "config.json")
+    return out
+
+
+WORDS = ("the", "quick", "brown", "fox", "jumps", "over", "lazy", "dogs", "while", "others", "go")
+
+
+def workplace(root, *names, **configs):
+    """Text, a tokenizer of 270 tokens, and models that have it, in a folder."""
+    texts = [" ".join(WORDS[(i * j) % len(WORDS)] for j in range(1, 30)) for i in range(1, 1500)]
+    (root / "text.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in texts))
+    train_tokenizer(texts[:60], root / "tokenizer", vocabulary_size=270)
+    for name, config in ({name: SMALL[name] for name in names} | configs).items():
+        model = create({**config, "vocab_size": 270}, seed=1)
+        save(model, root / name, tokenizer=root / "tokenizer")
+    return root

@@ -1,20 +1,17 @@
 """One pass, compared with the same statistics from the plain model and all rows at once."""
 
 import importlib
-import json
-from dataclasses import replace
+import math
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from plain_model import plain_logits
-from small_models import SMALL
+from small_models import HYBRIDS, SMALL, rewritten
 
 from statecut.errors import InputError
 from statecut.models import create, load, save
-from statecut.models.architectures import ARCHITECTURES
-from statecut.models.architectures.gated_deltanet import ARCHITECTURE as GATED_DELTANET
 from statecut.models.capture import mixers
 from statecut.models.checkpoint import Checkpoint
 from statecut.pruning.calibration import (
@@ -93,57 +90,53 @@ def test_grams_are_those_of_all_rows(both):
                 close(found.gram(side, "sample", activations)[layer], sample.mT @ sample)
 
 
-def test_input_norms_are_those_of_all_rows(both):
-    _, found, (rows, _) = both
+def test_input_norms_and_saliency_are_those_of_all_rows(both):
+    _, found, (rows, salient) = both
     for layer in range(2):
         close(found.tensors["input_norm"][layer], rows["x", layer].norm(dim=0))
-
-
-def test_saliency_is_that_of_the_mean_loss(both):
-    _, found, (_, salient) = both
     for (side, layer), expected in salient.items():
         close(found.tensors[f"saliency.{side}"][layer].flatten(), expected)
 
 
 def slow_fisher(model, batches):
-    """Sequence by sequence, the gradient of the summed loss kept on what the rule receives."""
-    kind, _, mixers_ = mixers(model)
-    module = importlib.import_module(kind.call.module)
-    total = {side: [0.0] * len(mixers_) for side in "qk"}
+    """Sequence by sequence, the gradient of the summed loss kept on what the rule receives; where
+    that is the same for several value heads, their effects are summed."""
+    kind, shape, modules = mixers(model)
+    module, call = importlib.import_module(kind.call.module), kind.call
+    total = {side: [0.0] * len(modules) for side in "qk"}
     received = []
 
     def kept(original):
-        def rule(**arguments):
-            for side in "qk":
-                arguments[side].retain_grad()
-            received.append(arguments)
-            return original(**arguments)
+        def rule(*args, **more):
+            given = {**dict(zip(call.by_position, args, strict=False)), **more}
+            received.append([given["q"], given["k"]])
+            for x in received[-1]:
+                x.retain_grad()
+            return original(*args, **more)
 
         return rule
 
-    originals = {name: getattr(module, name) for name in kind.call.functions}
-    try:
-        for name, original in originals.items():
-            setattr(module, name, kept(original))
+    with pytest.MonkeyPatch.context() as patch:
+        for name in call.functions:
+            patch.setattr(module, name, kept(getattr(module, name)))
         for ids in (row for batch in batches for row in batch):
             received.clear()
             logits = model(ids[None], use_cache=False).logits[0]
             F.cross_entropy(logits[:-1], ids[1:], reduction="sum").backward()
-            for layer, arguments in enumerate(received):
-                for side in "qk":
-                    x = arguments[side]
-                    total[side][layer] += (x * x.grad).detach().double().square().sum((0, 1))
-    finally:
-        for name, original in originals.items():
-            setattr(module, name, original)
-        model.zero_grad()
+            for layer, sides in enumerate(received):
+                for side, x in zip("qk", sides, strict=True):
+                    effects = (x * x.grad).detach().double().unflatten(2, (shape.heads, -1)).sum(3)
+                    total[side][layer] += effects.square().sum((0, 1))
+    model.zero_grad()
     return {side: torch.stack(layers) / TOKENS for side, layers in total.items()}
 
 
-def test_fisher_is_the_squared_effect_of_each_token(both):
-    model, found, _ = both
+@pytest.mark.parametrize("name", [*NAMES, *HYBRIDS])
+def test_fisher_is_the_squared_effect_of_each_token(folders, name):
+    model = load(folders / name)
+    found = calibrate(model, batches()).tensors
     for side, expected in slow_fisher(model, batches()).items():
-        close(found.tensors[f"fisher.{side}"], expected)
+        close(found[f"fisher.{side}"], expected)
 
 
 def test_fisher_is_the_same_for_any_batch_size():
@@ -154,37 +147,14 @@ def test_fisher_is_the_same_for_any_batch_size():
         close(one[f"fisher.{side}"], six[f"fisher.{side}"])
 
 
-def test_gradients_of_repeated_queries_and_keys_are_summed():
-    """Where a model repeats q and k for its value heads, a channel is one before that."""
-    model = create(SMALL["gated_value_heads"], seed=2)
-    plain = calibrate(model, batches()).tensors
-    repeating = replace(GATED_DELTANET, call=replace(GATED_DELTANET.call, repeated=True))
-    module = importlib.import_module(GATED_DELTANET.call.module)
-    rule = module.chunk_gated_delta_rule
-    copies = 2
-
-    def repeated(**arguments):
-        many = {side: arguments[side].repeat_interleave(copies, 2) for side in "qk"}
-        return module.seen_rule(**{**arguments, **many})
-
-    with pytest.MonkeyPatch.context() as patch:
-        # The layer calls `repeated`, which calls the rule that is watched.
-        patch.setattr(module, "seen_rule", rule, raising=False)
-        patch.setattr(module, "chunk_gated_delta_rule", repeated)
-        call = replace(repeating.call, functions=("seen_rule",))
-        patch.setitem(ARCHITECTURES, "gated_deltanet", replace(repeating, call=call))
-        found = calibrate(model, batches()).tensors
-    for name in ("fisher.q", "fisher.k", "gram.k.raw"):
-        close(found[name], plain[name])
-
-
-@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
-@pytest.mark.parametrize("name", sorted(SMALL))
-def test_layer_by_layer_is_the_same(name, dtype, tmp_path):
-    save(create(SMALL[name], seed=2), tmp_path / "model")
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [*((name, None) for name in SMALL), ("gated", torch.bfloat16), ("qwen3_5", torch.bfloat16)],
+)
+def test_layer_by_layer_is_the_same(folders, name, dtype):
     given = {"sample_rows": ROWS, "seed": SEED}
-    expected = calibrate(load(tmp_path / "model", dtype=dtype), batches(), **given)
-    found = calibrate_layerwise(Checkpoint(tmp_path / "model"), batches(), dtype=dtype, **given)
+    expected = calibrate(load(folders / name, dtype=dtype), batches(), **given)
+    found = calibrate_layerwise(Checkpoint(folders / name), batches(), dtype=dtype, **given)
     assert {*expected.tensors} - {*found.tensors} == {
         f"{name}.{side}" for name in ("saliency", "fisher") for side in "kq"
     }
@@ -193,43 +163,21 @@ def test_layer_by_layer_is_the_same(name, dtype, tmp_path):
     assert found.manifest == {k: v for k, v in expected.manifest.items() if k != "loss"}
 
 
-def test_layer_by_layer_no_softmax_of_fla_is_run(tmp_path):
-    save(create(SMALL["delta_net"], seed=2), tmp_path / "model")
-    config = json.loads((tmp_path / "model" / "config.json").read_text())
-    config["attn"] = {"layers": [1], "num_heads": 2}
-    (tmp_path / "model" / "config.json").write_text(json.dumps(config))
+def test_layer_by_layer_no_softmax_of_fla_is_run(folders, tmp_path):
+    softmax = {"layers": [1], "num_heads": 2}
+    folder = rewritten(folders / "delta_net", tmp_path / "model", attn=softmax)
     with pytest.raises(InputError, match="no softmax attention of fl"):
-        calibrate_layerwise(Checkpoint(tmp_path / "model"), batches())
+        calibrate_layerwise(Checkpoint(folder), batches())
 
 
-def test_layer_by_layer_bad_numbers_are_named(tmp_path):
-    model = create(SMALL["delta_net"], seed=2)
-    with torch.no_grad():
-        model.model.layers[1].attn.k_proj.weight[20, 0] = float("nan")
-    save(model, tmp_path / "model")
-    with pytest.raises(InputError, match=r"layer 1, head 1: .* has NaN or infinity"):
-        calibrate_layerwise(Checkpoint(tmp_path / "model"), batches())
-
-
-def test_the_model_is_left_as_it_was(both):
-    model, _, _ = both
+def test_the_model_is_left_as_it_was_and_the_result_survives_the_disk(both, tmp_path):
+    model, found, _ = both
     assert all(p.requires_grad and p.grad is None for p in model.parameters())
     assert model.training
-
-
-def test_it_survives_the_disk(both, tmp_path):
-    _, found, _ = both
     found.save(tmp_path / "c")
     again = Calibration.load(tmp_path / "c")
-    assert again.manifest["seed"] == SEED
-    assert again.manifest["sample_rows"] == ROWS
-    for name, tensor in found.tensors.items():
-        assert torch.equal(again.tensors[name], tensor)
-
-
-def test_a_damaged_file_is_refused(both, tmp_path):
-    _, found, _ = both
-    found.save(tmp_path / "c")
+    assert (again.manifest["seed"], again.manifest["sample_rows"]) == (SEED, ROWS)
+    assert all(torch.equal(again.tensors[name], tensor) for name, tensor in found.tensors.items())
     file = tmp_path / "c" / "calibration.safetensors"
     data = bytearray(file.read_bytes())
     data[-1] ^= 1
@@ -257,29 +205,22 @@ def test_the_sample_is_taken_once_without_repetition():
     assert len(sampled_positions(30, 200, seed=3)) == 30
 
 
-@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_a_number_that_is_none_names_layer_and_head(bad):
-    model = create(SMALL["delta_net"], seed=2)
-    with torch.no_grad():
-        model.model.layers[1].attn.k_proj.weight[20, 0] = bad  # head 1 of two, 16 wide
-    with pytest.raises(InputError, match=r"layer 1, head 1: .* has NaN or infinity"):
-        calibrate(model, batches())
-
-
 ORIGINS = {
-    "its keys": ("layers.1.attn.k_proj", "layer 1, head 1: gram.k.raw has"),
+    "its keys": ("layers.1.attn.k_proj", "layer 1, head 1: gram.k.raw has NaN or infinity"),
     "its values": ("layers.1.attn.v_proj", "what enters layer 2 has .*what enters layer 1 has no"),
     "the embeddings": ("embeddings", "what enters layer 0 has NaN or infinity$"),
     "the last layer": ("layers.2.mlp.up_proj", "layer 2, head 0: saliency.q has"),
 }
 
 
-@pytest.mark.parametrize("case", sorted(ORIGINS))
-def test_a_bad_number_is_named_where_it_comes_up_not_where_it_goes(case, tmp_path):
+@pytest.mark.parametrize(
+    ("case", "bad"), [*((case, math.nan) for case in ORIGINS), ("its keys", math.inf)]
+)
+def test_a_bad_number_is_named_where_it_comes_up_not_where_it_goes(case, bad, tmp_path):
     part, message = ORIGINS[case]
     model = create({**SMALL["delta_net"], "num_hidden_layers": 3}, seed=2)
     with torch.no_grad():
-        model.get_submodule(f"model.{part}").weight[20, 0] = float("nan")  # head 1 of two
+        model.get_submodule(f"model.{part}").weight[20, 0] = bad  # head 1 of two
     with pytest.raises(InputError, match=message):
         calibrate(model, batches())
     if case != "the last layer":  # without gradients nothing is computed of what leaves it

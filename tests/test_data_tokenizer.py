@@ -1,20 +1,17 @@
 """Tokenizers: trained, converted, loaded, and what does not fit."""
 
-from __future__ import annotations
-
 import io
 import json
 import os
 import random
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import sentencepiece
 
 from reproduction.new_tokenizers import convert_sentencepiece, train_tokenizer
-from statecut.data.tokenizer import check_vocabulary, load_tokenizer
+from statecut.data.tokenizer import load_tokenizer
 from statecut.errors import InputError
 
 HARD = [
@@ -28,21 +25,16 @@ HARD = [
 ]
 
 
-def prose(seed: int, documents: int = 300) -> list[str]:
+def prose(seed, documents=300):
     draw = random.Random(seed)
     words = ["".join(draw.choices("aeinorst", k=draw.randint(1, 7))) for _ in range(400)]
     return [" ".join(draw.choices(words, k=40)) + "." for _ in range(documents)]
 
 
-def spm(folder: Path, **options: object) -> Path:
+def spm(folder, **options):
     model = io.BytesIO()
-    settings = {
-        "model_type": "bpe",
-        "vocab_size": 700,
-        "byte_fallback": True,
-        "normalization_rule_name": "identity",
-        "remove_extra_whitespaces": False,
-    }
+    settings = {"model_type": "bpe", "vocab_size": 700, "byte_fallback": True}
+    settings |= {"normalization_rule_name": "identity", "remove_extra_whitespaces": False}
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter([*prose(1), "  ".join(prose(2, 20)), "-" * 30, "a" * 30]),
         model_writer=model,
@@ -53,7 +45,7 @@ def spm(folder: Path, **options: object) -> Path:
     return folder / "tiny.model"
 
 
-def test_a_trained_tokenizer_gives_every_text_back(tmp_path: Path) -> None:
+def test_a_trained_tokenizer_gives_every_text_back(tmp_path):
     tokenizer = train_tokenizer(iter(prose(1)), tmp_path / "bpe", vocabulary_size=500)
     assert tokenizer.vocabulary_size == 500
     assert tokenizer.bos == tokenizer.eos
@@ -63,26 +55,21 @@ def test_a_trained_tokenizer_gives_every_text_back(tmp_path: Path) -> None:
         assert tokenizer.backend.decode(ids.tolist()) == text
 
 
-def test_training_is_the_same_in_every_process(tmp_path: Path) -> None:
-    (tmp_path / "text.json").write_text(json.dumps(prose(3)))
+def test_training_is_the_same_in_every_process(tmp_path):
     program = (
         "import json, sys; from reproduction.new_tokenizers import train_tokenizer;"
         "text = json.load(open(sys.argv[1]));"
         "print(train_tokenizer(text, sys.argv[2], vocabulary_size=600).digest)"
     )
-    digests = {
-        subprocess.run(
-            [sys.executable, "-c", program, tmp_path / "text.json", tmp_path / f"bpe{seed}"],
-            env=os.environ | {"PYTHONHASHSEED": str(seed)},
-            check=True,
-            capture_output=True,
-        ).stdout
-        for seed in (1, 2)
-    }
+    (tmp_path / "text.json").write_text(json.dumps(prose(3)))
+    digests = set()
+    for seed in ("1", "2"):
+        command = [sys.executable, "-c", program, tmp_path / "text.json", tmp_path / seed]
+        digests.add(subprocess.check_output(command, env=os.environ | {"PYTHONHASHSEED": seed}))
     assert len(digests) == 1
 
 
-def test_a_text_too_small_for_its_vocabulary_is_refused(tmp_path: Path) -> None:
+def test_a_text_too_small_for_its_vocabulary_is_refused(tmp_path):
     with pytest.raises(InputError, match="the text gives 2"):
         train_tokenizer(["a few words"], tmp_path / "bpe", vocabulary_size=500)
     with pytest.raises(InputError, match="vocabulary_size 256: the text gives 257"):
@@ -91,7 +78,7 @@ def test_a_text_too_small_for_its_vocabulary_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("prefix", [True, False])
-def test_a_converted_model_agrees_with_sentencepiece(tmp_path: Path, prefix: bool) -> None:
+def test_a_converted_model_agrees_with_sentencepiece(tmp_path, prefix):
     model = spm(tmp_path, add_dummy_prefix=prefix)
     tokenizer = convert_sentencepiece(model, tmp_path / "converted")
     reference = sentencepiece.SentencePieceProcessor(model_file=str(model))
@@ -114,22 +101,15 @@ def test_a_converted_model_agrees_with_sentencepiece(tmp_path: Path, prefix: boo
         ({"user_defined_symbols": ["nora"]}, "not a BPE that can be converted exactly"),
     ],
 )
-def test_a_model_that_cannot_be_converted_exactly_is_refused(
-    tmp_path: Path, options: dict[str, object], message: str
-) -> None:
+def test_a_model_that_cannot_be_converted_exactly_is_refused(tmp_path, options, message):
     with pytest.raises(InputError, match=message):
         convert_sentencepiece(spm(tmp_path, **options), tmp_path / "converted")
+    with pytest.raises(InputError, match="not a sentencepiece model"):
+        convert_sentencepiece(tmp_path / "missing.model", tmp_path / "converted")
     assert not (tmp_path / "converted").exists()
 
 
-def test_a_file_that_is_no_model_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "x.model").write_text("no")
-    for name in ("x.model", "missing.model"):
-        with pytest.raises(InputError, match="not a sentencepiece model"):
-            convert_sentencepiece(tmp_path / name, tmp_path / "converted")
-
-
-def test_a_tokenizer_folder_is_an_ordinary_one(tmp_path: Path) -> None:
+def test_a_tokenizer_folder_is_an_ordinary_one(tmp_path):
     """AutoTokenizer reads both kinds and gives the same ids."""
     from transformers import AutoTokenizer
 
@@ -143,39 +123,28 @@ def test_a_tokenizer_folder_is_an_ordinary_one(tmp_path: Path) -> None:
             assert auto(text)["input_ids"] == tokenizer.encode(text).tolist()
 
 
-def test_special_tokens_may_be_written_as_the_hub_does(tmp_path: Path) -> None:
+def test_special_tokens_may_be_written_as_the_hub_does(tmp_path):
     train_tokenizer(prose(1), tmp_path / "bpe", vocabulary_size=500)
     config = tmp_path / "bpe" / "tokenizer_config.json"
     config.write_text(json.dumps({"eos_token": {"content": "<|endoftext|>", "lstrip": False}}))
     tokenizer = load_tokenizer(tmp_path / "bpe")
     assert (tokenizer.bos, tokenizer.eos) == (None, 0)
-    config.write_text("{}")
-    with pytest.raises(InputError, match="names no eos_token"):
-        load_tokenizer(tmp_path / "bpe")
-    config.write_text(json.dumps({"eos_token": "</s>"}))
-    with pytest.raises(InputError, match=r"eos_token '</s>' is not in tokenizer\.json"):
-        load_tokenizer(tmp_path / "bpe")
-    (tmp_path / "bpe" / "tokenizer.json").write_text("{}")
-    with pytest.raises(InputError, match="not a tokenizer"):
-        load_tokenizer(tmp_path / "bpe")
+    for file, text, message in (
+        (config, "{}", "names no eos_token"),
+        (config, '{"eos_token": "</s>"}', r"eos_token '</s>' is not in tokenizer\.json"),
+        (tmp_path / "bpe" / "tokenizer.json", "{}", "not a tokenizer"),
+    ):
+        file.write_text(text)
+        with pytest.raises(InputError, match=message):
+            load_tokenizer(tmp_path / "bpe")
     with pytest.raises(InputError, match=r"no tokenizer\.json"):
         load_tokenizer(tmp_path)
 
 
-def test_a_truncating_tokenizer_loses_no_text(tmp_path: Path) -> None:
+def test_a_truncating_tokenizer_loses_no_text(tmp_path):
     tokenizer = train_tokenizer(prose(1), tmp_path / "bpe", vocabulary_size=500)
     expected = tokenizer.encode(prose(7, 1)[0])
     tokenizer.backend.enable_truncation(4)
     tokenizer.backend.enable_padding(length=64)
     tokenizer.backend.save(str(tmp_path / "bpe" / "tokenizer.json"))
     assert load_tokenizer(tmp_path / "bpe").encode(prose(7, 1)[0]).tolist() == expected.tolist()
-
-
-def test_a_vocabulary_larger_than_the_models_is_refused(tmp_path: Path) -> None:
-    tokenizer = train_tokenizer(prose(1), tmp_path / "bpe", vocabulary_size=500)
-    check_vocabulary(tokenizer, 500)
-    check_vocabulary(tokenizer, 512)
-    with pytest.raises(
-        InputError, match="tokenizer bpe has 500 ids, the model's vocab_size is 499"
-    ):
-        check_vocabulary(tokenizer, 499)

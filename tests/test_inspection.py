@@ -1,6 +1,7 @@
 """`statecut inspect`: what a model keeps of a sequence, from config.json and headers alone."""
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -9,8 +10,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
-from small_models import SMALL
+from small_models import HYBRIDS, SMALL, change_config, rewritten
 
 import statecut
 from statecut.cli import main
@@ -19,65 +19,25 @@ from statecut.models import create, load, save
 from statecut.models.architectures import ARCHITECTURES
 from statecut.models.shapes import SoftmaxLayers
 
-LINEAR = {
-    "linear_num_key_heads": 16,
-    "linear_key_head_dim": 128,
-    "linear_value_head_dim": 128,
-    "linear_conv_kernel_dim": 4,
-    "head_dim": 256,
-}
-
-
-def test_the_cache_of_qwen3_next():
-    """48 layers, 36 of them linear with 32 value heads; 12 softmax layers, 2 heads of 256."""
-    model = ARCHITECTURES["qwen3_next"].cache({
-        "model_type": "qwen3_next", "num_hidden_layers": 48, "linear_num_value_heads": 32,
-        "num_attention_heads": 16, "num_key_value_heads": 2, **LINEAR,
-    })  # fmt: skip
-    assert model.shape.state_bytes() == 75_497_472  # 36 x 32 x 128 x 128 x 4
-    assert model.filter_bytes() == 1_769_472  # 36 x (2 x 16 x 128 + 32 x 128) x 3 x 2
-    assert model.softmax_bytes(1) == 24_576  # 12 x 2 (k and v) x 2 x 256 x 2
-    assert model.total_bytes(4_096) == 75_497_472 + 1_769_472 + 100_663_296
-    half = model.resized(64)
-    assert half.shape.state_bytes() == 75_497_472 // 2
-    assert half.filter_bytes() == 1_769_472 * 3 // 4  # values keep theirs
-    assert half.softmax_bytes(99) == model.softmax_bytes(99)
-
-
-def test_the_state_of_the_largest_dense_qwen3_5():
-    """64 layers, 48 of them linear with 48 value heads; 16 softmax layers, 4 heads of 256."""
-    text = {
-        "model_type": "qwen3_5_text", "num_hidden_layers": 64, "linear_num_value_heads": 48,
-        "num_attention_heads": 24, "num_key_value_heads": 4, **LINEAR,
-    }  # fmt: skip
-    model = ARCHITECTURES["qwen3_5"].cache({"model_type": "qwen3_5", "text_config": text})
-    assert model.shape.state_bytes() == 150_994_944
-    assert model.softmax_bytes(1) == 65_536
-
-
-def test_a_window_bounds_a_softmax_layers_cache():
-    assert SoftmaxLayers(1, 2, 8, window=100).cache_bytes(1_000) == 2 * 2 * 8 * 100 * 2
-    assert SoftmaxLayers(1, 2, 8, window=100).cache_bytes(10) == 2 * 2 * 8 * 10 * 2
-
 
 def test_the_cache_of_an_fla_hybrid():
-    config = {**SMALL["delta_net"], "hidden_size": 64, "num_hidden_layers": 6, "attn": [
+    softmax = [
         {"layers": [1, 3], "num_heads": 4, "num_kv_heads": 2, "window_size": 16},
         {"layers": [5], "num_heads": 2},
-    ]}  # fmt: skip
+    ]
+    config = {**SMALL["delta_net"], "hidden_size": 64, "num_hidden_layers": 6, "attn": softmax}
     hybrid = ARCHITECTURES["delta_net"].cache(config)
     assert hybrid.shape.layers == (0, 2, 4)
     assert hybrid.softmax == (SoftmaxLayers(2, 2, 16, window=16), SoftmaxLayers(1, 2, 32))
+    assert [hybrid.softmax[0].cache_bytes(n) for n in (10, 1000)] == [20 * 128, 32 * 128]
     assert hybrid.taps == 4
     assert ARCHITECTURES["delta_net"].cache({**config, "use_short_conv": False}).filter_bytes() == 0
 
 
-@pytest.mark.parametrize("name", ["qwen3_next", "qwen3_5", "qwen3_5_moe", "olmo_hybrid"])
-def test_the_cache_is_counted_as_transformers_has_it(tmp_path, name):
-    save(create(SMALL[name], seed=1), tmp_path / name)
-    config = json.loads((tmp_path / name / "config.json").read_text())
-    counted = ARCHITECTURES[config["model_type"]].cache(config)
-    filled = load(tmp_path / name)(torch.arange(9)[None], use_cache=True).past_key_values
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_the_cache_is_counted_as_transformers_has_it(folders, name):
+    counted = ARCHITECTURES[SMALL[name]["model_type"]].cache(SMALL[name])
+    filled = load(folders / name)(torch.arange(9)[None], use_cache=True).past_key_values
     delta = [layer for layer in filled.layers if hasattr(layer, "recurrent_states")]
     softmax = [layer for layer in filled.layers if not hasattr(layer, "recurrent_states")]
     assert len(delta) == 2
@@ -91,17 +51,16 @@ def test_the_cache_is_counted_as_transformers_has_it(tmp_path, name):
     assert counted.softmax_bytes(9) == 2 * numbers
 
 
-def test_a_multimodal_folder_is_inspected_with_its_text_models_widths(tmp_path):
-    save(create(SMALL["qwen3_5"], seed=1), tmp_path / "text")
-    (tmp_path / "all").mkdir()
-    text = json.loads((tmp_path / "text" / "config.json").read_text())
-    config = {"model_type": "qwen3_5", "text_config": text}
-    (tmp_path / "all" / "config.json").write_text(json.dumps(config))
-    tensors = load_file(tmp_path / "text" / "model.safetensors")
-    tensors = {name.replace("model.", "model.language_model.", 1): t for name, t in tensors.items()}
-    tensors["model.visual.blocks.0.norm1.weight"] = torch.zeros(7)
-    save_file(tensors, tmp_path / "all" / "model.safetensors")
-    alone, whole = statecut.inspect(tmp_path / "text"), statecut.inspect(tmp_path / "all")
+def test_a_multimodal_folder_is_inspected_with_its_text_models_widths(folders, tmp_path):
+    def as_the_hub_has_them(tensors):
+        for name in [*tensors]:
+            tensors[name.replace("model.", "model.language_model.", 1)] = tensors.pop(name)
+        tensors["model.visual.blocks.0.norm1.weight"] = torch.zeros(7)
+
+    text = json.loads((folders / "qwen3_5" / "config.json").read_text())
+    both = {"model_type": "qwen3_5", "text_config": text}
+    rewritten(folders / "qwen3_5", tmp_path / "all", as_the_hub_has_them, **both)
+    alone, whole = statecut.inspect(folders / "qwen3_5"), statecut.inspect(tmp_path / "all")
     assert whole.parameters == alone.parameters + 7
     assert replace(whole, model_type=alone.model_type, parameters=alone.parameters) == alone
 
@@ -113,41 +72,8 @@ def models(tmp_path_factory):
         save(create(SMALL[name], seed=1), root / name)
     qwen = {**SMALL["qwen3_next"], "linear_key_head_dim": 64, "linear_value_head_dim": 128}
     save(create(qwen, seed=1), root / "qwen3_next")
-    shutil.copytree(root / "delta_net", root / "hybrid")
-    change_config(root / "hybrid", attn={"layers": [1], "num_heads": 2})
+    rewritten(root / "delta_net", root / "hybrid", attn={"layers": [1], "num_heads": 2})
     return root
-
-
-def change_config(folder, **changes):
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, **changes}))
-
-
-def test_a_model_without_softmax_layers(models, capsys):
-    assert main(["inspect", str(models / "gated_value_heads")]) == 0
-    weights = load_file(models / "gated_value_heads" / "model.safetensors")
-    parameters = sum(tensor.numel() for tensor in weights.values())
-    # 2 layers x 4 x 8 x 16 x 4, and 2 x (2 x 2 x 8 + 4 x 16) x 3 x 2 bytes.
-    assert (
-        capsys.readouterr().out
-        == f"""\
-model              gated_deltanet, {parameters:,} parameters
-layers             2 with a delta rule
-heads              2 of keys (d_k 8), 4 of values (d_v 16)
-cache per request  4.0 KiB recurrent state (float32) + 1.1 KiB of convolutions (16 bits)
-
-                                 saved
---ratio  d_k  state and filters           runs in; expected to run in
-      0    8            5.1 KiB     0.0%  transformers
-   0.25    6            4.0 KiB    21.3%  transformers
-    0.5    4            2.9 KiB    42.7%  transformers
-
---state  d_k x d_v that are compared
-    0.5  4 x 16, 8 x 8
-   0.25  4 x 8, 8 x 4
-  0.125  2 x 8, 4 x 4, 8 x 2
-"""
-    )
 
 
 def test_a_hybrid_and_its_json(models, capsys, tmp_path):
@@ -157,6 +83,8 @@ def test_a_hybrid_and_its_json(models, capsys, tmp_path):
     assert "1 with a delta rule, 1 with softmax attention" in shown
     assert "softmax attention (16 bits): 512.0 KiB at 4,096, 4.0 MiB at 32,768" in shown
     record = json.loads(file.read_text())
+    assert main(["inspect", str(models / "hybrid"), "--json", str(models)]) == 2
+    assert f"{models.name} is a folder: give another name" in capsys.readouterr().err
     # One layer of 2 heads of 16 x 16 with a delta rule, one with 2 heads of 16 keys and values.
     recurrent, filters = 2 * 16 * 16 * 4, 3 * 32 * 3 * 2
     assert (record["recurrent_bytes"], record["filter_bytes"]) == (recurrent, filters)
@@ -196,66 +124,30 @@ def test_neither_torch_nor_the_numbers_of_the_weights_are_read(models, tmp_path)
     assert shown == f"{statecut.inspect(models / 'delta_net')}\n"
 
 
-def half_its_shards(folder):
-    tensors = load_file(folder / "model.safetensors")
-    (folder / "model.safetensors").unlink()
-    files = {name: f"{i % 2}.safetensors" for i, name in enumerate(sorted(tensors))}
-    first = {n: t for n, t in tensors.items() if files[n] == "0.safetensors"}
-    save_file(first, folder / "0.safetensors")
-    index = {"weight_map": files}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-
-
-def cut_off(folder):
-    file = folder / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:-1])
-
-
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
+BAD = [
+    (lambda f: (f / CONFIG).unlink(), "is not a model folder: it has no config.json"),
+    (lambda f: (f / CONFIG).write_text("{"), "config.json: not valid JSON"),
+    (lambda f: (f / CONFIG).write_bytes(b"\xff\xfe"), "config.json: not valid JSON"),
+    (lambda f: (f / CONFIG).write_text("[]"), "config.json is not a model's"),
+    (lambda f: change_config(f, num_heads="two"), "num_heads = 'two': must be a whole number"),
+    (lambda f: change_config(f, num_heads=0), "num_heads = 0: must be a whole number"),
+    (lambda f: change_config(f, attn={"layers": [1]}), "'num_heads' is missing"),
+    (lambda f: change_config(f, model_type="llama"), "'llama' is none that Statecut knows"),
+    (lambda f: change_config(f, model_type="deltanet"), "did you mean 'delta_net'"),
+    (lambda f: (f / WEIGHTS).unlink(), "it has no model.safetensors or"),
+    (lambda f: (f / WEIGHTS).rename(f / "pytorch_model.bin"), "has pickled weights only, which"),
+    (lambda f: os.truncate(f / WEIGHTS, 1000), "model.safetensors is cut off or damaged"),
+    (shutil.rmtree, "no such folder"),
+]
 
 
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (lambda f: (f / CONFIG).unlink(), "is not a model folder: it has no config.json"),
-        (lambda f: (f / CONFIG).write_text("{"), "config.json: not valid JSON"),
-        (lambda f: (f / CONFIG).write_bytes(b"\xff\xfe"), "config.json: not valid JSON"),
-        (lambda f: (f / CONFIG).write_text("[]"), "config.json is not a model's"),
-        (
-            lambda f: change_config(f, num_heads="two"),
-            "num_heads = 'two': must be a whole number",
-        ),
-        (lambda f: change_config(f, num_heads=0), "num_heads = 0: must be a whole number"),
-        (lambda f: (f / WEIGHTS).unlink(), "it has no model.safetensors or"),
-        (
-            lambda f: (f / WEIGHTS).rename(f / "pytorch_model.bin"),
-            "has pickled weights only, which can run code when they are read: load the model where "
-            "you trust them, and call save_pretrained once",
-        ),
-        (cut_off, "model.safetensors is cut off or damaged"),
-        (half_its_shards, "names are missing (1.safetensors)"),
-        (
-            lambda f: change_config(f, model_type="llama"),
-            "/broken: model_type 'llama' is none that Statecut knows",
-        ),
-        (lambda f: change_config(f, attn={"layers": [1]}), "'num_heads' is missing"),
-        (shutil.rmtree, "no such folder"),
-    ],
-)
+@pytest.mark.parametrize(("damage", "message"), BAD)
 def test_bad_folders_are_named(models, tmp_path, damage, message):
     broken = shutil.copytree(models / "delta_net", tmp_path / "broken")
     damage(broken)
     with pytest.raises(InputError, match=re.escape(message)):
         statecut.inspect(broken)
-
-
-def test_json_never_replaces_a_folder(models, tmp_path, capsys):
-    (tmp_path / "kept").mkdir()
-    (tmp_path / "kept" / "file").touch()
-    arguments = ["inspect", str(models / "gated_value_heads"), "--json"]
-    assert main([*arguments, str(tmp_path / "kept")]) == 2
-    assert "kept is a folder: give another name" in capsys.readouterr().err
-    assert (tmp_path / "kept" / "file").is_file()
 
 
 def test_pruning_saves_what_inspect_says(models, tmp_path):

@@ -15,13 +15,12 @@ from pathlib import Path
 import pytest
 import yaml
 from packaging.requirements import Requirement
-from small_models import SMALL
+from small_models import workplace
 from snakemake.cli import get_argument_parser
 from snakemake.settings.types import DeploymentMethod
 
-from reproduction.new_tokenizers import train_tokenizer
 from statecut import __version__
-from statecut.models import create, load, save
+from statecut.models import load
 
 ROOT = Path(__file__).parents[1]
 PINS = runpy.run_path(str(ROOT / "envs" / "pins.py"))
@@ -117,6 +116,7 @@ def library_alone(tmp_path_factory):
     assert {path.name for path in folder.iterdir() if path.is_dir()} == {
         "statecut", wheel.name.split("-py3")[0] + ".dist-info",
     }  # fmt: skip
+    assert (folder / "statecut" / "py.typed").is_file()
     found: set[str] = set()
     for requirement in LIBRARY:
         required(requirement, found)
@@ -129,29 +129,26 @@ def library_alone(tmp_path_factory):
     return folder
 
 
+ALONE = """
+import sys
+sys.path.append(sys.argv[1])
+from statecut.cli import main
+text = ["--text", "text.jsonl", "--sequences", "4", "--length", "32"]
+assert main(["prune", "delta_net", "out", "--ratio", "0.5", "--rows", "50", *text]) == 0
+assert main(["inspect", "out"]) == 0
+assert main(["evaluate", "out", *text]) == 0
+assert main(["evaluate", "out", "--tasks", "wikitext"]) == 2
+assert main(["recover", "out", "delta_net", "recovered", "--text", "text.jsonl"]) == 2
+"""
+
+
 def test_the_library_prunes_a_model_without_the_reproduction(library_alone, tmp_path):
-    train_tokenizer(["the quick brown fox"] * 9, tmp_path / "tokenizer", vocabulary_size=270)
-    model = create({**SMALL["delta_net"], "vocab_size": 270}, seed=1)
-    save(model, tmp_path / "model", tokenizer=tmp_path / "tokenizer")
-    (tmp_path / "text.txt").write_text(" ".join(f"fox {number} jumps" for number in range(900)))
-
-    def statecut(*arguments):
-        start = f"import sys; sys.path.append({str(library_alone)!r})"
-        return subprocess.run(
-            [sys.executable, "-ISc", f"{start}; from statecut.cli import main; sys.exit(main())",
-             *arguments],
-            cwd=tmp_path, capture_output=True, text=True, timeout=300,
-        )  # fmt: skip
-
-    pruned = statecut("prune", "model", "out", "--ratio", "0.5", "--text", "text.txt",
-                      "--sequences", "4", "--length", "32", "--rows", "50")  # fmt: skip
-    assert pruned.returncode == 0, pruned.stderr
+    workplace(tmp_path, "delta_net")
+    command = [sys.executable, "-ISc", ALONE, str(library_alone)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
     assert load(tmp_path / "out").model.layers[0].attn.head_k_dim == 8
-    inspected = statecut("inspect", "out")
-    assert "2 of keys (d_k 8), 2 of values (d_v 16)" in inspected.stdout, inspected.stderr
-    text = ("--text", "text.txt", "--sequences", "4", "--length", "32")
-    assert "perplexity  " in statecut("evaluate", "out", *text).stdout
-    assert "lm_eval is not installed" in statecut("evaluate", "out", "--tasks", "wikitext").stderr
-    recovered = statecut("recover", "out", "model", "recovered", "--text", "text.txt")
-    assert recovered.returncode == 2
-    assert recovered.stderr.startswith("statecut: peft is not installed")
+    assert "2 of keys (d_k 8), 2 of values (d_v 16)" in done.stdout
+    assert "perplexity  " in done.stdout
+    assert "lm_eval is not installed" in done.stderr
+    assert "statecut: peft is not installed" in done.stderr

@@ -5,17 +5,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from plain_model import plain_logits
-from small_models import SMALL
+from small_models import HYBRIDS, SMALL, logits, relative
 
 from statecut.models import create
-from statecut.models.delta_rule import chunked_delta_rule, log_decay, recurrent_delta_rule
+from statecut.models.delta_rule import chunked_delta_rule, recurrent_delta_rule
 
-ALL = sorted(SMALL)
-FLA = [name for name in ALL if "layer_types" not in SMALL[name]]
-
-
-def relative(a, b):
-    return ((a - b).norm() / b.norm()).item()
+FLA = [name for name in SMALL if name not in HYBRIDS]
 
 
 def model_named(name):
@@ -26,7 +21,7 @@ def tokens(*shape):
     return torch.randint(0, 97, shape, generator=torch.Generator().manual_seed(3))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     length=st.integers(1, 200),
     seed=st.integers(0, 2**31),
@@ -55,7 +50,7 @@ def test_chunked_delta_rule_is_the_recurrence(length, seed, gated, given_state):
 @pytest.mark.parametrize("name", FLA)
 def test_logits_and_gradients_are_those_of_the_plain_recurrence(name):
     model = model_named(name).train()
-    for length in (1, 63, 130):
+    for length in (1, 70):
         ids = tokens(2, length)
         model.zero_grad()
         out = model(ids, labels=ids)
@@ -73,21 +68,21 @@ def test_logits_and_gradients_are_those_of_the_plain_recurrence(name):
             assert relative(parameter.grad, gradient) < 1e-4, key
 
 
-@pytest.mark.parametrize("name", ALL)
-@pytest.mark.parametrize("prefill", [1, 3, 65])
-def test_prefill_and_single_steps_are_the_full_pass(name, prefill):
-    model, ids = model_named(name).eval(), tokens(2, prefill + 32)
-    with torch.no_grad():
-        full = model(ids).logits
-        out = model(ids[:, :prefill], use_cache=True)
-        pieces = [out.logits]
-        for t in range(prefill, prefill + 32):
-            out = model(ids[:, t : t + 1], past_key_values=out.past_key_values, use_cache=True)
-            pieces.append(out.logits)
-    assert relative(torch.cat(pieces, 1), full) < 1e-5
+@pytest.mark.parametrize("name", SMALL)
+def test_prefill_and_single_steps_are_the_full_pass(name):
+    model = model_named(name).eval()
+    for prefill in (1, 3, 65):
+        ids = tokens(2, prefill + 8)
+        with torch.no_grad():
+            out = model(ids[:, :prefill], use_cache=True)
+            pieces = [out.logits]
+            for t in range(prefill, prefill + 8):
+                out = model(ids[:, t : t + 1], past_key_values=out.past_key_values, use_cache=True)
+                pieces.append(out.logits)
+        assert relative(torch.cat(pieces, 1), logits(model, ids)) < 1e-5
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", SMALL)
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_a_padded_batch_is_its_rows_alone(name, side):
     model = model_named(name).eval()
@@ -97,12 +92,12 @@ def test_a_padded_batch_is_its_rows_alone(name, side):
         place = slice(70 - len(row), 70) if side == "left" else slice(len(row))
         ids[i, place], mask[i, place] = row, 1
     with torch.no_grad():
-        logits = model(ids, attention_mask=mask).logits
+        padded = model(ids, attention_mask=mask).logits
         for i, row in enumerate(rows):
-            assert relative(logits[i][mask[i].bool()], model(row[None]).logits[0]) < 1e-5
+            assert relative(padded[i][mask[i].bool()], model(row[None]).logits[0]) < 1e-5
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", SMALL)
 def test_a_left_padded_batch_generates_what_its_rows_do(name):
     model = model_named(name).eval()
     rows = [tokens(length) for length in (9, 4, 1)]
@@ -121,8 +116,8 @@ def test_packed_sequences_are_those_sequences_alone(name):
     bounds = torch.tensor([0, 5, 6, 86], dtype=torch.int32)
     with torch.no_grad():
         together = model(torch.cat(rows)[None], cu_seqlens=bounds).logits[0].split(lengths)
-        for row, logits in zip(rows, together, strict=True):
-            assert relative(logits, model(row[None]).logits[0]) < 1e-5
+        for row, packed in zip(rows, together, strict=True):
+            assert relative(packed, model(row[None]).logits[0]) < 1e-5
 
 
 def test_the_fused_loss_of_the_config_trains_the_same():
@@ -132,17 +127,3 @@ def test_the_fused_loss_of_the_config_trains_the_same():
         model = create({**SMALL["delta_net"], **fused}, seed=7).train()
         losses.append(model(ids, labels=ids).loss)
     torch.testing.assert_close(losses[0], losses[1])
-
-
-def test_the_decay_is_between_zero_and_one():
-    g = log_decay(torch.randn(2, 9, 3), torch.randn(3), torch.randn(3))
-    assert (g < 0).all()
-
-
-def test_bf16_weights_give_bf16_logits_close_to_float32():
-    model, ids = model_named("gated").eval(), tokens(1, 40)
-    with torch.no_grad():
-        exact = model(ids).logits
-        rough = model.bfloat16()(ids).logits
-    assert rough.dtype == torch.bfloat16
-    assert relative(rough.float(), exact) < 0.05

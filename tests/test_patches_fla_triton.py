@@ -1,7 +1,5 @@
 """Tuned kernels are compiled side by side, for a GPU that need not be there."""
 
-from __future__ import annotations
-
 import threading
 from types import SimpleNamespace
 from typing import Any
@@ -45,7 +43,7 @@ def hopper(monkeypatch, tmp_path):
     driver._active = before
 
 
-def tune(times: dict[int, float]) -> tuple[Autotuner, list[Any]]:
+def tune(times):
     """A tuner that has chosen, and what was compiled for each candidate when it was timed."""
     doubled.device_caches.clear()
     seen = []
@@ -65,7 +63,7 @@ def tune(times: dict[int, float]) -> tuple[Autotuner, list[Any]]:
     return tuner, seen
 
 
-def test_all_candidates_are_compiled_before_the_first_is_timed(hopper, monkeypatch) -> None:
+def test_all_candidates_are_compiled_before_the_first_is_timed(hopper, monkeypatch):
     times = {16: 3.0, 32: 1.0, 128: 2.0}
     plain, seen = tune(times)
     assert len(seen[0]) == 0
@@ -93,45 +91,31 @@ def test_all_candidates_are_compiled_before_the_first_is_timed(hopper, monkeypat
         _ = seen[0][2].function
 
 
-def test_a_choice_that_is_known_compiles_nothing(hopper, monkeypatch) -> None:
-    triton_patches.compile_on_all_cores()
-    tuner, seen = tune({16: 1.0, 32: 2.0, 128: 3.0})
-    monkeypatch.setattr(triton_patches, "ThreadPoolExecutor", None)
-    x = torch.zeros(128)
-    tuner.run(x, x, 128, grid=(1,), warmup=True)
-    assert len(seen) == len(SIZES)
-
-
-def test_a_hopper_has_the_newer_assembler(hopper, monkeypatch) -> None:
-    monkeypatch.setattr(compiler, "get_ptxas", compiler.get_ptxas)
-    monkeypatch.delenv("TRITON_PTXAS_PATH", raising=False)
-    old = compiler.get_ptxas(80)
-    assert compiler.get_ptxas(90) == old  # or the patch can go
-
-    triton_patches.assemble_with_ptxas_13()
-    newer = compiler.get_ptxas(90)
-    assert newer == compiler.get_ptxas(100)
-    assert tuple(map(int, newer.version.split("."))) >= (13, 1)
-    assert compiler.get_ptxas(80) == old
-
-    monkeypatch.setenv("TRITON_PTXAS_PATH", old.path)
-    assert compiler.get_ptxas(90) == old
-
-
 @pytest.mark.parametrize(("driver", "loads"), [(13_000, True), (12_080, False)])
-def test_an_old_driver_keeps_the_old_assembler(hopper, monkeypatch, caplog, driver, loads) -> None:
+def test_a_hopper_has_the_newer_assembler_where_its_driver_loads_it(
+    hopper, monkeypatch, caplog, driver, loads
+):
     monkeypatch.setattr(compiler, "get_ptxas", compiler.get_ptxas)
     monkeypatch.delenv("TRITON_PTXAS_PATH", raising=False)
     monkeypatch.setattr(triton_patches, "driver_cuda", lambda: driver)
     triton_patches.driver_loads_cuda_13.cache_clear()
+    old = compiler.get_ptxas(80)
+    assert compiler.get_ptxas(90) == old  # or the patch can go
+
     triton_patches.assemble_with_ptxas_13()
     for _ in range(2):
-        assert (compiler.get_ptxas(90) == compiler.get_ptxas(100)) == loads
+        newer = compiler.get_ptxas(100)
+        assert compiler.get_ptxas(90) == (newer if loads else old)
+    assert tuple(map(int, newer.version.split("."))) >= (13, 1)
+    assert compiler.get_ptxas(80) == old
     assert len(caplog.records) == (0 if loads else 1)
+
+    monkeypatch.setenv("TRITON_PTXAS_PATH", old.path)
+    assert compiler.get_ptxas(90) == old
     triton_patches.driver_loads_cuda_13.cache_clear()
 
 
-def test_what_is_compiled_for_a_hopper_is_assembled_by_it(hopper, monkeypatch) -> None:
+def test_what_is_compiled_for_a_hopper_is_assembled_by_it(hopper, monkeypatch):
     monkeypatch.setattr(compiler, "get_ptxas", compiler.get_ptxas)
     triton_patches.assemble_with_ptxas_13()
     triton_patches.compile_on_all_cores()
@@ -140,9 +124,7 @@ def test_what_is_compiled_for_a_hopper_is_assembled_by_it(hopper, monkeypatch) -
 
 
 @pytest.mark.parametrize("kept_on_disk", [False, True])
-def test_what_is_tuned_serves_other_numbers_of_sequences_and_heads(
-    monkeypatch: pytest.MonkeyPatch, kept_on_disk: bool
-) -> None:
+def test_what_is_tuned_serves_other_numbers_of_sequences_and_heads(monkeypatch, kept_on_disk):
     asked = []
 
     def original(tuner: Any, key: Any, candidates: list[str], choose: Any) -> bool:

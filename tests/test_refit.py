@@ -3,7 +3,6 @@
 import json
 import math
 import runpy
-import sys
 from functools import partial
 from pathlib import Path
 
@@ -11,8 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_models import SMALL
-from training_runs import packed
+from small_models import SMALL, logits, some
 
 from statecut.errors import InputError
 from statecut.evaluation.perplexity import perplexity
@@ -21,35 +19,22 @@ from statecut.models.checkpoint import Checkpoint
 from statecut.models.layerwise import LayerwiseModel
 from statecut.pruning import refit as fitting
 from statecut.pruning.refit import RIDGES, _Sums, refit, write_refitted
-from statecut.pruning.slicing import Keep, cut_back, slice_model
+from statecut.pruning.slicing import slice_model
 from statecut.record import Record, refit_facts
 
-NAMES = ["delta_net", "delta_net_gate", "delta_net_tied", "shared_head", "shared_all", "gated",
-         "gated_no_gate", "gated_value_heads", "kda_value_heads", "qwen3_next", "qwen3_5",
-         "qwen3_5_tied", "olmo_hybrid"]  # fmt: skip
-EXPERTS = [name for name in SMALL if "num_experts" in SMALL[name]]
 IDS = torch.randint(0, 97, (9, 70), generator=torch.Generator().manual_seed(4))
 TINY = 1e-12  # a ridge that is none
 
 
-def models(name, folder, *, width=None, value_width=None, dtype=torch.float64, **changes):
+def models(name, folder, *, width=None, value_width=None, dtype=torch.float64):
     """A model and what is left of it when each head keeps some channels, as folders; all value
     channels as they are unless there is a number of them."""
-    if name in EXPERTS:  # PyTorch multiplies no groups of float64 matrices
+    if "num_experts" in SMALL[name]:  # PyTorch multiplies no groups of float64 matrices
         dtype = torch.float32
-    save(create({**SMALL[name], **changes}, seed=3, dtype=dtype), folder / "teacher")
+    save(create(SMALL[name], seed=3, dtype=dtype), folder / "teacher")
     teacher = Checkpoint(folder / "teacher")
-    shape, generator = teacher.shape, torch.Generator().manual_seed(9)
-
-    def some(channels, width):
-        heads, full = shape.size(channels)
-        return Keep(torch.stack([
-            torch.randperm(full, generator=generator)[:width].sort().values
-            for _ in range(len(shape.layers) * heads)
-        ]).view(len(shape.layers), heads, -1))  # fmt: skip
-
-    keys = some("key", width or shape.width // 4)
-    values = some("value", value_width) if value_width else None
+    keys = some(teacher.shape, width or teacher.shape.width // 4, "key", seed=9)
+    values = some(teacher.shape, value_width, seed=9) if value_width else None
     slice_model(teacher, keys, folder / "student", values=values, dtype=dtype)
     return Checkpoint(folder / "student"), teacher
 
@@ -71,8 +56,7 @@ def rows(model, layer, projection, ids):
             lambda m, x, o: seen.update(behind=o[0] if isinstance(o, tuple) else o)
         ),
     ]
-    with torch.no_grad():
-        model(ids, use_cache=False)
+    logits(model, ids)
     for hook in hooks:
         hook.remove()
     stream = seen["behind"] if projection.startswith("mlp") else seen["h"] + seen["o"]
@@ -100,68 +84,22 @@ def slow(student, teacher, ridge=0.0):
     return weights
 
 
-@pytest.mark.parametrize(("ridge", "value_width"), [(0.0, None), (1e-2, 5)])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    ("name", "ridge", "value_width"),
+    [*((name, 1e-2, 5) for name in SMALL), ("gated", 0.0, None), ("delta_net_tied", 0.0, None)],
+)
 def test_weights_are_those_of_lstsq_on_all_rows(name, ridge, value_width, tmp_path):
     student, teacher = models(name, tmp_path, value_width=value_width)
     result = fit(student, teacher, ridge or TINY)
     expected = slow(student, teacher, ridge)
     assert result.weights.keys() == expected.keys()
-    atol = 1e-3 if name in EXPERTS else 1e-6
+    atol = 1e-3 if "num_experts" in SMALL[name] else 1e-6
     for key, weight in result.weights.items():
         torch.testing.assert_close(weight, expected[key], rtol=1e-5, atol=atol)
-    write_refitted(student, result, tmp_path / "refitted")
-    assert Checkpoint(tmp_path / "refitted").shape == student.shape
-    assert load(tmp_path / "refitted")(IDS[:1]).logits.isfinite().all()
 
 
-@pytest.mark.parametrize(
-    ("name", "width", "value_width"),
-    [("gated", 12, None), ("gated", 16, 8), ("gated_value_heads", 8, 8), ("kda_value_heads", 8, 8)],
-)
-def test_the_refitted_model_is_closer_to_its_teacher(name, width, value_width, tmp_path):
-    cut = {"width": width, "value_width": value_width}
-    student, teacher = models(name, tmp_path, **cut, dtype=torch.float32)
-    write_refitted(student, refit(student, teacher, IDS), tmp_path / "refitted")
-    with torch.no_grad():
-        exact, before, after = (
-            load(tmp_path / n)(IDS).logits for n in ("teacher", "student", "refitted")
-        )
-    assert (after - exact).norm() < (before - exact).norm()
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_norm_that_was_folded_leaves_nothing_to_fit(name, tmp_path, monkeypatch):
-    _, teacher = models(name, tmp_path)
-    values = cut_back(teacher.shape, teacher.shape.value_width, "value")
-    slice_model(teacher, None, tmp_path / "folded", values=values, dtype=None)
-    folded = Checkpoint(tmp_path / "folded")
-    monkeypatch.setattr(fitting, "check_cut_from", lambda *_: None)
-    for key, weight in fit(folded, teacher, 1e-3).weights.items():
-        torch.testing.assert_close(weight, folded.tensor(key), rtol=1e-5, atol=1e-6)
-
-
-def test_text_that_says_the_same_over_and_over_is_refused(tmp_path):
-    student, teacher = models("gated", tmp_path)
-    sentence = torch.arange(19).repeat(20)
-    same = sentence[: 6 * IDS.shape[1]].unfold(0, IDS.shape[1], 11)
-    with pytest.raises(
-        InputError, match=r"the text repeats itself: its .* tokens have 19 different"
-    ):
-        refit(student, teacher, same)
-
-
-def test_the_batch_size_makes_no_difference(tmp_path):
-    student, teacher = models("gated", tmp_path)
-    one, seven = (fit(student, teacher, batch=batch) for batch in (1, 7))
-    for key, weight in one.weights.items():
-        torch.testing.assert_close(weight, seven.weights[key])
-    assert one.tokens == IDS.numel()
-
-
-@pytest.mark.parametrize("name", ["delta_net_tied", "gated"])
-def test_layers_that_run_in_bf16_give_nearly_the_same(name, tmp_path, monkeypatch):
-    student, teacher = models(name, tmp_path, width=12, dtype=torch.float32)
+def test_layers_that_run_in_bf16_give_nearly_the_same(tmp_path, monkeypatch):
+    student, teacher = models("gated", tmp_path, width=12, dtype=torch.float32)
     exact = fit(student, teacher, 1e-2)
     monkeypatch.setattr(Checkpoint, "compute_dtype", lambda *_: torch.bfloat16)  # as on a GPU
     rough = fit(student, teacher, 1e-2)
@@ -171,21 +109,17 @@ def test_layers_that_run_in_bf16_give_nearly_the_same(name, tmp_path, monkeypatc
         assert (rough_change - change).norm() < 0.25 * change.norm()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_an_infinite_ridge_gives_the_old_weights(dtype, tmp_path):
-    student, teacher = models("delta_net", tmp_path, dtype=dtype)
+def test_an_infinite_ridge_gives_the_old_weights(tmp_path):
+    student, teacher = models("delta_net", tmp_path, dtype=torch.bfloat16)
     result = fit(student, teacher, math.inf)
-    for key, weight in result.weights.items():
-        assert torch.equal(weight, student.tensor(key))
+    assert all(torch.equal(weight, student.tensor(key)) for key, weight in result.weights.items())
     assert all(fit.error == 1 for fit in result.fits)
 
 
-@pytest.mark.parametrize(
-    ("dtype", "value_width"), [(torch.float64, 5), (torch.float32, None), (torch.bfloat16, None)]
-)
-@pytest.mark.parametrize("name", NAMES)
-def test_the_error_of_a_layer_on_its_text_never_rises(name, dtype, value_width, tmp_path):
-    student, teacher = models(name, tmp_path, dtype=dtype, value_width=value_width)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["delta_net", "gated_value_heads", "shared_all", "qwen3_next"])
+def test_the_error_of_a_layer_on_its_text_never_rises(name, dtype, tmp_path):
+    student, teacher = models(name, tmp_path, dtype=dtype)
     result = refit(student, teacher, IDS)
     assert all(fit.error <= 1 and fit.held_out <= 1 for fit in result.fits)
     assert all(fit.ridge in RIDGES for fit in result.fits)
@@ -211,12 +145,6 @@ def test_errors_from_sums_are_those_of_the_rows(seed, count, inputs, outputs):
         assert sums.error(sums.solve(ridge)) <= sums.error(torch.zeros_like(D)) + 1e-9
 
 
-def test_inputs_that_are_all_zero_leave_the_weight():
-    sums = _Sums.zeros(4, 3, "cpu")
-    sums.add(torch.zeros(5, 4), torch.ones(5, 3), torch.ones(5, 3))
-    assert not sums.solve(1e-2).any()
-
-
 @settings(max_examples=30, deadline=None)
 @given(st.integers(0, 10**6))
 def test_the_ridge_is_the_best_on_the_rows_held_out(seed):
@@ -236,30 +164,26 @@ def test_the_ridge_is_the_best_on_the_rows_held_out(seed):
     assert error <= float(rest.square)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name", ["delta_net_tied", "gated"])
+@pytest.mark.parametrize(("name", "dtype"), [("delta_net_tied", "bfloat16"), ("gated", "float32")])
 def test_a_refitted_model_is_an_ordinary_model(name, dtype, tmp_path):
     import fla.models  # noqa: F401
     from transformers import AutoModelForCausalLM
 
-    student, teacher = models(name, tmp_path, dtype=dtype)
-    result = refit(student, teacher, IDS)
-    write_refitted(student, result, tmp_path / "refitted", files={"README.md": "A model."})
-    assert (tmp_path / "refitted" / "README.md").read_text() == "A model."
-    facts = refit_facts(result.entry())
+    student, teacher = models(name, tmp_path, dtype=getattr(torch, dtype))
+    result, out = refit(student, teacher, IDS), tmp_path / "refitted"
+    write_refitted(student, result, out, files={"README.md": "A model."})
+    assert (out / "README.md").read_text() == "A model."
     expected = f"o_proj of 2 layers and down_proj of 2 layers, on {IDS.numel()} tokens"
-    assert facts["refitted"] == expected
+    assert refit_facts(result.entry())["refitted"] == expected
     old, new = (dict(Checkpoint(tmp_path / n).tensors()) for n in ("student", "refitted"))
     assert {n: (t.shape, t.dtype) for n, t in old.items()} == {
         n: (t.shape, t.dtype) for n, t in new.items()
     }
     assert {n for n in old if not torch.equal(old[n], new[n])} == result.weights.keys()
-    config = json.loads((tmp_path / "refitted" / "config.json").read_text())
-    assert config == student.config
-    stock = AutoModelForCausalLM.from_pretrained(tmp_path / "refitted", dtype=torch.float32).eval()
-    ours = load(tmp_path / "refitted", dtype=torch.float32)
-    with torch.no_grad():
-        assert torch.equal(stock(IDS[:2]).logits, ours(IDS[:2]).logits)
+    assert json.loads((out / "config.json").read_text()) == student.config
+    stock = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32).eval()
+    ours = load(out, dtype=torch.float32)
+    assert torch.equal(logits(stock, IDS[:2]), logits(ours, IDS[:2]))
 
 
 def test_only_one_layer_is_in_memory(tmp_path, monkeypatch):
@@ -275,70 +199,46 @@ def test_only_one_layer_is_in_memory(tmp_path, monkeypatch):
     fit(student, teacher)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_perplexity_layer_by_layer_is_that_of_the_whole_model(name, tmp_path):
-    student, teacher = models(name, tmp_path, dtype=torch.float32)
-    for checkpoint in (student, teacher):
-        with torch.no_grad():
-            loss = load(checkpoint.folder)(IDS, labels=IDS).loss.item()
-        assert perplexity(checkpoint, IDS, batch=4) == pytest.approx(math.exp(loss), rel=1e-4)
+@pytest.mark.parametrize("name", SMALL)
+def test_perplexity_layer_by_layer_is_that_of_the_whole_model(name, folders):
+    with torch.no_grad():
+        loss = load(folders / name)(IDS, labels=IDS).loss.item()
+    found = perplexity(Checkpoint(folders / name), IDS, batch=4)
+    assert found == pytest.approx(math.exp(loss), rel=1e-4)
 
 
 # Bad input
 
 
-def test_a_model_that_was_never_cut_is_refused(tmp_path):
-    _, teacher = models("delta_net", tmp_path)
-    with pytest.raises(InputError, match="16 x 16 there and 16 x 16 here, so nothing was cut"):
-        refit(teacher, teacher, IDS)
-
-
-def test_text_that_is_too_short_is_refused(tmp_path):
-    student, teacher = models("delta_net", tmp_path)
-    with pytest.raises(InputError, match=r"30 tokens of text for the \d+ unknowns .*_proj"):
-        refit(student, teacher, IDS[:4, :10])
-    with pytest.raises(InputError, match="1 sequence of text; give at least 2"):
-        refit(student, teacher, IDS[:1])
-
-
-def test_a_model_whose_layers_read_more_than_the_stream_is_refused(tmp_path):
-    student, teacher = models("delta_net", tmp_path)
-    student.config["attnres_block_size"] = 2
-    with pytest.raises(InputError, match="attnres_block_size is set"):
-        refit(student, teacher, IDS)
-
-
-def test_a_student_that_was_rounded_has_its_teacher(tmp_path):
-    _, teacher = models("delta_net", tmp_path, dtype=torch.float32)
-    slice_model(teacher, Keep(torch.arange(4).expand(2, 2, 4)), tmp_path / "rounded",
-                dtype=torch.float16)  # fmt: skip
-    assert refit(Checkpoint(tmp_path / "rounded"), teacher, IDS).fits
-
-
-def test_a_teacher_of_another_kind_is_refused(tmp_path):
-    student, _ = models("delta_net", tmp_path)
-    save(create(SMALL["gated"] | {"head_dim": 24}, seed=3), tmp_path / "other")
-    with pytest.raises(InputError, match="was cut from: it is a gated_deltanet"):
-        refit(student, Checkpoint(tmp_path / "other"), IDS)
-
-
-def test_a_teacher_with_other_weights_is_refused(tmp_path):
-    student, _ = models("delta_net", tmp_path)
-    save(create(SMALL["delta_net"], seed=4, dtype=torch.float64), tmp_path / "other")
-    with pytest.raises(InputError, match=r"other is not the model .* their embeddings differ"):
-        refit(student, Checkpoint(tmp_path / "other"), IDS)
-
-
-def test_a_teacher_that_the_record_does_not_name_is_refused(tmp_path):
-    student, teacher = models("delta_net", tmp_path)
+def test_text_and_teachers_that_cannot_be_are_refused(tmp_path):
+    student, teacher = models("delta_net", tmp_path, dtype=torch.float32)
+    save(create(SMALL["gated"] | {"head_dim": 24}, seed=3), tmp_path / "gated")
+    save(create(SMALL["delta_net"], seed=4), tmp_path / "other")
+    gated, other = Checkpoint(tmp_path / "gated"), Checkpoint(tmp_path / "other")
+    residual = Checkpoint(student.folder)
+    residual.config["attnres_block_size"] = 2
+    same = torch.arange(19).repeat(20)[: 6 * IDS.shape[1]].unfold(0, IDS.shape[1], 11)
+    for model, unpruned, ids, message in (
+        (student, teacher, same, r"the text repeats itself: its .* tokens have 19 different"),
+        (student, teacher, IDS[:4, :10], r"30 tokens of text for the \d+ unknowns .*_proj"),
+        (student, teacher, IDS[:1], "1 sequence of text; give at least 2"),
+        (teacher, teacher, IDS, "16 x 16 there and 16 x 16 here, so nothing was cut"),
+        (student, gated, IDS, "was cut from: it is a gated_deltanet"),
+        (student, other, IDS, r"other is not the model .* their embeddings differ"),
+        (residual, teacher, IDS, "attnres_block_size is set"),
+    ):
+        with pytest.raises(InputError, match=message):
+            refit(model, unpruned, ids)
+    keys = some(teacher.shape, 4, "key")
+    slice_model(teacher, keys, tmp_path / "rounded", dtype=torch.float16)
+    assert refit(Checkpoint(tmp_path / "rounded"), teacher, IDS).fits  # it is its teacher's
     for digest in (teacher.digest(), "of another"):
         record = Record().then(base={"digest": digest}, cut={})
         (student.folder / "statecut.json").write_text(json.dumps(record.entries))
         if digest == teacher.digest():
             assert fit(student, teacher).fits
-        else:
-            with pytest.raises(InputError, match=r"statecut.json names others, of another"):
-                fit(student, teacher)
+    with pytest.raises(InputError, match=r"statecut.json names others, of another"):
+        fit(student, teacher)
 
 
 @pytest.mark.parametrize(
@@ -378,23 +278,6 @@ def test_sums_are_of_float32_products_whatever_the_process_has_set(tmp_path, mon
     finally:
         torch.set_float32_matmul_precision(before)
     assert precisions == {"highest"}
-
-
-def test_the_benchmark_writes_a_row_for_each_cell(tmp_path, monkeypatch, capsys):
-    folder = Path(__file__).parents[1] / "benchmarks"
-    save(create(SMALL["gated"], seed=1), tmp_path / "model")
-    packed(tmp_path / "text", 64, slices={"held_out": (0, 4), "calibration": (4, 64)})
-    monkeypatch.syspath_prepend(folder)
-    arguments = ["refit.py", "--models", "model", "--text", "text", "--methods", "fisher", "l1",
-                 "--ratios", "0.75", "--sequences", "12", "--out", "rows.jsonl"]  # fmt: skip
-    monkeypatch.setattr(sys, "argv", arguments)
-    monkeypatch.chdir(tmp_path)
-    for _ in range(2):  # the second time there is nothing left to do
-        runpy.run_path(str(folder / "refit.py"), run_name="__main__")
-    rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
-    assert [row["method"] for row in rows] == ["fisher", "l1"]
-    assert all(row["perplexity"].keys() == {"unpruned", "sliced", "refitted"} for row in rows)
-    assert len(capsys.readouterr().out.splitlines()) == len(rows)
 
 
 @pytest.mark.parametrize(("name", "count"), [("refit", 24), ("refit-recovered", 12)])

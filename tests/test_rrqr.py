@@ -1,10 +1,6 @@
 """Strong RRQR: what a swap gains, where the swaps end, and what happens at the edges."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Callable
-from itertools import combinations
 
 import numpy as np
 import pytest
@@ -12,7 +8,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from slow_rrqr import strong_rrqr_slow
-from torch import Tensor
 
 from statecut.errors import InputError
 from statecut.pruning import rrqr
@@ -28,7 +23,7 @@ from statecut.pruning.rrqr import (
 some = settings(max_examples=40, deadline=None, derandomize=True)
 
 
-def random_matrix(seed: int, rows: int, columns: int, decay: float) -> Tensor:
+def random_matrix(seed, rows, columns, decay):
     """Dense, with singular values that fall to 10^-decay or so; no two pivots tie."""
     generator = torch.Generator().manual_seed(seed)
     spectrum = torch.logspace(0, -decay, columns, dtype=torch.float64)
@@ -38,7 +33,7 @@ def random_matrix(seed: int, rows: int, columns: int, decay: float) -> Tensor:
 
 
 @st.composite
-def matrices(draw: st.DrawFn) -> tuple[Tensor, int]:
+def matrices(draw):
     """A matrix of full column rank and a number of columns to keep, not all."""
     columns = draw(st.integers(2, 24))
     rows = columns + draw(st.integers(0, 40))
@@ -49,7 +44,7 @@ def matrices(draw: st.DrawFn) -> tuple[Tensor, int]:
 thresholds = st.sampled_from([1.0, 1.01, 1.5, 4.0])
 
 
-def unpivoted(matrix: Tensor) -> PivotedFactor:
+def unpivoted(matrix):
     """The columns as they come: a bad start, and so one of many swaps."""
     R = torch.linalg.qr(matrix, mode="r").R
     n = R.shape[-1]
@@ -57,11 +52,11 @@ def unpivoted(matrix: Tensor) -> PivotedFactor:
     return PivotedFactor(R, pivots, torch.full(R.shape[:-2], n), R.device)
 
 
-def log_volume(matrix: Tensor, columns: Tensor) -> float:
+def log_volume(matrix, columns):
     return torch.linalg.svdvals(matrix[:, columns]).log().sum().item()
 
 
-def all_gains(matrix: Tensor, order: Tensor, keep: int) -> Tensor:
+def all_gains(matrix, order, keep):
     """ρ_ij for every i and j, from nothing but the definition."""
     R = torch.linalg.qr(matrix[:, order], mode="r").R
     A, B, C = R[:keep, :keep], R[:keep, keep:], R[keep:, keep:]
@@ -69,7 +64,7 @@ def all_gains(matrix: Tensor, order: Tensor, keep: int) -> Tensor:
     return torch.hypot(inverse @ B, inverse.norm(dim=1)[:, None] * C.norm(dim=0))
 
 
-def kahan(n: int, c: float = 0.285) -> np.ndarray:
+def kahan(n, c=0.285):
     """Kahan's matrix, its diagonal raised a little so that column pivoting leaves it alone."""
     s = math.sqrt(1 - c * c)
     upper = np.diag(s ** np.arange(n)) @ (np.eye(n) - c * np.triu(np.ones((n, n)), 1))
@@ -77,22 +72,8 @@ def kahan(n: int, c: float = 0.285) -> np.ndarray:
 
 
 @some
-@given(matrices())
-def test_swap_gain_is_the_determinant_ratio(drawn: tuple[Tensor, int]) -> None:
-    matrix, keep = drawn
-    start = pivoted_qr(matrix)
-    _, largest, (W, U, C) = rrqr._measure(start.R[None], keep)
-    gain, i, j = rrqr._largest_gain(W, U, C)
-    assert gain == largest
-    after = start.pivots.clone()
-    after[[int(i), keep + int(j)]] = start.pivots[[keep + int(j), int(i)]]
-    ratio = log_volume(matrix, after[:keep]) - log_volume(matrix, start.pivots[:keep])
-    assert gain.log().item() == pytest.approx(ratio, abs=1e-9)
-
-
-@some
 @given(matrices(), thresholds)
-def test_at_the_end_no_gain_exceeds_f(drawn: tuple[Tensor, int], f: float) -> None:
+def test_at_the_end_no_gain_exceeds_f(drawn, f):
     matrix, keep = drawn
     for start in (pivoted_qr(matrix), unpivoted(matrix)):
         found = strong_swaps(start, keep, f)
@@ -104,23 +85,7 @@ def test_at_the_end_no_gain_exceeds_f(drawn: tuple[Tensor, int], f: float) -> No
 
 @some
 @given(matrices(), thresholds)
-def test_the_singular_values_keep_gu_and_eisenstats_bounds(
-    drawn: tuple[Tensor, int], f: float
-) -> None:
-    matrix, keep = drawn
-    n = matrix.shape[1]
-    R = torch.linalg.qr(matrix[:, strong_swaps(unpivoted(matrix), keep, f).order], mode="r").R
-    sigma = torch.linalg.svdvals(matrix)
-    q = math.sqrt(1 + f**2 * keep * (n - keep)) * (1 + 1e-9)
-    assert (torch.linalg.svdvals(R[:keep, :keep]) >= sigma[:keep] / q).all()
-    assert (torch.linalg.svdvals(R[keep:, keep:]) <= sigma[keep:] * q).all()
-
-
-@some
-@given(matrices(), thresholds)
-def test_matrix_r_factor_gram_matrix_and_batch_choose_the_same(
-    drawn: tuple[Tensor, int], f: float
-) -> None:
+def test_matrix_r_factor_gram_matrix_and_batch_choose_the_same(drawn, f):
     matrix, keep = drawn
     found = strong_rrqr(matrix, keep, f)
     R = torch.linalg.qr(matrix, mode="r").R
@@ -135,7 +100,7 @@ def test_matrix_r_factor_gram_matrix_and_batch_choose_the_same(
 
 @some
 @given(matrices(), thresholds)
-def test_fast_and_slow_choose_the_same(drawn: tuple[Tensor, int], f: float) -> None:
+def test_fast_and_slow_choose_the_same(drawn, f):
     matrix, keep = drawn
     fast, slow = strong_rrqr(matrix, keep, f), strong_rrqr_slow(matrix.numpy(), keep, f)
     assert torch.equal(fast.kept, slow.kept)
@@ -145,114 +110,27 @@ def test_fast_and_slow_choose_the_same(drawn: tuple[Tensor, int], f: float) -> N
     assert fast.log_volume.item() == pytest.approx(slow.log_volume.item(), abs=1e-9)
 
 
-@some
-@given(matrices())
-def test_updated_quantities_equal_recomputed_ones_after_many_swaps(
-    drawn: tuple[Tensor, int],
-) -> None:
-    matrix, keep = drawn
-    n = matrix.shape[1]
-    R = torch.linalg.qr(matrix, mode="r").R[None]
-    order = torch.arange(n)[None]
-    _, _, (W, U, C) = rrqr._measure(R.clone(), keep)
-    generator = torch.Generator().manual_seed(0)
-    for _ in range(30):
-        i = torch.randint(keep, (1,), generator=generator)
-        j = torch.randint(n - keep, (1,), generator=generator)
-        after = order.clone()
-        after[0, i], after[0, keep + j] = order[0, keep + j], order[0, i]
-        gain = all_gains(R[0], order[0], keep)[i, j]
-        if gain < 0.1:  # loses volume, and so digits; never made
-            continue
-        rrqr._swap(W, U, C, i, j)
-        order = after
-    inverse = torch.linalg.inv(torch.linalg.qr(R[0][:, order[0]], mode="r").R[:keep, :keep])
-    torch.testing.assert_close(W.norm(dim=-1)[0], inverse.norm(dim=-1), rtol=1e-6, atol=0)
-    refactored = torch.linalg.qr(R[0][:, order[0]], mode="r").R
-    recomputed = inverse @ refactored[:keep, keep:]
-    torch.testing.assert_close(U[0], recomputed, rtol=1e-6, atol=1e-6)
-    gamma = refactored[keep:, keep:].norm(dim=0)
-    torch.testing.assert_close(C.norm(dim=-2)[0], gamma, rtol=1e-6, atol=1e-9)
-
-
-def test_a_bad_start_needs_many_swaps_and_ends_as_good() -> None:
-    matrix = torch.stack([random_matrix(seed, 100, 40, 2.0) for seed in range(6)])
-    worst_first = pivoted_qr(matrix).pivots.flip(-1)
-    matrix = matrix.gather(-1, worst_first[:, None].expand_as(matrix))
-    found = strong_swaps(unpivoted(matrix), 20, f=1.0)
-    assert (found.swaps > 10).all()
-    assert (found.largest_gain <= 1 + 1e-8).all()
-    for head, kept, volume in zip(matrix, found.kept, found.log_volume, strict=True):
-        assert volume.item() == pytest.approx(log_volume(head, kept), abs=1e-9)
-    start = strong_swaps(unpivoted(matrix), 20, f=math.inf)
-    assert (found.log_volume > start.log_volume).all()
-
-
-def test_with_f_one_no_single_exchange_betters_the_volume() -> None:
-    matrix = random_matrix(3, 30, 8, 1.0)
-    found = strong_rrqr(matrix, 3, f=1.0)
-    best = max(log_volume(matrix, torch.tensor(c)) for c in combinations(range(8), 3))
-    assert found.log_volume <= best + 1e-9
-    for out in found.kept:
-        for new in set(range(8)) - set(found.kept.tolist()):
-            exchanged = torch.where(found.kept == out, new, found.kept)
-            assert log_volume(matrix, exchanged) <= found.log_volume + 1e-9
-
-
-@pytest.mark.parametrize("n", [20, 40, 60, 90, 128])
-def test_kahans_matrix_defeats_column_pivoting_and_one_swap_repairs_it(n: int) -> None:
+@pytest.mark.parametrize("n", [20, 60, 128])
+def test_kahans_matrix_defeats_column_pivoting_and_one_swap_repairs_it(n):
+    """From its Gram matrix up to gains of 1e6: beyond, squares leave too few digits to tell the
+    last two pivots from zero, and whether the swap is found is luck."""
     matrix = kahan(n)
     pivoting, strong = strong_rrqr(matrix, n - 1, f=math.inf), strong_rrqr(matrix, n - 1)
     assert pivoting.order.tolist() == list(range(n))
-    assert pivoting.swaps == 0
-    assert strong.swaps == 1
+    assert (pivoting.swaps, strong.swaps) == (0, 1)
     assert strong.largest_gain < 1
     rise = (strong.log_volume - pivoting.log_volume).item()
     assert rise == pytest.approx(pivoting.largest_gain.log().item(), abs=1e-6)
     assert torch.equal(strong.kept, strong_rrqr_slow(matrix, n - 1).kept)
     if n == 128:
         assert pivoting.largest_gain > 2e13
+    else:
+        from_gram = strong_swaps(pivoted_cholesky(matrix.T @ matrix), n - 1)
+        assert from_gram.swaps == 1
+        assert torch.equal(from_gram.kept, strong.kept)
 
 
-@pytest.mark.parametrize("n", [20, 40, 60])
-def test_kahans_matrix_is_repaired_from_its_gram_matrix_too(n: int) -> None:
-    """Up to gains of 1e6: beyond, squares leave too few digits to tell the last two pivots from
-    zero, and whether the swap is found is luck."""
-    matrix = kahan(n)
-    strong = strong_swaps(pivoted_cholesky(matrix.T @ matrix), n - 1)
-    assert strong.swaps == 1
-    assert torch.equal(strong.kept, strong_rrqr(matrix, n - 1).kept)
-
-
-def test_one_factorisation_serves_all_widths() -> None:
-    matrix = random_matrix(0, 200, 30, 2.0)
-    factor = pivoted_qr(matrix)
-    for keep in range(1, 31):
-        assert torch.equal(strong_swaps(factor, keep).order, strong_rrqr(matrix, keep).order)
-
-
-def test_the_factor_reproduces_the_gram_matrix() -> None:
-    matrix = torch.stack([random_matrix(seed, 50, 12, 1.0) for seed in range(4)]).reshape(
-        2, 2, 50, 12
-    )
-    gram = matrix.mT @ matrix
-    for factor in (pivoted_qr(matrix), pivoted_cholesky(gram)):
-        rows = gram.gather(-2, factor.pivots[..., None].expand_as(gram))
-        permuted = rows.gather(-1, factor.pivots[..., None, :].expand_as(gram))
-        torch.testing.assert_close(factor.R.mT @ factor.R, permuted)
-        assert torch.equal(factor.R, factor.R.triu())
-        assert (factor.rank == 12).all()
-
-
-def test_heads_that_need_different_numbers_of_swaps_do_not_disturb_each_other() -> None:
-    hard, easy = torch.from_numpy(kahan(30)), random_matrix(1, 30, 30, 1.0)
-    found = strong_rrqr(torch.stack([easy, hard, easy]), 29)
-    assert found.swaps.tolist() == [0, 1, 0]
-    for head, matrix in enumerate((easy, hard, easy)):
-        assert torch.equal(found.kept[head], strong_rrqr(matrix, 29).kept)
-
-
-def test_more_heads_than_are_taken_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_heads_than_are_taken_at_once(monkeypatch):
     matrix = torch.stack([random_matrix(seed, 30, 12, 1.0) for seed in range(7)])
     whole = strong_rrqr(matrix, 5, f=1.0)
     monkeypatch.setattr(rrqr, "HEADS_AT_ONCE", 3)
@@ -260,24 +138,15 @@ def test_more_heads_than_are_taken_at_once(monkeypatch: pytest.MonkeyPatch) -> N
         torch.testing.assert_close(value, getattr(whole, name))
 
 
-def test_keeping_all_columns_leaves_nothing_to_swap() -> None:
-    matrix = random_matrix(0, 30, 6, 1.0)
-    found = strong_rrqr(matrix, 6)
-    assert found.kept.tolist() == [0, 1, 2, 3, 4, 5]
-    assert found.largest_gain == 0
-    assert found.log_volume.item() == pytest.approx(log_volume(matrix, found.kept), abs=1e-9)
-
-
-def gram_of(matrix: Tensor, keep: int, f: float = 1.5) -> StrongRRQR:
+def gram_of(matrix, keep, f=1.5):
     return strong_swaps(pivoted_cholesky(matrix.mT @ matrix), keep, f)
 
 
-Choose = Callable[[Tensor, int, float], StrongRRQR]
 both = pytest.mark.parametrize("choose", [strong_rrqr, gram_of])
 
 
 @both
-def test_fewer_rows_than_columns(choose: Choose) -> None:
+def test_fewer_rows_than_columns(choose):
     matrix = random_matrix(0, 5, 9, 0.5)
     within = choose(matrix, 4, 1.5)
     assert within.log_volume.item() == pytest.approx(log_volume(matrix, within.kept), abs=1e-9)
@@ -292,7 +161,7 @@ def test_fewer_rows_than_columns(choose: Choose) -> None:
 
 
 @both
-def test_columns_of_zeros_are_kept_last_and_lowest_first(choose: Choose) -> None:
+def test_columns_of_zeros_are_kept_last_and_lowest_first(choose):
     matrix = random_matrix(0, 20, 8, 0.5)
     matrix[:, [1, 4, 6]] = 0
     assert choose(matrix, 5, 1.5).kept.tolist() == [0, 2, 3, 5, 7]
@@ -303,7 +172,7 @@ def test_columns_of_zeros_are_kept_last_and_lowest_first(choose: Choose) -> None
 
 
 @both
-def test_a_duplicate_is_kept_once_and_never_swapped_for_ever(choose: Choose) -> None:
+def test_a_duplicate_is_kept_once_and_never_swapped_for_ever(choose):
     matrix = random_matrix(0, 20, 4, 0.5).repeat(1, 2)
     for keep in range(1, 5):
         found = choose(matrix, keep, 1.0)
@@ -314,7 +183,7 @@ def test_a_duplicate_is_kept_once_and_never_swapped_for_ever(choose: Choose) -> 
 
 
 @both
-def test_rank_below_keep_in_one_head_leaves_the_others_alone(choose: Choose) -> None:
+def test_rank_below_keep_in_one_head_leaves_the_others_alone(choose):
     full, low = random_matrix(0, 20, 8, 0.5), random_matrix(1, 20, 8, 0.5)
     low[:, 3:] = low[:, :3] @ random_matrix(2, 3, 5, 0.0)
     found = choose(torch.stack([full, low, torch.zeros_like(full)]), 5, 1.5)
@@ -324,53 +193,35 @@ def test_rank_below_keep_in_one_head_leaves_the_others_alone(choose: Choose) -> 
     assert found.log_volume.isneginf().tolist() == [False, True, True]
 
 
-def test_a_matrix_without_rows_has_rank_zero() -> None:
+def test_no_rows_have_rank_zero_and_no_heads_give_no_choices():
     assert strong_rrqr(torch.zeros(0, 3), 2).kept.tolist() == [0, 1]
-
-
-def test_no_heads_give_no_choices() -> None:
     assert strong_rrqr(torch.zeros(0, 5, 3), 2).kept.shape == (0, 2)
     assert strong_swaps(pivoted_cholesky(torch.zeros(0, 3, 3)), 2).kept.shape == (0, 2)
 
 
-@pytest.mark.parametrize("scale", [1e-140, 1e-60, 1e60, 1e140])
-def test_the_scale_of_the_matrix_does_not_matter(scale: float) -> None:
+@pytest.mark.parametrize("scale", [1e-140, 1e140])
+def test_the_scale_of_the_matrix_does_not_matter(scale):
+    """But numbers too small to square count as zero."""
     matrix = random_matrix(0, 20, 8, 1.0)
     found, scaled = strong_rrqr(matrix, 4, 1.0), strong_rrqr(matrix * scale, 4, 1.0)
     assert torch.equal(scaled.order, found.order)
     torch.testing.assert_close(scaled.largest_gain, found.largest_gain)
     assert (scaled.log_volume - found.log_volume).item() == pytest.approx(4 * math.log(scale))
-
-
-def test_numbers_too_small_to_square_count_as_zero() -> None:
-    matrix = random_matrix(0, 20, 8, 1.0)
     assert pivoted_qr(matrix * 1e-155).rank == 0
     assert pivoted_cholesky(matrix.mT @ matrix * 1e-306).rank == 0
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
-def test_other_types_are_raised_to_float64(dtype: torch.dtype) -> None:
+def test_other_types_are_raised_to_float64(dtype):
     matrix = (random_matrix(0, 20, 8, 1.0) * 100).to(dtype)
-    assert torch.equal(strong_rrqr(matrix, 4).kept, strong_rrqr(matrix.double(), 4).kept)
-    assert strong_rrqr(matrix, 4).log_volume.dtype == torch.float64
+    kept = strong_rrqr(matrix.double(), 4).kept
+    for other in (matrix, matrix.tolist(), np.asfortranarray(matrix.double().numpy())):
+        found = strong_rrqr(other, 4)
+        assert torch.equal(found.kept, kept)
+        assert found.log_volume.dtype == torch.float64
 
 
-def test_numpy_and_torch_and_lists_choose_the_same() -> None:
-    matrix = random_matrix(0, 20, 8, 1.0)
-    for other in (matrix.numpy(), np.asfortranarray(matrix.numpy()), matrix.tolist(), matrix.mT.mT):
-        assert torch.equal(strong_rrqr(other, 4).kept, strong_rrqr(matrix, 4).kept)
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
-def test_a_gpu_chooses_as_the_cpu_does_and_keeps_the_result() -> None:
-    matrix = torch.stack([random_matrix(seed, 100, 16, 1.0) for seed in range(3)])
-    on_gpu = matrix.cuda()
-    for found in (strong_rrqr(on_gpu, 5), gram_of(on_gpu, 5)):
-        assert found.kept.device == on_gpu.device
-        assert torch.equal(found.kept.cpu(), strong_rrqr(matrix, 5).kept)
-
-
-def test_the_input_and_the_number_of_threads_are_left_as_they_were() -> None:
+def test_the_input_and_the_number_of_threads_are_left_as_they_were():
     matrix = random_matrix(0, 20, 8, 1.0)
     gram = matrix.mT @ matrix
     copies, threads = (matrix.clone(), gram.clone()), torch.get_num_threads()
@@ -382,7 +233,7 @@ def test_the_input_and_the_number_of_threads_are_left_as_they_were() -> None:
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_what_is_not_finite_is_refused_by_the_name_of_its_head(bad: float) -> None:
+def test_what_is_not_finite_is_refused_by_the_name_of_its_head(bad):
     heads = torch.ones(2, 3, 4, 4, dtype=torch.float64)
     heads[1, 2, 3, 0] = bad
     with pytest.raises(InputError, match=r"matrix of head \(1, 2\) holds NaN"):
@@ -394,6 +245,6 @@ def test_what_is_not_finite_is_refused_by_the_name_of_its_head(bad: float) -> No
 
 
 @pytest.mark.parametrize(("keep", "f"), [(-1, 1.5), (0, 1.5), (5, 1.5), (2, 0.99), (2, math.nan)])
-def test_a_width_or_threshold_that_is_none_is_refused(keep: int, f: float) -> None:
+def test_a_width_or_threshold_that_is_none_is_refused(keep, f):
     with pytest.raises(InputError, match=rf"keep {keep} of 4 columns, f {f}: keep in 1\.\.4"):
         strong_rrqr(torch.eye(4), keep, f)

@@ -3,19 +3,20 @@
 import torch
 
 from reproduction.reporting.archive import archived_content
-from statecut.pruning.selection import Selection
+from statecut.pruning.selection import Selection, load_selection, save_selections
+
+ABOUT = {"method": "pca_proper", "width": 1, "full_width": 4}
 
 
 def test_of_a_rotation_only_what_it_says_about_itself_is_archived(tmp_path):
-    about = {"method": "pca_proper", "width": 2}
     whole, archived = tmp_path / "whole.safetensors", tmp_path / "archived.safetensors"
-    Selection({"rotation": torch.randn(1, 1, 2, 4)}, about).save(whole)
+    save_selections([Selection({"rotation": torch.randn(1, 1, 1, 4)}, ABOUT)], whole)
     archived.write_bytes(archived_content(whole))
-    read = Selection.load(archived)
-    assert (read.tensors, read.about) == ({}, about)
+    read = load_selection(archived, keys=1, values=4)
+    assert (read.tensors, read.about) == ({}, ABOUT)
 
 
 def test_all_else_is_archived_as_it_is(tmp_path):
     path = tmp_path / "selection.safetensors"
-    Selection({"kept": torch.tensor([[[0, 2]]])}, {"method": "l1"}).save(path)
+    save_selections([Selection({"kept": torch.tensor([[[2]]])}, ABOUT)], path)
     assert archived_content(path) == path.read_bytes()

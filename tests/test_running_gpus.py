@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from reproduction.running import gpus
-from reproduction.running.gpus import driver_version, gpus_taken, require_gpus
+from reproduction.running.gpus import gpus_taken, require_gpus
 from statecut.errors import InputError
 
 
@@ -100,10 +100,3 @@ def test_fewer_than_were_asked_for_are_not_enough(monkeypatch):
     require_gpus("pretrain", 2)
     with pytest.raises(InputError, match=r"rule pretrain asks for 4 GPUs: torch can use 2"):
         require_gpus("pretrain", 4)
-
-
-def test_the_kernel_names_the_driver(tmp_path, monkeypatch):
-    text = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build\n"
-    (tmp_path / "version").write_text(f"{text}GCC version:  gcc version 12.3.0\n")
-    monkeypatch.setattr(gpus, "DRIVER", tmp_path)
-    assert driver_version() == "580.65.06"

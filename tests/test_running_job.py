@@ -136,7 +136,7 @@ def test_a_job_that_asks_for_a_gpu_ends_at_once_where_torch_can_use_none(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.cuda, "init", init)
     monkeypatch.setattr(torch.version, "cuda", "13.0")
-    monkeypatch.setattr("reproduction.running.gpus.driver_version", lambda: "550.54.15")
+    monkeypatch.setattr("torch.utils.collect_env.get_nvidia_driver_version", lambda _: "550.54.15")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     snakemake = planned({"device": "cuda"})
     snakemake.rule, snakemake.resources = rule, {"gpu": 1}

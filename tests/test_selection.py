@@ -14,6 +14,7 @@ from statecut.errors import InputError
 from statecut.models import create, load, save
 from statecut.models.checkpoint import Checkpoint
 from statecut.pruning.calibration import calibrate
+from statecut.pruning.conditioning import condition_number, effective_rank, spectrum_from_gram
 from statecut.pruning.methods import METHODS
 from statecut.pruning.select import select, top
 from statecut.pruning.statistics import ModelStatistics
@@ -48,27 +49,31 @@ def chosen(method, made, width, target="kq", **options):
 
 
 @pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("method", ["l1", "s_wanda", "grad", "fisher"])
-def test_scores_are_those_of_the_formula(made, method, target):
+@pytest.mark.parametrize("method", ["l1", "s_wanda", "grad", "fisher", "ghost"])
+def test_scores_are_those_of_the_formula(made, monkeypatch, method, target):
+    """Ghost is the README's."""
+    code = {}
+    exec(readme.method_file(), code)
+    monkeypatch.setitem(METHODS, "ghost", code["METHODS"][0])
     checkpoint, calibration = made
+    target = "kq" if method == "ghost" else target
     found = chosen(method, made, 3, target=target)["scores"]
     for layer in range(2):
         norms = calibration.tensors["input_norm"][layer]
-        for head in range(checkpoint.shape.heads):
-            for channel in range(checkpoint.shape.width):
-                expected = 0.0
-                for side in target:
-                    row = weights(checkpoint, side, layer)[head, channel].abs()
-                    if method == "l1":
-                        expected += row.sum().item()
-                    elif method == "s_wanda":
-                        expected += (row * norms).sum().item()
-                    else:
-                        name = {"grad": "saliency", "fisher": "fisher"}[method]
-                        expected += calibration.tensors[f"{name}.{side}"][
-                            layer, head, channel
-                        ].item()
-                assert found[layer, head, channel].item() == pytest.approx(expected, rel=1e-9)
+        sides = []
+        for side in target:
+            rows = weights(checkpoint, side, layer).abs()  # (heads, d_k, hidden)
+            gram = calibration.gram(side, "all", "raw")[layer]
+            formulas = {
+                "l1": rows.sum(-1),
+                "s_wanda": (rows * norms).sum(-1),
+                "grad": calibration.tensors[f"saliency.{side}"][layer],
+                "fisher": calibration.tensors[f"fisher.{side}"][layer],
+                "ghost": gram.diagonal(dim1=-2, dim2=-1) / IDS.numel(),
+            }
+            sides.append(formulas[method])
+        expected = sides[0] * sides[1] if method == "ghost" else sum(sides)
+        torch.testing.assert_close(found[layer], expected, rtol=1e-9, atol=0)
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -126,17 +131,6 @@ def test_rand_is_seeded_nested_and_fair(made):
     assert (np.abs(counts - expected) < 5 * math.sqrt(expected)).all()
 
 
-def test_the_readmes_method_is_its_formula(made, monkeypatch):
-    code = {}
-    exec(readme.method_file(), code)
-    (ghost,) = code["METHODS"]
-    monkeypatch.setitem(METHODS, "ghost", ghost)
-    _, calibration = made
-    k, q = (calibration.gram(side, "all", "raw") / IDS.numel() for side in "kq")
-    expected = torch.einsum("lhii->lhi", k) * torch.einsum("lhii->lhi", q)
-    torch.testing.assert_close(chosen("ghost", made, 3)["scores"], expected)
-
-
 @pytest.mark.parametrize(
     ("method", "options", "message"),
     [
@@ -152,44 +146,21 @@ def test_options_that_are_none_are_refused(made, method, options, message):
         chosen(method, made, 3, **options)
 
 
-def test_what_decided_is_recorded(made):
-    recorded = {}
-    for method in METHODS:
-        (selection,) = select(method, ModelStatistics(*made), [2], seed=5)
-        recorded[method] = {k: selection.about.get(k) for k in ("seed", "rows", "activations", "f")}
-    given = {"seed": None, "rows": "sample", "activations": "raw"}
-    assert recorded.pop("drrqr") == {**given, "f": 1.5}
-    assert recorded.pop("qrcp") == {**given, "f": None}
-    assert recorded.pop("rand") == {**dict.fromkeys(recorded["l1"]), "seed": 5}
-    assert all(value is None for one in recorded.values() for value in one.values())
-
-
-def test_of_equal_scores_the_lower_channel_stays():
-    assert top(torch.tensor([1.0, 3.0, 3.0, 3.0, 2.0]), 2).tolist() == [1, 2]
-
-
 def test_conditioning_is_that_of_the_kept_keys(made):
     _, calibration = made
-    gram = calibration.gram("k", "all", "raw")
+    R = torch.linalg.cholesky(calibration.gram("k", "all", "raw")).mT
     for method in METHODS:
         found = chosen(method, made, 4)
-        for layer in range(2):
-            for head in range(2):
-                R = torch.linalg.cholesky(gram[layer, head]).mT
-                if "kept" in found:
-                    after = R[:, found["kept"][layer, head]]
-                else:
-                    after = R @ found["rotation"][layer, head].mT
-                for when, matrix in (("before", R), ("after", after)):
-                    sigma = torch.linalg.svdvals(matrix)
-                    rank = (sigma.square().sum() / sigma[0].square()).item()
-                    condition = (sigma[0] / sigma[-1]).item()
-                    assert found[f"effective_rank_{when}"][layer, head].item() == pytest.approx(
-                        rank
-                    )
-                    assert found[f"condition_{when}"][layer, head].item() == pytest.approx(
-                        condition, rel=1e-4
-                    )
+        if "kept" in found:
+            after = R.gather(-1, found["kept"][..., None, :].expand(*R.shape[:-1], 4))
+        else:
+            after = R @ found["rotation"].mT
+        for when, matrix in (("before", R), ("after", after)):
+            sigma = torch.linalg.svdvals(matrix)
+            rank = sigma.square().sum(-1) / sigma[..., 0].square()
+            torch.testing.assert_close(found[f"effective_rank_{when}"], rank)
+            condition = sigma[..., 0] / sigma[..., -1]
+            torch.testing.assert_close(found[f"condition_{when}"], condition, rtol=1e-4, atol=0)
 
 
 def test_widths_asked_for_together_are_those_asked_for_alone(made):
@@ -200,27 +171,25 @@ def test_widths_asked_for_together_are_those_asked_for_alone(made):
         for width, selection in zip((2, 5), together, strict=True):
             (alone,) = select(method, model, [width])
             assert alone.about == selection.about
+            decided = {"drrqr": "f", "qrcp": "rows", "rand": "seed"}.get(method, "method")
+            assert alone.about.get(decided) is not None
             for name, tensor in alone.tensors.items():
                 assert torch.equal(tensor, selection.tensors[name]), (method, name)
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_method_without_its_calibration_is_refused(made, method):
-    checkpoint, _ = made
+    checkpoint, calibration = made
     if "text" not in METHODS[method].needs:
         (selection,) = select(method, ModelStatistics(checkpoint), [2])
         assert "condition_after" not in selection.tensors
-    else:
-        with pytest.raises(InputError, match="method needs a calibration"):
-            select(method, ModelStatistics(checkpoint), [2])
-
-
-@pytest.mark.parametrize("method", ["grad", "fisher"])
-def test_gradients_that_are_not_there_are_refused(made, method):
-    checkpoint, calibration = made
-    some = {n: t for n, t in calibration.tensors.items() if n[:6] not in ("salien", "fisher")}
-    with pytest.raises(InputError, match="was not measured: calibrate with gradients=True"):
-        select(method, ModelStatistics(checkpoint, replace(calibration, tensors=some)), [2])
+        return
+    with pytest.raises(InputError, match="method needs a calibration"):
+        select(method, ModelStatistics(checkpoint), [2])
+    if method in ("grad", "fisher"):
+        some = {n: t for n, t in calibration.tensors.items() if n[:6] not in ("salien", "fisher")}
+        with pytest.raises(InputError, match="was not measured: calibrate with gradients=True"):
+            select(method, ModelStatistics(checkpoint, replace(calibration, tensors=some)), [2])
 
 
 def test_a_calibration_of_another_model_is_refused(made, tmp_path):
@@ -232,7 +201,20 @@ def test_a_calibration_of_another_model_is_refused(made, tmp_path):
 
 @pytest.mark.parametrize("scores", [torch.full((2, 2, 8), math.nan), torch.zeros(2, 8)])
 def test_scores_that_rank_nothing_are_refused(made, monkeypatch, scores):
+    assert top(torch.tensor([1.0, 3.0, 3.0, 3.0, 2.0]), 2).tolist() == [1, 2]  # of equals the lower
     broken = replace(METHODS["l1"], score=lambda model, target: scores)
     monkeypatch.setitem(METHODS, "l1", broken)
     with pytest.raises(InputError, match=r"method l1: its scores are .* expected finite numbers"):
         chosen("l1", made, 3)
+
+
+def test_dependent_columns_and_zeros_have_a_condition_that_means_something():
+    """The one of the columns that do not depend on others, and infinity where there are none."""
+    M = torch.randn(40, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    M[:, 2] = M[:, 0]
+    sigma = spectrum_from_gram(M.mT @ M, torch.arange(3))
+    assert sigma[2] == 0
+    torch.testing.assert_close(condition_number(sigma), sigma[0] / sigma[1])
+    sigma = spectrum_from_gram(torch.zeros(3, 4, 4))
+    assert effective_rank(sigma).tolist() == [0, 0, 0]
+    assert condition_number(sigma).isposinf().all()

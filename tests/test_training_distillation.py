@@ -28,30 +28,22 @@ def inputs(seed=0):
     return draw(*TOKENS, 8), draw(29, 8), draw(*TOKENS, 5), draw(29, 5), next_tokens(ids)
 
 
-@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+@pytest.mark.parametrize("temperature", [0.5, 2.0])
 @pytest.mark.parametrize("tokens_at_once", [1, 7, 33, 1000])
 @pytest.mark.parametrize("weight", [0.0, 0.7])
-@pytest.mark.parametrize("seed", range(3))
-def test_slices_give_the_same_losses_and_gradients(temperature, tokens_at_once, weight, seed):
-    given = inputs(seed)
-    learning = given[:2]
+def test_slices_give_the_same_losses_and_gradients(temperature, tokens_at_once, weight):
+    """The last token has no target, and nothing flows to the teacher."""
+    assert next_tokens(torch.arange(6).view(2, 3)).tolist() == [[1, 2, IGNORED], [4, 5, IGNORED]]
+    given = inputs(tokens_at_once)
     found = distillation_losses(*given, temperature, weight, tokens_at_once)
     expected = materialised(*given, temperature, weight)
     for ours, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6, check_dtype=False)
-    for ours, theirs in zip(
-        torch.autograd.grad(2 * found[0], learning),
-        torch.autograd.grad(2 * expected[0], learning),
-        strict=True,
-    ):
-        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-7)
-
-
-def test_nothing_flows_to_the_teacher():
-    *given, targets = inputs()
-    distillation_losses(*given, targets, 2.0, 1.0)[0].backward()
-    assert all(learner.grad is not None for learner in given[:2])
-    assert all(teacher.grad is None for teacher in given[2:])
+    theirs = torch.autograd.grad(2 * expected[0], given[:2])
+    (2 * found[0]).backward()
+    for learner, gradient in zip(given[:2], theirs, strict=True):
+        torch.testing.assert_close(learner.grad, gradient, rtol=1e-5, atol=1e-7)
+    assert all(teacher.grad is None for teacher in given[2:4])
 
 
 def test_the_teacher_has_nothing_to_teach_itself():
@@ -67,11 +59,6 @@ def test_the_teacher_has_nothing_to_teach_itself():
         for w in (0.0, 1.0)
     ]
     torch.testing.assert_close(*gradients, rtol=0, atol=1e-6)
-
-
-def test_the_last_token_has_no_target():
-    ids = torch.arange(6).view(2, 3)
-    assert next_tokens(ids).tolist() == [[1, 2, IGNORED], [4, 5, IGNORED]]
 
 
 def test_no_tensor_has_the_logits_of_all_tokens():

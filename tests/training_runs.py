@@ -1,7 +1,6 @@
 """Small runs of training, as whole processes can make them too."""
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -32,25 +31,6 @@ def recipe(**changes):
 
 def recovery(**changes):
     return Recovery(**{"lora": Lora(3, 6.0), **SETTINGS, **changes})
-
-
-def loaded_by_stock_fla(folder: Path) -> list[str]:
-    """d_k, d_v and type of a model that a new process loads after `import fla.models` alone."""
-    code = (
-        "import sys, fla.models; from transformers import AutoModelForCausalLM as A;"
-        "m, i = A.from_pretrained(sys.argv[1], output_loading_info=True);"
-        "assert not any(i.values()), i; a = m.model.layers[0].attn;"
-        "print(a.head_k_dim, a.head_v_dim, m.dtype)"
-    )
-    command = [sys.executable, "-W", "ignore", "-c", code, str(folder)]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
-
-
-WORDS = ("the", "quick", "brown", "fox", "jumps", "over", "lazy", "dogs", "while", "others", "go")
-
-
-def sentences(n: int) -> list[str]:
-    return [" ".join(WORDS[(i * j) % len(WORDS)] for j in range(1, 30)) for i in range(1, n)]
 
 
 def packed(

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
 import yaml
 from cluster import Cluster
 
@@ -35,7 +36,7 @@ def checkout(folder: Path, config: dict[str, Any]) -> Path:
 
 def run_here(folder: Path, *targets: str) -> None:
     """The same run without Slurm."""
-    command = [sys.executable, "-m", "reproduction.running.forkserver",
+    command = [sys.executable, "-m", "reproduction.running.preload",
                sys.executable, "-m", "snakemake", *targets, "--configfile=run.yaml",
                "--cores=2"]  # fmt: skip
     with (folder / "here.log").open("w") as log:
@@ -76,7 +77,7 @@ class SlurmRun:
     def log(self) -> str:
         return (self.folder / "slurm.log").read_text()
 
-    def start(self, *targets: str, **options: Any) -> SlurmRun:
+    def write_profile(self, **options: Any) -> None:
         profile = yaml.safe_load((self.folder / "profiles/slurm/config.yaml").read_text())
         for rule, minutes in self.limits.items():
             profile["set-resources"][rule]["runtime"] = minutes
@@ -87,6 +88,9 @@ class SlurmRun:
         }  # fmt: skip
         (self.folder / "profiles/tested").mkdir(exist_ok=True)
         (self.folder / "profiles/tested/config.yaml").write_text(yaml.safe_dump(profile))
+
+    def start(self, *targets: str, **options: Any) -> SlurmRun:
+        self.write_profile(**options)
         with (self.folder / "slurm.log").open("a") as log:
             self.process = subprocess.Popen(
                 self.command(*targets), cwd=self.folder, env=self.environment(),
@@ -145,23 +149,26 @@ class SlurmRun:
 
     @contextmanager
     def held(self, job: str) -> Iterator[None]:
-        """Stop the work of a job for the length of a block. Its lock tells the process."""
-        locks = [lock.read_text() for lock in self.folder.glob("results/*/**/.*.lock")]
-        worker = next(int(said.split()[1]) for said in locks if said.endswith(f"Slurm job {job}"))
-        os.kill(worker, signal.SIGSTOP)
+        """Stop the work of a job for the length of a block."""
+        worker = self.scripts()[job]
+        worker.suspend()
         try:
             yield
         finally:
-            os.kill(worker, signal.SIGCONT)
+            worker.resume()
 
     def until_evaluating(self) -> str:
         """Wait until a job that evaluates is in its script, and return its number."""
         return str(self.until(self._evaluates, "the work of an evaluation"))
 
     def _evaluates(self) -> str | None:
-        jobs = self.running("evaluate")
-        for lock in self.folder.glob("results/*/evaluations/**/.*.lock"):
-            said = lock.read_text().rpartition("Slurm job ")[2] if lock.exists() else ""
-            if said in jobs:
-                return said
-        return None
+        return next((job for job in self.running("evaluate") if job in self.scripts()), None)
+
+    def scripts(self) -> dict[str, psutil.Process]:
+        """The processes of this run that work, by Slurm's numbers of their jobs."""
+        found = {}
+        for process in psutil.process_iter(["cmdline", "environ"]):
+            words, variables = process.info["cmdline"] or [], process.info["environ"] or {}
+            if any(word.startswith(f"{self.folder}/.snakemake/scripts") for word in words):
+                found[variables.get("SLURM_JOB_ID", "")] = process
+        return found

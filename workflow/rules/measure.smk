@@ -61,9 +61,7 @@ rule measure:
 rule analyze:
     input:
         model=f"{results}/{{subject}}",
-        tokens=lambda w: paths.tokens(
-            run_config.analysis.data, w.subject.split("/")[1]
-        ),
+        tokens=lambda w: paths.tokens(run_config.analysis.data, w.subject.split("/")[1]),
     output:
         f"{results}/analyses/{{subject}}.npz",
     log:

@@ -83,7 +83,13 @@ rule verdict:
     input:
         FRAMES,
     output:
-        folder=directory(f"{results}/verdict"),
+        folder=report(
+            directory(f"{results}/verdict"),
+            patterns=["{file}.csv", "{file}.txt"],
+            caption="../report/verdict.rst",
+            category="Verdict",
+            labels={"file": "{file}"},
+        ),
         frame=f"{results}/results.parquet",
     log:
         f"{results}/logs/verdict.log",
@@ -133,7 +139,11 @@ rule pdf:
         tables=[paths.table(table) for table in run_config.tables],
         figures=FIGURES["pdf"],
     output:
-        f"{results}/document.pdf",
+        report(
+            f"{results}/document.pdf",
+            caption="../report/document.rst",
+            category="Report",
+        ),
     log:
         f"{results}/logs/pdf.log",
     benchmark:

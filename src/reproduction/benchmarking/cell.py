@@ -35,7 +35,7 @@ def measure(
     cell: Measurement,
     out: Path | str,
     *,
-    device: str = "cpu",
+    device: str | None = None,
     limit_s: float = LIMIT_S,
     own_process: bool | None = None,
     seconds: float | None = None,
@@ -47,6 +47,9 @@ def measure(
     process of its own, unless `own_process` says otherwise; `worker` is one that was started
     before. `seconds` bounds the timed runs.
     """
+    from statecut.preflight import default_device
+
+    device = device or default_device()
     benchmark = config.benchmarks[cell.benchmark]
     outcome = run_work(
         readings, benchmark, config.models.get(cell.subject), cell, device, seconds,

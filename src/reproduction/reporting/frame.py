@@ -1,8 +1,8 @@
 """Results in one form: every number of a run is a row, in the columns of the published numbers.
 
 Units are those of the paper: accuracies and their means in percent, throughput in tokens per
-second, memory in GiB. `target`, `rft` and `eps` are those of the variant; timings have `head_k_dim`,
-and so have cuts to given widths of keys and values, which have `head_v_dim`, too.
+second, memory in GiB. `target`, `rft` and `eps` are those of the variant; timings have
+`head_k_dim`, and so have cuts to widths of keys and values, which have `head_v_dim`, too.
 A timing of the forward pass has the paper's name (`tokens_per_s`); others say what was timed
 (`training_tokens_per_s`, `decoding_tokens_per_s_16` at a batch of 16).
 """

@@ -11,8 +11,6 @@ from __future__ import annotations
 import fcntl
 import os
 import platform
-import re
-import subprocess
 import tempfile
 import time
 import warnings
@@ -24,7 +22,6 @@ from typing import IO, Any
 from statecut.errors import InputError
 
 WAIT = 0.5  # seconds between two attempts
-DRIVER = Path("/proc/driver/nvidia")
 
 
 def gpu_slots(resources: Any) -> tuple[int, int]:
@@ -36,7 +33,7 @@ def visible_gpus() -> list[str]:
     """The GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them."""
     if (named := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
         return [gpu for gpu in named.split(",") if gpu]
-    driver = DRIVER / "gpus"
+    driver = Path("/proc/driver/nvidia/gpus")
     return [str(i) for i in range(len(list(driver.iterdir())))] if driver.is_dir() else []
 
 
@@ -118,6 +115,7 @@ def require_gpus(rule: str, wanted: int) -> None:
     if not wanted:
         return
     import torch
+    from torch.utils import collect_env
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the error below has what torch warns of
@@ -133,22 +131,10 @@ def require_gpus(rule: str, wanted: int) -> None:
     raise InputError(
         f"rule {rule} asks for {wanted} GPU{'s' * (wanted > 1)}: {why}\n"
         f"  on {platform.node()}: torch {torch.__version__}, {built}; driver "
-        f"{driver_version() or 'none found'}; CUDA_VISIBLE_DEVICES "
+        f"{collect_env.get_nvidia_driver_version(collect_env.run) or 'none found'}; "
+        "CUDA_VISIBLE_DEVICES "
         f"{os.environ.get('CUDA_VISIBLE_DEVICES', 'not set')!r}\n"
         "  torch as pip installs it is built for CUDA 13.0, which needs driver 580.65 or newer: "
         "take a newer driver, or the same torch built for CUDA 12.6 (docs/install.md); or "
         "write `device: cpu` into the configuration, and the run is computed on CPUs"
     )
-
-
-def driver_version() -> str | None:
-    """Of NVIDIA's driver, from the kernel or, where that is hidden, from nvidia-smi."""
-    if (DRIVER / "version").is_file():
-        version = re.search(r"\b\d{3,}\.\d+(\.\d+)?\b", (DRIVER / "version").read_text())
-        return version[0] if version else None
-    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    try:
-        done = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return None  # no driver, or a container without its tool
-    return next(iter(done.stdout.split()), None)

@@ -19,8 +19,6 @@ from math import ceil, inf
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from reproduction.dag import build_dag, parse_arguments
 from statecut.errors import InputError
 
@@ -67,7 +65,6 @@ class Request:
     rule: str
     attempt: int
     command: str
-    by_file: bool = False  # whether the profile's file of partitions chose the partition
 
     def option(self, name: str, default: str = "0") -> str:
         match = re.search(rf" --?{name}[ =](\S+)", self.command)
@@ -206,57 +203,18 @@ def refusals(command: str) -> list[Problem]:
     return [(key, f"sbatch refuses it: {message}")]
 
 
-def findings(
-    requests: Iterable[Request], cluster: Mapping[str, Partition], profile: Path,
-    partition_file: Path | None = None,
-) -> list[str]:  # fmt: skip
-    """What can never be had, each with its line and the rules that ask for it. Of a rule and a
-    resource, the first attempt that asks for too much."""
-    keys, partition_keys = _keys(profile), _keys(partition_file) if partition_file else {}
-    ordered = sorted(requests, key=lambda asked: (asked.attempt, asked.rule, asked.command))
-    first: dict[tuple[str, str], tuple[int, str, str]] = {}
-    for request in ordered:
-        rule, unmet = request.rule, judge(request, cluster)
-        for key, text in unmet or refusals(request.command):
-            if (rule, key) in first:
-                continue
-            own = ("set-threads", rule) if key == "threads" else ("set-resources", rule, key)
-            paths = (own, ("default-resources", key), own[:2], own[:1])
-            file, line = profile, next((keys[path] for path in paths if path in keys), 1)
-            if request.by_file and partition_file:
-                file, line = partition_file, partition_keys["partitions", request.partitions[0]]
+def findings(requests: Iterable[Request], cluster: Mapping[str, Partition]) -> list[str]:
+    """What can never be had: rules, resource and reason; of each the first attempt that asks for
+    too much."""
+    first: dict[tuple[str, str], str] = {}
+    for request in sorted(requests, key=lambda asked: (asked.attempt, asked.rule, asked.command)):
+        for key, text in judge(request, cluster) or refusals(request.command):
             attempt = f"attempt {request.attempt} " if request.attempt > 1 else ""
-            of_rule = [other for other in ordered if other.rule == rule]
-            hint = _elsewhere(text, of_rule, cluster) if unmet else ""
-            first[rule, key] = (line, f"{file}:{line}", f"{attempt}{text}{hint}")
-    rules: dict[tuple[int, str, str], list[str]] = {}
+            first.setdefault((request.rule, key), f"{key}: {attempt}{text}")
+    rules: dict[str, list[str]] = {}
     for (rule, _), finding in first.items():
         rules.setdefault(finding, []).append(rule)
-    return [f"{finding[1]}: {', '.join(rules[finding])}: {finding[2]}" for finding in sorted(rules)]
-
-
-def _elsewhere(text: str, requests: list[Request], cluster: Mapping[str, Partition]) -> str:
-    """Which partitions can run all attempts of a rule; or why not even the nearest can."""
-    why = {
-        name: [unmet for request in requests for _, unmet in problems(request, cluster[name])]
-        for name in sorted(cluster)
-        if not cluster[name].hidden
-    }
-    if able := [name for name in why if not why[name]]:
-        return f"; partition {' or '.join(able)} can run it"
-    name = min(why, key=lambda name: (len(why[name]), why[name][0] == text))
-    return "" if text == why[name][0] else f"; nor can {name}: {why[name][0]}"
-
-
-def _keys(file: Path) -> dict[tuple[str, ...], int]:
-    """The line of every key of a YAML file, by the keys around it and itself."""
-
-    def below(node: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], int]]:
-        for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
-            yield (*path, key.value), key.start_mark.line + 1
-            yield from below(value, (*path, key.value))
-
-    return dict(below(yaml.compose(file.read_text()), ()))
+    return [f"{', '.join(rules[finding])}: {finding}" for finding in sorted(rules)]
 
 
 def read_requests(arguments: Any, plugin: Any, partition_file: Path | None) -> set[Request]:
@@ -271,9 +229,9 @@ def read_requests(arguments: Any, plugin: Any, partition_file: Path | None) -> s
 
     def request(job: Any, attempt: int) -> Request:
         job.attempt = attempt
-        named = job.resources.get("slurm_partition")
-        chosen = None if named or not choices else get_best_partition(choices, job, silent)
-        partition = named or chosen
+        partition = job.resources.get("slurm_partition")
+        if choices and not partition:
+            partition = get_best_partition(choices, job, silent)
         account = str(job.resources.get("slurm_account") or "").replace(",", " ").split()
         options = {
             "run_uuid": "check", "comment_str": "check", "slurm_logfile": "/dev/null",
@@ -282,7 +240,7 @@ def read_requests(arguments: Any, plugin: Any, partition_file: Path | None) -> s
             "workdir": None,
         }  # fmt: skip
         command = get_submit_command(job, options, settings=settings) + set_gres_string(job)
-        return Request(job.rule.name, attempt, command, by_file=chosen is not None)
+        return Request(job.rule.name, attempt, command)
 
     with build_dag(arguments, executor=plugin) as built:
         # One of all jobs that ask for the same at first: there are hundreds, each takes time.
@@ -303,7 +261,6 @@ def profile_config(profile: str | None) -> Path:
 def unmet_requests(profile: str, configfile: Path) -> tuple[int, list[str]]:
     """How many rules submit jobs to the cluster of this machine, and what of that it can never
     meet."""
-    from snakemake.cli import get_profile_dir
     from snakemake_interface_executor_plugins.registry import ExecutorPluginRegistry
 
     arguments = parse_arguments(profile, configfile)
@@ -312,7 +269,6 @@ def unmet_requests(profile: str, configfile: Path) -> tuple[int, list[str]]:
     cluster, plugin = read_cluster(), ExecutorPluginRegistry().get_plugin("slurm")
     file = plugin.get_settings(arguments).partition_config
     file = file or os.environ.get("SNAKEMAKE_SLURM_PARTITIONS")
-    partition_file = Path(file) if file else None
-    requests = read_requests(arguments, plugin, partition_file)
-    unmet = findings(requests, cluster, get_profile_dir(profile)[1], partition_file)
+    requests = read_requests(arguments, plugin, Path(file) if file else None)
+    unmet = [f"{profile}: {finding}" for finding in findings(requests, cluster)]
     return len({request.rule for request in requests}), unmet
