@@ -23,8 +23,8 @@ from functools import partial
 
 import torch
 
-from reproduction.analysis.rank import BLOCK_BYTES, Writes, states_in_blocks, writes
 from reproduction.analysis.spectra import effective_ranks
+from reproduction.analysis.states import BLOCK_BYTES, Writes, states_in_blocks, writes
 from statecut.models import create
 from statecut.models.delta_rule import no_tf32
 from statecut.models.fixes.fla import plain_kernels_in_place

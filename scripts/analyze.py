@@ -3,7 +3,7 @@ from reproduction.running.job import job
 with job(snakemake) as run:
     import torch
 
-    from reproduction.analysis.rank import analyse_rank
+    from reproduction.analysis.states import analyse_rank
     from statecut.data.packing import PackedTokens
     from statecut.models.checkpoint import Checkpoint, load
 

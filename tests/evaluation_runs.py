@@ -10,39 +10,11 @@ from reproduction.config import parse_config
 from reproduction.new_tokenizers import train_tokenizer
 from statecut.models import create, save
 
-WORDS = [
-    "the",
-    "state",
-    "of",
-    "a",
-    "linear",
-    "model",
-    "keeps",
-    "what",
-    "it",
-    "reads",
-    "and",
-    "forgets",
-    "some",
-    "keys",
-    "when",
-    "values",
-    "overlap",
-    "so",
-    "a",
-    "wide",
-    "key",
-    "helps",
-    "recall",
-    "while",
-    "narrow",
-    "heads",
-    "run",
-    "faster",
-    "on",
-    "every",
-    "machine",
-]
+SENTENCE = """
+the state of a linear model keeps what it reads and forgets some keys when values
+overlap so a wide key helps recall while narrow heads run faster on every machine
+"""
+WORDS = SENTENCE.split()
 
 TEXT = "\n".join(
     " ".join(WORDS[(i * i + 3 * j) % len(WORDS)] for j in range(40)) + " ." for i in range(60)
@@ -75,14 +47,8 @@ def run_config(suite: dict, *, protocol: str = "test"):
 
 
 def column(task: str, metric: str, file: Path | None = None, version: int = 1, **more) -> dict:
-    stated = {
-        "label": f"{task} {metric}",
-        "task": task,
-        "metric": metric,
-        "version": version,
-        **more,
-    }
-    return stated if file is None else {**stated, "file": str(file)}
+    stated = {"label": f"{task} {metric}", "task": task, "metric": metric, "version": version}
+    return {**stated, **more} if file is None else {**stated, **more, "file": str(file)}
 
 
 def write_lines(path: Path, documents: list[dict]) -> Path:

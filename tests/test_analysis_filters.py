@@ -37,18 +37,6 @@ def test_every_filter_stands_with_its_head(name, tmp_path):
                 np.testing.assert_array_equal(getattr(found, side)[layer, head], mine)
 
 
-def test_the_last_weight_is_the_current_tokens(tmp_path):
-    model = create(SMALL["delta_net"], seed=3)
-    conv = model.model.layers[0].attn.k_conv1d
-    with torch.no_grad():
-        conv.weight[:, :, :-1] = 0
-    save(model, tmp_path / "m")
-    last = torch.from_numpy(filters(Checkpoint(tmp_path / "m")).k[0].reshape(-1, 4)[:, -1])
-    x = torch.randn(1, 70, 32)
-    y, _ = conv(x)
-    torch.testing.assert_close(y, torch.nn.functional.silu(x * last))
-
-
 def test_a_model_without_filters_is_refused(tmp_path):
     with pytest.warns(UserWarning, match="ShortConvolution"):
         save(create({**SMALL["delta_net"], "use_short_conv": False}, seed=3), tmp_path / "m")

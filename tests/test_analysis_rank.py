@@ -1,18 +1,18 @@
 """The fast states and their ranks, against a recurrence token by token and SVD by SVD."""
 
-import json
-
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from measures import er
 from plain_model import plain_logits, projected, queries_and_keys
 from small_models import SMALL
 
-from reproduction.analysis.rank import RankAnalysis, Writes, analyse_rank, states_in_blocks, writes
-from reproduction.analysis.spectra import effective_ranks, er, largest_eigenvalues
+from reproduction.analysis.rank import RankAnalysis
+from reproduction.analysis.spectra import effective_ranks, largest_eigenvalues
+from reproduction.analysis.states import Writes, analyse_rank, states_in_blocks, writes
 from statecut.errors import InputError
 from statecut.models import create
 from statecut.models.delta_rule import no_tf32
@@ -79,35 +79,15 @@ def test_effective_ranks_are_those_of_the_plain_recurrence(both):
                 sigma = np.linalg.svd(states[layer][t, head].numpy(), compute_uv=False)
                 expected = (sigma**2).sum() / sigma[0] ** 2
                 assert found.effective_rank[layer, head, t] == pytest.approx(expected, rel=2e-4)
+    d = min(states[0].shape[-2:])
+    np.testing.assert_allclose(found.utilization, found.effective_rank / d)
+    assert found.spectra.shape == (2, T - SKIP, d)
 
 
 def test_spectra_are_those_of_the_plain_recurrence(both):
     _, found, states = both
     for layer, head in HEADS:
         close(found.spectrum(layer, head), torch.linalg.svdvals(states[layer][SKIP:, head]))
-
-
-def test_the_first_state_has_rank_one_and_no_rank_exceeds_the_tokens_written(both):
-    _, found, _ = both
-    np.testing.assert_allclose(found.effective_rank[..., 0], 1, rtol=1e-5)
-    assert (found.effective_rank <= np.arange(1, T + 1) * (1 + 1e-5)).all()
-
-
-def test_utilization_is_of_the_smaller_side(both):
-    _, found, states = both
-    d = min(states[0].shape[-2:])
-    np.testing.assert_allclose(found.utilization, found.effective_rank / d)
-    assert found.spectra.shape == (2, T - SKIP, d)
-
-
-def test_the_gate_is_in_the_states():
-    """Without it the states, and what is said of their rank, would be others."""
-    model = create(SMALL["gated"], seed=2)
-    w = writes(model, IDS)
-    with_gate = torch.cat([block.clone() for block in states_in_blocks(w)])
-    ungated = torch.cat([b.clone() for b in states_in_blocks(Writes(w.k, w.v, w.beta, 0 * w.g))])
-    ratio = effective_ranks(ungated[-1]) / effective_ranks(with_gate[-1])
-    assert (ratio - 1).abs().max() > 0.05
 
 
 @pytest.mark.parametrize("block_bytes", [1, THREE_TOKENS, 2**28])
@@ -140,18 +120,6 @@ def test_negative_eigenvalues_double_beta(name):
     once = writes(create(config, seed=2), IDS)
     twice = writes(create({**config, "allow_neg_eigval": True}, seed=2), IDS)
     torch.testing.assert_close(twice.beta, 2 * once.beta)
-
-
-def test_keys_stay_as_they_are_where_the_layer_asks_for_no_l2_norm():
-    model = create({**SMALL["delta_net"], "qk_norm": "sum"}, seed=2)
-    k = writes(model, IDS).k
-    torch.testing.assert_close(k.abs().sum(-1), torch.ones(k.shape[:-1]))
-
-
-def test_the_model_is_left_as_it_was(both):
-    model, _, _ = both
-    assert model.training
-    assert all(p.grad is None for p in model.parameters())
 
 
 # Effective ranks without an SVD
@@ -191,13 +159,6 @@ def test_squaring_ends_where_the_largest_singular_values_nearly_tie(gap):
     torch.testing.assert_close(by_squaring(states), expected.expand(5), rtol=1e-5, atol=0)
 
 
-@pytest.mark.parametrize("way", [effective_ranks, by_squaring])
-def test_128_wide_states_keep_five_digits(way):
-    states = torch.randn(3, 128, 60) @ torch.randn(3, 60, 128)
-    for some in (states, torch.eye(128).expand(3, 128, 128)):
-        torch.testing.assert_close(way(some), er(some.double()).float(), rtol=1e-5, atol=0)
-
-
 def test_a_state_of_zeros_has_rank_zero_and_leaves_the_others_alone():
     states = torch.stack([torch.zeros(4, 5), torch.eye(4, 5), torch.ones(4, 5)])
     torch.testing.assert_close(effective_ranks(states), torch.tensor([0.0, 4.0, 1.0]))
@@ -217,17 +178,6 @@ def test_a_gpu_finds_the_ranks_that_the_cpu_finds():
     torch.testing.assert_close(ranks[1], ranks[0], rtol=1e-4, atol=0)
 
 
-def test_no_tf32_puts_back_what_was_set():
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("medium")
-    try:
-        with no_tf32():
-            assert torch.get_float32_matmul_precision() == "highest"
-        assert torch.get_float32_matmul_precision() == "medium"
-    finally:
-        torch.set_float32_matmul_precision(before)
-
-
 # The artefact
 
 
@@ -243,49 +193,6 @@ def test_it_survives_the_disk_with_the_same_bytes(both, tmp_path):
     assert again.provenance == found.provenance
     np.testing.assert_array_equal(again.effective_rank, found.effective_rank)
     np.testing.assert_array_equal(again.spectrum(0, 0), found.spectrum(0, 0))
-
-
-def test_provenance_tells_sequences_apart():
-    model = create(SMALL["delta_net"], seed=2)
-    one = analyse_rank(model, IDS[:20], model_digest="m").provenance
-    same = analyse_rank(model, IDS[:20].int(), model_digest="m").provenance
-    other = analyse_rank(model, IDS[1:21], model_digest="m").provenance
-    assert one == same
-    assert one["tokens_sha256"] != other["tokens_sha256"]
-    assert one["model_digest"] == "m"
-    assert json.dumps(one)
-
-
-def test_what_is_no_analysis_is_refused(tmp_path):
-    (tmp_path / "text").write_text("no")
-    np.savez(tmp_path / "other.npz", x=np.zeros(3))
-    for path in ("text", "other.npz", "absent"):
-        with pytest.raises(InputError, match="is no rank analysis"):
-            RankAnalysis.load(tmp_path / path)
-
-
-@pytest.mark.parametrize(
-    ("ids", "heads", "skip", "said"),
-    [
-        (IDS[None], (), 0, "one sequence"),
-        (IDS[:0], (), 0, "one sequence"),
-        (IDS, ((0, 0),), T, "skip 90 of 90"),
-        (IDS, ((0, 0),), -1, "skip -1"),
-        (IDS, ((2, 0),), 0, "layer 2"),
-        (IDS, ((0, 2),), 0, "head 2"),
-        (IDS, ((0, -1),), 0, "head -1"),
-    ],
-)
-def test_bad_requests_are_refused_before_any_work(ids, heads, skip, said):
-    model = create(SMALL["delta_net"], seed=2)
-    model.model.forward = None
-    with pytest.raises(InputError, match=said):
-        analyse_rank(model, ids, model_digest="d", heads=heads, skip=skip)
-
-
-def test_a_spectrum_that_was_not_asked_for_is_refused(both):
-    with pytest.raises(InputError, match=r"layer 0, head 1; there is: 1/1, 0/0"):
-        both[1].spectrum(0, 1)
 
 
 def test_a_state_that_is_no_number_names_layer_and_head():

@@ -8,10 +8,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from reproduction.config import load_config, parse_config
-from reproduction.corpora import documents, make_tokenizer, pack_corpus, source
+from reproduction.corpora import documents, make_tokenizer, pack_corpus
 from statecut.data.packing import PackedTokens
 from statecut.data.tokenizer import load_tokenizer
-from statecut.errors import InputError
 from statecut.hub import HubItem, fetch
 
 CONFIG = Path(__file__).parents[1] / "config"
@@ -95,15 +94,3 @@ def test_hub_text_and_tokenizer_at_their_commit(hub, text, tmp_path):
     assert tokens.manifest.source.revision == commit
     # The same documents as in the local file, and none of the data set's other files.
     assert np.array_equal(tokens[:], PackedTokens(tmp_path / "tokens")[:])
-
-
-def test_hub_text_that_was_not_downloaded_is_refused(tmp_path):
-    config = configured({"kind": "hub", "name": "owner/text"})
-    with pytest.raises(InputError, match=r"owner/text is not in .*: run `reproduction download"):
-        source(config.corpora["documentation"])
-
-
-def test_files_that_match_nothing_are_named(text, tmp_path):
-    config = configured({"kind": "local", "files": ["text/*.jsonl"]})
-    with pytest.raises(InputError, match=r"no file matches text/\*\.jsonl"):
-        make_tokenizer(config, "demo", tmp_path / "tokenizer")

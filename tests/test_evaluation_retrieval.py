@@ -12,11 +12,8 @@ from reproduction.suites.harness import make_requests, make_task, measure
 from reproduction.suites.retrieval import ANSWER_TOKENS, EXAMPLES, contains, cut
 from statecut.data.tokenizer import load_tokenizer
 
-QA = {
-    "context": "Paris is the capital. It is old.",
-    "question": "The capital is",
-    "answers": ["Paris"],
-}
+CAPITAL = "Paris is the capital. It is old."
+QA = {"context": CAPITAL, "question": "The capital is", "answers": ["Paris"]}
 FIELD = {"text": "510(k) number K042. Device: lamp.", "key": "device", "value": "lamp"}
 CLOZE = {"text": "The Normans came from Denmark.\nThe Normans came from ", "value": "Denmark"}
 
@@ -80,11 +77,8 @@ def test_what_the_model_is_asked(task):
     measure(lm, task, make_requests(task, [DOCUMENTS[task]]))
     ((prompt, settings),) = lm.requests
     assert prompt == PROMPTS[task]
-    assert (settings["until"], settings["max_gen_toks"], settings["do_sample"]) == (
-        ["\n"],
-        48,
-        False,
-    )
+    assert settings["until"] == ["\n"]
+    assert (settings["max_gen_toks"], settings["do_sample"]) == (48, False)
 
 
 @pytest.mark.parametrize("task", DOCUMENTS)
@@ -132,36 +126,23 @@ def test_what_a_prompt_keeps_of_its_text(task, text, question, prompt):
 @pytest.mark.parametrize("task", DOCUMENTS)
 @pytest.mark.parametrize(
     ("output", "right"),
-    [
-        ("{}", 1),
-        (" it was {}, they say", 1),
-        ("{}s", 1),
-        ("they say it was {}", 1),
-        ("", 0),
-        ("something else", 0),
-    ],
+    [("{}s", 1), (" it was {}, they say", 1), ("", 0), ("something else", 0)],
 )
 @pytest.mark.parametrize("answer", ["Paris", "K(0.4", "a+b?", "[x]*", "$5.00", "C:\\d"])
 def test_an_answer_counts_wherever_it_is_in_whatever_case(task, output, right, answer):
-    document = {**DOCUMENTS[task]}
-    document["answers" if "answers" in document else "value"] = (
-        [answer] if "answers" in document else answer
-    )
+    listed = "answers" in DOCUMENTS[task]
+    document = DOCUMENTS[task] | ({"answers": [answer]} if listed else {"value": answer})
     text = output.format(answer)
     for spelling in (text, text.upper(), text.lower()):
         assert contains(document, [spelling]) == {"contains": right}
 
 
-def test_a_dot_in_an_answer_is_a_dot():
-    assert contains({"value": "3.5"}, ["315"]) == {"contains": 0}
-
-
-def test_the_best_of_the_listed_answers_counts():
-    assert contains({"answers": ["Paris", "Lutetia"]}, ["lutetia"]) == {"contains": 1}
-
-
-def test_an_empty_answer_is_none():
-    assert contains({"answers": ["", "Paris"]}, ["anything"]) == {"contains": 0}
+@pytest.mark.parametrize(
+    ("answers", "output", "right"),
+    [(["3.5"], "315", 0), (["Paris", "Lutetia"], "lutetia", 1), (["", "Paris"], "anything", 0)],
+)
+def test_the_best_of_the_answers_that_are_not_empty_counts(answers, output, right):
+    assert contains({"answers": answers}, [output]) == {"contains": right}
 
 
 def filler(count: int) -> str:

@@ -10,7 +10,7 @@ from evaluation_runs import demo_data
 from training_runs import packed, recipe, recovery
 
 from reproduction.analysis.filters import filters
-from reproduction.analysis.rank import analyse_rank
+from reproduction.analysis.states import analyse_rank
 from reproduction.config import parse_config
 from reproduction.pretraining.pretrain import pretrain
 from statecut.models import create, load

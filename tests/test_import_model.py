@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-import json
-import math
-import struct
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-import torch
 import yaml
 
 from reproduction.cli import main
 from reproduction.config import Model, load_config
 from reproduction.config.sources import FromDisk
-from reproduction.running.import_model import check_sizes, import_model, model_files
-from reproduction.running.inputs import Inputs
+from reproduction.import_model import check_sizes, import_model, model_files
+from reproduction.rules import files_of
 from statecut.errors import InputError
 from statecut.files import read_json, write_json
 from statecut.models import create, load, save
-from statecut.models.checkpoint import Checkpoint
 
 ROOT = Path(__file__).parents[1]
-DEMO, PAPER = ROOT / "config" / "demo.yaml", ROOT / "config" / "paper.yaml"
+DEMO = ROOT / "config" / "demo.yaml"
 
 
 @pytest.fixture(scope="module")
@@ -51,27 +46,16 @@ def test_a_model_is_linked_with_the_tokenizer_of_the_run(there: Model, tmp_path:
     assert load(tmp_path / "out").config.hidden_size == there.hidden_size
 
 
-def test_what_is_not_taken_of_a_folder_does_not_count(
-    there: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_not_taken_of_a_folder_does_not_count(there: Model, tmp_path: Path) -> None:
     folder = tmp_path / "mine"
-    inputs = Inputs(load_config(DEMO))
-    monkeypatch.chdir(tmp_path)
-
-    def digests() -> dict[str, str]:
-        return inputs.user_digests([str(folder)], model_files)
-
-    before = digests()
+    before = files_of(str(folder), model_files)
     for name in (".git/index", ".cache/some", "README.md", ".gitattributes", "tokenizer.json"):
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text("other")
-    assert digests() == before
+    assert files_of(str(folder), model_files) == before
     import_model(there, tmp_path / "tokenizer", tmp_path / "out")
     linked = {path.name for path in (tmp_path / "out").iterdir() if path.is_symlink()}
     assert {Path(path).name for path in before} == linked
-    assert [*inputs.user_digests([str(folder)])] == [str(folder / "tokenizer.json")]
-    (folder / "config.json").write_text("{}")
-    assert digests() != before
 
 
 @pytest.mark.parametrize(
@@ -91,75 +75,23 @@ def test_another_model_than_was_described_is_refused(
     assert not (tmp_path / "out").exists()
 
 
-@pytest.fixture
-def on_hub(tmp_path: Path) -> Model:
-    """A folder like that of the hub's Gated DeltaNet 1.3B: all names and shapes, and a hole
-    in the file where the numbers would be."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    described = load_config(PAPER).models["gated_deltanet_1.3B"]
-    with torch.device("meta"):
-        whole = AutoModelForCausalLM.from_config(AutoConfig.for_model(**described.fla_config()))
-    shapes = {name: list(tensor.shape) for name, tensor in whole.state_dict().items()}
-    shapes |= {f"model.layers.{layer}.attn.D": [8] for layer in range(24)}  # of an older class
-    assert sum(map(math.prod, shapes.values())) == 1_466_343_808 + 24 * 8
-    folder = tmp_path / "hub"
-    whole.config.save_pretrained(folder)
-    header, end = {}, 0
-    for name, shape in shapes.items():
-        start, end = end, end + 4 * math.prod(shape)
-        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [start, end]}
-    words = json.dumps(header).encode()
-    with open(folder / "model.safetensors", "wb") as file:
-        file.write(struct.pack("<Q", len(words)) + words)
-        file.truncate(8 + len(words) + end)
-    return described.model_copy(update={"source": FromDisk(kind="local", path=str(folder))})
-
-
-def test_the_gated_model_of_the_hub_is_taken_in(on_hub: Model, tmp_path: Path) -> None:
-    (tmp_path / "tokenizer").mkdir()
-    import_model(on_hub, tmp_path / "tokenizer", tmp_path / "out")
-    shape = Checkpoint(tmp_path / "out").shape
-    assert (len(shape.layers), shape.heads, shape.width) == (24, 8, 256)
-    assert (shape.value_heads, shape.value_width) == (8, 256)
-
-
 def test_what_contradicts_a_model_that_is_here_stops_check_and_timings(
-    on_hub: Model, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    there: Model, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    data = yaml.safe_load(PAPER.read_text())
-    wrong = data["models"]["gated_deltanet_1.3B"]
-    wrong |= {"source": on_hub.source.model_dump(), "num_heads": 4}
+    data = yaml.safe_load(DEMO.read_text())
+    data["models"]["gated_deltanet"] |= {"source": there.source.model_dump(), "conv_size": 3}
     file = tmp_path / "wrong.yaml"
     file.write_text(yaml.safe_dump(data))
-    words = "num_heads 8, the configuration says 4 for Gated DeltaNet 1.3B"
+    words = "conv_size 4, the configuration says 3 for Gated DeltaNet"
     assert main(["check", str(file)]) == 2
     assert words in capfd.readouterr().err
     done = subprocess.run(
         [sys.executable, "-m", "snakemake", "-n", "--configfile", file, "--directory", tmp_path,
-         "-s", ROOT / "workflow" / "Snakefile", "results/paper/measurements"],
+         "-s", ROOT / "workflow" / "Snakefile", "results/demo/measurements"],
         capture_output=True, text=True, cwd=ROOT,
     )  # fmt: skip
     assert done.returncode == 1
     assert words in done.stdout + done.stderr
-
-
-def test_a_model_that_the_run_trains_is_not_imported(described: Model, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="is trained by this run"):
-        import_model(described, tmp_path, tmp_path / "out")
-
-
-def test_a_folder_that_is_no_model_and_a_config_without_sizes_are_said(
-    there: Model, tmp_path: Path
-) -> None:
-    config = tmp_path / "mine" / "config.json"
-    found = read_json(config)
-    write_json(config, {key: value for key, value in found.items() if key != "vocab_size"})
-    with pytest.raises(InputError, match="'vocab_size' is missing"):
-        import_model(there, tmp_path / "tokenizer", tmp_path / "out")
-    config.unlink()
-    with pytest.raises(InputError, match=r"mine is not a model folder: it has no config\.json"):
-        import_model(there, tmp_path / "tokenizer", tmp_path / "out")
 
 
 @pytest.mark.parametrize("tied", [True, False])

@@ -10,9 +10,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from measures import er, kappa, rank, u
 from torch.nn.functional import normalize
 
-from reproduction.analysis.spectra import er, kappa, rank, u
 from statecut.models.delta_rule import recurrent_delta_rule
 from statecut.pruning.rrqr import strong_rrqr
 

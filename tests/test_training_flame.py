@@ -20,8 +20,7 @@ from training_runs import FLAMED, LENGTH, flame_recipe, packed
 
 from reproduction.new_tokenizers import train_tokenizer
 from reproduction.pretraining import flame
-from reproduction.pretraining.flame_entry import PackedBatches
-from reproduction.pretraining.torchtitan_fixes import GO_ON, LEAVE, SAVE, agree
+from reproduction.pretraining.flame_entry import GO_ON, LEAVE, SAVE, PackedBatches, agree
 from statecut.data.packing import PackedTokens
 from statecut.errors import InputError
 from statecut.models import create, load
@@ -98,17 +97,6 @@ def test_the_job_file_says_what_the_recipe_says(tmp_path, tokens, tokenizer):
     assert job["statecut"]["save_seconds"] == 5
     assert job["activation_checkpoint"]["mode"] == "none"  # else flame takes its own default
     assert (tmp_path / "command.txt").read_text().split() == command
-
-
-def test_a_job_file_is_read_as_it_was_meant():
-    values = {
-        "path": 'a "b" \\c \u00e9\U0001f525',
-        "eps": 1e-15,
-        "steps": 3,
-        "on": True,
-        "off": False,
-    }
-    assert tomllib.loads(flame.toml({"one": values, "two": {}})) == {"one": values, "two": {}}
 
 
 @given(warmup=st.integers(0, 30), rest=st.integers(1, 60))

@@ -1,7 +1,5 @@
 """Which trainer trains a model of a configuration, and what it is given."""
 
-from pathlib import Path
-
 import pytest
 import torch
 from training_runs import packed
@@ -77,25 +75,6 @@ def test_a_raised_version_begins_anew(root, tmp_path, monkeypatch, trainer):
         with pytest.raises(InterruptedError):
             train(root, config, tmp_path / "out", gpus=int(trainer == "flame"), version=version)
     assert folders[0] == folders[1] != folders[2]
-
-
-@pytest.mark.parametrize("stage", ["pretrain", "recover"])
-def test_stages_that_keep_checkpoints_pass_their_version_on(stage):
-    assert 'version=snakemake.params.code["version"]' in Path(f"scripts/{stage}.py").read_text()
-
-
-def test_flame_is_given_what_the_configuration_says(root, tmp_path, monkeypatch):
-    config, given = config_with(trainer="flame"), {}
-
-    def launched(model, data, recipe, output, **others):
-        given.update(model=model, data=data, recipe=recipe, output=output, **others)
-
-    monkeypatch.setattr(trainers, "pretrain_with_flame", launched)
-    train(root, config, tmp_path / "out", gpus=4)
-    assert given["model"] == config.models["delta_net_head"].fla_config()
-    assert given["recipe"] == config.recipes["demo"]
-    assert given["gpus"] == 4
-    assert given["output"].files == {"README.md": "a card"}
 
 
 def test_the_built_in_trainer_refuses_gpus_that_it_cannot_use(root, tmp_path):

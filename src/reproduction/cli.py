@@ -134,26 +134,19 @@ def _compare(commands: cli.Commands) -> None:
         description="Print the verdict of a finished run: which claims of the paper hold in it, "
         "and which of its numbers lie outside of their tolerance.",
     )
-    command.add_argument(
-        "name", metavar="RUN", help="name of the run, whose results are in results/RUN"
-    )
+    command.add_argument("name", metavar="RUN", help="its name: results are in results/RUN")
 
     def run(options: argparse.Namespace) -> None:
         from statecut.errors import nearest
 
         verdict = Path("results") / options.name / "verdict"
-        text = verdict / "verdict.txt"
-        if text.is_file():
-            print(text.read_text(), end="")
-            return
-        if not verdict.parent.is_dir():
-            known = [folder.name for folder in Path("results").glob("*/")]
-            hint = nearest(options.name, known) if known else "; run this in the checkout"
-            raise InputError(f"run {options.name!r}: there is no folder {verdict.parent}{hint}")
-        raise InputError(
-            f"{verdict} is not there yet: `snakemake {verdict}`, with the configuration or the "
-            "profile of this run, makes it"
-        )
+        if not verdict.is_dir():
+            known = [folder.parent.name for folder in Path("results").glob("*/verdict/")]
+            raise InputError(
+                f"there is no {verdict}{nearest(options.name, known)}; `snakemake {verdict}`, in "
+                "the checkout with the configuration or the profile of this run, makes it"
+            )
+        print((verdict / "verdict.txt").read_text(), end="")
 
     command.set_defaults(run=run)
 

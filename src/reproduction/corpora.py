@@ -67,12 +67,12 @@ def survey_corpus(corpus: HubCorpus | LocalCorpus) -> tuple[int, int | None]:
 def _files(corpus: HubCorpus | LocalCorpus) -> list[Path]:
     if corpus.kind == "hub":
         # Two corpora may come from one data set, whose folder then has files of both.
-        root = _root(corpus)
-        files = [
-            path
-            for path in sorted(root.rglob("*"))
-            if path.is_file() and _matches(path.relative_to(root).as_posix(), corpus.files)
-        ]
+        root, found = _root(corpus), set()
+        for path in root.rglob("*"):
+            name = path.relative_to(root).as_posix()
+            if path.is_file() and any(fnmatch.fnmatch(name, pattern) for pattern in corpus.files):
+                found.add(path)
+        files = sorted(found)
     else:
         matches = (path for pattern in corpus.files for path in matching(pattern))
         files = list(dict.fromkeys(matches))  # patterns may overlap
@@ -85,23 +85,13 @@ def _root(corpus: HubCorpus) -> Path:
     return resolve("dataset", corpus.name, revision=corpus.revision, patterns=corpus.files)
 
 
-def _matches(path: str, patterns: tuple[str, ...]) -> bool:
-    return any(fnmatch.fnmatch(path, pattern) for pattern in patterns)
-
-
 def make_tokenizer(
-    config: Config,
-    name: str,
-    out: Path,
-    *,
-    text: Path | None = None,
-    force: bool = False,
+    config: Config, name: str, out: Path, *, text: Path | None = None, force: bool = False
 ) -> Tokenizer:
     """Write a tokenizer folder: trained, converted or copied."""
     spec = config.tokenizers[name]
     if spec.kind == "train":
-        corpus = config.corpora[spec.corpus]
-        texts = documents(corpus, text=text)
+        texts = documents(config.corpora[spec.corpus], text=text)
         return train_tokenizer(texts, out, vocabulary_size=spec.vocab_size, force=force)
     if spec.kind == "hub":
         folder = resolve("model", spec.name, revision=spec.revision)

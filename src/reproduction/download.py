@@ -82,7 +82,7 @@ def _looks(config: Config) -> Iterator[Look]:
             key = ("model", source.name) if source.kind == "hub" else None
             yield f"model {name}", key, partial(_model, model, loaded)
     for name, source in needs.only_timed(config).items():
-        yield f"model {name}", ("model", source.name), partial(_shape, config.models[name])
+        yield f"model {name}", ("model", source.name), partial(_timed, config.models[name])
     for name, corpus in needs.needed_corpora(config).items():
         if corpus.kind != "documentation":
             key = ("dataset", corpus.name) if corpus.kind == "hub" else None
@@ -113,10 +113,8 @@ def _model(model: Model, loaded: dict[str, Tokenizer]) -> str:
     folder = resolve("model", source.name) if source.kind == "hub" else Path(source.path)
     check_sizes(model, folder)
     content, name, file = describe(folder), model.tokenizer, folder / "tokenizer.json"
-    if not file.is_file():
-        return f"{content}; no tokenizer.json of its own"
-    if name not in loaded:
-        return f"{content}; its own tokenizer was not compared: {name} is not there"
+    if not file.is_file() or name not in loaded:
+        return f"{content}; its own tokenizer, if it has one, was not compared with {name}"
     own, given = load_backend(file), loaded[name].backend
     ids, new = (backend.get_vocab(with_added_tokens=False) for backend in (own, given))
     other = sorted(token for token in ids | new if ids.get(token) != new.get(token))
@@ -130,12 +128,11 @@ def _model(model: Model, loaded: dict[str, Tokenizer]) -> str:
     return f"{content}; its own tokenizer is {name}"
 
 
-def _shape(model: Model) -> str:
+def _timed(model: Model) -> str:
     """Of a model that is only timed nothing but its config was fetched."""
     assert model.source.kind == "hub"
     check_sizes(model, resolve("model", model.source.name))
-    sizes = f"{model.num_hidden_layers} layers, {model.num_heads} heads of {model.head_k_dim}"
-    return f"{sizes}; only timed, without its weights"
+    return "has the sizes of the configuration; only timed, without its weights"
 
 
 def _corpus(corpus: HubCorpus | LocalCorpus) -> str:

@@ -17,10 +17,11 @@ from typing import Any, NamedTuple
 import yaml
 from pydantic import Field, PositiveFloat, PositiveInt
 
-from reproduction.config import TASKS, MixerBenchmark, Model, Suite, shape_of
+from reproduction.config import TASKS, Cut, MixerBenchmark, Model, Suite
+from reproduction.config.models import SECTIONS, cut_shape
 from reproduction.config.section import Section
 from reproduction.dag import build_dag, parse_arguments
-from reproduction.rules import Inputs
+from reproduction.rules import Inputs, read_cut
 from statecut.errors import InputError
 from statecut.models.shapes import Kernel
 
@@ -153,10 +154,10 @@ def work_of(inputs: Inputs, rule: str, wildcards: Any) -> Work:
     name = wildcards.get("model") or wildcards.get("subject", "/").split("/")[1]
     if not name:
         return Work()
-    model, ratio = config.models[name], float(wildcards.get("ratio", 0))
+    model, cut = config.models[name], read_cut(wildcards.get("ratio", "0"))
     if rule == "recover":
-        ratio = inputs.recoveries[f"recovered/{name}/{wildcards['cut']}"].ratio
-    work, kept = Work("", model.kernel, model.parameters), WEIGHT * parameters_at(model, ratio)
+        cut = inputs.recoveries[f"recovered/{name}/{wildcards['cut']}"].ratio
+    work, kept = Work("", model.kernel, model.parameters), WEIGHT * parameters_at(model, cut)
     match rule:
         case "pretrain":
             recipe, disk = inputs.recipe(name), TRAINED * model.parameters + kept
@@ -194,12 +195,12 @@ def evaluation(work: Work, suite: Suite) -> Work:
     return replace(work, of="+".join(tasks), tokens=tokens, steps=steps)
 
 
-def parameters_at(model: Model, ratio: float) -> int:
-    """Parameters of a model that has lost this share of its key channels."""
-    lost = model.num_heads * (model.head_k_dim - shape_of(model, ratio).width)
-    # Each in q and in k: a row of the projection and, where they are not shared, a filter.
-    taps = model.conv_size if model.filter_sharing == "none" else 0
-    return model.parameters - len(model.mixer_shape.layers) * 2 * lost * (model.hidden_size + taps)
+def parameters_at(model: Model, cut: Cut) -> int:
+    """Parameters of a model after a cut."""
+    section, config, whole = SECTIONS[model.architecture], model.fla_config(), model.mixer_shape
+    shapes = (whole, cut_shape(model, cut))
+    before, after = (section.mixer_parameters(config, shape) for shape in shapes)
+    return model.parameters - len(whole.layers) * (before - after)
 
 
 def read_figures(path: Path | str) -> list[Figure]:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from statecut.errors import InputError
-from statecut.models.checkpoint import Checkpoint
+
+if TYPE_CHECKING:
+    from statecut.models.checkpoint import Checkpoint
 
 
 @dataclass(frozen=True)

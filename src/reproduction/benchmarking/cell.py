@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,8 +49,8 @@ def measure(
     """
     from statecut.preflight import default_device
 
-    benchmark = config.benchmarks[cell.benchmark]
     device = device or default_device()
+    benchmark = config.benchmarks[cell.benchmark]
     outcome = run_work(
         readings, benchmark, config.models.get(cell.subject), cell, device, seconds,
         limit_s=limit_s, worker=worker,
@@ -74,8 +75,12 @@ def readings(
 ) -> Iterator[tuple[str, Any]]:
     """The machine, then the figures of one cell, each by its name."""
     from reproduction.benchmarking import decoding, passes
+    from reproduction.benchmarking.timing import time_runs
     from statecut.preflight import machine
 
     yield "machine", machine(device)
+    runs = {"warmup": benchmark.warmup, "repeats": benchmark.repeats, "seconds": seconds}
     kind = decoding if benchmark.kind == "decoding" else passes
-    yield from kind.readings(benchmark, spec, cell, device, seconds)
+    yield from kind.readings(
+        benchmark, spec, cell, device, partial(time_runs, device=device, **runs)
+    )

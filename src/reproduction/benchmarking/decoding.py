@@ -13,7 +13,7 @@ import torch
 
 from reproduction.benchmarking.passes import random_model, random_tokens
 from reproduction.benchmarking.record import Reading
-from reproduction.benchmarking.timing import memory_for, out_of_memory, time_runs
+from reproduction.benchmarking.timing import Clock, memory_for, out_of_memory, time_runs
 from reproduction.config import DecodingBenchmark, Measurement, Model
 from reproduction.generation import GenerationGraph, GreedyGeneration, put, state_tensors
 from statecut.preflight import default_device, relative_error
@@ -27,13 +27,12 @@ TRIES = 4
 
 
 def readings(
-    benchmark: DecodingBenchmark, spec: Model, cell: Measurement, device: str,
-    seconds: float | None,
-) -> Iterator[tuple[str, Reading]]:  # fmt: skip
+    benchmark: DecodingBenchmark, spec: Model, cell: Measurement, device: str, clock: Clock
+) -> Iterator[tuple[str, Reading]]:
     """The figures of one cell, each by its name."""
     model = random_model(spec, cell.width, device).eval()
     for batch in many_first(benchmark.batches):
-        yield from _speeds(model, benchmark, batch, device, seconds)
+        yield from _speeds(model, benchmark, batch, device, clock)
     yield "state_mib", state_size(model)
     most = _largest_batch(model, max(benchmark.batches), device)
     yield "largest_batch", most
@@ -58,12 +57,10 @@ def many_first(batches: Iterable[int]) -> list[int]:
 
 
 def _speeds(
-    model: Any, benchmark: DecodingBenchmark, batch: int, device: str, seconds: float | None
+    model: Any, benchmark: DecodingBenchmark, batch: int, device: str, clock: Clock
 ) -> Iterator[tuple[str, Reading]]:
     """As Python runs it, and as a graph."""
     tokens = benchmark.tokens
-    clock = partial(time_runs, device=device, warmup=benchmark.warmup, repeats=benchmark.repeats,
-                    seconds=seconds)  # fmt: skip
     generations: list[Generation] = []
 
     def as_python() -> Reading:
@@ -155,16 +152,16 @@ def _speed_at(model: Any, most: Reading, device: str) -> Reading:
         return most
     for parts in range(FINENESS, FINENESS - TRIES, -1):
         batch = int(most.value) * parts // FINENESS
-        reading = _or_reason(partial(_largest_speed, model, batch, device), batch)
+
+        def speed(batch: int = batch) -> Reading:
+            free()
+            run = partial(Generation(model, batch, 1).run, FEW_TOKENS)
+            return time_runs(run, device, warmup=0, repeats=3).rate(batch * FEW_TOKENS)
+
+        reading = _or_reason(speed, batch)
         if reading.value is not None:
             return replace(reading, note=f"batch {batch:,}")
     return reading
-
-
-def _largest_speed(model: Any, batch: int, device: str) -> Reading:
-    free()
-    run = partial(Generation(model, batch, 1).run, FEW_TOKENS)
-    return time_runs(run, device, warmup=0, repeats=3).rate(batch * FEW_TOKENS)
 
 
 def free() -> None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from reproduction.benchmarking.record import Reading
-from reproduction.benchmarking.timing import memory_for, peak_memory, time_runs
+from reproduction.benchmarking.timing import Clock, memory_for, peak_memory
 from reproduction.config import Measurement, MixerBenchmark, Model, ModelBenchmark
 from statecut.models import create
 from statecut.models.architectures import architecture
@@ -22,12 +21,9 @@ PassBenchmark = MixerBenchmark | ModelBenchmark
 
 
 def readings(
-    benchmark: PassBenchmark, spec: Model | None, cell: Measurement, device: str,
-    seconds: float | None,
-) -> Iterator[tuple[str, Reading]]:  # fmt: skip
+    benchmark: PassBenchmark, spec: Model | None, cell: Measurement, device: str, clock: Clock
+) -> Iterator[tuple[str, Reading]]:
     """The figures of one cell, each by its name; `spec` is of a model, None for a layer."""
-    clock = partial(time_runs, device=device, warmup=benchmark.warmup, repeats=benchmark.repeats,
-                    seconds=seconds)  # fmt: skip
     tokens = benchmark.batch * benchmark.length
     with memory_for(benchmark.batch):
         if isinstance(benchmark, MixerBenchmark):

@@ -13,6 +13,7 @@ import torch
 from reproduction.benchmarking.record import Reading, Runs
 from statecut.process import NotMeasured
 
+Clock = Callable[[Callable[[], object]], Runs]  # times the runs of something
 GIB = 2**30
 FEWEST = 3  # runs, however little time there is
 

@@ -235,11 +235,13 @@ def run_flame(command: list[str], checkpoints: Checkpoints, reader: LogReader) -
 
 def less_memory(recipe: Recipe) -> str:
     """What to change where flame does not fit into a GPU."""
-    mode = recipe.activation_checkpoint
-    if mode != "full":
-        more = "selective" if mode == "none" else "full"
-        return f"`activation_checkpoint` of the recipe is {mode!r}: try {more!r} and start again"
-    return f"`activation_checkpoint` is 'full' already; {smaller_batches(recipe)}"
+    more = {"none": "selective", "selective": "full"}.get(recipe.activation_checkpoint)
+    if more is None:
+        return f"`activation_checkpoint` is 'full' already; {smaller_batches(recipe)}"
+    return (
+        f"`activation_checkpoint` of the recipe is {recipe.activation_checkpoint!r}: try {more!r} "
+        "and start again"
+    )
 
 
 @dataclass

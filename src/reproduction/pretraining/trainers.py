@@ -7,7 +7,6 @@ from pathlib import Path
 import torch
 
 from reproduction.config import Config, Recipe
-from reproduction.pretraining.flame import pretrain_with_flame
 from reproduction.pretraining.pretrain import pretrain
 from statecut.data.packing import PackedTokens
 from statecut.errors import InputError
@@ -27,6 +26,8 @@ def pretrain_model(
     recipe = recipe_of(config, model)
     sizes = config.models[model].fla_config()
     if recipe.trainer == "flame":
+        from reproduction.pretraining.flame import pretrain_with_flame
+
         return pretrain_with_flame(sizes, data, recipe, output, gpus=gpus)
     if gpus > 1:
         raise InputError(f"{gpus} GPUs for {model}: the built-in trainer uses one; flame uses many")

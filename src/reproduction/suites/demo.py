@@ -25,21 +25,11 @@ _SENTENCE_END = re.compile(r"(?<=[.!?]) (?=[A-Z])")
 
 
 def make_demo_tasks(
-    tokens: Path | str,
-    tokenizer: Path | str,
-    out: Path | str,
-    *,
-    slice_name: str = "held_out",
-    seed: int = 0,
-    force: bool = False,
+    tokens: Path | str, tokenizer: Path | str, out: Path | str, *, slice_name: str, force: bool
 ) -> None:
     """Write the folder `out`: one .jsonl per task, from one slice of a packed folder."""
-    packed = PackedTokens(tokens, slice_name=slice_name)
-    words = load_tokenizer(tokenizer)
-    if words.digest != packed.manifest.tokenizer_digest:
-        raise InputError(f"{tokens} was packed with another tokenizer than {tokenizer}")
-    pages = list(_pages(packed, words))
-    rng = random.Random(seed)
+    pages = list(_pages(PackedTokens(tokens, slice_name=slice_name), load_tokenizer(tokenizer)))
+    rng = random.Random(0)
     tasks = {
         "demo_prose": [{"page": page} for page in pages],
         "demo_last_word": _some(list(_last_words(pages, rng)), rng),

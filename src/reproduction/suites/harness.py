@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import datasets
-import lm_eval
+import lm_eval.api.task
+import lm_eval.utils
 from lm_eval.api.instance import Instance
 from lm_eval.api.task import ConfigurableTask
 from lm_eval.tasks._yaml_loader import load_yaml
 
 from reproduction.suites.data import Document
 from reproduction.suites.language_model import Encoder, LanguageModel
-from reproduction.suites.lm_eval_fixes import speed_up_tasks
 from reproduction.suites.statistics import kept_resamples, standard_error
 from statecut.files import digest, sha256
 
@@ -48,8 +47,7 @@ class Requests:
 
 def task_file(name: str) -> dict[str, Any]:
     """A task file as lm-eval reads it, ours or one that lm-eval ships."""
-    loaded: dict[str, Any] = load_yaml(_path(name))
-    return loaded
+    return load_yaml(_path(name))
 
 
 def task_digest(name: str) -> str:
@@ -67,11 +65,23 @@ def _path(name: str) -> Path:
     return shipped / SHIPPED[name] if name in SHIPPED else OURS / f"{name}.yaml"
 
 
+@lru_cache
+def set_up_lm_eval() -> None:
+    """No warnings of options that are not ours, and no bars for what takes seconds.
+
+    lm-eval 0.4.13 compiles the template of a task for each of its documents, which takes longer
+    than to score them; here it does so once. Upstream issue: none known. Goes when
+    `lm_eval.utils.apply_template` caches its templates.
+    """
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)
+    datasets.disable_progress_bars()
+    lm_eval.api.task.tqdm = lambda items, **_: items
+    lm_eval.utils.env.from_string = lru_cache(lm_eval.utils.env.from_string)
+
+
 def make_task(name: str, documents: list[Document], *, processed: bool = False) -> ConfigurableTask:
     """lm-eval's task on these documents, whatever split they came from."""
-    logging.getLogger("lm_eval").setLevel(logging.ERROR)  # it warns of options that are not ours
-    datasets.disable_progress_bars()
-    speed_up_tasks()
+    set_up_lm_eval()
     config = task_file(name)
     rows = datasets.Dataset.from_list(documents)
     # lm-eval would process them again each time it reads the documents.
@@ -81,17 +91,13 @@ def make_task(name: str, documents: list[Document], *, processed: bool = False) 
     return ConfigurableTask(
         config={
             **{key: value for key, value in config.items() if key not in ("tag", "group")},
-            "custom_dataset": partial(_test_split, rows),
+            "custom_dataset": lambda **_: {"test": rows},
             "training_split": None,
             "validation_split": None,
             "test_split": "test",
             "num_fewshot": 0,
         }
     )
-
-
-def _test_split(rows: datasets.Dataset, **_metadata: Any) -> dict[str, datasets.Dataset]:
-    return {"test": rows}
 
 
 def make_requests(name: str, documents: list[Document], encoder: Encoder | None = None) -> Requests:
@@ -127,26 +133,19 @@ def measure(lm: LanguageModel, name: str, requests: Requests) -> Record:
         task.process_results(document, [next(answers) for _ in arguments])
         for document, arguments in pairs
     ]
+    metrics = {}
+    for metric in samples[0]:
+        items = [sample[metric] for sample in samples]
+        metrics[metric] = {
+            "value": math.nan if lm.non_finite else float(task.aggregation()[metric](items)),
+            "stderr": None if lm.non_finite else standard_error(metric, items),
+            "draws": None if lm.non_finite else kept_resamples(metric, items),
+        }
     return {
         "task": name,
         "version": task.VERSION,
         "sha256": task_digest(name),
         "shots": task.config.num_fewshot,
         "documents": len(samples),
-        "metrics": {
-            metric: {"value": math.nan, "stderr": None, "draws": None}
-            if lm.non_finite
-            else _summary(
-                metric, task.aggregation()[metric], [sample[metric] for sample in samples]
-            )
-            for metric in samples[0]
-        },
-    }
-
-
-def _summary(metric: str, aggregate: Callable[[list[Any]], Any], items: list[Any]) -> Record:
-    return {
-        "value": float(aggregate(items)),
-        "stderr": standard_error(metric, items),
-        "draws": kept_resamples(metric, items),
+        "metrics": metrics,
     }

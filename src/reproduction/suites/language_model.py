@@ -20,7 +20,7 @@ from torch.nn.functional import cross_entropy
 
 from reproduction.generation import generate
 from statecut.data.progress import Progress
-from statecut.data.tokenizer import Tokenizer, check_vocabulary, load_tokenizer
+from statecut.data.tokenizer import Tokenizer, load_tokenizer
 from statecut.errors import InputError
 from statecut.models import load
 
@@ -77,17 +77,15 @@ class LanguageModel(Encoder):
     def __init__(
         self,
         folder: Path | str,
-        *,
         window: int,
         batch: int | None = None,  # requests in one; by default as many as fit
-        device: torch.device | str = "cpu",
+        device: str = "cpu",
         dtype: torch.dtype | None = None,
         tokenizer: Tokenizer | None = None,
     ) -> None:
         super().__init__(tokenizer or load_tokenizer(folder))
         self._device = torch.device(device)
         self.model = load(folder, dtype=dtype, device=self._device)
-        check_vocabulary(self.tokenizer, self.model.config.vocab_size)
         self.window, self.batch = window, batch
         self.tokens_at_once = TOKENS_AT_ONCE[self._device.type]
         self.grain = GRAIN[self._device.type]
@@ -95,30 +93,27 @@ class LanguageModel(Encoder):
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = True) -> Any:
         """Windows of all documents are scored together, and summed by document."""
-        windows = []
-        for number, request in enumerate(requests):
-            for pair in utils.get_rolling_token_windows(
-                self.tok_encode(request.args[0]), self.prefix_token_id, self.window, context_len=1
-            ):
-                windows.append((number, *utils.make_disjoint_window(pair)))
+        texts = [self.tok_encode(request.args[0]) for request in requests]
+        windows = [
+            (number, *utils.make_disjoint_window(pair))
+            for number, ids in enumerate(texts)
+            for pair in utils.get_rolling_token_windows(ids, self.prefix_token_id, self.window, 1)
+        ]
         sums = [0.0] * len(requests)
-        scored = self._loglikelihood_tokens(windows)
-        for (number, *_), (score, _) in zip(windows, scored, strict=True):
-            sums[number] += score
+        for window, (score, _) in zip(windows, self._loglikelihood_tokens(windows), strict=True):
+            sums[window[0]] += score
         return sums
 
     def _loglikelihood_tokens(self, requests: list[Any], **kwargs: Any) -> list[Any]:
         """(key, context, continuation) to (log-likelihood, whether greedy decoding gives it)."""
-        for _, _, continuation in requests:
-            if not 0 < len(continuation) <= self.window:
+        rows = []
+        for _, context, scored in requests:
+            if not 0 < len(scored) <= self.window:
                 raise InputError(
-                    f"a text of {len(continuation)} tokens cannot be scored in a window of "
-                    f"{self.window}: {self.tokenizer.backend.decode(continuation)[-80:]!r}"
+                    f"a text of {len(scored)} tokens cannot be scored in a window of "
+                    f"{self.window}: {self.tokenizer.backend.decode(scored)[-80:]!r}"
                 )
-        rows = [
-            ((context + continuation)[-self.window - 1 :], len(continuation))
-            for _, context, continuation in requests
-        ]
+            rows.append(((context + scored)[-self.window - 1 :], len(scored)))
         return self._in_batches("scoring", rows, lambda row: len(row[0]) - 1, self._scores)
 
     @torch.inference_mode()
@@ -145,8 +140,6 @@ class LanguageModel(Encoder):
         prompts = []
         for request in requests:
             text, settings = request.args
-            if settings.get("do_sample") or settings.get("temperature"):
-                raise InputError(f"{request.task_name}: asks for sampling; decoding is greedy here")
             limit = settings["max_gen_toks"]
             if limit >= self.window:
                 raise InputError(

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from statecut.data.tokenizer import Tokenizer
 from statecut.errors import InputError
@@ -24,8 +23,7 @@ ANSWER_TOKENS = 50
 EXAMPLES = "Summary of information above..."
 
 
-@dataclass(frozen=True)
-class LongText:
+class LongText(NamedTuple):
     """The field of a task's long text, and those it is cut around; none: its beginning stays."""
 
     field: str
@@ -54,22 +52,19 @@ def cut(
         raise InputError(
             f"window {window}: {task} keeps {ANSWER_TOKENS} tokens of it for the answer"
         )
-    text = TEXTS[task]
+    field, around = TEXTS[task]
     shortened = []
     for document in documents:
-        sought = [_first(document[field]) for field in text.around]
+        answers = [document[name] for name in around]
+        sought = [answer if isinstance(answer, str) else answer[0] for answer in answers]
         if all(len(answer) > 1 for answer in sought):
-            short = _cut(document, text, sought, tokenizer, window - ANSWER_TOKENS)
-            shortened.append({**document, text.field: short})
+            short = _cut(document, field, sought, tokenizer, window - ANSWER_TOKENS)
+            shortened.append({**document, field: short})
     return shortened
 
 
-def _first(answer: str | list[str]) -> str:
-    return answer if isinstance(answer, str) else answer[0]
-
-
 def _cut(
-    document: Document, long: LongText, sought: list[str], tokenizer: Tokenizer, length: int
+    document: Document, field: str, sought: list[str], tokenizer: Tokenizer, length: int
 ) -> str:
     """At most `length` tokens: half of them before the answer, the others from there on.
 
@@ -81,8 +76,8 @@ def _cut(
     def encode(text: str) -> list[int]:
         return tokenizer.backend.encode(text).ids
 
-    text = document[long.field].strip()
-    place = _place(text, sought, document.get("alt_answers") or ()) if long.around else 0
+    text = document[field].strip()
+    place = _place(text, sought, document.get("alt_answers") or ()) if sought else 0
     middle = len(encode(text[:place]))
     if place == -1 and middle > length:
         middle = document.get("tok_pos", middle)
