@@ -11,7 +11,14 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from reproduction.analysis.rank import RankAnalysis
-from reproduction.config import Config, DecodingBenchmark, Measurement, QualityTable, Variant
+from reproduction.config import (
+    Config,
+    DecodingBenchmark,
+    Measurement,
+    QualityTable,
+    Variant,
+    load_config,
+)
 from reproduction.config.evaluation import FRACTIONS
 from reproduction.reporting.figures import draw
 from reproduction.reporting.frame import (
@@ -35,6 +42,9 @@ from statecut.files import canonical_json, digest, write_json
 ROOT = Path(__file__).parents[1]
 TEMPLATES = ROOT / "workflow" / "templates"
 PUBLISHED = ROOT / "config" / "published"
+DEMO = load_config(ROOT / "config" / "demo.yaml")
+PAPERS_RUN = load_config(ROOT / "config" / "paper.yaml")
+PRINTED = read_published(PUBLISHED / "values.csv")
 VERSIONS = {"statecut": "0.1", "python": "3.11.2", "torch": "2.13.0", "triton": "3.7.1"}
 
 # How much each method harms a model at half its channels, as a factor of its perplexity.

@@ -57,7 +57,7 @@ def describe_headline(headline: Headline) -> str:
     return " ".join(
         [
             f"Perplexity on {headline.task} against the state that a sequence needs, cut by "
-            f"{headline.label(headline.method)}.",
+            f"{headline.label(headline.method)}: {headline.chosen_by}.",
             *(EXPLAINED[stage] for stage, points in curves.items() if points),
             *([OVER_SEEDS] if bars else []),
         ]

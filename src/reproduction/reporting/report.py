@@ -14,14 +14,13 @@ import pandas as pd
 from markupsafe import Markup
 
 from reproduction.config import Config, Figure, Variant
-from reproduction.reporting.claims import Answer
+from reproduction.reporting.claims import MARKS
 from reproduction.reporting.curves import draw_curves
 from reproduction.reporting.frame import (
     PAPER,
     Key,
     Result,
     cells,
-    check_count,
     from_frame,
     join_frames,
     read_frame,
@@ -43,13 +42,6 @@ from statecut.version import __version__
 
 Files = Mapping[Variant, Sequence[Path | str]]
 
-SYMBOLS = {
-    "holds": "✓",
-    "holds so far": "✓",
-    "fails": "✗",
-    "not decided": "?",
-    "not measured": "–",
-}
 CURVES = {
     "pretraining": "Cross-entropy while the models were pretrained.",
     "recovery": "Cross-entropy during recovery, by model and ratio; mean over seeds.",
@@ -59,15 +51,6 @@ BARS = {  # by kind of figure
     "state": OVER_SEEDS,
     "sweep": "Bars are two standard errors over repeats.",
 }
-
-
-@dataclass(frozen=True)
-class HeatMap:
-    """A table of the page, and whether it is compared with the paper's."""
-
-    name: str
-    paper: bool
-    html: Markup
 
 
 @dataclass(frozen=True)
@@ -113,8 +96,6 @@ def write_report(
 
     Also read are the files that frames name as sources, and their provenance.
     """
-    check_count(f"the report of {config.run}", "frames", len(config.tables), len(frames))
-    check_count(f"the report of {config.run}", "figures", len(config.figures), len(figures))
     tables = dict(zip(config.tables, map(read_frame, frames), strict=True))
     judgements = read_judgements(Path(verdict) / "cells.csv")
     with open(Path(verdict) / "claims.csv", newline="") as file:
@@ -134,9 +115,10 @@ def write_report(
         ],
         claims=claims,
         claim_groups=group_claims(claims),
-        answers=_count((claim["answer"] for claim in claims), get_args(Answer)),
+        answers=_count((claim["answer"] for claim in claims), MARKS),
+        few_draws=sum(bool(claim["few_draws"]) for claim in claims),
         other_claims=[claim for claim in answers if claim["model"]],
-        symbols=SYMBOLS,
+        marks=MARKS,
         words=_count((judgement.word for judgement in judgements), get_args(Word)),
         steps=STEPS,
         tables=[
@@ -229,7 +211,7 @@ def _heat_map(
     judgements: Iterable[Judgement],
     numbers: Numbers,
     templates: Path,
-) -> HeatMap:
+) -> dict[str, Any]:
     """Compared with the paper's numbers where it has them, elsewhere with the unpruned model."""
     grid, ours = lay_out(config, name, frame), cells(frame)
     # The page says once that a run's settings are its own.
@@ -247,10 +229,10 @@ def _heat_map(
             looks[key] = against_paper(config, place, judged[key], theirs)
         else:
             looks[key] = Look(place)  # a row that the paper does not have
-    return HeatMap(name, bool(judged), Markup(to_html(grid, templates, looks)))
+    return {"name": name, "paper": bool(judged), "html": Markup(to_html(grid, templates, looks))}
 
 
-def _count(values: Iterable[str], names: Sequence[str]) -> dict[str, int]:
+def _count(values: Iterable[str], names: Iterable[str]) -> dict[str, int]:
     counts = Counter(values)
     return {name: counts[name] for name in names}
 
