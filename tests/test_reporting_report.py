@@ -150,7 +150,7 @@ def test_the_first_screen_says_what_the_run_is_and_what_it_found(page):
     header = page[page.index("<header>") : page.index("<nav")]
     assert str(escape(DEMO.about)) in header
     assert header.count('<svg role="img"') == 2  # DeltaNet, Gated DeltaNet
-    assert header.count("<li>") == 3
+    assert header.count("<li>") == 2
     assert "(the lowest perplexity as sliced of " in header
 
 

@@ -32,7 +32,6 @@ from reproduction.config import (
 )
 from reproduction.reporting.frame import Key, cells, lower_is_better, timing_key, variant_key
 from statecut.arguments import Eps
-from statecut.errors import InputError
 
 T = TypeVar("T")
 Form = Callable[[float], str]
@@ -153,9 +152,6 @@ class TableBuilder:
         self.marks = self._marks() if self.table.kind in MARKED_KINDS else {}
 
     def number(self, key: Key, form: Form = one_decimal, span: int = 1) -> Box:
-        if key not in self.cells:
-            named = (f"{name} {value}" for name, value in key._asdict().items() if value)
-            raise InputError(f"table {self.name}: the frame has no row for {', '.join(named)}")
         cell = self.cells[key]
         notes = tuple(self.letter(text) for text in (cell.reason, cell.note) if text)
         if cell.value is None:

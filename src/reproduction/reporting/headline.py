@@ -1,4 +1,4 @@
-"""What a reader of a report sees first: up to three sentences from a run's numbers, and the points
+"""What a reader of a report sees first: two sentences from a run's numbers, and the points
 of a picture (`reproduction.reporting.picture`).
 
 They are about the models and the perplexity of the run's first figure of kind `state`, or else
@@ -116,11 +116,21 @@ class Headline:
 
     @property
     def chosen_by(self) -> str:
-        """Why it is this method."""
+        """Why it is this method, and which others no model tells from it."""
         assert self.compared
         stage, methods = self.compared
         mean = ", mean over models" if len(self.models) > 1 else ""
-        return f"the lowest perplexity {IN_WORDS[stage]} of {len(methods)} methods{mean}"
+        close = [
+            self.label(other)
+            for other in methods
+            if other != self.method and not any(self._differ(m, other, stage) for m in self.models)
+        ]
+        remark = f"; too close to tell apart: {', '.join(close)}" if close else ""
+        return f"the lowest perplexity {IN_WORDS[stage]} of {len(methods)} methods{mean}{remark}"
+
+    def _differ(self, model: str, other: str, stage: Stage) -> bool:
+        own, others = (self.cell(model, name, self.part, stage) for name in (self.method, other))
+        return own is not None and others is not None and differ(own, others)
 
     def points(self, model: str, stage: Stage) -> list[tuple[float, float, float]]:
         """Perplexities of the method by ratio, with their spread, from the whole model on; empty
@@ -151,7 +161,7 @@ class Headline:
     # --- sentences ---
 
     def sentences(self) -> list[Markup]:
-        return [text for text in (self.cost(), self.best_method(), self.gain()) if text]
+        return [text for text in (self.cost(), self.gain()) if text]
 
     def cost(self) -> Markup | None:
         """What that part of the state costs."""
@@ -168,36 +178,6 @@ class Headline:
         opening = Markup("Cutting {} of the state by {} ({}) changes perplexity on {} of {}.")
         names = _in_words(self.part), self.label(self.method), self.chosen_by, self.task
         return opening.format(*names, Markup("; of ").join(clauses)) if clauses else None
-
-    def best_method(self) -> Markup | None:
-        """Which method costs least, as sliced, at the largest ratio where three or more were."""
-        for ratio in reversed(self.ratios):
-            if clauses := [text for model in self.models if (text := self._best_for(model, ratio))]:
-                opening = Markup("With {} cut and nothing repaired, {}.")
-                return opening.format(_in_words(ratio), Markup("; ").join(clauses))
-        return None
-
-    def _best_for(self, model: str, ratio: float) -> Markup | None:
-        whole = self.whole(model)
-        sliced = [(name, self.cell(model, name, ratio, "pre")) for name in self.config.methods]
-        measured = [(name, cell) for name, cell in sliced if cell]
-        if whole is None or len(measured) < 3:
-            return None
-        ranked = sorted(measured, key=lambda pair: pair[1].value or 0.0)
-        (best, first), (worst, last) = ranked[0], ranked[-1]
-        close = [self.label(name) for name, cell in ranked[1:] if not differ(first, cell)]
-        remark = ""
-        if close:
-            verb = "is" if len(close) == 1 else "are"
-            remark = Markup("; {} {} too close to tell apart").format(_listed(close), verb)
-        text = Markup("<strong>{}</strong> is the best of {} methods for {} ({}{})").format(
-            self.label(best), len(ranked), self.label(model), _describe(first, whole), remark
-        )
-        if self.label(worst) not in close:
-            text += Markup(" and {} the worst ({})").format(
-                self.label(worst), _describe(last, whole)
-            )
-        return text
 
     def gain(self) -> Markup:
         """What the smaller state gives, of the first model with timings, or the first."""

@@ -17,7 +17,6 @@ from reproduction.config import Config, Figure, Variant
 from reproduction.reporting.claims import MARKS
 from reproduction.reporting.curves import draw_curves
 from reproduction.reporting.frame import (
-    PAPER,
     Key,
     Result,
     cells,
@@ -188,7 +187,7 @@ class Numbers:
 
     def _origin(self, result: Result) -> list[Any]:
         files = []
-        if result.source and not result.source.startswith(PAPER):
+        if result.source:
             files.append(self.origins.add(result.source))
             if Path(provenance := f"{result.source}{PROVENANCE}").is_file():
                 files.append(self.origins.add(provenance))

@@ -20,7 +20,6 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from reproduction.config import BASELINE, Config
-from statecut.errors import InputError
 from statecut.files import atomic_write
 
 INK = "#010203"  # no other part of a figure has this colour
@@ -93,8 +92,6 @@ def new_figure(width: float, height: float) -> Figure:
 def save(figure: Figure, outs: Iterable[Path | str]) -> None:
     """A figure in the format of each file's ending, the same bytes every time."""
     for out in map(Path, outs):
-        if out.suffix not in METADATA:
-            raise InputError(f"{out}: figures are written as {', '.join(METADATA)}")
         with atomic_write(out, force=True) as aside:
             if out.suffix == ".svg":
                 aside.write_text(to_svg(figure))

@@ -2,7 +2,7 @@
 
 Rows and columns are the paper's, and one more row where a run has recovered the unpruned model too.
 What numbers, marks and notes look like is in `reproduction.reporting.grid`; fonts, rules and
-alignment are in the templates. A frame that mixes published and measured numbers is refused.
+alignment are in the templates.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from itertools import product
 import pandas as pd
 
 from reproduction.config import BASELINE, Config, Stage, state_bytes
-from reproduction.reporting.frame import PAPER
 from reproduction.reporting.grid import (
     Box,
     Form,
@@ -29,7 +28,6 @@ from reproduction.reporting.grid import (
     scientific_if_large,
     throughput,
 )
-from statecut.errors import InputError
 
 # Shared by heads, then by the channels of a head.
 SHARED = {"none": "× ×", "head": "× ✓", "all": "✓ ✓"}
@@ -314,9 +312,6 @@ TIMING_TABLES: dict[str, Callable[[TimingTable], Grid]] = {
 
 def lay_out(config: Config, name: str, frame: pd.DataFrame) -> Grid:
     """A table of the configuration, from its frame (`reproduction.reporting.frame.table_frame`)."""
-    sources = frame.loc[frame["value"].notna(), "source"]
-    if 0 < sources.str.startswith(PAPER).sum() < len(sources):
-        raise InputError(f"table {name}: the paper's numbers and ours may not share a column")
     kind = config.tables[name].kind
     if kind in VARIANT_TABLES:
         return VARIANT_TABLES[kind](VariantTable(config, name, frame))
