@@ -188,7 +188,7 @@ def contrast(a, b):
 
 @pytest.mark.parametrize("page", ["#ffffff", "#15181c"])
 def test_colours_show_on_a_light_and_on_a_dark_page(page):
-    stages = {colour for _, colour in CURVES.values()}
+    stages = {colour for _, colour, _ in CURVES.values()}
     for colour in {method.colour for method in METHODS.values()} | {*KERNELS.values()} | stages:
         assert contrast(colour, page) >= 3, colour
 

@@ -17,7 +17,7 @@ from reporting_runs import DEMO, PAPERS_RUN, PRINTED, PUBLISHED, ROOT, TEMPLATES
 from reproduction.config import parse_config
 from reproduction.reporting.frame import from_frame, table_frame, to_frame
 from reproduction.reporting.grid import marks
-from reproduction.reporting.tables import TIMING_TABLES, VARIANT_TABLES, lay_out
+from reproduction.reporting.tables import LAYOUTS, lay_out
 from reproduction.reporting.verdict import read_errata
 from reproduction.reporting.writing import compile_document, escape_tex, to_html, to_rows, to_tex
 from reproduction.reporting.writing import write_document as document_of
@@ -213,7 +213,7 @@ def test_cuts_with_eps_kept_and_matched_stand_side_by_side():
 
 def test_tables_are_whole_in_every_language(grids):
     own = [lay_out(DEMO, name, to_frame(invented(DEMO, name))) for name in DEMO.tables]
-    assert {grid.kind for grid in own} == {*VARIANT_TABLES, *TIMING_TABLES}
+    assert {grid.kind for grid in own} == {*LAYOUTS}
     for grid in [*own, *grids.values()]:
         wide = sum(grid.groups)
         root = ElementTree.fromstring(to_html(grid, TEMPLATES))

@@ -38,7 +38,8 @@ GRAD = L1._replace(method="grad")
 BASE = L1._replace(method="baseline", target="", compression=0.0, rft="none")
 CELL = Cell(17.4, None, None, 3, frozenset({"paper"}), "")
 ERRATA = verdict.read_errata(PUBLISHED / "errata.csv")
-CLAIMS = {claim.id: claim for claim in read_claims(ROOT / "config" / "claims.yaml")}
+FILE = ROOT / "config" / "claims.yaml"
+CLAIMS = {claim.id: claim for claim in read_claims(FILE)}
 BEST = CLAIMS["best_before_recovery"]
 
 
@@ -213,7 +214,7 @@ def test_one_right_number_in_a_hundred_is_outside_by_chance(seeds):
 
 
 def test_the_papers_numbers_reproduce_themselves(frames, tmp_path):
-    reached = verdict.reach_verdict(PAPERS_RUN, frames, PRINTED, ERRATA, CLAIMS.values())
+    reached = verdict.reach_verdict(PAPERS_RUN, frames, PUBLISHED, FILE)
     write_verdict(reached, tmp_path)
     verdict.verify(tmp_path / "cells.csv")
     assert read_judgements(tmp_path / "cells.csv") == reached.cells
@@ -290,7 +291,7 @@ def small():
         ])
         for name in ("by_model", "hybrid")
     }  # fmt: skip
-    return verdict.reach_verdict(DEMO, frames, PRINTED, ERRATA, CLAIMS.values())
+    return verdict.reach_verdict(DEMO, frames, PUBLISHED, FILE)
 
 
 def test_a_run_of_another_size_compares_claims_only(small, tmp_path):

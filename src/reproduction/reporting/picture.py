@@ -23,18 +23,16 @@ from reproduction.reporting.style import (
 )
 
 TOP = 6  # times the whole model's perplexity; what is above leaves the picture
-CURVES: dict[Stage, tuple[str, str]] = {  # their names and colours
-    "pre": ("sliced", "#7d7a80"),
-    "refit": ("refitted", "#2c78fd"),
-    "post": ("recovered", "#d37e17"),
-    "refit_post": ("both", "#8a5cc9"),
-}
-EXPLAINED: dict[Stage, str] = {
-    "pre": "Sliced: channels are removed, and nothing else.",
-    "refit": "Refitted, Statecut’s way: the matrices behind them are fitted to what is left, "
-    "without training.",
-    "post": "Recovered, the paper’s way: trained again for a while.",
-    "refit_post": "Both: refitted, then recovered.",
+CURVES: dict[Stage, tuple[str, str, str]] = {  # their names, colours and meanings
+    "pre": ("sliced", "#7d7a80", "Sliced: channels are removed, and nothing else."),
+    "refit": (
+        "refitted",
+        "#2c78fd",
+        "Refitted, Statecut’s way: the matrices behind them are fitted to what is left, without "
+        "training.",
+    ),
+    "post": ("recovered", "#d37e17", "Recovered, the paper’s way: trained again for a while."),
+    "refit_post": ("both", "#8a5cc9", "Both: refitted, then recovered."),
 }
 OVER_SEEDS = "Bars are one standard deviation over seeds."
 
@@ -49,19 +47,17 @@ def draw_headline(headline: Headline) -> dict[str, str]:
 
 def describe_headline(headline: Headline) -> str:
     """The caption, with the stages that are drawn."""
-    curves = {
-        stage: [point for model in headline.models for point in headline.points(model, stage)]
-        for stage in CURVES
-    }
-    bars = any(spread for points in curves.values() for _, _, spread in points)
-    return " ".join(
-        [
-            f"Perplexity on {headline.task} against the state that a sequence needs, cut by "
-            f"{headline.label(headline.method)}: {headline.chosen_by}.",
-            *(EXPLAINED[stage] for stage, points in curves.items() if points),
-            *([OVER_SEEDS] if bars else []),
-        ]
-    )
+    label = headline.label(headline.method)
+    texts = [
+        f"Perplexity on {headline.task} against the state that a sequence needs, cut by {label}: "
+        f"{headline.chosen_by}."
+    ]
+    bars = False
+    for stage, (_, _, meaning) in CURVES.items():
+        points = [point for model in headline.models for point in headline.points(model, stage)]
+        texts += [meaning] if points else []
+        bars |= any(spread for _, _, spread in points)
+    return " ".join(texts + [OVER_SEEDS] * bars)
 
 
 def _draw(headline: Headline, model: str, width: float) -> str:
@@ -71,7 +67,7 @@ def _draw(headline: Headline, model: str, width: float) -> str:
     figure, ends = new_figure(width, 1.9), []
     axes = figure.subplots()
     for stage, points in curves.items():
-        name, colour = CURVES[stage]
+        name, colour, _ = CURVES[stage]
         cut, y, bars = zip(*points, strict=True)
         x = [sizes[ratio] for ratio in cut]
         axes.errorbar(

@@ -20,8 +20,7 @@ from reproduction.reporting.grid import (
     Grid,
     Row,
     Separator,
-    TimingTable,
-    VariantTable,
+    TableBuilder,
     fixed,
     percent,
     row,
@@ -43,7 +42,7 @@ STAGES = {**WAYS, "pre": "Before recovery", "post": "After recovery"}
 RECOVERED = {"none": "", "pre": "×", "refit": "refit, ×", "post": "✓", "refit_post": "refit, ✓"}
 
 
-def _by_ratio_or_model(t: VariantTable) -> Grid:
+def _by_ratio_or_model(t: TableBuilder) -> Grid:
     """Methods down, ratios of one model or models at one ratio across."""
     [stage], ratios = t.stages, t.table.ratios
     columns = t.columns(stage)
@@ -57,14 +56,14 @@ def _by_ratio_or_model(t: VariantTable) -> Grid:
                 yield Box("", len(columns))
 
     by_ratio = t.table.kind == "by_ratio"
-    names = [f"{percent(r)} compression" if by_ratio else t.model(m) for m, r in blocks]
+    names = [f"{percent(r)} compression" if by_ratio else t.label(m) for m, r in blocks]
     heads = [
         row([""], (Box(name, len(columns)) for name in names)),
         row(["Method", *(t.title(column) for _ in blocks for column in columns)]),
     ]
     rows = [
         row(
-            [t.method(name)],
+            [t.label(name)],
             t.numbers(t.key(m, name, r, stage, c) for m, r in blocks for c in columns),
         )
         for name in t.table.methods
@@ -73,7 +72,7 @@ def _by_ratio_or_model(t: VariantTable) -> Grid:
     return t.grid(groups, heads, [*rows, *t.baseline_rows([], baseline)])
 
 
-def _sharing(t: VariantTable) -> Grid:
+def _sharing(t: TableBuilder) -> Grid:
     """Unpruned models, by how they share their filters."""
     columns = t.columns("none")
     rows = []
@@ -84,7 +83,7 @@ def _sharing(t: VariantTable) -> Grid:
     return t.grid([1, *t.suite_sizes(columns)], heads, rows)
 
 
-def _rotation(t: VariantTable) -> Grid:
+def _rotation(t: TableBuilder) -> Grid:
     """Ratios and methods down, models across."""
     models, [stage] = t.table.models, t.stages
     columns = t.columns(stage)
@@ -101,13 +100,13 @@ def _rotation(t: VariantTable) -> Grid:
     rows: list[Row] = []
     for ratio in t.table.ratios:
         for i, method in enumerate(t.table.methods):
-            labels = ["" if i else percent(ratio), t.method(method)]
+            labels = ["" if i else percent(ratio), t.label(method)]
             rows.append(row(labels, numbers(method, ratio, stage), _rule_between(i, rows)))
     rows += t.baseline_rows([percent(0)], lambda rft: numbers(BASELINE, 0.0, rft))
     return t.grid([2, *(len(columns) for _ in models)], heads, rows)
 
 
-def _targets(t: VariantTable) -> Grid:
+def _targets(t: TableBuilder) -> Grid:
     """Methods down, models and what was scored across."""
     models, [stage], [ratio] = t.table.models, t.stages, t.table.ratios
     targets, columns = t.table.targets or ("kq",), t.columns(stage)
@@ -118,19 +117,19 @@ def _targets(t: VariantTable) -> Grid:
             yield t.number(t.baseline(model, rft, column), span=len(targets))
 
     heads = [
-        row([""], (Box(t.model(model), size) for model in models)),
+        row([""], (Box(t.label(model), size) for model in models)),
         row([""], (Box(t.title(column), len(targets)) for _, column in pairs)),
         row(["Method", *(TARGETS[target] for _ in pairs for target in targets)]),
     ]
     rows = []
     for name in t.table.methods:
         keys = (t.key(m, name, ratio, stage, c, target) for m, c in pairs for target in targets)
-        rows.append(row([t.method(name)], t.numbers(keys)))
+        rows.append(row([t.label(name)], t.numbers(keys)))
     groups = [1, *(size for _ in models)]
     return t.grid(groups, heads, [*rows, *t.baseline_rows([], baseline)])
 
 
-def _summary(t: VariantTable) -> Grid:
+def _summary(t: TableBuilder) -> Grid:
     """Models and methods down, before and after recovery across."""
     [ratio] = t.table.ratios
     columns = {stage: t.columns(stage) for stage in t.stages}
@@ -143,13 +142,13 @@ def _summary(t: VariantTable) -> Grid:
     for model in t.table.models:
         for i, method in enumerate(t.table.methods):
             numbers = t.numbers(t.key(model, method, ratio, *pair) for pair in pairs)
-            labels = ["" if i else t.model(model), t.method(method)]
+            labels = ["" if i else t.label(model), t.label(method)]
             rows.append(row(labels, numbers, _rule_between(i, rows)))
         rows += t.baseline_rows([""], partial(_baseline_by_stage, t, model))
     return t.grid([2, *map(len, columns.values())], heads, rows)
 
 
-def _baseline_by_stage(t: VariantTable, model: str, rft: Stage) -> Iterator[Box]:
+def _baseline_by_stage(t: TableBuilder, model: str, rft: Stage) -> Iterator[Box]:
     """The unpruned model below every stage, or below its own once it is recovered."""
     for stage, _ in product(t.stages, t.eps):  # it is the same whatever a cut does to eps
         columns = t.columns(stage)
@@ -159,7 +158,7 @@ def _baseline_by_stage(t: VariantTable, model: str, rft: Stage) -> Iterator[Box]
             yield Box("", len(columns))
 
 
-def _stages(t: VariantTable) -> Grid:
+def _stages(t: TableBuilder) -> Grid:
     """Models, ratios with the size of the state, and methods down; stages across, each with eps
     kept and matched where the table has both."""
     groups = [*product(t.stages, t.eps)]
@@ -174,7 +173,7 @@ def _stages(t: VariantTable) -> Grid:
 
     def labels(model: str, ratio: float) -> list[str]:
         state = state_bytes(t.config.models[model], ratio) / 1024
-        return [t.model(model), percent(ratio), f"{state:,.10g}"]
+        return [t.label(model), percent(ratio), f"{state:,.10g}"]
 
     rows: list[Row] = []
     for model in t.table.models:
@@ -184,22 +183,22 @@ def _stages(t: VariantTable) -> Grid:
                     t.key(model, method, ratio, stage, column, eps=eps)
                     for stage, column, eps in places
                 )
-                names = [*labels(model, ratio), t.method(method)]
+                names = [*labels(model, ratio), t.label(method)]
                 rows.append(row(names, numbers, _rule_between(i, rows)))
         rows += t.baseline_rows(labels(model, 0.0), partial(_baseline_by_stage, t, model))
     return t.grid([4, *sizes], heads, rows)
 
 
-def _breakdown(t: VariantTable) -> Grid:
+def _breakdown(t: TableBuilder) -> Grid:
     """Ratios, stages and methods down, every column of the suites across."""
     columns = t.columns("none")
     models, stages = len(t.table.models) > 1, len(t.stages) > 1  # whether they have labels
 
     def line(model: str, method: str, rft: Stage, ratio: float, above: Separator) -> Row:
-        name = "Baseline" if method == BASELINE else t.method(method)
+        name = "Baseline" if method == BASELINE else t.label(method)
         if method == BASELINE and rft == "post" and not stages:
             name = "Baseline, recovered"
-        labels = [t.model(model)] * models + [RECOVERED[rft]] * stages + [name, percent(ratio)]
+        labels = [t.label(model)] * models + [RECOVERED[rft]] * stages + [name, percent(ratio)]
         measured = t.columns(rft)
         numbers = (
             t.number(t.key(model, method, ratio, rft, column)) if column in measured else Box()
@@ -222,9 +221,8 @@ def _breakdown(t: VariantTable) -> Grid:
     return t.grid([len(labels), *t.suite_sizes(columns)], heads, rows)
 
 
-def _mixer_speed(t: TimingTable) -> Grid:
+def _mixer_speed(t: TableBuilder) -> Grid:
     """Mixers and widths down."""
-    mixers = t.config.benchmarks[t.table.benchmark].mixers  # type: ignore[union-attr]
     forms = {
         "tokens_per_s": throughput,
         "speedup": fixed(2, unit="×"),
@@ -234,27 +232,24 @@ def _mixer_speed(t: TimingTable) -> Grid:
     rows: list[Row] = []
     for mixer, measurements in t.by_subject().items():
         for i, cell in enumerate(measurements):
-            labels = ["" if i else mixers[mixer].label, str(cell.width)]
+            labels = ["" if i else t.benchmark.mixers[mixer].label, str(cell.width)]
             numbers = [t.timing(cell, metric, form) for metric, form in forms.items()]
             rows.append(row(labels, numbers, _rule_between(i, rows)))
     heads = [row(["Model", "dₖ", "Tokens/s ↑", "Speedup ↑", "Memory ↓", "Ratio ↓"])]
     return t.grid([2, 2, 2], heads, rows)
 
 
-def _model_speed(t: TimingTable) -> Grid:
+def _model_speed(t: TableBuilder) -> Grid:
     """Ratios down, models across, in thousands of tokens per second; as a CUDA graph too where the
     benchmark has it."""
-    benchmark = t.config.benchmarks[t.table.benchmark]
-    assert benchmark.kind == "model"
-    assert t.table.kind == "model_speed"
     forms = {"tokens_per_s": fixed(1, scale=1e3), "speedup": fixed(2, unit="×")}
     titles = ["k tok/s ↑", "Speedup ↑"]
-    if benchmark.graphs(t.table.shows):
+    if t.benchmark.graphs(t.table.shows):
         forms |= {f"graph_{metric}": form for metric, form in forms.items()}
         titles += ["CUDA graph ↑", "Speedup ↑"]
     subjects = t.by_subject()
     heads = [
-        row([""], (Box(t.config.models[model].label, len(forms)) for model in subjects)),
+        row([""], (Box(t.label(model), len(forms)) for model in subjects)),
         row(["Compr.", *titles * len(subjects)]),
     ]
     rows = []
@@ -264,18 +259,16 @@ def _model_speed(t: TimingTable) -> Grid:
     return t.grid([1, *(len(forms) for _ in subjects)], heads, rows)
 
 
-def _decoding_speed(t: TimingTable) -> Grid:
+def _decoding_speed(t: TableBuilder) -> Grid:
     """Models and ratios down; throughput at each batch, without and with a CUDA graph; the size of
     the state."""
-    benchmark = t.config.benchmarks[t.table.benchmark]
-    assert benchmark.kind == "decoding"
-    batches = [str(batch) for batch in benchmark.batches]
-    forms: dict[str, Form] = dict.fromkeys(benchmark.speeds(), throughput)
+    batches = [str(batch) for batch in t.benchmark.batches]
+    forms: dict[str, Form] = dict.fromkeys(t.benchmark.speeds(), throughput)
     forms |= {"state_mib": fixed(2), "largest_batch": fixed(0)}
     rows: list[Row] = []
     for model, measurements in t.by_subject().items():
         for i, cell in enumerate(measurements):
-            labels = ["" if i else t.config.models[model].label, percent(cell.ratio)]
+            labels = ["" if i else t.label(model), percent(cell.ratio)]
             numbers = [t.timing(cell, metric, form) for metric, form in forms.items()]
             rows.append(row(labels, numbers, _rule_between(i, rows)))
     speeds = ("Tokens/s ↑ at a batch of", "The same as one CUDA graph ↑")
@@ -293,7 +286,7 @@ def _rule_between(i: int, rows: list[Row]) -> Separator:
     return "rule" if rows and not i else ""
 
 
-VARIANT_TABLES: dict[str, Callable[[VariantTable], Grid]] = {
+LAYOUTS: dict[str, Callable[[TableBuilder], Grid]] = {
     "by_ratio": _by_ratio_or_model,
     "by_model": _by_ratio_or_model,
     "sharing": _sharing,
@@ -302,8 +295,6 @@ VARIANT_TABLES: dict[str, Callable[[VariantTable], Grid]] = {
     "summary": _summary,
     "breakdown": _breakdown,
     "stages": _stages,
-}
-TIMING_TABLES: dict[str, Callable[[TimingTable], Grid]] = {
     "mixer_speed": _mixer_speed,
     "model_speed": _model_speed,
     "decoding_speed": _decoding_speed,
@@ -312,7 +303,4 @@ TIMING_TABLES: dict[str, Callable[[TimingTable], Grid]] = {
 
 def lay_out(config: Config, name: str, frame: pd.DataFrame) -> Grid:
     """A table of the configuration, from its frame (`reproduction.reporting.frame.table_frame`)."""
-    kind = config.tables[name].kind
-    if kind in VARIANT_TABLES:
-        return VARIANT_TABLES[kind](VariantTable(config, name, frame))
-    return TIMING_TABLES[kind](TimingTable(config, name, frame))
+    return LAYOUTS[config.tables[name].kind](TableBuilder(config, name, frame))

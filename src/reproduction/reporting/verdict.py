@@ -55,7 +55,6 @@ from reproduction.reporting.claims import (
     MEANINGS,
     NUMERICAL,
     Answered,
-    Claim,
     answer_all,
     has_few_seeds,
     read_claims,
@@ -265,17 +264,16 @@ class PaperVerdict:
 
 
 def reach_verdict(
-    config: Config,
-    frames: Mapping[str, pd.DataFrame],
-    published: Sequence[Printed],
-    errata: Iterable[Erratum],
-    claims: Iterable[Claim],
+    config: Config, frames: Mapping[str, pd.DataFrame], published: Path | str, claims: Path | str
 ) -> PaperVerdict:
-    """From the frames of a run's tables, by table."""
-    scope = claims_only(config)
-    judgements = [] if scope else judge(config, frames, published, errata)
+    """From the frames of a run's tables, by table; `published` is the folder of the paper's numbers
+    and errata, `claims` the file of its claims."""
+    scope, judgements = claims_only(config), []
+    if not scope:
+        errata = read_errata(Path(published) / "errata.csv")
+        judgements = judge(config, frames, read_published(Path(published) / "values.csv"), errata)
     ours = {key: cell for frame in frames.values() for key, cell in cells(frame).items()}
-    return PaperVerdict(scope, judgements, answer_all(config, claims, ours))
+    return PaperVerdict(scope, judgements, answer_all(config, read_claims(claims), ours))
 
 
 def make_verdict(
@@ -285,18 +283,9 @@ def make_verdict(
     published: Path | str,
     claims: Path | str,
 ) -> None:
-    """cells.csv, claims.csv and verdict.txt in a folder, from the frames of all tables in order.
-
-    `published` is the folder of the paper's numbers and errata.
-    """
-    verdict = reach_verdict(
-        config,
-        dict(zip(config.tables, map(read_frame, frames), strict=True)),
-        read_published(Path(published) / "values.csv"),
-        read_errata(Path(published) / "errata.csv"),
-        read_claims(claims),
-    )
-    write_verdict(verdict, out)
+    """cells.csv, claims.csv and verdict.txt in a folder, from the frames of all tables in order."""
+    tables = dict(zip(config.tables, map(read_frame, frames), strict=True))
+    write_verdict(reach_verdict(config, tables, published, claims), out)
 
 
 def write_verdict(verdict: PaperVerdict, folder: Path | str) -> None:
@@ -352,11 +341,13 @@ def tally(answers: Iterable[Answered]) -> str:
     """How many claims got which answer."""
     asked = list(answers)
     words = Counter(answered.answer.removesuffix(" so far") for answered in asked)
-    forms = {"holds": "hold", "fails": "fail"}
-    counts = [
-        f"{words[word]} {forms.get(word, word)}"
-        for word in ("holds", "fails", "undecided", "not measured")
-    ]
+    forms = {
+        "holds": "hold",
+        "fails": "fail",
+        "undecided": "undecided",
+        "not measured": "not measured",
+    }
+    counts = [f"{words[word]} {form}" for word, form in forms.items()]
     few = sum(bool(answered.few_draws) for answered in asked)
     remark = f"; {few} of them decided by fewer than {SEEDS} draws" if few else ""
     return f"{len(asked)} claim{'s' * (len(asked) != 1)}: {', '.join(counts)}{remark}"
