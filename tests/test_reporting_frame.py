@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from reporting_runs import DEMO, PAPERS_RUN, PRINTED, ROOT, in_print
 
-from reproduction.config import Config, QualityTable, load_config
+from reproduction.config import Config, load_config
 from reproduction.reporting.frame import (
     Draws,
     Key,
@@ -97,7 +97,7 @@ def test_every_printed_number_is_a_cell_of_its_table():
     assert len(PRINTED) == 2497
     for table in dict.fromkeys(printed.table for printed in PRINTED):
         printed = {printed.key: printed.value for printed in PRINTED if printed.table == table}
-        frame = table_frame(PAPERS_RUN, table, in_print(PAPERS_RUN, table, PRINTED))
+        frame = table_frame(PAPERS_RUN, table, in_print(PAPERS_RUN, table))
         measured = {key: cell.value for key, cell in cells(frame).items()}
         # Beyond the paper's, only the recovered unpruned model, which is ours.
         extra = {key for key in measured if key not in printed}
@@ -212,33 +212,12 @@ def test_what_is_left_out_says_why():
     assert reasons["lambada_acc"] == "not measured"
 
 
-def test_every_table_of_other_runs_has_a_frame():
-    for config in (DEMO, load_config(FOLDER / "lab.yaml")):
-        for name, table in config.tables.items():
-            frame = table_frame(config, name, [])
-            assert frame["value"].isna().all()
-            if isinstance(table, QualityTable):
-                assert len(frame) == len(set(config.cells(name)))
-
-
 @given(st.lists(st.floats(-1e30, 1e30), min_size=1), st.text("abc0+:"))
 def test_draws_come_back_from_text_to_seven_digits(values, documents):
     draws = Draws.from_text(Draws(documents, tuple(values)).to_text())
     assert draws is not None
     assert draws.documents == documents
     assert draws.values == pytest.approx(values, rel=1e-6, abs=1e-30)
-
-
-def test_seeds_of_the_same_documents_have_the_mean_of_their_draws():
-    def drawn(documents, *values):
-        return Draws(documents, values).to_text()
-
-    results = [RESULT._replace(seed=seed, draws=drawn("a", seed, 2)) for seed in range(3)]
-    assert cells(to_frame(results))[KEY].draws == Draws("a", (1.0, 2.0))
-    other = [*results[:2], results[2]._replace(draws=drawn("b", 1, 2))]
-    assert cells(to_frame(other))[KEY].draws is None
-    without = [*results[:2], results[2]._replace(draws="")]
-    assert cells(to_frame(without))[KEY].draws is None
 
 
 def test_seeds_give_mean_spread_and_what_is_missing():

@@ -257,13 +257,10 @@ def test_what_files_share_is_stored_once_and_comes_back(tmp_path):
     assert packed["shared"] == [versions]
     assert [file["versions"] for file in packed["files"]] == [{"$": 0}] * 3
     assert [file["value"] for file in packed["files"]] == [0.0, 0.5, 1.0]
-
-
-def test_broken_numbers_are_text_that_a_browser_reads(tmp_path):
+    # Broken numbers are text, which browsers can read.
     write_json(tmp_path / "a.json", {"a": [math.nan, {"b": -math.inf}], "c": 1.5})
-    origins = Origins()
     origins.add(tmp_path / "a.json")
-    assert origins.to_json()["files"] == [{"a": ["nan", {"b": "-inf"}], "c": 1.5}]
+    assert origins.to_json()["files"][-1] == {"a": ["nan", {"b": "-inf"}], "c": 1.5}
 
 
 def test_of_tensors_only_the_header_is_read(tmp_path):
@@ -313,26 +310,6 @@ def test_gpu_hours_are_those_of_the_gpus_that_jobs_had(tmp_path):
     assert (work.jobs, work.gpu_seconds, work.started) == (3, 50.0, "2026-01-01")
     assert work.ended == "2026-01-03T00:00:10Z"
     assert work.commits == (("0123456789ab", 3),)
-
-
-def test_jobs_count_also_where_snakemakes_timings_are_not_there(tmp_path):
-    (tmp_path / "e.tsv").write_text("s\th:m:s\tmax_rss\n12.5\t0:00:12\t40.0\n")
-    records = [{**record("evaluate", 25.0, ("H200",)), "peak_mib": peak} for peak in (900, 700)]
-    [evaluate] = summarize_jobs({"evaluate": [tmp_path / "e.tsv"]}, records).rules
-    assert (evaluate.jobs, evaluate.seconds, evaluate.gpu_seconds) == (2, 50.0, 50.0)
-    assert evaluate.peak_mib == 900
-
-
-def test_what_other_code_made_is_marked(inputs, tmp_path):
-    provenance = {**record("pretrain", 9.0, ("H200",)), "code": {"digest": "this"}}
-    path = tmp_path / "model.provenance.json"
-    write_json(path, provenance)
-    changed = {**inputs, "records": [provenance], "steps": {next(iter(inputs["steps"])): [path]}}
-    marks = ("1 of the jobs of pretrain ran other code", "made by other code of this stage")
-    for now, marked in (("this", False), ("other", True)):
-        write_report(DEMO, **changed, current_code={"pretrain": now}, out=tmp_path / "r.html")
-        page = (tmp_path / "r.html").read_text()
-        assert [mark in page for mark in marks] == [marked, marked]
 
 
 def test_records_that_come_and_go_meanwhile_are_left_out(tmp_path):

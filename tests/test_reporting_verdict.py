@@ -2,7 +2,6 @@
 
 import logging
 import math
-import random
 import statistics
 from dataclasses import replace
 
@@ -15,7 +14,7 @@ from scipy.stats import t as student
 
 from reproduction.cli import main
 from reproduction.reporting import verdict
-from reproduction.reporting.claims import NUMERICAL, Claim, answer, answer_all, differ, read_claims
+from reproduction.reporting.claims import Claim, answer, answer_all, differ, read_claims
 from reproduction.reporting.claims import uncertainty as uncertain
 from reproduction.reporting.frame import (
     Cell,
@@ -24,7 +23,6 @@ from reproduction.reporting.frame import (
     Printed,
     Result,
     cells,
-    from_frame,
     table_frame,
     timing_key,
     to_frame,
@@ -47,9 +45,7 @@ BEST = CLAIMS["best_before_recovery"]
 def frames():
     """The paper's numbers, as if they had been measured."""
     names = dict.fromkeys(printed.table for printed in PRINTED)
-    return {
-        name: table_frame(PAPERS_RUN, name, in_print(PAPERS_RUN, name, PRINTED)) for name in names
-    }
+    return {name: table_frame(PAPERS_RUN, name, in_print(PAPERS_RUN, name)) for name in names}
 
 
 @pytest.fixture(scope="module")
@@ -104,22 +100,17 @@ def test_a_baseline_has_no_direction():
     assert judgement(BASE, measured(BASE, 17.0)).word == "differs"
 
 
+def test_another_protocol_or_eps_decides_nothing():
+    other = judgement(L1, measured(L1, 26.5, protocol="window_2048"))
+    assert (other.word, other.why) == ("undecided", "measured under protocol window_2048")
+    assert judgement(L1, measured(L1._replace(eps="matched"), 26.5)).word == "not attempted"
+
+
 def test_what_was_not_attempted_says_why():
     gone = judgement(L1, [Result(L1, 0, reason="out of memory")])
     assert (gone.word, gone.why, gone.difference) == ("not attempted", "out of memory", None)
     nothing = {(part.word, part.why) for part in judge(PAPERS_RUN, {}, PRINTED)}
     assert nothing == {("not attempted", "no such table in this run")}
-
-
-def test_a_cut_that_matched_eps_is_none_of_the_papers():
-    matched = measured(L1._replace(eps="matched"), 26.5)
-    assert judgement(L1, matched).word == "not attempted"
-    assert judgement(L1, [*matched, *measured(L1, 30.0)]).ours == 30.0
-
-
-def test_another_protocol_decides_nothing():
-    other = judgement(L1, measured(L1, 26.5, protocol="window_2048"))
-    assert (other.word, other.why) == ("undecided", "measured under protocol window_2048")
 
 
 def test_a_slip_of_the_paper_is_not_held_against_us():
@@ -195,21 +186,6 @@ def test_tolerance_is_what_seeds_rounding_and_kernels_can_change():
     )
 
 
-@pytest.mark.parametrize("seeds", [3, 10])
-def test_one_right_number_in_a_hundred_is_outside_by_chance(seeds):
-    """The paper's number is one draw, ours the mean of others from the same distribution."""
-    draw, outside, repeats = random.Random(seeds), 0, 10_000
-    for _ in range(repeats):
-        values = [draw.gauss(0, 1) for _ in range(seeds)]
-        mean, spread = statistics.fmean(values), statistics.stdev(values)
-        printed = Printed(TABLE, L1, draw.gauss(0, 1), "", 0.0)
-        limit = verdict.tolerance(
-            PAPERS_RUN, Cell(mean, spread, None, seeds, frozenset(), ""), printed
-        )
-        outside += abs(mean - printed.value) > limit - NUMERICAL * abs(printed.value)
-    assert 0.007 < outside / repeats < 0.013
-
-
 # --- all of it ---
 
 
@@ -229,25 +205,6 @@ def test_the_papers_numbers_reproduce_themselves(frames, tmp_path):
     }
     touched = table.loc[table["errata"] != ""]
     assert len(touched) == len({(erratum.table, erratum.key) for erratum in ERRATA})
-
-
-def test_moved_numbers_are_found_and_no_others(frames):
-    draw = random.Random(0)
-    places = {(printed.table, printed.key) for printed in PRINTED if draw.random() < 0.1}
-    moved = {
-        table: to_frame(
-            result._replace(value=1.05 * result.value) if (table, result.key) in places else result
-            for result in from_frame(frame)
-        )
-        for table, frame in frames.items()
-    }
-    judged = judge(PAPERS_RUN, moved, PRINTED)
-    decided = {j[:2] for j in judged if j.word in verdict.DECIDED and j[:2] in places}
-    failures = {j[:2] for j in judged if j.word in verdict.OUTSIDE}
-    assert failures <= decided
-    assert len(decided) == pytest.approx(49, abs=15)
-    # What is left is close to zero: 5 % of a perplexity of 17 is found, of an accuracy of 2 % not.
-    assert len(failures) > 0.95 * len(decided)
 
 
 def test_numbers_of_other_data_are_judged_and_say_so(tmp_path):
@@ -388,11 +345,9 @@ def test_the_papers_numbers_answer_its_claims_as_the_errata_say(answers):
         ("best_before_recovery", 96, 0),  # 4 models, 4 ratios, 2 x 3 methods
         ("best_before_recovery_lambada", 92, 4),
         ("magnitude_is_best_on_queries", 14, 2),  # N7
-        ("keys_alone_break_magnitude_only", 5, 3),  # N8
         ("half_costs_little", 14, 3),  # N9, and Grad on DeltaNet 1.3B
         ("three_quarters_cost_two_points", 0, 4),  # N6
         ("narrower_is_faster", 19, 0),  # 2 mixers x 2 widths, 5 models x 3 ratios
-        ("joint_selection_is_best", 16, 0),
         ("recovery_brings_back_most", 20, 0),
     ],
 )
