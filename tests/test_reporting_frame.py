@@ -227,3 +227,15 @@ def test_seeds_give_mean_spread_and_what_is_missing():
     assert (cell.value, cell.seeds, cell.reason) == (32.0, 2, "seed 2: out of memory")
     assert cell.spread == pytest.approx(math.sqrt(8))
     assert cell.stderr == pytest.approx(0.2)
+
+
+def test_seeds_of_the_same_documents_have_the_mean_of_their_draws():
+    def drawn(documents, *values):
+        return Draws(documents, values).to_text()
+
+    results = [RESULT._replace(seed=seed, draws=drawn("a", seed, 2)) for seed in range(3)]
+    assert cells(to_frame(results))[KEY].draws == Draws("a", (1.0, 2.0))
+    other = [*results[:2], results[2]._replace(draws=drawn("b", 1, 2))]
+    assert cells(to_frame(other))[KEY].draws is None
+    without = [*results[:2], results[2]._replace(draws="")]
+    assert cells(to_frame(without))[KEY].draws is None

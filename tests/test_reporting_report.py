@@ -312,6 +312,14 @@ def test_gpu_hours_are_those_of_the_gpus_that_jobs_had(tmp_path):
     assert work.commits == (("0123456789ab", 3),)
 
 
+def test_jobs_count_also_where_snakemakes_timings_are_not_there(tmp_path):
+    (tmp_path / "e.tsv").write_text("s\th:m:s\tmax_rss\n12.5\t0:00:12\t40.0\n")
+    records = [{**record("evaluate", 25.0, ("H200",)), "peak_mib": peak} for peak in (900, 700)]
+    [evaluate] = summarize_jobs({"evaluate": [tmp_path / "e.tsv"]}, records).rules
+    assert (evaluate.jobs, evaluate.seconds, evaluate.gpu_seconds) == (2, 50.0, 50.0)
+    assert evaluate.peak_mib == 900
+
+
 def test_records_that_come_and_go_meanwhile_are_left_out(tmp_path):
     made, shown = (tmp_path / f"{name}{PROVENANCE}" for name in ("models/a", "tables/t.tex"))
     write_json(made, record("pretrain", 9.0))

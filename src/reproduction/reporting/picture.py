@@ -10,17 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FixedFormatter, FixedLocator, FuncFormatter
 
 from reproduction.config import BASELINE, Stage, state_bytes
+from reproduction.reporting import style
 from reproduction.reporting.headline import Headline, format_bytes
-from reproduction.reporting.style import (
-    COLUMN,
-    INK,
-    SOLID,
-    dash,
-    drawing,
-    name_ends,
-    new_figure,
-    to_svg,
-)
 
 TOP = 6  # times the whole model's perplexity; what is above leaves the picture
 CURVES: dict[Stage, tuple[str, str, str]] = {  # their names, colours and meanings
@@ -40,8 +31,8 @@ OVER_SEEDS = "Bars are one standard deviation over seeds."
 def draw_headline(headline: Headline) -> dict[str, str]:
     """An SVG for every model that has a curve."""
     models = [m for m in headline.models if any(headline.points(m, stage) for stage in CURVES)]
-    width = COLUMN if len(models) <= 2 else 0.8 * COLUMN
-    with drawing():
+    width = style.COLUMN if len(models) <= 2 else 0.8 * style.COLUMN
+    with style.drawing():
         return {model: _draw(headline, model, width) for model in models}
 
 
@@ -64,7 +55,7 @@ def _draw(headline: Headline, model: str, width: float) -> str:
     curves = {stage: points for stage in CURVES if (points := headline.points(model, stage))}
     ratios = sorted({ratio for points in curves.values() for ratio, *_ in points})
     sizes = {ratio: state_bytes(headline.config.models[model], ratio) for ratio in ratios}
-    figure, ends = new_figure(width, 1.9), []
+    figure, ends = style.new_figure(width, 1.9), []
     axes = figure.subplots()
     for stage, points in curves.items():
         name, colour, _ = CURVES[stage]
@@ -73,7 +64,7 @@ def _draw(headline: Headline, model: str, width: float) -> str:
         axes.errorbar(
             x, y, yerr=bars, color=colour, marker="o", markersize=3.5, elinewidth=0.8,
             linewidth=2.2 if stage == "refit" else 1.3,
-            linestyle=SOLID if len(points) > 2 else "none",  # or it would pass a size by
+            linestyle=style.SOLID if len(points) > 2 else "none",  # or it would pass a size by
         )  # fmt: skip
         if cut[-1] == ratios[-1]:
             ends.append((y[-1], name, colour))
@@ -84,10 +75,10 @@ def _draw(headline: Headline, model: str, width: float) -> str:
             )  # fmt: skip
     whole = headline.whole(model)
     if whole and whole.value is not None:
-        style = dash(headline.config, BASELINE)
-        axes.axhline(whole.value, color=INK, linestyle=style, linewidth=1)
-        axes.plot(sizes[0.0], whole.value, "o", color=INK, markersize=3.5, zorder=3)
-        ends.append((whole.value, "whole", INK))
+        shown = style.dash(headline.config, BASELINE)
+        axes.axhline(whole.value, color=style.INK, linestyle=shown, linewidth=1)
+        axes.plot(sizes[0.0], whole.value, "o", color=style.INK, markersize=3.5, zorder=3)
+        ends.append((whole.value, "whole", style.INK))
         values = [value for points in curves.values() for _, value, _ in points]
         low, high = min(values), min(max(values), TOP * whole.value)
         margin = 0.05 * (high - low) or 1.0
@@ -97,8 +88,8 @@ def _draw(headline: Headline, model: str, width: float) -> str:
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
     _label_sizes(axes, sizes)
     top = axes.get_ylim()[1]
-    name_ends(axes, [(min(height, top), name, colour) for height, name, colour in ends])
-    return to_svg(figure)
+    style.name_ends(axes, [(min(height, top), name, colour) for height, name, colour in ends])
+    return style.to_svg(figure)
 
 
 def _label_sizes(axes: Axes, sizes: dict[float, int]) -> None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import csv
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -52,22 +51,6 @@ BARS = {  # by kind of figure
 }
 
 
-@dataclass(frozen=True)
-class Picture:
-    """A figure of the page."""
-
-    section: str
-    name: str
-    caption: str
-    svg: Markup
-
-    @property
-    def broad(self) -> bool:
-        """Whether it has several panels side by side, too small for a phone."""
-        width = re.search(r'width="([\d.]+)pt"', self.svg)
-        return width is not None and float(width[1]) > 72 * COLUMN * 1.5
-
-
 def write_report(
     config: Config,
     *,
@@ -97,8 +80,7 @@ def write_report(
     """
     tables = dict(zip(config.tables, map(read_frame, frames), strict=True))
     judgements = read_judgements(Path(verdict) / "cells.csv")
-    with open(Path(verdict) / "claims.csv", newline="") as file:
-        answers = list(csv.DictReader(file))
+    answers = pd.read_csv(Path(verdict) / "claims.csv", keep_default_na=False).to_dict("records")
     claims = [claim for claim in answers if not claim["model"]]
     headline = Headline.of(config, cells(join_frames(tables.values())))
     about = describe_headline(headline) if headline else ""
@@ -164,22 +146,17 @@ class Numbers:
 
     def to_json(self, judgements: Iterable[Judgement]) -> dict[str, Any]:
         """What the page's script shows when a number is clicked."""
-        numbers = [
-            [self._origin(result) for result in results] for results in self.results.values()
-        ]
         judged: dict[str, dict[int, Any]] = {}
         for j in judgements:
             if j.key in self.places:
                 shown = [j.paper, j.difference, j.tolerance, j.word, j.why, j.errata]
                 judged.setdefault(j.table, {})[self.places[j.key]] = shown
+        labelled: dict[str, Any] = {**self.config.models, **self.config.methods}
         return {
             "columns": list(Key._fields),
-            "labels": {
-                **{name: model.label for name, model in self.config.models.items()},
-                **{name: method.label for name, method in self.config.methods.items()},
-            },
+            "labels": {name: part.label for name, part in labelled.items()},
             "keys": [list(key) for key in self.places],
-            "numbers": numbers,
+            "numbers": [[self._origin(result) for result in r] for r in self.results.values()],
             "judged": judged,
             "made": self.steps,
             "origins": self.origins.to_json(),
@@ -242,8 +219,12 @@ def _with_bars(config: Config, figure: Figure) -> str:
     return " ".join(filter(None, [figure.caption, BARS.get(figure.kind)]))
 
 
-def _picture(section: str, name: str, caption: str, svg: str) -> Picture:
-    return Picture(section, name, caption, inline(svg, f"__{section}-{name}", caption))
+def _picture(section: str, name: str, caption: str, svg: str) -> dict[str, Any]:
+    """`broad`: whether it has several panels side by side, too small for a phone."""
+    width = re.search(r'width="([\d.]+)pt"', svg)
+    broad = width is not None and float(width[1]) > 72 * COLUMN * 1.5
+    drawn = inline(svg, f"__{section}-{name}", caption)
+    return {"section": section, "name": name, "caption": caption, "svg": drawn, "broad": broad}
 
 
 def inline(svg: str, prefix: str, caption: str) -> Markup:
