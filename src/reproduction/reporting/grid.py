@@ -208,9 +208,11 @@ class TableBuilder:
     def columns(self, stage: Stage) -> tuple[str, ...]:
         return self.config.columns(self.name, stage)
 
-    def label(self, name: str) -> str:
-        """Of a model or a method."""
-        return (self.config.models.get(name) or self.config.methods[name]).label
+    def model(self, name: str) -> str:
+        return self.config.models[name].label
+
+    def method(self, name: str) -> str:
+        return self.config.methods[name].label
 
     @property
     def eps(self) -> tuple[Eps, ...]:

@@ -56,14 +56,14 @@ def _by_ratio_or_model(t: TableBuilder) -> Grid:
                 yield Box("", len(columns))
 
     by_ratio = t.table.kind == "by_ratio"
-    names = [f"{percent(r)} compression" if by_ratio else t.label(m) for m, r in blocks]
+    names = [f"{percent(r)} compression" if by_ratio else t.model(m) for m, r in blocks]
     heads = [
         row([""], (Box(name, len(columns)) for name in names)),
         row(["Method", *(t.title(column) for _ in blocks for column in columns)]),
     ]
     rows = [
         row(
-            [t.label(name)],
+            [t.method(name)],
             t.numbers(t.key(m, name, r, stage, c) for m, r in blocks for c in columns),
         )
         for name in t.table.methods
@@ -100,7 +100,7 @@ def _rotation(t: TableBuilder) -> Grid:
     rows: list[Row] = []
     for ratio in t.table.ratios:
         for i, method in enumerate(t.table.methods):
-            labels = ["" if i else percent(ratio), t.label(method)]
+            labels = ["" if i else percent(ratio), t.method(method)]
             rows.append(row(labels, numbers(method, ratio, stage), _rule_between(i, rows)))
     rows += t.baseline_rows([percent(0)], lambda rft: numbers(BASELINE, 0.0, rft))
     return t.grid([2, *(len(columns) for _ in models)], heads, rows)
@@ -117,14 +117,14 @@ def _targets(t: TableBuilder) -> Grid:
             yield t.number(t.baseline(model, rft, column), span=len(targets))
 
     heads = [
-        row([""], (Box(t.label(model), size) for model in models)),
+        row([""], (Box(t.model(model), size) for model in models)),
         row([""], (Box(t.title(column), len(targets)) for _, column in pairs)),
         row(["Method", *(TARGETS[target] for _ in pairs for target in targets)]),
     ]
     rows = []
     for name in t.table.methods:
         keys = (t.key(m, name, ratio, stage, c, target) for m, c in pairs for target in targets)
-        rows.append(row([t.label(name)], t.numbers(keys)))
+        rows.append(row([t.method(name)], t.numbers(keys)))
     groups = [1, *(size for _ in models)]
     return t.grid(groups, heads, [*rows, *t.baseline_rows([], baseline)])
 
@@ -142,7 +142,7 @@ def _summary(t: TableBuilder) -> Grid:
     for model in t.table.models:
         for i, method in enumerate(t.table.methods):
             numbers = t.numbers(t.key(model, method, ratio, *pair) for pair in pairs)
-            labels = ["" if i else t.label(model), t.label(method)]
+            labels = ["" if i else t.model(model), t.method(method)]
             rows.append(row(labels, numbers, _rule_between(i, rows)))
         rows += t.baseline_rows([""], partial(_baseline_by_stage, t, model))
     return t.grid([2, *map(len, columns.values())], heads, rows)
@@ -173,7 +173,7 @@ def _stages(t: TableBuilder) -> Grid:
 
     def labels(model: str, ratio: float) -> list[str]:
         state = state_bytes(t.config.models[model], ratio) / 1024
-        return [t.label(model), percent(ratio), f"{state:,.10g}"]
+        return [t.model(model), percent(ratio), f"{state:,.10g}"]
 
     rows: list[Row] = []
     for model in t.table.models:
@@ -183,7 +183,7 @@ def _stages(t: TableBuilder) -> Grid:
                     t.key(model, method, ratio, stage, column, eps=eps)
                     for stage, column, eps in places
                 )
-                names = [*labels(model, ratio), t.label(method)]
+                names = [*labels(model, ratio), t.method(method)]
                 rows.append(row(names, numbers, _rule_between(i, rows)))
         rows += t.baseline_rows(labels(model, 0.0), partial(_baseline_by_stage, t, model))
     return t.grid([4, *sizes], heads, rows)
@@ -195,10 +195,10 @@ def _breakdown(t: TableBuilder) -> Grid:
     models, stages = len(t.table.models) > 1, len(t.stages) > 1  # whether they have labels
 
     def line(model: str, method: str, rft: Stage, ratio: float, above: Separator) -> Row:
-        name = "Baseline" if method == BASELINE else t.label(method)
+        name = "Baseline" if method == BASELINE else t.method(method)
         if method == BASELINE and rft == "post" and not stages:
             name = "Baseline, recovered"
-        labels = [t.label(model)] * models + [RECOVERED[rft]] * stages + [name, percent(ratio)]
+        labels = [t.model(model)] * models + [RECOVERED[rft]] * stages + [name, percent(ratio)]
         measured = t.columns(rft)
         numbers = (
             t.number(t.key(model, method, ratio, rft, column)) if column in measured else Box()
@@ -249,7 +249,7 @@ def _model_speed(t: TableBuilder) -> Grid:
         titles += ["CUDA graph ↑", "Speedup ↑"]
     subjects = t.by_subject()
     heads = [
-        row([""], (Box(t.label(model), len(forms)) for model in subjects)),
+        row([""], (Box(t.model(model), len(forms)) for model in subjects)),
         row(["Compr.", *titles * len(subjects)]),
     ]
     rows = []
@@ -268,7 +268,7 @@ def _decoding_speed(t: TableBuilder) -> Grid:
     rows: list[Row] = []
     for model, measurements in t.by_subject().items():
         for i, cell in enumerate(measurements):
-            labels = ["" if i else t.label(model), percent(cell.ratio)]
+            labels = ["" if i else t.model(model), percent(cell.ratio)]
             numbers = [t.timing(cell, metric, form) for metric, form in forms.items()]
             rows.append(row(labels, numbers, _rule_between(i, rows)))
     speeds = ("Tokens/s ↑ at a batch of", "The same as one CUDA graph ↑")
