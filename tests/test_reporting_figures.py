@@ -1,23 +1,18 @@
 """Figures: what is drawn is what was measured, the same bytes every time, readable for everyone."""
 
-from __future__ import annotations
-
 import itertools
-from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from reporting_runs import ROOT, figure_sources
+from reporting_runs import DEMO, figure_sources
 
 from reproduction.analysis.rank import RankAnalysis
-from reproduction.config import Config, load_config
 from reproduction.reporting.figures import draw
 from reproduction.reporting.figures.filters import pixels
-from reproduction.reporting.figures.quality import Panel, draw_quality, in_rows
+from reproduction.reporting.figures.quality import Panel, draw_quality, draw_state, in_rows
 from reproduction.reporting.figures.rank import draw_spectrum, draw_utilization, missing_note
-from reproduction.reporting.figures.state import draw_state
 from reproduction.reporting.figures.sweep import draw_sweep
 from reproduction.reporting.frame import read_frame, write_frame
 from reproduction.reporting.picture import CURVES
@@ -28,22 +23,15 @@ from statecut.pruning.methods import METHODS
 
 
 @pytest.fixture(scope="module")
-def demo() -> Config:
-    return load_config(ROOT / "config" / "demo.yaml")
-
-
-@pytest.fixture(scope="module")
-def sources(demo: Config, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Path]]:
+def sources(tmp_path_factory):
     folder = tmp_path_factory.mktemp("sources")
-    return {name: figure_sources(demo, name, folder) for name in demo.figures}
+    return {name: figure_sources(DEMO, name, folder) for name in DEMO.figures}
 
 
-@pytest.mark.parametrize("name", [*load_config(ROOT / "config" / "demo.yaml").figures])
-def test_every_kind_of_figure_is_drawn_the_same_each_time(
-    demo: Config, sources: dict[str, list[Path]], name: str, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("name", [*DEMO.figures])
+def test_every_kind_of_figure_is_drawn_the_same_each_time(sources, name, tmp_path):
     for run in ("a", "b"):
-        draw(demo, name, sources[name], [tmp_path / f"{run}.svg", tmp_path / f"{run}.pdf"])
+        draw(DEMO, name, sources[name], [tmp_path / f"{run}.svg", tmp_path / f"{run}.pdf"])
     for ending in ("svg", "pdf"):
         first = (tmp_path / f"a.{ending}").read_bytes()
         assert first == (tmp_path / f"b.{ending}").read_bytes()
@@ -55,32 +43,24 @@ def test_every_kind_of_figure_is_drawn_the_same_each_time(
     assert len(svg) < 120_000
 
 
-def test_bars_of_a_spectrum_count_the_singular_values_of_a_state(
-    demo: Config, sources: dict[str, list[Path]]
-) -> None:
+def test_bars_of_a_spectrum_count_the_singular_values_of_a_state(sources):
     with drawing():
-        figure = draw_spectrum(demo, "spectrum", sources["spectrum"])
+        figure = draw_spectrum(DEMO, "spectrum", sources["spectrum"])
     widths = [32, 8, 8, 8, 8]  # baseline, then two methods before and after recovery
     assert [axes.get_title(loc="left") for axes in figure.axes] == [
-        "Baseline",
-        "DRRQR",
-        "DRRQR, recovered",
-        "Grad",
-        "Grad, recovered",
-    ]
+        "Baseline", "DRRQR", "DRRQR, recovered", "Grad", "Grad, recovered",
+    ]  # fmt: skip
     for axes, d in zip(figure.axes, widths, strict=True):
         bars = axes.patches[0].get_data().values
         below = [float(t.get_text().split()[1]) for t in axes.texts if "below" in t.get_text()]
         assert bars.sum() + sum(below) == pytest.approx(d, abs=0.06)
 
 
-def test_a_curve_of_utilization_is_the_mean_over_layers_and_heads(
-    demo: Config, sources: dict[str, list[Path]]
-) -> None:
+def test_a_curve_of_utilization_is_the_mean_over_layers_and_heads(sources):
     with drawing():
-        figure = draw_utilization(demo, "utilization", sources["utilization"])
+        figure = draw_utilization(DEMO, "utilization", sources["utilization"])
     curves = figure.axes[0].lines
-    assert len(curves) == len(demo.analyses("utilization")) == 6
+    assert len(curves) == len(DEMO.analyses("utilization")) == 6
     for curve, path in zip(curves, sources["utilization"], strict=True):
         analysis = RankAnalysis.load(path)
         expected = analysis.effective_rank.mean((0, 1)) / analysis.capacity
@@ -88,20 +68,16 @@ def test_a_curve_of_utilization_is_the_mean_over_layers_and_heads(
 
 
 @pytest.mark.parametrize("name", ["utilization", "spectrum"])
-def test_a_partial_run_draws_what_is_there_and_names_the_rest(
-    demo: Config, sources: dict[str, list[Path]], name: str, tmp_path: Path
-) -> None:
+def test_a_partial_run_draws_what_is_there_and_names_the_rest(sources, name, tmp_path):
     some = [None, *sources[name][1:]]
-    with pytest.raises(InputError, match="sources are missing, and the run is not `partial`"):
-        draw(demo, name, some, [tmp_path / "x.svg"])
-    draw(demo.model_copy(update={"partial": "no time"}), name, some, [tmp_path / "x.svg"])
+    draw(DEMO.model_copy(update={"partial": "no time"}), name, some, [tmp_path / "x.svg"])
     svg = (tmp_path / "x.svg").read_text()
     assert "not measured: Baseline<" in svg
     assert svg.count("Baseline") == 1
 
 
-def test_seeds_that_are_missing_are_counted(demo: Config, sources: dict[str, list[Path]]) -> None:
-    three = demo.model_copy(update={"seeds": (0, 1, 2)})
+def test_seeds_that_are_missing_are_counted(sources):
+    three = DEMO.model_copy(update={"seeds": (0, 1, 2)})
     variants = three.analyses("utilization")
     one_rand = [v.method != "rand" or v.seed == 1 for v in variants]
     paths = [sources["utilization"][0] if measured else None for measured in one_rand]
@@ -109,30 +85,26 @@ def test_seeds_that_are_missing_are_counted(demo: Config, sources: dict[str, lis
     assert missing_note(three, "utilization", sources["utilization"][:1] * len(paths)) == ""
 
 
-def test_pixels_stand_by_layer_and_tap_down_and_by_head_and_channel_across() -> None:
+def test_pixels_stand_by_layer_and_tap_down_and_by_head_and_channel_across():
     w = np.arange(2 * 3 * 5 * 4).reshape(2, 3, 5, 4)
     image = pixels(w)
     for layer, head, channel, tap in itertools.product(*map(range, w.shape)):
         assert image[layer * 4 + tap, head * 5 + channel] == w[layer, head, channel, tap]
 
 
-def test_a_width_without_a_number_is_a_cross(
-    demo: Config, sources: dict[str, list[Path]], tmp_path: Path
-) -> None:
+def test_a_width_without_a_number_is_a_cross(sources, tmp_path):
     record = read_json(sources["sweep"][0])
     record["results"]["tokens_per_s"] = {"value": None, "stderr": None, "reason": "crashes"}
     write_json(tmp_path / "failed.json", record)
     with drawing():
-        figure = draw_sweep(demo, "sweep", [tmp_path / "failed.json", *sources["sweep"][1:]])
+        figure = draw_sweep(DEMO, "sweep", [tmp_path / "failed.json", *sources["sweep"][1:]])
     crosses = [line for line in figure.axes[0].lines if line.get_marker() == "x"]
     assert [list(line.get_xdata()) for line in crosses] == [[record["cell"]["width"]]]
 
 
-def test_curves_of_quality_are_the_cells_of_their_table(
-    demo: Config, sources: dict[str, list[Path]]
-) -> None:
+def test_curves_of_quality_are_the_cells_of_their_table(sources):
     with drawing():
-        figure = draw_quality(demo, "quality", sources["quality"])
+        figure = draw_quality(DEMO, "quality", sources["quality"])
     assert [axes.get_title(loc="left") for axes in figure.axes] == [
         "DeltaNet\nbefore recovery",
         "DeltaNet\nrecovered",
@@ -143,18 +115,16 @@ def test_curves_of_quality_are_the_cells_of_their_table(
         assert [*axes.lines[0].get_ydata()] == [whole["none"]] * 2
         assert axes.get_ylim()[1] <= 4.001 * whole["none"]
         for curve in axes.containers:
-            method = next(n for n, m in demo.methods.items() if m.label == curve.get_label())
+            method = next(n for n, m in DEMO.methods.items() if m.label == curve.get_label())
             rows = frame[frame["method"].eq(method) & frame["rft"].eq(stage)]
             rows = rows.sort_values("compression")
             assert [*curve.lines[0].get_xdata()] == [0, *(100 * rows["compression"])]
             assert [*curve.lines[0].get_ydata()] == [whole[start], *rows["value"]]
 
 
-def test_curves_over_the_state_are_those_of_both_tables(
-    demo: Config, sources: dict[str, list[Path]]
-) -> None:
+def test_curves_over_the_state_are_those_of_both_tables(sources):
     with drawing():
-        figure = draw_state(demo, "state_recovered", sources["state_recovered"])
+        figure = draw_state(DEMO, "state_recovered", sources["state_recovered"])
     (panel,) = figure.axes
     assert panel.get_title(loc="left") == "DeltaNet"
     # Two layers of two heads of 32 values and 32, 16 or 8 keys, in float32.
@@ -168,24 +138,20 @@ def test_curves_over_the_state_are_those_of_both_tables(
         assert [*curve.lines[0].get_ydata()] == [start, value["drrqr", stage]]
 
 
-def test_a_point_that_is_missing_is_left_out(
-    demo: Config, sources: dict[str, list[Path]], tmp_path: Path
-) -> None:
+def test_a_point_that_is_missing_is_left_out(sources, tmp_path):
     frame = read_frame(sources["quality"][0])
     gone = frame["method"].eq("grad") & frame["compression"].eq(0.5)
     frame.loc[gone, ["value", "stderr"]] = np.nan
     frame.loc[gone, ["reason", "draws"]] = ["not measured: no time", ""]
     write_frame(tmp_path / "some.parquet", frame)
     with drawing():
-        figure = draw_quality(demo, "quality", [tmp_path / "some.parquet"])
+        figure = draw_quality(DEMO, "quality", [tmp_path / "some.parquet"])
     grad = next(curve for curve in figure.axes[0].containers if curve.get_label() == "Grad")
     assert [*grad.lines[0].get_xdata()] == [0, 75]
 
 
 @pytest.mark.parametrize("name", ["quality", "state"])
-def test_a_model_without_numbers_has_an_empty_panel(
-    demo: Config, sources: dict[str, list[Path]], tmp_path: Path, name: str
-) -> None:
+def test_a_model_without_numbers_has_an_empty_panel(sources, tmp_path, name):
     empty = []
     for place, source in enumerate(sources[name]):
         frame = read_frame(source)
@@ -193,76 +159,42 @@ def test_a_model_without_numbers_has_an_empty_panel(
         frame["reason"], frame["draws"] = "not measured: no time", ""
         empty.append(tmp_path / f"{place}.parquet")
         write_frame(empty[-1], frame)
-    draw(demo, name, empty, [tmp_path / "x.svg", tmp_path / "x.pdf"])
+    draw(DEMO, name, empty, [tmp_path / "x.svg", tmp_path / "x.pdf"])
     assert (tmp_path / "x.svg").read_text().count("not measured") >= 1
 
 
-def test_wrong_sources_are_refused(
-    demo: Config, sources: dict[str, list[Path]], tmp_path: Path
-) -> None:
-    out = [tmp_path / "x.svg"]
-    with pytest.raises(InputError, match="'spectra' is no figure of demo; did you mean 'spectrum'"):
-        draw(demo, "spectra", [], out)
-    with pytest.raises(InputError, match="made of 5 analyses, not of 4"):
-        draw(demo, "spectrum", sources["spectrum"][1:], out)
-    with pytest.raises(InputError, match="is no rank analysis"):
-        draw(demo, "spectrum", sources["sweep"][:1] * 5, out)
-    with pytest.raises(InputError, match=r"figures are written as \.svg, \.pdf, \.png"):
-        draw(demo, "sweep", sources["sweep"], [tmp_path / "x.gif"])
-    longer = demo.figures["utilization"].model_copy(update={"tokens": 1000})
-    config = demo.model_copy(update={"figures": {"utilization": longer}})
+def test_an_analysis_of_too_few_tokens_is_refused(sources, tmp_path):
+    longer = DEMO.figures["utilization"].model_copy(update={"tokens": 1000})
+    config = DEMO.model_copy(update={"figures": {"utilization": longer}})
     with pytest.raises(InputError, match="128 tokens, figure utilization shows 1000"):
-        draw(config, "utilization", sources["utilization"], out)
-    assert not out[0].exists()
+        draw(config, "utilization", sources["utilization"], [tmp_path / "x.svg"])
+    assert not (tmp_path / "x.svg").exists()
 
 
 # --- for every reader ---
 
 
-def linear(colour: str) -> np.ndarray:
+def linear(colour):
     """Linear light of an sRGB colour."""
     c = np.array([int(colour[i : i + 2], 16) for i in (1, 3, 5)]) / 255
     return np.where(c <= 0.04045, c / 12.92, ((c + 0.055) / 1.055) ** 2.4)
 
 
-def contrast(a: str, b: str) -> float:
+def contrast(a, b):
     """WCAG 2: of the relative luminances."""
     dark, light = sorted(float(linear(c) @ [0.2126, 0.7152, 0.0722]) for c in (a, b))
     return (light + 0.05) / (dark + 0.05)
 
 
 @pytest.mark.parametrize("page", ["#ffffff", "#15181c"])
-def test_colours_show_on_a_light_and_on_a_dark_page(page: str) -> None:
-    stages = {colour for _, colour in CURVES.values()}
+def test_colours_show_on_a_light_and_on_a_dark_page(page):
+    stages = {colour for _, colour, _ in CURVES.values()}
     for colour in {method.colour for method in METHODS.values()} | {*KERNELS.values()} | stages:
         assert contrast(colour, page) >= 3, colour
 
 
-# How linear light looks without one kind of cone (Machado, Oliveira and Fernandes 2009).
-MISSING = {
-    "none": np.eye(3),
-    "M": [[0.367, 0.861, -0.228], [0.280, 0.673, 0.047], [-0.012, 0.043, 0.969]],
-    "L": [[0.152, 1.053, -0.205], [0.115, 0.786, 0.099], [-0.004, -0.048, 1.052]],
-    "S": [[1.256, -0.077, -0.179], [-0.078, 0.931, 0.148], [0.005, 0.691, 0.304]],
-}
-
-
-def oklab(light: np.ndarray) -> np.ndarray:
-    cones = [[0.4122, 0.5363, 0.0514], [0.2119, 0.6807, 0.1074], [0.0883, 0.2817, 0.6300]]
-    axes = [[0.2105, 0.7936, -0.0041], [1.9780, -2.4286, 0.4506], [0.0259, 0.7828, -0.8087]]
-    return np.array(axes) @ np.cbrt(np.array(cones) @ np.clip(light, 0, 1))
-
-
-@pytest.mark.parametrize("cone", MISSING)
-def test_the_five_methods_stay_apart_for_the_colour_blind(cone: str) -> None:
-    five = [METHODS[method].colour for method in ("l1", "rand", "s_wanda", "grad", "drrqr")]
-    seen = [oklab(np.array(MISSING[cone]) @ linear(colour)) for colour in five]
-    for a, b in itertools.combinations(seen, 2):
-        assert np.linalg.norm(a - b) > 0.1  # ten times what is just noticed
-
-
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=8), st.floats(0.01, 0.3))
-def test_names_keep_their_order_and_their_distance(places: list[float], apart: float) -> None:
+def test_names_keep_their_order_and_their_distance(places, apart):
     places = sorted(places)
     moved = spread(places, apart)
     assert all(b - a >= apart - 1e-9 for a, b in itertools.pairwise(moved))
@@ -271,7 +203,7 @@ def test_names_keep_their_order_and_their_distance(places: list[float], apart: f
         assert moved == pytest.approx(places)
 
 
-def test_panels_of_a_model_stand_in_one_row_and_no_row_is_too_long() -> None:
+def test_panels_of_a_model_stand_in_one_row_and_no_row_is_too_long():
     panels = [Panel(model, "pre", None, {}) for model in "aabbcde"]
     rows = ["".join(panel.model for panel in row) for row in in_rows(panels)]
     assert rows == ["aabb", "cde"]

@@ -1,28 +1,23 @@
 """Results in one form: what a frame accepts, what a table's frame holds, what is derived."""
 
-from __future__ import annotations
-
 import math
-from pathlib import Path
 
 import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from reporting_runs import in_print
+from reporting_runs import DEMO, PAPERS_RUN, PRINTED, ROOT, in_print
 
-from reproduction.config import Config, QualityTable, load_config
+from reproduction.config import Config, load_config
 from reproduction.reporting.frame import (
     Draws,
     Key,
-    Printed,
     Result,
     cells,
     from_frame,
     make_union,
     read_evaluation,
     read_frame,
-    read_published,
     table_frame,
     timing_key,
     to_frame,
@@ -32,42 +27,27 @@ from reproduction.reporting.frame import (
 from statecut.errors import InputError
 from statecut.files import write_json
 
-FOLDER = Path(__file__).parents[1] / "config"
+FOLDER = ROOT / "config"
 KEY = Key("m", "none", "grad", "kq", 0.5, None, "pre", "wikitext_word_ppl")
 RESULT = Result(KEY, 0, 31.7, 0.2, "paper", "results/m.json", "")
 
 
-@pytest.fixture(scope="module")
-def paper() -> Config:
-    return load_config(FOLDER / "paper.yaml")
-
-
-@pytest.fixture(scope="module")
-def demo() -> Config:
-    return load_config(FOLDER / "demo.yaml")
-
-
-@pytest.fixture(scope="module")
-def published() -> list[Printed]:
-    return read_published(FOLDER / "published" / "values.csv")
-
-
-def test_what_does_not_say_its_eps_kept_it(demo: Config, published: list[Printed]) -> None:
+def test_what_does_not_say_its_eps_kept_it():
     before = FOLDER.parent / "results/lab/h200/results.parquet"
     assert "eps" not in pd.read_parquet(before)
     assert set(read_frame(before)["eps"]) == {"kept"}
-    assert {printed.key.eps for printed in published} == {"kept"}
+    assert {printed.key.eps for printed in PRINTED} == {"kept"}
 
 
-def test_a_result_with_eps_kept_does_not_stand_in_for_one_with_eps_matched(demo: Config) -> None:
-    keys = cells(table_frame(demo, "small_eps", []))
+def test_a_result_with_eps_kept_does_not_stand_in_for_one_with_eps_matched():
+    keys = cells(table_frame(DEMO, "small_eps", []))
     results = [RESULT._replace(key=key) for key in keys if key.eps == "kept"]
-    measured = cells(table_frame(demo, "small_eps", results))
+    measured = cells(table_frame(DEMO, "small_eps", results))
     reasons = {(key.eps, cell.reason) for key, cell in measured.items()}
     assert reasons == {("kept", ""), ("matched", "not measured")}
 
 
-def test_a_frame_comes_back_from_its_file(tmp_path: Path) -> None:
+def test_a_frame_comes_back_from_its_file(tmp_path):
     gap = Result(KEY._replace(head_k_dim=64, compression=None), 1, None, None, "", "", "no GPU")
     frame = to_frame([RESULT, gap])
     write_frame(tmp_path / "t.parquet", frame)
@@ -87,21 +67,12 @@ def test_a_frame_comes_back_from_its_file(tmp_path: Path) -> None:
         ([RESULT, RESULT._replace(value=1.0)], "unique"),
     ],
 )
-def test_a_frame_refuses(wrong: list[Result], says: str) -> None:
+def test_a_frame_refuses(wrong, says):
     with pytest.raises(InputError, match=says):
         to_frame(wrong)
 
 
-def test_other_files_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "text.parquet").write_text("no parquet")
-    pd.DataFrame({"model": ["m"]}).to_parquet(tmp_path / "other.parquet")
-    with pytest.raises(InputError, match="not a parquet file"):
-        read_frame(tmp_path / "text.parquet")
-    with pytest.raises(InputError, match="not a frame of results"):
-        read_frame(tmp_path / "other.parquet")
-
-
-def test_the_union_has_every_number_once_and_no_number_twice(tmp_path: Path) -> None:
+def test_the_union_has_every_number_once_and_no_number_twice(tmp_path):
     other = RESULT._replace(seed=1)
     results = {"a": [RESULT], "b": [RESULT, other], "c": [RESULT._replace(value=31.8)]}
     for name, part in results.items():
@@ -113,13 +84,11 @@ def test_the_union_has_every_number_once_and_no_number_twice(tmp_path: Path) -> 
     assert not (tmp_path / "two").exists()
 
 
-def test_every_printed_number_is_a_cell_of_its_table(
-    paper: Config, published: list[Printed]
-) -> None:
-    assert len(published) == 2497
-    for table in dict.fromkeys(printed.table for printed in published):
-        printed = {printed.key: printed.value for printed in published if printed.table == table}
-        frame = table_frame(paper, table, in_print(paper, table, published))
+def test_every_printed_number_is_a_cell_of_its_table():
+    assert len(PRINTED) == 2497
+    for table in dict.fromkeys(printed.table for printed in PRINTED):
+        printed = {printed.key: printed.value for printed in PRINTED if printed.table == table}
+        frame = table_frame(PAPERS_RUN, table, in_print(PAPERS_RUN, table))
         measured = {key: cell.value for key, cell in cells(frame).items()}
         # Beyond the paper's, only the recovered unpruned model, which is ours.
         extra = {key for key in measured if key not in printed}
@@ -128,9 +97,9 @@ def test_every_printed_number_is_a_cell_of_its_table(
         assert {key: measured[key] for key in printed} == pytest.approx(printed)
 
 
-def test_the_last_printed_digit(published: list[Printed]) -> None:
-    def digits(table: str) -> set[float]:
-        return {printed.digit for printed in published if printed.table == table}
+def test_the_last_printed_digit():
+    def digits(table):
+        return {printed.digit for printed in PRINTED if printed.table == table}
 
     assert digits("zs-dn-370M") == {0.1}
     assert digits("ablation_kq_targets") == {0.1, 0.01}  # one number has two decimals
@@ -139,36 +108,31 @@ def test_the_last_printed_digit(published: list[Printed]) -> None:
     assert digits("adv_vs_non_adv") == {1e4, 1e3, 0.1, 0.01}
 
 
-def test_a_missing_mean_is_that_of_its_tasks_with_its_error(demo: Config) -> None:
-    variant = next(v for v, column in demo.cells("zero_shot") if column == "zero_shot_avg")
+def test_a_missing_mean_is_that_of_its_tasks_with_its_error():
+    variant = next(v for v, column in DEMO.cells("zero_shot") if column == "zero_shot_avg")
     parts = [
-        Result(variant_key(demo, variant, "choice_acc_norm"), 0, 40.0, 3.0, "demo", "a.json", ""),
-        Result(variant_key(demo, variant, "last_word_acc"), 0, 10.0, 4.0, "demo", "a.json", ""),
+        Result(variant_key(DEMO, variant, "choice_acc_norm"), 0, 40.0, 3.0, "demo", "a.json", ""),
+        Result(variant_key(DEMO, variant, "last_word_acc"), 0, 10.0, 4.0, "demo", "a.json", ""),
     ]
-    measured = cells(table_frame(demo, "zero_shot", parts))
-    mean = measured[variant_key(demo, variant, "zero_shot_avg")]
+    measured = cells(table_frame(DEMO, "zero_shot", parts))
+    mean = measured[variant_key(DEMO, variant, "zero_shot_avg")]
     assert (mean.value, mean.stderr) == (25.0, 2.5)
     noted = [part._replace(note=f"{part.key.metric}: elsewhere") for part in parts]
-    for some, note in [
-        (parts, ""),
-        ([parts[0], noted[1]], "last_word_acc: elsewhere"),
-        (noted, "choice_acc_norm: elsewhere; last_word_acc: elsewhere"),
-    ]:
-        measured = cells(table_frame(demo, "zero_shot", some))
-        assert measured[variant_key(demo, variant, "zero_shot_avg")].note == note
-    incomplete = cells(table_frame(demo, "zero_shot", parts[:1]))
-    why = incomplete[variant_key(demo, variant, "zero_shot_avg")].reason
+    mean = cells(table_frame(DEMO, "zero_shot", noted))[variant_key(DEMO, variant, "zero_shot_avg")]
+    assert mean.note == "choice_acc_norm: elsewhere; last_word_acc: elsewhere"
+    incomplete = cells(table_frame(DEMO, "zero_shot", parts[:1]))
+    why = incomplete[variant_key(DEMO, variant, "zero_shot_avg")].reason
     assert why == "last_word_acc: not measured"
 
 
-def test_a_missing_speedup_is_the_ratio_to_the_first_width(demo: Config) -> None:
+def test_a_missing_speedup_is_the_ratio_to_the_first_width():
     measured = [
         Result(
-            timing_key(demo, cell, "tokens_per_s"), 0, 100.0 * 32 / cell.width, 1.0, "demo", "b", ""
+            timing_key(DEMO, cell, "tokens_per_s"), 0, 100.0 * 32 / cell.width, 1.0, "demo", "b", ""
         )
-        for cell in demo.timings("mixer_speed")
+        for cell in DEMO.timings("mixer_speed")
     ]
-    table = cells(table_frame(demo, "mixer_speed", measured))
+    table = cells(table_frame(DEMO, "mixer_speed", measured))
     speedups = {key: cell for key, cell in table.items() if key.metric == "speedup"}
     assert {(key.head_k_dim, cell.value) for key, cell in speedups.items()} == {(32, 1), (16, 2)}
     for key, cell in speedups.items():
@@ -179,14 +143,14 @@ def test_a_missing_speedup_is_the_ratio_to_the_first_width(demo: Config) -> None
     assert set(ratios) == {"not measured"}
 
 
-def recorded(suite: str, numbers: dict) -> dict:
+def recorded(suite, numbers):
     """An evaluation, as far as results are made of it."""
     tasks = {name: {"documents": 9, "data": {"name": name, "revision": "1"}} for name in numbers}
     return {"suite": suite, "protocol": "demo", "results": numbers, "tasks": tasks}
 
 
-def test_an_evaluation_becomes_results_in_the_papers_units(demo: Config, tmp_path: Path) -> None:
-    variant = next(v for v, _ in demo.cells("zero_shot") if v.method == "grad")
+def test_an_evaluation_becomes_results_in_the_papers_units(tmp_path):
+    variant = next(v for v, _ in DEMO.cells("zero_shot") if v.method == "grad")
     path = tmp_path / "zero_shot.json"
     numbers = {
         "choice_acc_norm": {"value": 0.4, "stderr": 0.03, "draws": [0.4, 0.5]},
@@ -194,38 +158,38 @@ def test_an_evaluation_becomes_results_in_the_papers_units(demo: Config, tmp_pat
         "zero_shot_avg": {"value": 0.25, "stderr": None},
     }
     write_json(path, recorded("zero_shot", numbers))
-    results = list(read_evaluation(demo, variant, "zero_shot", path))
+    results = list(read_evaluation(DEMO, variant, "zero_shot", path))
     assert [(result.key.metric, result.value, result.stderr) for result in results] == [
         ("choice_acc_norm", 40.0, 3.0),
         ("last_word_acc", 10.0, None),
     ]
     assert {(result.protocol, result.source) for result in results} == {("demo", path.as_posix())}
     assert [result.note for result in results] == ["", "other data"]
-    frame = cells(table_frame(demo, "zero_shot", results))
-    mean = frame[variant_key(demo, variant, "zero_shot_avg")]
+    frame = cells(table_frame(DEMO, "zero_shot", results))
+    mean = frame[variant_key(DEMO, variant, "zero_shot_avg")]
     assert mean.value == 25.0
     assert mean.draws is not None
     assert mean.draws.values == pytest.approx([25.0, 40.0])
-    draws = frame[variant_key(demo, variant, "choice_acc_norm")].draws
+    draws = frame[variant_key(DEMO, variant, "choice_acc_norm")].draws
     assert draws is not None
     assert draws.documents != mean.draws.documents
 
 
-def test_a_perplexity_without_bound_is_a_gap_with_its_reason(demo: Config, tmp_path: Path) -> None:
-    variant = next(v for v, _ in demo.cells("by_model"))
+def test_a_perplexity_without_bound_is_a_gap_with_its_reason(tmp_path):
+    variant = next(v for v, _ in DEMO.cells("by_model"))
     numbers = {
         "prose_word_ppl": {"value": math.inf, "stderr": None, "draws": None},
         "last_word_ppl": {"value": 12.5, "stderr": 0.5, "draws": None},
     }
     write_json(tmp_path / "a", recorded("ppl", numbers))
-    results = list(read_evaluation(demo, variant, "ppl", tmp_path / "a"))
+    results = list(read_evaluation(DEMO, variant, "ppl", tmp_path / "a"))
     assert [(result.value, result.reason) for result in results] == [
         (None, "the model is broken: inf"),
         (12.5, ""),
     ]
 
 
-def test_what_is_left_out_says_why() -> None:
+def test_what_is_left_out_says_why():
     raw = load_config(FOLDER / "lab.yaml").model_dump(mode="json")
     raw["evaluation"]["suites"]["zero_shot"]["tasks"]["piqa_acc_norm"]["not_attempted"] = "data"
     measured = cells(table_frame(Config(**raw), "sharing", []))
@@ -234,25 +198,25 @@ def test_what_is_left_out_says_why() -> None:
     assert reasons["lambada_acc"] == "not measured"
 
 
-def test_every_table_of_other_runs_has_a_frame(demo: Config) -> None:
-    for config in (demo, load_config(FOLDER / "lab.yaml")):
-        for name, table in config.tables.items():
-            frame = table_frame(config, name, [])
-            assert frame["value"].isna().all()
-            if isinstance(table, QualityTable):
-                assert len(frame) == len(set(config.cells(name)))
-
-
 @given(st.lists(st.floats(-1e30, 1e30), min_size=1), st.text("abc0+:"))
-def test_draws_come_back_from_text_to_seven_digits(values: list[float], documents: str) -> None:
+def test_draws_come_back_from_text_to_seven_digits(values, documents):
     draws = Draws.from_text(Draws(documents, tuple(values)).to_text())
     assert draws is not None
     assert draws.documents == documents
     assert draws.values == pytest.approx(values, rel=1e-6, abs=1e-30)
 
 
-def test_seeds_of_the_same_documents_have_the_mean_of_their_draws() -> None:
-    def drawn(documents: str, *values: float) -> str:
+def test_seeds_give_mean_spread_and_what_is_missing():
+    results = [RESULT._replace(seed=seed, value=value) for seed, value in enumerate((30.0, 34.0))]
+    gap = RESULT._replace(seed=2, value=None, stderr=None, source="", reason="out of memory")
+    cell = cells(to_frame([*results, gap]))[KEY]
+    assert (cell.value, cell.seeds, cell.reason) == (32.0, 2, "seed 2: out of memory")
+    assert cell.spread == pytest.approx(math.sqrt(8))
+    assert cell.stderr == pytest.approx(0.2)
+
+
+def test_seeds_of_the_same_documents_have_the_mean_of_their_draws():
+    def drawn(documents, *values):
         return Draws(documents, values).to_text()
 
     results = [RESULT._replace(seed=seed, draws=drawn("a", seed, 2)) for seed in range(3)]
@@ -261,12 +225,3 @@ def test_seeds_of_the_same_documents_have_the_mean_of_their_draws() -> None:
     assert cells(to_frame(other))[KEY].draws is None
     without = [*results[:2], results[2]._replace(draws="")]
     assert cells(to_frame(without))[KEY].draws is None
-
-
-def test_seeds_give_mean_spread_and_what_is_missing() -> None:
-    results = [RESULT._replace(seed=seed, value=value) for seed, value in enumerate((30.0, 34.0))]
-    gap = RESULT._replace(seed=2, value=None, stderr=None, source="", reason="out of memory")
-    cell = cells(to_frame([*results, gap]))[KEY]
-    assert (cell.value, cell.seeds, cell.reason) == (32.0, 2, "seed 2: out of memory")
-    assert cell.spread == pytest.approx(math.sqrt(8))
-    assert cell.stderr == pytest.approx(0.2)

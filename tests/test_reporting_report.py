@@ -1,29 +1,23 @@
 """The report: one page with everything in it, and every number with where it came from."""
 
-from __future__ import annotations
-
 import json
 import math
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import jinja2
 import numpy as np
 import pytest
 from docutils.core import publish_parts
 from markupsafe import escape
-from reporting_runs import ROOT, record, report_inputs
+from reporting_runs import DEMO, ROOT, record, report_inputs
 from safetensors.numpy import save_file
 
-from reproduction.config import Config, Variant, load_config
 from reproduction.reporting.curves import draw_curves, read_curve
 from reproduction.reporting.frame import Cell, Draws, Key, from_frame, make_union, read_frame
 from reproduction.reporting.grid import Box
-from reproduction.reporting.headline import Headline
 from reproduction.reporting.heat import (
     against_baseline,
     against_paper,
@@ -41,25 +35,20 @@ from statecut.files import write_json
 
 
 @pytest.fixture(scope="module")
-def demo() -> Config:
-    return load_config(ROOT / "config" / "demo.yaml")
+def inputs(tmp_path_factory):
+    return report_inputs(DEMO, tmp_path_factory.mktemp("run"), drawn=False)
 
 
 @pytest.fixture(scope="module")
-def inputs(demo: Config, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return report_inputs(demo, tmp_path_factory.mktemp("run"), drawn=False)
-
-
-@pytest.fixture(scope="module")
-def page(demo: Config, inputs: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> str:
+def page(inputs, tmp_path_factory):
     out = tmp_path_factory.mktemp("page") / "report.html"
-    write_report(demo, **inputs, out=out)
+    write_report(DEMO, **inputs, out=out)
     return out.read_text()
 
 
-def test_a_run_without_tables_has_a_report_too(demo: Config, tmp_path: Path) -> None:
-    figures = {name: demo.figures[name] for name in ("sweep", "filters")}
-    config = demo.model_copy(update={"tables": {}, "figures": figures})
+def test_a_run_without_tables_has_a_report_too(tmp_path):
+    figures = {name: DEMO.figures[name] for name in ("sweep", "filters")}
+    config = DEMO.model_copy(update={"tables": {}, "figures": figures})
     inputs = report_inputs(config, tmp_path, drawn=False)
     make_union(inputs["frames"], tmp_path / "results.parquet")
     write_report(config, **inputs, out=tmp_path / "report.html")
@@ -69,28 +58,24 @@ def test_a_run_without_tables_has_a_report_too(demo: Config, tmp_path: Path) -> 
 class Elements(HTMLParser):
     """The start tags of a page, and the text inside each script."""
 
-    def __init__(self, page: str) -> None:
+    def __init__(self, page):
         super().__init__()
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.scripts: list[str] = []
+        self.tags, self.scripts = [], []
         self.feed(page)
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+    def handle_starttag(self, tag, attrs):
         self.tags.append((tag, dict(attrs)))
 
-    def handle_data(self, data: str) -> None:
+    def handle_data(self, data):
         if self.tags and self.tags[-1][0] == "script" and data.strip():
             self.scripts.append(data)
 
-    def named(self, name: str) -> list[dict[str, str | None]]:
-        return [attributes for tag, attributes in self.tags if tag == name]
 
-
-def data_of(page: str) -> dict[str, Any]:
+def data_of(page):
     return json.loads(Elements(page).scripts[0])
 
 
-def test_nothing_is_loaded_from_elsewhere(page: str) -> None:
+def test_nothing_is_loaded_from_elsewhere(page):
     elements = Elements(page)
     for _, attributes in elements.tags:
         for name in ("src", "href", "xlink:href", "action", "poster"):
@@ -100,7 +85,7 @@ def test_nothing_is_loaded_from_elsewhere(page: str) -> None:
     assert "fetch(" not in elements.scripts[1]
 
 
-def test_ids_are_unique_and_links_lead_somewhere(page: str) -> None:
+def test_ids_are_unique_and_links_lead_somewhere(page):
     elements = Elements(page)
     ids = [attributes["id"] for _, attributes in elements.tags if "id" in attributes]
     assert len(ids) == len(set(ids))
@@ -110,12 +95,10 @@ def test_ids_are_unique_and_links_lead_somewhere(page: str) -> None:
             assert not target or target.startswith("data:") or target in ids
 
 
-def test_every_number_of_every_table_has_its_files(
-    demo: Config, inputs: dict[str, Any], page: str
-) -> None:
+def test_every_number_of_every_table_has_its_files(inputs, page):
     data = data_of(page)
-    buttons = [b for b in Elements(page).named("button") if "data-cell" in b]
-    assert {int(b["data-cell"] or "") for b in buttons} == set(range(len(data["keys"])))
+    buttons = [b for tag, b in Elements(page).tags if tag == "button" and "data-cell" in b]
+    assert {int(b["data-cell"]) for b in buttons} == set(range(len(data["keys"])))
     paths = data["origins"]["paths"]
     stored = {
         Key(*key): numbers for key, numbers in zip(data["keys"], data["numbers"], strict=True)
@@ -123,16 +106,12 @@ def test_every_number_of_every_table_has_its_files(
     for frame in inputs["frames"]:
         for result in from_frame(read_frame(frame)):
             [[seed, value, stderr, reason, files, _]] = stored[result.key]
-            assert (seed, value, stderr, reason) == (
-                result.seed,
-                result.value,
-                result.stderr,
-                result.reason,
-            )
+            shown = result.seed, result.value, result.stderr, result.reason
+            assert (seed, value, stderr, reason) == shown
             assert [paths[i] for i in files[:1]] == ([result.source] if result.source else [])
 
 
-def test_a_pruned_models_number_tells_of_its_selection(inputs: dict[str, Any], page: str) -> None:
+def test_a_pruned_models_number_tells_of_its_selection(inputs, page):
     data = data_of(page)
     paths_of = {
         (v.model, v.method, v.target, v.ratio, v.rft, v.eps): paths
@@ -151,9 +130,7 @@ def test_a_pruned_models_number_tells_of_its_selection(inputs: dict[str, Any], p
     assert seen
 
 
-def test_the_page_says_what_colours_are_held_to(
-    demo: Config, inputs: dict[str, Any], page: str, tmp_path: Path
-) -> None:
+def test_the_page_says_what_colours_are_held_to(inputs, page, tmp_path):
     assert "Nothing here compares with the paper’s numbers, only with what it claims." in page
     assert "Cuts of this run match eps, and the paper’s do not." in page
     assert "protocol demo" not in page
@@ -161,26 +138,23 @@ def test_the_page_says_what_colours_are_held_to(
     assert "<h3>The same, asked of Hybrid</h3>" in page
     assert re.search(r"of 24 claims measured", page)
     assert len(page) < 500_000
-    evaluation = demo.evaluation.model_copy(update={"protocol": "paper"})
-    config = demo.model_copy(update={"evaluation": evaluation, "eps": "kept"})
+    evaluation = DEMO.evaluation.model_copy(update={"protocol": "paper"})
+    config = DEMO.model_copy(update={"evaluation": evaluation, "eps": "kept"})
     inputs = report_inputs(config, tmp_path, drawn=False)
     write_report(config, **inputs, out=tmp_path / "r.html")
-    assert (
-        "The paper has no such table: held to its own unpruned model."
-        in (tmp_path / "r.html").read_text()
-    )
+    text = (tmp_path / "r.html").read_text()
+    assert "The paper has no such table: held to its own unpruned model." in text
 
 
-def test_the_first_screen_says_what_the_run_is_and_what_it_found(demo: Config, page: str) -> None:
+def test_the_first_screen_says_what_the_run_is_and_what_it_found(page):
     header = page[page.index("<header>") : page.index("<nav")]
-    assert str(escape(demo.about)) in header
+    assert str(escape(DEMO.about)) in header
     assert header.count('<svg role="img"') == 2  # DeltaNet, Gated DeltaNet
-    assert header.count("<li>") == 3
-    plain = demo.model_copy(update={"figures": {}})
-    assert Headline.of(plain, {}) is None
+    assert header.count("<li>") == 2
+    assert "(the lowest perplexity as sliced of " in header
 
 
-def test_claims_stand_by_what_they_are_about_and_measured_ones_first(page: str) -> None:
+def test_claims_stand_by_what_they_are_about_and_measured_ones_first(page):
     claims = [
         {"id": id, "about": about, "answer": answer}
         for id, about, answer in [
@@ -193,18 +167,16 @@ def test_claims_stand_by_what_they_are_about_and_measured_ones_first(page: str) 
     headings = re.findall("<h3>(.*)</h3>", page[: page.index('<section id="__tables">')])
     assert headings[:2] == ["Which methods are best", "What pruning costs"]
     assert re.search(r'<p class="measured">\d+ of \d+ comparisons true', page)
+    # One seed decides nothing for good, and a claim says so where it is listed.
+    assert "✓</span> holds</span>, by fewer than 3 draws</summary>" in page
+    assert re.search(r"\d+ hold.*; \d+ of them by fewer than three draws</small>", page, re.DOTALL)
 
 
-def test_missing_inputs_are_refused(demo: Config, inputs: dict[str, Any], tmp_path: Path) -> None:
-    out = tmp_path / "r.html"
-    with pytest.raises(InputError, match="made of 16 frames, not of 15"):
-        write_report(demo, **{**inputs, "frames": inputs["frames"][1:]}, out=out)
-    with pytest.raises(InputError, match="made of 8 figures, not of 0"):
-        write_report(demo, **{**inputs, "figures": []}, out=out)
-    some = next(iter(inputs["steps"]))
+def test_a_number_whose_files_are_gone_is_refused(inputs, tmp_path):
+    steps = {next(iter(inputs["steps"])): [tmp_path / "gone.json"]}
     with pytest.raises(InputError, match=r"gone\.json is missing"):
-        write_report(demo, **{**inputs, "steps": {some: [tmp_path / "gone.json"]}}, out=out)
-    assert not out.exists()
+        write_report(DEMO, **{**inputs, "steps": steps}, out=tmp_path / "r.html")
+    assert not (tmp_path / "r.html").exists()
 
 
 # --- heat ---
@@ -226,26 +198,24 @@ CELL = Cell(30.0, None, None, 1, frozenset({"demo"}), "")
         ("decoding_state_mib", 1.05, "worse-2"),
     ],
 )
-def test_a_shade_says_which_way_and_how_far(
-    demo: Config, metric: str, ratio: float, expected: str
-) -> None:
-    assert shade_of(demo, metric, 7 * ratio, 7.0) == expected
+def test_a_shade_says_which_way_and_how_far(metric, ratio, expected):
+    assert shade_of(DEMO, metric, 7 * ratio, 7.0) == expected
 
 
-def test_inside_the_tolerance_there_is_no_colour(demo: Config) -> None:
+def test_inside_the_tolerance_there_is_no_colour():
     line = Judgement("t", KEY, 33.0, 30.0, 3.0, 3.0, 3, "reproduced", "", "N1: 30 -> 31")
-    look = against_paper(demo, 4, line, "30.0")
+    look = against_paper(DEMO, 4, line, "30.0")
     assert (look.shade, look.change, look.outside, look.errata) == ("", "+3", False, "N1: 30 -> 31")
-    beyond = against_paper(demo, 4, line._replace(tolerance=2.0, word="differs"), "30.0")
+    beyond = against_paper(DEMO, 4, line._replace(tolerance=2.0, word="differs"), "30.0")
     assert (beyond.shade, beyond.outside) == ("worse-3", True)
 
 
-def test_noise_has_no_colour(demo: Config) -> None:
+def test_noise_has_no_colour():
     base = KEY._replace(method="baseline", target="", compression=0.0, rft="none")
 
-    def shade(value: float, **noise: Any) -> str:
+    def shade(value, **noise):
         cells = {base: replace(CELL, **noise), KEY: replace(CELL, value=value, **noise)}
-        return against_baseline(demo, 0, KEY, cells, dict.fromkeys(cells, Box("30.0"))).shade
+        return against_baseline(DEMO, 0, KEY, cells, dict.fromkeys(cells, Box("30.0"))).shade
 
     assert shade(33.0) == "worse-3"
     assert shade(33.0, spread=1.0) == "worse-3"  # 2 sqrt(1 + 1) is 2.8
@@ -256,7 +226,7 @@ def test_noise_has_no_colour(demo: Config) -> None:
     assert shade(33.0, stderr=1.1, draws=draws) == "worse-3"
 
 
-def test_a_number_is_held_to_its_own_unpruned_model() -> None:
+def test_a_number_is_held_to_its_own_unpruned_model():
     base = KEY._replace(method="baseline", target="", compression=0.0, rft="none")
     shared, other = base._replace(model="s", conv_sharing="head"), base._replace(model="other")
     cells = dict.fromkeys([other, base, shared, KEY], CELL)
@@ -267,20 +237,15 @@ def test_a_number_is_held_to_its_own_unpruned_model() -> None:
     assert reference(KEY._replace(model="unknown"), cells) is None
 
 
-def test_changes_are_percents_or_multiples() -> None:
-    assert [format_change(r) for r in (1.0, 1.052, 0.5, 12.34, 4510.0)] == [
-        "+0.0 %",
-        "+5.2 %",
-        "-50.0 %",
-        "×12.3",
-        "×4,510",
-    ]
+def test_changes_are_percents_or_multiples():
+    shown = [format_change(ratio) for ratio in (1.0, 1.052, 0.5, 12.34, 4510.0)]
+    assert shown == ["+0.0 %", "+5.2 %", "-50.0 %", "×12.3", "×4,510"]
 
 
 # --- where numbers came from ---
 
 
-def test_what_files_share_is_stored_once_and_comes_back(tmp_path: Path) -> None:
+def test_what_files_share_is_stored_once_and_comes_back(tmp_path):
     versions = {f"package{i}": "1.0" for i in range(9)}
     contents = [{"versions": versions, "value": 0.5 * i, "short": "x"} for i in range(3)]
     origins = Origins()
@@ -292,16 +257,13 @@ def test_what_files_share_is_stored_once_and_comes_back(tmp_path: Path) -> None:
     assert packed["shared"] == [versions]
     assert [file["versions"] for file in packed["files"]] == [{"$": 0}] * 3
     assert [file["value"] for file in packed["files"]] == [0.0, 0.5, 1.0]
-
-
-def test_broken_numbers_are_text_that_a_browser_reads(tmp_path: Path) -> None:
+    # Broken numbers are text, which browsers can read.
     write_json(tmp_path / "a.json", {"a": [math.nan, {"b": -math.inf}], "c": 1.5})
-    origins = Origins()
     origins.add(tmp_path / "a.json")
-    assert origins.to_json()["files"] == [{"a": ["nan", {"b": "-inf"}], "c": 1.5}]
+    assert origins.to_json()["files"][-1] == {"a": ["nan", {"b": "-inf"}], "c": 1.5}
 
 
-def test_of_tensors_only_the_header_is_read(tmp_path: Path) -> None:
+def test_of_tensors_only_the_header_is_read(tmp_path):
     path = tmp_path / "s.safetensors"
     save_file({"kept": np.zeros(4)}, path, {"about": '{"method": "grad"}'})
     origins = Origins()
@@ -312,7 +274,7 @@ def test_of_tensors_only_the_header_is_read(tmp_path: Path) -> None:
         Origins().add(path)
 
 
-def test_a_picture_has_ids_of_its_own() -> None:
+def test_a_picture_has_ids_of_its_own():
     svg = (
         '<?xml version="1.0"?><svg width="9pt"><metadata>x</metadata><defs>'
         '<style type="text/css">*{stroke: red}</style><path id="m1"/></defs>'
@@ -331,7 +293,7 @@ def test_a_picture_has_ids_of_its_own() -> None:
 # --- work and training ---
 
 
-def test_gpu_hours_are_those_of_the_gpus_that_jobs_had(tmp_path: Path) -> None:
+def test_gpu_hours_are_those_of_the_gpus_that_jobs_had(tmp_path):
     records = []
     for i, (rule, seconds, gpus) in enumerate(
         [("evaluate", 10.0, ("H200", "H200")), ("evaluate", 30.0, ("H200",)), ("score", 5.0, ())]
@@ -350,7 +312,7 @@ def test_gpu_hours_are_those_of_the_gpus_that_jobs_had(tmp_path: Path) -> None:
     assert work.commits == (("0123456789ab", 3),)
 
 
-def test_jobs_count_also_where_snakemakes_timings_are_not_there(tmp_path: Path) -> None:
+def test_jobs_count_also_where_snakemakes_timings_are_not_there(tmp_path):
     (tmp_path / "e.tsv").write_text("s\th:m:s\tmax_rss\n12.5\t0:00:12\t40.0\n")
     records = [{**record("evaluate", 25.0, ("H200",)), "peak_mib": peak} for peak in (900, 700)]
     [evaluate] = summarize_jobs({"evaluate": [tmp_path / "e.tsv"]}, records).rules
@@ -358,21 +320,7 @@ def test_jobs_count_also_where_snakemakes_timings_are_not_there(tmp_path: Path) 
     assert evaluate.peak_mib == 900
 
 
-def test_what_other_code_made_is_marked(
-    demo: Config, inputs: dict[str, Any], tmp_path: Path
-) -> None:
-    provenance = {**record("pretrain", 9.0, ("H200",)), "code": {"digest": "this"}}
-    path = tmp_path / "model.provenance.json"
-    write_json(path, provenance)
-    changed = {**inputs, "records": [provenance], "steps": {next(iter(inputs["steps"])): [path]}}
-    marks = ("1 of the jobs of pretrain ran other code", "made by other code of this stage")
-    for now, marked in (("this", False), ("other", True)):
-        write_report(demo, **changed, current_code={"pretrain": now}, out=tmp_path / "r.html")
-        page = (tmp_path / "r.html").read_text()
-        assert [mark in page for mark in marks] == [marked, marked]
-
-
-def test_records_that_come_and_go_meanwhile_are_left_out(tmp_path: Path) -> None:
+def test_records_that_come_and_go_meanwhile_are_left_out(tmp_path):
     made, shown = (tmp_path / f"{name}{PROVENANCE}" for name in ("models/a", "tables/t.tex"))
     write_json(made, record("pretrain", 9.0))
     write_json(shown, {"rule": "table"})
@@ -387,39 +335,36 @@ def test_records_that_come_and_go_meanwhile_are_left_out(tmp_path: Path) -> None
     assert summarize_jobs({}, records.values()).seconds == 9.0
 
 
-def test_a_curve_is_drawn_by_means_and_without_skipped_steps(tmp_path: Path) -> None:
+def test_a_curve_is_drawn_by_means_and_without_skipped_steps(tmp_path):
     rows = [f"{i},{i * 10},,{'nan' if i == 7 else i % 2},,," for i in range(1000)]
     (tmp_path / "loss.csv").write_text("\n".join(["step,tokens,loss,ce,kd,lr,grad_norm", *rows]))
     curve = read_curve(tmp_path / "loss.csv")
     assert curve.shape == (100, 2)
     np.testing.assert_allclose(curve[2:, 1], 0.5, atol=0.1)
-    (tmp_path / "loss.csv").write_text("a,b\n1,2\n")
-    with pytest.raises(InputError, match="is no loss curve: it has columns a, b"):
-        read_curve(tmp_path / "loss.csv")
 
 
-def test_curves_are_of_what_was_trained(demo: Config, inputs: dict[str, Any]) -> None:
-    curves: dict[Variant, Path] = inputs["curves"]
-    figures = draw_curves(demo, curves)
+def test_curves_are_of_what_was_trained(inputs):
+    curves = inputs["curves"]
+    figures = draw_curves(DEMO, curves)
     assert set(figures) == {"pretraining", "recovery"}
     for name in ("DRRQR", "DRRQR, refitted"):
         assert f">{name}</text>" in figures["recovery"]
     only = {variant: path for variant, path in curves.items() if variant.rft == "none"}
-    svg = draw_curves(demo, only)["pretraining"]
+    svg = draw_curves(DEMO, only)["pretraining"]
     for variant in only:
-        assert f">{demo.models[variant.model].label}</text>" in svg
-    assert draw_curves(demo, {}) == {}
+        assert f">{DEMO.models[variant.model].label}</text>" in svg
+    assert draw_curves(DEMO, {}) == {}
     other = {replace(v, eps="kept"): path for v, path in curves.items() if v.pruned}
-    assert draw_curves(demo, {**curves, **other}) == figures
+    assert draw_curves(DEMO, {**curves, **other}) == figures
 
 
 # --- Snakemake's own report ---
 
 
-def test_captions_for_snakemakes_report_name_what_they_stand_under(demo: Config) -> None:
-    data = demo.model_dump(mode="json")
-    shown = [("table", name, table.caption) for name, table in demo.tables.items()]
-    shown += [("figure", name, figure.caption) for name, figure in demo.figures.items()]
+def test_captions_for_snakemakes_report_name_what_they_stand_under():
+    data = DEMO.model_dump(mode="json")
+    shown = [("table", name, table.caption) for name, table in DEMO.tables.items()]
+    shown += [("figure", name, figure.caption) for name, figure in DEMO.figures.items()]
     shown += [(name, "", "") for name in ("report", "verdict", "document")]
     for kind, name, caption in shown:
         job = SimpleNamespace(config=data, wildcards=SimpleNamespace(**{kind: name}))

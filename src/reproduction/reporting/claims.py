@@ -5,15 +5,9 @@ too. A comparison is true or false if the difference is larger than 2 sqrt(sprea
 error²), and open otherwise, or if a number is missing. `spread` is over seeds; `error` is that of
 the difference over draws of documents. Numbers of the same documents are correlated, so it is far
 smaller than their own errors. Perplexities are compared by their logarithms, with relative errors:
-what chance does to one of thousands is a factor. What was measured gives the answer:
-
-    holds         its `share` of comparisons is true
-    holds so far  of those that were measured; others were not
-    fails         more than the rest of those that were measured are false
-    not decided   too many of them are too close to tell
-    not measured  none was measured
-
-Few seeds give no spread or a poor estimate: the answer says how many comparisons rest on that.
+what chance does to one of thousands is a factor. The error of a timing is the standard deviation
+over its repeats: they share a process and a clock, so that more of them do not make it smaller.
+Memory is measured once; its error, and the least of a timing, is that of `NUMERICAL`.
 
 The paper's models decide its claims. Those that name no model are also asked of every other model
 of a run, each for itself. Of cut models, those count whose eps is the run's own.
@@ -22,24 +16,50 @@ of a run, each for itself. Of cut models, those count whose eps is the run's own
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 import yaml
-from pydantic import Field, PositiveFloat, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter
 
 from reproduction.config import BASELINE, Config
-from reproduction.config.section import RECOVERED, WHICH, Fractional, Many, Name, Section, Some
-from reproduction.reporting.frame import SEEDS, Cell, Key, lower_is_better, published_name
+from reproduction.config.section import RECOVERED, Many, Name, Section, Some
+from reproduction.reporting.frame import (
+    SEEDS,
+    Cell,
+    Key,
+    lower_is_better,
+    published_name,
+    timing_key,
+)
 from statecut.arguments import Target
-from statecut.errors import InputError
 
-Answer = Literal["holds", "holds so far", "fails", "not decided", "not measured"]
-NO_CELL = "no cell of it in this run"
+Answer = Literal["holds", "holds so far", "fails", "undecided", "not measured"]
+MARKS: dict[Answer, str] = {
+    "holds": "✓",
+    "holds so far": "✓",
+    "fails": "✗",
+    "undecided": "?",
+    "not measured": "–",
+}
+MEANINGS = {
+    "✓": "holds: every comparison is true (“so far”: of those that were measured)",
+    "✗": "fails: at least one comparison is false",
+    "?": "undecided: no comparison is false, and some are too close to tell",
+    "–": "not measured: the run has no numbers for it",
+    "*": f"decided by fewer than {SEEDS} draws: other seeds may give another answer",
+}
 PAPER = ("delta_net", "delta_net_shared_conv", "gated_deltanet")  # the model types that it has
+NUMERICAL = 0.002
+"""The numerical margin: of a perplexity or a timing this part, of an accuracy in percent this part
+of 100. The same weights in bf16 through a GPU's kernels and through plain PyTorch have perplexities
+that differ by up to 0.13 %, and accuracies by one question of 200 (docs/measured.md). The smallest
+task of the paper has 1,100 questions; of that many, chance moves sqrt(200 / 1,100) of that part,
+which is 0.2 points."""
 
 
 class Cells(Section):
@@ -69,106 +89,52 @@ class Cells(Section):
         return all(getattr(self, f) or getattr(key, f) == getattr(other, f) for f in same)
 
 
-class ClaimBase(Section):
+class Claim(Section):
+    """What is said of each cell, alone or against its partners:
+
+    better    it is better than its partners
+    within    it is at most `factor` times worse
+    adds      it is its partner plus `value`, give or take `margin`
+    recovers  of what its partner lost against the baseline it has `fraction` back, or more
+    about     it is `value`, give or take `margin`
+    above     it is larger than `bound`
+    """
+
     id: Name
     about: str = Field(description="the group that it is shown in")
     says: str = Field(description="the claim, in our words, with the bounds that are ours")
     place: str = Field(description="where the paper makes it: lines of its LaTeX source")
+    kind: Literal["better", "within", "adds", "recovers", "about", "above"]
     measures: Some[Name] = Field(description="columns, or what tasks measure: word_perplexity")
     of: Cells = Field(description="the cells that it is about")
-    share: Annotated[Fractional, Field(gt=0)] = Field(1.0, description="comparisons that must hold")
+    against: Cells | None = Field(None, description="their partners")
+    factor: float = 1.0
+    value: float = 0.0
+    margin: float = 0.0
+    fraction: float = 0.0
+    bound: float = 0.0
     errata: Many[Name] = Field((), description="errata that say the paper's numbers contradict it")
 
-    strict: ClassVar[bool] = False  # a surplus of zero is open, not true
-
-    def surplus(self, lower: bool, *values: float) -> tuple[float, tuple[float, ...]]:
+    def surplus(self, lower: bool, value: float, *others: float) -> tuple[float, tuple[float, ...]]:
         """By how much a comparison is true, and how that changes with each value.
 
-        The values are those of a cell, of its partner if there is one, and for `Recovers` of the
-        unpruned model. `lower`: whether lower values are better.
+        `others`: the partner's value, and for `recovers` the unpruned model's. `lower`: whether
+        lower values are better.
         """
-        raise NotImplementedError
-
-
-class Better(ClaimBase):
-    """Each is better than its partners."""
-
-    kind: Literal["better"] = WHICH
-    against: Cells
-    strict = True
-
-    def surplus(self, lower: bool, *values: float) -> tuple[float, tuple[float, ...]]:
-        value, other = values
-        if lower:
-            return math.log(other / value), (-1 / value, 1 / other)
-        return value - other, (1, -1)
-
-
-class Within(ClaimBase):
-    """Each is at most so many times worse than its partners."""
-
-    kind: Literal["within"] = WHICH
-    against: Cells
-    factor: PositiveFloat
-
-    def surplus(self, lower: bool, *values: float) -> tuple[float, tuple[float, ...]]:
-        value, other = values
-        if lower:
-            return math.log(self.factor * other / value), (-1 / value, 1 / other)
-        return self.factor * value - other, (self.factor, -1)
-
-
-class Adds(ClaimBase):
-    """Each is its partner plus a value, give or take a margin."""
-
-    kind: Literal["adds"] = WHICH
-    against: Cells
-    value: float
-    margin: PositiveFloat
-
-    def surplus(self, lower: bool, *values: float) -> tuple[float, tuple[float, ...]]:
-        value, other = values
-        return self.margin - abs(value - other - self.value), (1, -1)
-
-
-class Recovers(ClaimBase):
-    """Of what its partner lost against the baseline, each has this fraction back, or more."""
-
-    kind: Literal["recovers"] = WHICH
-    against: Cells
-    fraction: Fractional
-
-    def surplus(self, lower: bool, *values: float) -> tuple[float, tuple[float, ...]]:
-        value, before, unpruned = values
-        rest, sign = 1 - self.fraction, 1 if lower else -1
-        # What is still lost <= (1 - fraction) of what was lost, linear in all three values.
-        surplus = rest * (sign * (before - unpruned)) - sign * (value - unpruned)
-        return surplus, (-1, rest, self.fraction)
-
-
-class About(ClaimBase):
-    """Each is a value, give or take a margin."""
-
-    kind: Literal["about"] = WHICH
-    value: float
-    margin: PositiveFloat
-
-    def surplus(self, lower: bool, *values: float) -> tuple[float, tuple[float, ...]]:
-        return self.margin - abs(values[0] - self.value), (1,)
-
-
-class Above(ClaimBase):
-    """Each is larger than a bound."""
-
-    kind: Literal["above"] = WHICH
-    bound: float
-    strict = True
-
-    def surplus(self, lower: bool, *values: float) -> tuple[float, tuple[float, ...]]:
-        return values[0] - self.bound, (1,)
-
-
-Claim = Annotated[Better | Within | Adds | Recovers | About | Above, Field(discriminator="kind")]
+        if self.kind in ("better", "within"):
+            [other] = others
+            if lower:
+                return math.log(self.factor * other / value), (-1 / value, 1 / other)
+            return self.factor * value - other, (self.factor, -1)
+        if self.kind == "recovers":
+            # What is still lost <= (1 - fraction) of what was lost, linear in all three values.
+            before, unpruned = others
+            rest, sign = 1 - self.fraction, 1 if lower else -1
+            surplus = rest * (sign * (before - unpruned)) - sign * (value - unpruned)
+            return surplus, (-1, rest, self.fraction)
+        if self.kind == "above":
+            return value - self.bound, (1,)
+        return self.margin - abs(value - sum(others) - self.value), (1, -1)[: 1 + len(others)]
 
 
 @dataclass(frozen=True)
@@ -176,19 +142,27 @@ class Comparison:
     """True, false, or open: a number is missing, or the numbers are too close to tell."""
 
     of: Key
-    against: Key | None
     numbers: str
     outcome: bool | None
     missing: bool
-    few_seeds: bool  # it depends on seeds, and there are fewer than SEEDS
+    few_draws: bool  # it depends on seeds, and there are fewer than SEEDS
 
 
 @dataclass(frozen=True)
 class Answered:
     claim: Claim
-    answer: Answer
     comparisons: tuple[Comparison, ...]
     model: str = ""  # that it was asked of, if that is none of the paper's
+
+    @property
+    def answer(self) -> Answer:
+        return _answer(self.comparisons)
+
+    @property
+    def few_draws(self) -> str:
+        """Says so if the answer would be open without comparisons of fewer than SEEDS draws."""
+        solid = [replace(c, outcome=None) if c.few_draws else c for c in self.comparisons]
+        return f"by fewer than {SEEDS} draws" if _answer(solid) != self.answer else ""
 
     @property
     def errata(self) -> str:
@@ -196,52 +170,56 @@ class Answered:
         return "" if self.model else ", ".join(self.claim.errata)
 
     @property
-    def numbers(self) -> str:
-        """The counts, and the numbers of the false comparisons."""
-        return "; ".join([self.counts, *self.false])
-
-    @property
-    def false(self) -> list[str]:
-        """The numbers of the comparisons that are false."""
-        return [part.numbers for part in self.comparisons if part.outcome is False]
+    def open_or_false(self) -> list[str]:
+        """The numbers of the comparisons that are false; of an undecided claim, of open ones."""
+        wanted = None if self.answer == "undecided" else False
+        return [c.numbers for c in self.comparisons if c.outcome is wanted and not c.missing]
 
     @property
     def counts(self) -> str:
         """How many comparisons are true of those that were measured, how many are open and why."""
         if not self.comparisons:
-            return NO_CELL
+            return "no cell of it in this run"
         measured = [comparison for comparison in self.comparisons if not comparison.missing]
         decided = [comparison for comparison in measured if comparison.outcome is not None]
         counts = {
             "not measured": len(self.comparisons) - len(measured),
             "too close to tell": len(measured) - len(decided),
-            f"decided by fewer than {SEEDS} draws": sum(
-                comparison.few_seeds for comparison in decided
-            ),
+            f"decided by fewer than {SEEDS} draws": sum(c.few_draws for c in decided),
         }
         true = sum(comparison.outcome is True for comparison in decided)
         summary = [f"{true} of {len(measured)} comparisons true"] if measured else []
-        summary += [f"{count} {what}" for what, count in counts.items() if count]
-        return ", ".join(summary)
+        return ", ".join(summary + [f"{count} {what}" for what, count in counts.items() if count])
+
+
+def _answer(comparisons: Sequence[Comparison]) -> Answer:
+    outcomes = [comparison.outcome for comparison in comparisons if not comparison.missing]
+    if not outcomes:
+        return "not measured"
+    if False in outcomes:
+        return "fails"
+    if None in outcomes:
+        return "undecided"
+    return "holds" if len(outcomes) == len(comparisons) else "holds so far"
 
 
 def read_claims(path: Path | str) -> list[Claim]:
-    try:
-        return TypeAdapter(list[Claim]).validate_python(yaml.safe_load(Path(path).read_text()))
-    except (ValidationError, yaml.YAMLError) as error:
-        raise InputError(f"{path}: {error}") from None
+    return TypeAdapter(list[Claim]).validate_python(yaml.safe_load(Path(path).read_text()))
 
 
 def answer_all(
     config: Config, claims: Iterable[Claim], cells: Mapping[Key, Cell]
 ) -> list[Answered]:
     """All claims, asked of the paper's models, and then of others that have cells of them."""
-    claims, others = list(claims), _other_models(config)
-    cells = {key: cell for key, cell in cells.items() if not key.target or key.eps == config.eps}
-    answers = [
-        answer(config, claim, {k: cell for k, cell in cells.items() if k.model not in others})
-        for claim in claims
+    others = [  # by the names that results have for them
+        published_name(config, name)[0]
+        for name, spec in config.models.items()
+        if spec.adapter.model_type not in PAPER
     ]
+    claims, cells = list(claims), with_repeat_noise(config, cells)
+    cells = {key: cell for key, cell in cells.items() if not key.target or key.eps == config.eps}
+    papers = {key: cell for key, cell in cells.items() if key.model not in others}
+    answers = [answer(config, claim, papers) for claim in claims]
     for model in others:
         own = {key: cell for key, cell in cells.items() if key.model == model}
         of_model = [answer(config, claim, own) for claim in claims if not claim.of.model]
@@ -249,43 +227,35 @@ def answer_all(
     return answers
 
 
-def _other_models(config: Config) -> list[str]:
-    """By the names that results have for them."""
-    return [
-        published_name(config, name)[0]
-        for name, spec in config.models.items()
-        if spec.adapter.model_type not in PAPER
-    ]
+def with_repeat_noise(config: Config, cells: Mapping[Key, Cell]) -> dict[Key, Cell]:
+    """Timings with the standard deviation over their repeats as their error."""
+    repeats = {
+        timing_key(config, cell, ""): config.benchmarks[cell.benchmark].repeats
+        for cell in config.measurements()
+    }
+    noisy = dict(cells)
+    for key, cell in cells.items():
+        if key.head_k_dim is not None and cell.value is not None:
+            mode = re.match("training_|decoding_|", key.metric)[0]  # type: ignore[index]
+            # As in benchmarking.record.Runs.stderr, which is that of their median.
+            over = math.sqrt(repeats[key._replace(metric=mode)]) / 1.2533
+            error = max((cell.stderr or 0.0) * over, NUMERICAL / 2 * abs(cell.value))
+            noisy[key] = replace(cell, stderr=error)
+    return noisy
 
 
 def answer(config: Config, claim: Claim, cells: Mapping[Key, Cell]) -> Answered:
     """What a run's numbers say of a claim."""
-    measured = {key: cell for key, cell in cells.items() if _measures(config, claim, key.metric)}
-    comparisons = tuple(
-        comparison
-        for key in measured
-        if claim.of.match(key)
-        for comparison in _compare(config, claim, key, measured)
-    )
-    outcomes = [comparison.outcome for comparison in comparisons if not comparison.missing]
-    # In whole comparisons: 0.9 of 10 is 9, whatever floating point makes of it.
-    allowed = math.floor(len(outcomes) * (1 - claim.share) + 1e-9)
-    word: Answer = "not decided"
-    if not outcomes:
-        word = "not measured"
-    elif outcomes.count(False) > allowed:
-        word = "fails"
-    elif outcomes.count(True) >= len(outcomes) - allowed:
-        word = "holds" if len(outcomes) == len(comparisons) else "holds so far"
-    return Answered(claim, word, comparisons)
-
-
-def _measures(config: Config, claim: Claim, metric: str) -> bool:
-    """Whether a claim is about a column, by its name or by the metric of its task."""
-    tasks = [
-        suite.tasks[metric] for suite in config.evaluation.suites.values() if metric in suite.tasks
-    ]
-    return metric in claim.measures or any(task.metric in claim.measures for task in tasks)
+    # A column counts by its name, or by the metric of its task.
+    tasks = {c: t for suite in config.evaluation.suites.values() for c, t in suite.tasks.items()}
+    measured = {
+        key: cell
+        for key, cell in cells.items()
+        if key.metric in claim.measures
+        or (key.metric in tasks and tasks[key.metric].metric in claim.measures)
+    }
+    comparisons = (_compare(config, claim, k, measured) for k in measured if claim.of.match(k))
+    return Answered(claim, tuple(part for parts in comparisons for part in parts))
 
 
 def _compare(
@@ -294,32 +264,25 @@ def _compare(
     """A comparison with every partner of a cell, or one without a partner."""
     lower = lower_is_better(config, key.metric)
     pairs: list[tuple[Key, ...]] = [(key,)]
-    if not isinstance(claim, About | Above):
+    if claim.against:
         pairs = [(key, other) for other in cells if claim.against.match_partner(key, other)]
     unpruned = key._replace(method=BASELINE, target="", compression=0.0, rft="none", eps="kept")
     for pair in pairs:
-        keys = pair
-        if isinstance(claim, Recovers):
-            keys = (*pair, unpruned)
-            lost = _difference(cells[pair[1]], cells.get(unpruned))
-            if lost is not None and (lost == 0 or (lost > 0) != lower):
+        keys = (*pair, unpruned) if claim.kind == "recovers" else pair
+        values = [cells[k].value if k in cells else None for k in keys]
+        known = [value for value in values if value is not None]
+        if claim.kind == "recovers" and None not in values[1:]:
+            before, whole = known[-2:]
+            if before == whole or (before > whole) != lower:
                 continue  # nothing was lost, so nothing can come back
-        values = [value for k in keys if k in cells and (value := cells[k].value) is not None]
-        missing = len(values) < len(keys)
-        outcome = None
+        outcome, missing = None, len(known) < len(keys)
         if not missing:
-            surplus, factors = claim.surplus(lower, *values)
-            terms = zip(factors, (cells[k] for k in keys), strict=True)
-            outcome = _decide(surplus, uncertainty(*terms), strict=claim.strict)
+            surplus, factors = claim.surplus(lower, *known)
+            uncertain = uncertainty(*zip(factors, (cells[k] for k in keys), strict=True))
+            outcome = _decide(surplus, uncertain, strict=claim.kind in ("better", "above"))
         numbers = " against ".join(_describe(k, cells[k]) for k in pair)
-        few_seeds = any(has_few_seeds(config, k, cells[k].seeds) for k in pair)
-        yield Comparison(key, pair[1] if pair[1:] else None, numbers, outcome, missing, few_seeds)
-
-
-def _difference(cell: Cell, other: Cell | None) -> float | None:
-    if cell.value is None or other is None or other.value is None:
-        return None
-    return cell.value - other.value
+        few = any(has_few_seeds(config, k, cells[k].seeds) for k in pair)
+        yield Comparison(key, numbers, outcome, missing, few)
 
 
 def has_few_seeds(config: Config, key: Key, seeds: int) -> bool:
@@ -355,7 +318,8 @@ def _sampling_error(terms: Sequence[tuple[float, Cell]]) -> float:
 
 
 def _decide(surplus: float, uncertain: float, *, strict: bool) -> bool | None:
-    """True or false by the sign of the surplus, open if it is smaller than the uncertainty."""
+    """True or false by the sign of the surplus, open if it is smaller than the uncertainty; if
+    `strict`, a surplus of zero is open too."""
     slack = 1e-9
     if surplus > uncertain + slack or (not strict and surplus >= uncertain - slack):
         return True

@@ -12,27 +12,14 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from reproduction.config import BASELINE, Config, Variant
-from reproduction.reporting.style import (
-    KERNELS,
-    PAGE,
-    SOLID,
-    Dash,
-    colour,
-    dash,
-    drawing,
-    label,
-    name_ends,
-    new_figure,
-    to_svg,
-)
-from statecut.errors import InputError
+from reproduction.reporting import style
 
 POINTS = 100
 """Of a curve."""
 
 # For the models with one kernel, in order.
-DASHES: tuple[Dash, ...] = (
-    SOLID, (0, (4, 1.5)), (0, (1.5, 1)), (0, (6, 1.5, 1, 1.5)),
+DASHES: tuple[style.Dash, ...] = (
+    style.SOLID, (0, (4, 1.5)), (0, (1.5, 1)), (0, (6, 1.5, 1, 1.5)),
 )  # fmt: skip
 
 
@@ -46,11 +33,11 @@ def draw_curves(config: Config, curves: Mapping[Variant, Path | str]) -> dict[st
         if variant.recovered and (not variant.pruned or variant.eps == config.eps)
     }
     figures = {}
-    with drawing():
+    with style.drawing():
         if trained:
-            figures["pretraining"] = to_svg(_pretraining(config, trained))
+            figures["pretraining"] = style.to_svg(_pretraining(config, trained))
         if recovered:
-            figures["recovery"] = to_svg(_recovery(config, recovered))
+            figures["recovery"] = style.to_svg(_recovery(config, recovered))
     return figures
 
 
@@ -60,28 +47,24 @@ def read_curve(path: Path | str) -> np.ndarray:
     Steps without a finite loss, which training skipped, are left out.
     """
     table = pd.read_csv(path)
-    if not {"tokens", "ce"} <= set(table):
-        raise InputError(f"{path} is no loss curve: it has columns {', '.join(table)}")
     steps = table.loc[np.isfinite(table["ce"]), ["tokens", "ce"]].to_numpy(np.float64)
-    if not len(steps):
-        raise InputError(f"{path}: no step of this loss curve has a finite loss")
     parts = np.array_split(steps, min(POINTS, len(steps)))
     return np.stack([part.mean(0) for part in parts]) / (1e6, 1)
 
 
 def _pretraining(config: Config, trained: Mapping[str, np.ndarray]) -> Figure:
-    figure = new_figure(PAGE, 2.4)
+    figure = style.new_figure(style.PAGE, 2.4)
     axes = figure.subplots()
     ends, kernels = [], list[str]()
     for model, curve in trained.items():
         kernel = config.models[model].kernel
-        style = DASHES[kernels.count(kernel) % len(DASHES)]
+        shown = DASHES[kernels.count(kernel) % len(DASHES)]
         kernels.append(kernel)
-        axes.plot(*curve.T, color=KERNELS[kernel], linestyle=style)
-        ends.append((float(curve[-1, 1]), config.models[model].label, KERNELS[kernel]))
+        axes.plot(*curve.T, color=style.KERNELS[kernel], linestyle=shown)
+        ends.append((float(curve[-1, 1]), config.models[model].label, style.KERNELS[kernel]))
     axes.set_ylabel("cross-entropy")
     axes.set_xlabel("million tokens")
-    name_ends(axes, ends)
+    style.name_ends(axes, ends)
     return figure
 
 
@@ -89,7 +72,7 @@ def _recovery(config: Config, recovered: Mapping[Variant, np.ndarray]) -> Figure
     """Models down, ratios across; seeds averaged, and the recovered baseline in every panel."""
     models = list(dict.fromkeys(variant.model for variant in recovered))
     ratios = sorted({variant.ratio for variant in recovered if variant.pruned}) or [0.0]
-    figure = new_figure(PAGE, 0.5 + 1.5 * len(models))
+    figure = style.new_figure(style.PAGE, 0.5 + 1.5 * len(models))
     panels = figure.subplots(len(models), len(ratios), sharex=True, sharey="row", squeeze=False)
     styles: dict[str, dict[str, Any]] = {}  # by name
     for (i, model), (j, ratio) in product(enumerate(models), enumerate(ratios)):
@@ -98,11 +81,11 @@ def _recovery(config: Config, recovered: Mapping[Variant, np.ndarray]) -> Figure
         axes.set_ylabel(f"{config.models[model].label}\ncross-entropy" if j == 0 else "")
         axes.set_xlabel("million tokens" if i == len(models) - 1 else "")
         for (method, refitted), curve in _mean_curves(recovered, model, ratio).items():
-            name = label(config, method) + ", refitted" * refitted
-            styles[name] = {"color": colour(config, method), "linestyle": dash(config, method)}
-            styles[name]["alpha"] = 0.5 if refitted else None
+            name = style.label(config, method) + ", refitted" * refitted
+            shown = {"linestyle": style.dash(config, method), "alpha": 0.5 if refitted else None}
+            styles[name] = {"color": style.colour(config, method), **shown}
             axes.plot(*curve.T, linewidth=1, **styles[name])
-    first = label(config, BASELINE)
+    first = style.label(config, BASELINE)
     handles = [
         figure.axes[0].plot([], [], label=name, **styles[name])[0]
         for name in sorted(styles, key=lambda name: name != first)

@@ -16,23 +16,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, groupby
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import pandas as pd
 
-from reproduction.config import (
-    BASELINE,
-    Config,
-    DecodingTable,
-    Measurement,
-    QualityTable,
-    SpeedTable,
-    Stage,
-    Variant,
-)
+from reproduction.config import BASELINE, Config, Measurement, Stage, Variant
 from reproduction.reporting.frame import Key, cells, lower_is_better, timing_key, variant_key
 from statecut.arguments import Eps
-from statecut.errors import InputError
 
 T = TypeVar("T")
 Form = Callable[[float], str]
@@ -147,15 +137,12 @@ class TableBuilder:
 
     def __init__(self, config: Config, name: str, frame: pd.DataFrame) -> None:
         self.config, self.name = config, name
-        self.table = config.tables[name]
+        self.table: Any = config.tables[name]
         self.cells = cells(frame)
         self.letters: dict[str, str] = {}
         self.marks = self._marks() if self.table.kind in MARKED_KINDS else {}
 
     def number(self, key: Key, form: Form = one_decimal, span: int = 1) -> Box:
-        if key not in self.cells:
-            named = (f"{name} {value}" for name, value in key._asdict().items() if value)
-            raise InputError(f"table {self.name}: the frame has no row for {', '.join(named)}")
         cell = self.cells[key]
         notes = tuple(self.letter(text) for text in (cell.reason, cell.note) if text)
         if cell.value is None:
@@ -187,8 +174,7 @@ class TableBuilder:
 
     def _protocol_note(self, row: Row) -> str | None:
         """Names protocols other than the paper's. None if nothing in the row was measured."""
-        row_cells = [self.cells[box.key] for box in row.boxes if box.key]
-        protocols = {name for cell in row_cells for name in cell.protocols}
+        protocols = {p for box in row.boxes if box.key for p in self.cells[box.key].protocols}
         return protocol_note(protocols) if protocols else None
 
     def _add_note(self, row: Row, note: str | None) -> Row:
@@ -203,27 +189,17 @@ class TableBuilder:
         """Of methods compared with each other, everything else being equal."""
         groups: dict[Key, dict[Key, float]] = {}
         for key, cell in self.cells.items():
-            if key.method != BASELINE and cell.value is not None and self._is_marked(key.metric):
+            if key.method != BASELINE and cell.value is not None:
                 groups.setdefault(key._replace(method="", target=""), {})[key] = cell.value
-        return {
-            key: mark
-            for group, values in groups.items()
-            for key, mark in marks(values, lower=lower_is_better(self.config, group.metric)).items()
-        }
+        found: dict[Key, Mark] = {}
+        for group, values in groups.items():
+            lower = lower_is_better(self.config, group.metric)
+            is_mean = group.metric == self.config.suite_of(group.metric).mean
+            if lower or is_mean or self.table.kind != "breakdown":
+                found |= marks(values, lower=lower)
+        return found
 
-    def _is_marked(self, metric: str) -> bool:
-        suite = self.config.suite_of(metric)
-        return (
-            self.table.kind != "breakdown"
-            or metric == suite.mean
-            or lower_is_better(self.config, metric)
-        )
-
-
-class VariantTable(TableBuilder):
-    """A table of evaluated variants."""
-
-    table: QualityTable
+    # --- of evaluated variants ---
 
     @property
     def stages(self) -> tuple[Stage, ...]:
@@ -311,11 +287,11 @@ class VariantTable(TableBuilder):
     def _arrow(self, metric: str) -> str:
         return "↓" if lower_is_better(self.config, metric) else "↑"
 
+    # --- of a benchmark ---
 
-class TimingTable(TableBuilder):
-    """A table of a benchmark."""
-
-    table: SpeedTable | DecodingTable
+    @property
+    def benchmark(self) -> Any:
+        return self.config.benchmarks[self.table.benchmark]
 
     def by_subject(self) -> dict[str, list[Measurement]]:
         """The measurements of each model or mixer."""

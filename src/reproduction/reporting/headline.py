@@ -1,30 +1,26 @@
-"""What a reader of a report sees first: up to three sentences from a run's numbers, and the points
+"""What a reader of a report sees first: two sentences from a run's numbers, and the points
 of a picture (`reproduction.reporting.picture`).
 
 They are about the models and the perplexity of the run's first figure of kind `state`, or else
-`quality`, and about DRRQR, the paper's method, or else the first one of that figure. The numbers
-are those of all tables, with the run's own eps. What was not measured is left out, and so is a
-sentence that has no numbers; a difference within the noise says so.
+`quality`, and about the best method of the run's tables: the one whose perplexity, divided by the
+unpruned model's, is lowest (geometric mean over these models), of methods that were measured on as
+many of them; as sliced, or at the first later stage that was measured. The numbers are those of all
+tables, with the run's own eps. What was not measured is left out, and so is a sentence that has no
+numbers; a difference within the noise says so.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from statistics import fmean
 
 from markupsafe import Markup
 
-from reproduction.config import (
-    BASELINE,
-    Config,
-    QualityFigure,
-    QualityTable,
-    Stage,
-    Variant,
-    state_bytes,
-)
+from reproduction.config import BASELINE, Config, QualityFigure, Stage, Variant, state_bytes
 from reproduction.reporting.claims import differ
 from reproduction.reporting.frame import Cell, Key, published_name, variant_key
 from reproduction.reporting.heat import format_change
@@ -45,30 +41,19 @@ class Headline:
     config: Config
     cells: Mapping[Key, Cell]
     models: tuple[str, ...]
-    method: str
     column: str
 
     @classmethod
     def of(cls, config: Config, cells: Mapping[Key, Cell]) -> Headline | None:
-        """None if no figure of the run shows a perplexity."""
-        for kind in ("state", "quality"):
-            for figure in config.figures.values():
-                if isinstance(figure, QualityFigure) and figure.kind == kind:
-                    task = config.suite_of(figure.column).tasks[figure.column]
-                    if task.metric.endswith("perplexity"):
-                        return cls._of_figure(config, cells, figure)
+        """None if no figure of the run shows a perplexity, or no cut model has one."""
+        figures = [f for f in config.figures.values() if isinstance(f, QualityFigure)]
+        for figure in sorted(figures, key=lambda figure: figure.kind != "state"):
+            if config.suite_of(figure.column).tasks[figure.column].metric.endswith("perplexity"):
+                tables = [config.tables[name] for name in figure.tables]
+                models = dict.fromkeys(model for table in tables for model in table.models)  # type: ignore[union-attr]
+                headline = cls(config, cells, tuple(models)[:MODELS], figure.column)
+                return headline if headline.ratios and headline.compared else None
         return None
-
-    @classmethod
-    def _of_figure(
-        cls, config: Config, cells: Mapping[Key, Cell], figure: QualityFigure
-    ) -> Headline:
-        tables = [config.tables[name] for name in figure.tables]
-        shown = [table for table in tables if isinstance(table, QualityTable)]
-        models = dict.fromkeys(model for table in shown for model in table.models)
-        methods = [method for table in shown for method in table.methods]
-        method = min(methods, key=lambda name: config.methods[name].algorithm != "drrqr")
-        return cls(config, cells, tuple(models)[:MODELS], method, figure.column)
 
     @property
     def task(self) -> str:
@@ -98,9 +83,10 @@ class Headline:
         return sorted(
             {
                 key.compression
-                for key in self.cells
+                for key, cell in self.cells.items()
                 if key.compression and (key.model, key.conv_sharing) in names
                 if (key.metric, key.eps) == (self.column, self.config.eps)
+                if cell.value is not None
             }
         )
 
@@ -108,6 +94,43 @@ class Headline:
     def part(self) -> float:
         """That sentences are about: half of the state, or the largest part that was cut."""
         return 0.5 if 0.5 in self.ratios else self.ratios[-1]
+
+    @cached_property
+    def compared(self) -> tuple[Stage, dict[str, float]] | None:
+        """The stage that methods are compared at, and the mean of log(perplexity / unpruned) of
+        each that was measured on as many models as any."""
+        for stage in IN_WORDS:
+            rises = {method: self._rises(method, stage) for method in self.config.methods}
+            if most := max(map(len, rises.values()), default=0):
+                return stage, {name: fmean(own) for name, own in rises.items() if len(own) == most}
+        return None
+
+    def _rises(self, method: str, stage: Stage) -> list[float]:
+        cells = [(self.cell(m, method, self.part, stage), self.whole(m)) for m in self.models]
+        return [math.log(_ratio(cell, whole)) for cell, whole in cells if cell and whole]
+
+    @property
+    def method(self) -> str:
+        assert self.compared
+        return min(self.compared[1], key=self.compared[1].__getitem__)
+
+    @property
+    def chosen_by(self) -> str:
+        """Why it is this method, and which others no model tells from it."""
+        assert self.compared
+        stage, methods = self.compared
+        mean = ", mean over models" if len(self.models) > 1 else ""
+        close = [
+            self.label(other)
+            for other in methods
+            if other != self.method and not any(self._differ(m, other, stage) for m in self.models)
+        ]
+        remark = f"; too close to tell apart: {', '.join(close)}" if close else ""
+        return f"the lowest perplexity {IN_WORDS[stage]} of {len(methods)} methods{mean}{remark}"
+
+    def _differ(self, model: str, other: str, stage: Stage) -> bool:
+        own, others = (self.cell(model, name, self.part, stage) for name in (self.method, other))
+        return own is not None and others is not None and differ(own, others)
 
     def points(self, model: str, stage: Stage) -> list[tuple[float, float, float]]:
         """Perplexities of the method by ratio, with their spread, from the whole model on; empty
@@ -121,80 +144,40 @@ class Headline:
             if cell and cell.value is not None
         ]
 
-    def timing(self, model: str, ratio: float, metric: str) -> Cell | None:
-        """Of the whole model, or of the cut one."""
-        for key, cell in self.cells.items():
-            if (
-                (key.model, key.conv_sharing) == published_name(self.config, model)
-                and (key.compression, key.metric) == (ratio, metric)
-                and key.head_k_dim is not None
-                and cell.value is not None
-            ):
-                return cell
-        return None
+    def timings(self, model: str) -> dict[str, tuple[Cell, Cell]]:
+        """What was timed of the cut model and of the whole one."""
+        name = published_name(self.config, model)
+        cut, whole = (
+            {
+                key.metric: cell
+                for key, cell in self.cells.items()
+                if (key.model, key.conv_sharing, key.compression) == (*name, part)
+                if key.head_k_dim and cell.value
+            }
+            for part in (self.part, 0.0)
+        )
+        return {metric: (cell, whole[metric]) for metric, cell in cut.items() if metric in whole}
 
     # --- sentences ---
 
     def sentences(self) -> list[Markup]:
-        if not self.ratios:
-            return []
-        return [text for text in (self.cost(), self.best_method(), self.gain()) if text]
+        return [text for text in (self.cost(), self.gain()) if text]
 
     def cost(self) -> Markup | None:
         """What that part of the state costs."""
         clauses = []
         for model in self.models:
-            whole, changes = self.whole(model), []
-            for stage, name in IN_WORDS.items():
-                cell = self.cell(model, self.method, self.part, stage)
-                if whole and cell:
-                    changes.append(Markup("{} {}").format(describe_change(cell, whole), name))
+            whole = self.whole(model)
+            changes = [
+                Markup("{} {}").format(_describe(cell, whole), name)
+                for stage, name in IN_WORDS.items()
+                if whole and (cell := self.cell(model, self.method, self.part, stage))
+            ]
             if changes:
                 clauses.append(Markup("{} by {}").format(self.label(model), _listed(changes)))
-        if not clauses:
-            return None
-        opening = Markup("Cutting {} of the state by {} changes perplexity on {} of {}.")
-        names = _in_words(self.part), self.label(self.method), self.task
-        return opening.format(*names, Markup("; of ").join(clauses))
-
-    def best_method(self) -> Markup | None:
-        """Which method costs least, as sliced, at the largest ratio where three or more were."""
-        for ratio in reversed(self.ratios):
-            clauses = [self._best_for(model, ratio) for model in self.models]
-            if known := [clause for clause in clauses if clause]:
-                opening = Markup("With {} cut and nothing repaired, {}.")
-                return opening.format(_in_words(ratio), Markup("; ").join(known))
-        return None
-
-    def _best_for(self, model: str, ratio: float) -> Markup | None:
-        whole = self.whole(model)
-        methods = self.config.methods
-        target = methods[self.method].target  # others are compared in tables of their own
-        firsts: dict[str, str] = {}  # so are further settings of an algorithm
-        for name, method in methods.items():
-            if method.target == target:
-                firsts.setdefault(method.algorithm, name)
-        sliced = {name: self.cell(model, name, ratio, "pre") for name in firsts.values()}
-        ranked = sorted(
-            ((name, cell) for name, cell in sliced.items() if cell),
-            key=lambda pair: pair[1].value or 0.0,
-        )
-        if whole is None or len(ranked) < 3:
-            return None
-        (best, first), (worst, last) = ranked[0], ranked[-1]
-        close = [self.label(name) for name, cell in ranked[1:] if not differ(first, cell)]
-        remark = ""
-        if close:
-            verb = "is" if len(close) == 1 else "are"
-            remark = Markup("; {} {} too close to tell apart").format(_listed(close), verb)
-        text = Markup("<strong>{}</strong> is the best of {} methods for {} ({}{})").format(
-            self.label(best), len(ranked), self.label(model), describe_change(first, whole), remark
-        )
-        if self.label(worst) not in close:
-            text += Markup(" and {} the worst ({})").format(
-                self.label(worst), describe_change(last, whole)
-            )
-        return text
+        opening = Markup("Cutting {} of the state by {} ({}) changes perplexity on {} of {}.")
+        names = _in_words(self.part), self.label(self.method), self.chosen_by, self.task
+        return opening.format(*names, Markup("; of ").join(clauses)) if clauses else None
 
     def gain(self) -> Markup:
         """What the smaller state gives, of the first model with timings, or the first."""
@@ -209,40 +192,43 @@ class Headline:
     def _speeds(self, model: str) -> list[Markup]:
         """How many times as fast, with how many times as many sequences: as a CUDA graph where that
         was timed, and generation at the largest batch."""
-
-        def timed(metric: str) -> bool:
-            return all(self.timing(model, part, metric) for part in (0.0, self.part))
-
+        timed = self.timings(model)
         decoding = {
             (bool(match[1]), int(match[2])): match[0]
-            for key in self.cells
-            if (match := re.fullmatch(r"decoding_(graph_)?tokens_per_s_(\d+)", key.metric))
-            if timed(match[0])
+            for metric in timed
+            if (match := re.fullmatch(r"decoding_(graph_)?tokens_per_s_(\d+)", metric))
         }
-        passes = "graph_tokens_per_s" if timed("graph_tokens_per_s") else "tokens_per_s"
+        passes = "graph_tokens_per_s" if "graph_tokens_per_s" in timed else "tokens_per_s"
         sentences = {passes: "runs {} times as fast"}
         if decoding:
             (_, batch), metric = max(decoding.items())
             sentences[metric] = f"generates text {{}} times as fast at a batch of {batch}"
         sentences["decoding_largest_batch"] = "fits {} times as many sequences on a GPU"
-        texts = []
-        for metric, sentence in sentences.items():
-            own, whole = (self.timing(model, part, metric) for part in (self.part, 0.0))
-            if own and whole and own.value and whole.value:
-                times = Markup("<strong>{:.2f}</strong>").format(own.value / whole.value)
-                texts.append(Markup(sentence).format(times) + _noise(own, whole))
-        return texts
+        return [
+            Markup(sentence).format(_strong(f"{_ratio(*timed[metric]):.2f}"))
+            + _noise(*timed[metric])
+            for metric, sentence in sentences.items()
+            if metric in timed
+        ]
 
 
-def describe_change(cell: Cell, whole: Cell) -> Markup:
+def _describe(cell: Cell, whole: Cell) -> Markup:
+    """By how much a cell differs from that of the whole model."""
+    return _strong(format_change(_ratio(cell, whole))) + _noise(cell, whole)
+
+
+def _strong(text: str) -> Markup:
+    return Markup("<strong>{}</strong>").format(text)
+
+
+def _ratio(cell: Cell, whole: Cell) -> float:
     assert cell.value is not None
     assert whole.value
-    change = format_change(cell.value / whole.value)
-    return Markup("<strong>{}</strong>{}").format(change, _noise(cell, whole))
+    return cell.value / whole.value
 
 
-def _noise(cell: Cell, other: Cell) -> str:
-    return "" if differ(cell, other) else " (within the noise)"
+def _noise(cell: Cell, whole: Cell) -> str:
+    return "" if differ(cell, whole) else " (within the noise)"
 
 
 def format_bytes(size: float) -> str:

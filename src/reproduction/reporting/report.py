@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import csv
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -14,14 +13,12 @@ import pandas as pd
 from markupsafe import Markup
 
 from reproduction.config import Config, Figure, Variant
-from reproduction.reporting.claims import Answer
+from reproduction.reporting.claims import MARKS
 from reproduction.reporting.curves import draw_curves
 from reproduction.reporting.frame import (
-    PAPER,
     Key,
     Result,
     cells,
-    check_count,
     from_frame,
     join_frames,
     read_frame,
@@ -43,13 +40,6 @@ from statecut.version import __version__
 
 Files = Mapping[Variant, Sequence[Path | str]]
 
-SYMBOLS = {
-    "holds": "✓",
-    "holds so far": "✓",
-    "fails": "✗",
-    "not decided": "?",
-    "not measured": "–",
-}
 CURVES = {
     "pretraining": "Cross-entropy while the models were pretrained.",
     "recovery": "Cross-entropy during recovery, by model and ratio; mean over seeds.",
@@ -59,31 +49,6 @@ BARS = {  # by kind of figure
     "state": OVER_SEEDS,
     "sweep": "Bars are two standard errors over repeats.",
 }
-
-
-@dataclass(frozen=True)
-class HeatMap:
-    """A table of the page, and whether it is compared with the paper's."""
-
-    name: str
-    paper: bool
-    html: Markup
-
-
-@dataclass(frozen=True)
-class Picture:
-    """A figure of the page."""
-
-    section: str
-    name: str
-    caption: str
-    svg: Markup
-
-    @property
-    def broad(self) -> bool:
-        """Whether it has several panels side by side, too small for a phone."""
-        width = re.search(r'width="([\d.]+)pt"', self.svg)
-        return width is not None and float(width[1]) > 72 * COLUMN * 1.5
 
 
 def write_report(
@@ -113,12 +78,9 @@ def write_report(
 
     Also read are the files that frames name as sources, and their provenance.
     """
-    check_count(f"the report of {config.run}", "frames", len(config.tables), len(frames))
-    check_count(f"the report of {config.run}", "figures", len(config.figures), len(figures))
     tables = dict(zip(config.tables, map(read_frame, frames), strict=True))
     judgements = read_judgements(Path(verdict) / "cells.csv")
-    with open(Path(verdict) / "claims.csv", newline="") as file:
-        answers = list(csv.DictReader(file))
+    answers = pd.read_csv(Path(verdict) / "claims.csv", keep_default_na=False).to_dict("records")
     claims = [claim for claim in answers if not claim["model"]]
     headline = Headline.of(config, cells(join_frames(tables.values())))
     about = describe_headline(headline) if headline else ""
@@ -134,9 +96,10 @@ def write_report(
         ],
         claims=claims,
         claim_groups=group_claims(claims),
-        answers=_count((claim["answer"] for claim in claims), get_args(Answer)),
+        answers=_count((claim["answer"] for claim in claims), MARKS),
+        few_draws=sum(bool(claim["few_draws"]) for claim in claims),
         other_claims=[claim for claim in answers if claim["model"]],
-        symbols=SYMBOLS,
+        marks=MARKS,
         words=_count((judgement.word for judgement in judgements), get_args(Word)),
         steps=STEPS,
         tables=[
@@ -183,22 +146,17 @@ class Numbers:
 
     def to_json(self, judgements: Iterable[Judgement]) -> dict[str, Any]:
         """What the page's script shows when a number is clicked."""
-        numbers = [
-            [self._origin(result) for result in results] for results in self.results.values()
-        ]
         judged: dict[str, dict[int, Any]] = {}
         for j in judgements:
             if j.key in self.places:
                 shown = [j.paper, j.difference, j.tolerance, j.word, j.why, j.errata]
                 judged.setdefault(j.table, {})[self.places[j.key]] = shown
+        labelled: dict[str, Any] = {**self.config.models, **self.config.methods}
         return {
             "columns": list(Key._fields),
-            "labels": {
-                **{name: model.label for name, model in self.config.models.items()},
-                **{name: method.label for name, method in self.config.methods.items()},
-            },
+            "labels": {name: part.label for name, part in labelled.items()},
             "keys": [list(key) for key in self.places],
-            "numbers": numbers,
+            "numbers": [[self._origin(result) for result in r] for r in self.results.values()],
             "judged": judged,
             "made": self.steps,
             "origins": self.origins.to_json(),
@@ -206,7 +164,7 @@ class Numbers:
 
     def _origin(self, result: Result) -> list[Any]:
         files = []
-        if result.source and not result.source.startswith(PAPER):
+        if result.source:
             files.append(self.origins.add(result.source))
             if Path(provenance := f"{result.source}{PROVENANCE}").is_file():
                 files.append(self.origins.add(provenance))
@@ -229,7 +187,7 @@ def _heat_map(
     judgements: Iterable[Judgement],
     numbers: Numbers,
     templates: Path,
-) -> HeatMap:
+) -> dict[str, Any]:
     """Compared with the paper's numbers where it has them, elsewhere with the unpruned model."""
     grid, ours = lay_out(config, name, frame), cells(frame)
     # The page says once that a run's settings are its own.
@@ -247,10 +205,10 @@ def _heat_map(
             looks[key] = against_paper(config, place, judged[key], theirs)
         else:
             looks[key] = Look(place)  # a row that the paper does not have
-    return HeatMap(name, bool(judged), Markup(to_html(grid, templates, looks)))
+    return {"name": name, "paper": bool(judged), "html": Markup(to_html(grid, templates, looks))}
 
 
-def _count(values: Iterable[str], names: Sequence[str]) -> dict[str, int]:
+def _count(values: Iterable[str], names: Iterable[str]) -> dict[str, int]:
     counts = Counter(values)
     return {name: counts[name] for name in names}
 
@@ -261,8 +219,12 @@ def _with_bars(config: Config, figure: Figure) -> str:
     return " ".join(filter(None, [figure.caption, BARS.get(figure.kind)]))
 
 
-def _picture(section: str, name: str, caption: str, svg: str) -> Picture:
-    return Picture(section, name, caption, inline(svg, f"__{section}-{name}", caption))
+def _picture(section: str, name: str, caption: str, svg: str) -> dict[str, Any]:
+    """`broad`: whether it has several panels side by side, too small for a phone."""
+    width = re.search(r'width="([\d.]+)pt"', svg)
+    broad = width is not None and float(width[1]) > 72 * COLUMN * 1.5
+    drawn = inline(svg, f"__{section}-{name}", caption)
+    return {"section": section, "name": name, "caption": caption, "svg": drawn, "broad": broad}
 
 
 def inline(svg: str, prefix: str, caption: str) -> Markup:

@@ -20,7 +20,6 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from reproduction.config import BASELINE, Config
-from statecut.errors import InputError
 from statecut.files import atomic_write
 
 INK = "#010203"  # no other part of a figure has this colour
@@ -36,27 +35,17 @@ KERNELS = {"delta_net": "#c2455a", "gated_deltanet": "#2f93a8"}
 STYLE: Any = {
     "font.family": "sans-serif",
     "font.sans-serif": ["DejaVu Sans"],  # comes with matplotlib: the same on all machines
-    "font.size": 8,
-    "axes.titlesize": 8,
+    **dict.fromkeys(("font.size", "axes.titlesize", "axes.labelsize"), 8),
+    **dict.fromkeys(("xtick.labelsize", "ytick.labelsize"), 7),
     "axes.titlelocation": "left",
-    "axes.labelsize": 8,
-    "xtick.labelsize": 7,
-    "ytick.labelsize": 7,
-    "text.color": INK,
-    "axes.edgecolor": INK,
-    "axes.labelcolor": INK,
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "axes.linewidth": 0.6,
-    "xtick.major.width": 0.6,
-    "ytick.major.width": 0.6,
-    "xtick.major.size": 2.5,
-    "ytick.major.size": 2.5,
+    **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "grid.color"), INK),
+    **dict.fromkeys(("xtick.color", "ytick.color"), INK),
+    **dict.fromkeys(("axes.linewidth", "xtick.major.width", "ytick.major.width"), 0.6),
+    **dict.fromkeys(("xtick.major.size", "ytick.major.size"), 2.5),
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
     "axes.axisbelow": True,
-    "grid.color": INK,
     "grid.alpha": 0.12,
     "grid.linewidth": 0.5,
     "lines.linewidth": 1.3,
@@ -93,8 +82,6 @@ def new_figure(width: float, height: float) -> Figure:
 def save(figure: Figure, outs: Iterable[Path | str]) -> None:
     """A figure in the format of each file's ending, the same bytes every time."""
     for out in map(Path, outs):
-        if out.suffix not in METADATA:
-            raise InputError(f"{out}: figures are written as {', '.join(METADATA)}")
         with atomic_write(out, force=True) as aside:
             if out.suffix == ".svg":
                 aside.write_text(to_svg(figure))

@@ -2,7 +2,7 @@
 
 Rows and columns are the paper's, and one more row where a run has recovered the unpruned model too.
 What numbers, marks and notes look like is in `reproduction.reporting.grid`; fonts, rules and
-alignment are in the templates. A frame that mixes published and measured numbers is refused.
+alignment are in the templates.
 """
 
 from __future__ import annotations
@@ -14,22 +14,19 @@ from itertools import product
 import pandas as pd
 
 from reproduction.config import BASELINE, Config, Stage, state_bytes
-from reproduction.reporting.frame import PAPER
 from reproduction.reporting.grid import (
     Box,
     Form,
     Grid,
     Row,
     Separator,
-    TimingTable,
-    VariantTable,
+    TableBuilder,
     fixed,
     percent,
     row,
     scientific_if_large,
     throughput,
 )
-from statecut.errors import InputError
 
 # Shared by heads, then by the channels of a head.
 SHARED = {"none": "× ×", "head": "× ✓", "all": "✓ ✓"}
@@ -45,7 +42,7 @@ STAGES = {**WAYS, "pre": "Before recovery", "post": "After recovery"}
 RECOVERED = {"none": "", "pre": "×", "refit": "refit, ×", "post": "✓", "refit_post": "refit, ✓"}
 
 
-def _by_ratio_or_model(t: VariantTable) -> Grid:
+def _by_ratio_or_model(t: TableBuilder) -> Grid:
     """Methods down, ratios of one model or models at one ratio across."""
     [stage], ratios = t.stages, t.table.ratios
     columns = t.columns(stage)
@@ -75,7 +72,7 @@ def _by_ratio_or_model(t: VariantTable) -> Grid:
     return t.grid(groups, heads, [*rows, *t.baseline_rows([], baseline)])
 
 
-def _sharing(t: VariantTable) -> Grid:
+def _sharing(t: TableBuilder) -> Grid:
     """Unpruned models, by how they share their filters."""
     columns = t.columns("none")
     rows = []
@@ -86,7 +83,7 @@ def _sharing(t: VariantTable) -> Grid:
     return t.grid([1, *t.suite_sizes(columns)], heads, rows)
 
 
-def _rotation(t: VariantTable) -> Grid:
+def _rotation(t: TableBuilder) -> Grid:
     """Ratios and methods down, models across."""
     models, [stage] = t.table.models, t.stages
     columns = t.columns(stage)
@@ -109,7 +106,7 @@ def _rotation(t: VariantTable) -> Grid:
     return t.grid([2, *(len(columns) for _ in models)], heads, rows)
 
 
-def _targets(t: VariantTable) -> Grid:
+def _targets(t: TableBuilder) -> Grid:
     """Methods down, models and what was scored across."""
     models, [stage], [ratio] = t.table.models, t.stages, t.table.ratios
     targets, columns = t.table.targets or ("kq",), t.columns(stage)
@@ -132,7 +129,7 @@ def _targets(t: VariantTable) -> Grid:
     return t.grid(groups, heads, [*rows, *t.baseline_rows([], baseline)])
 
 
-def _summary(t: VariantTable) -> Grid:
+def _summary(t: TableBuilder) -> Grid:
     """Models and methods down, before and after recovery across."""
     [ratio] = t.table.ratios
     columns = {stage: t.columns(stage) for stage in t.stages}
@@ -151,7 +148,7 @@ def _summary(t: VariantTable) -> Grid:
     return t.grid([2, *map(len, columns.values())], heads, rows)
 
 
-def _baseline_by_stage(t: VariantTable, model: str, rft: Stage) -> Iterator[Box]:
+def _baseline_by_stage(t: TableBuilder, model: str, rft: Stage) -> Iterator[Box]:
     """The unpruned model below every stage, or below its own once it is recovered."""
     for stage, _ in product(t.stages, t.eps):  # it is the same whatever a cut does to eps
         columns = t.columns(stage)
@@ -161,7 +158,7 @@ def _baseline_by_stage(t: VariantTable, model: str, rft: Stage) -> Iterator[Box]
             yield Box("", len(columns))
 
 
-def _stages(t: VariantTable) -> Grid:
+def _stages(t: TableBuilder) -> Grid:
     """Models, ratios with the size of the state, and methods down; stages across, each with eps
     kept and matched where the table has both."""
     groups = [*product(t.stages, t.eps)]
@@ -192,7 +189,7 @@ def _stages(t: VariantTable) -> Grid:
     return t.grid([4, *sizes], heads, rows)
 
 
-def _breakdown(t: VariantTable) -> Grid:
+def _breakdown(t: TableBuilder) -> Grid:
     """Ratios, stages and methods down, every column of the suites across."""
     columns = t.columns("none")
     models, stages = len(t.table.models) > 1, len(t.stages) > 1  # whether they have labels
@@ -224,9 +221,8 @@ def _breakdown(t: VariantTable) -> Grid:
     return t.grid([len(labels), *t.suite_sizes(columns)], heads, rows)
 
 
-def _mixer_speed(t: TimingTable) -> Grid:
+def _mixer_speed(t: TableBuilder) -> Grid:
     """Mixers and widths down."""
-    mixers = t.config.benchmarks[t.table.benchmark].mixers  # type: ignore[union-attr]
     forms = {
         "tokens_per_s": throughput,
         "speedup": fixed(2, unit="×"),
@@ -236,27 +232,24 @@ def _mixer_speed(t: TimingTable) -> Grid:
     rows: list[Row] = []
     for mixer, measurements in t.by_subject().items():
         for i, cell in enumerate(measurements):
-            labels = ["" if i else mixers[mixer].label, str(cell.width)]
+            labels = ["" if i else t.benchmark.mixers[mixer].label, str(cell.width)]
             numbers = [t.timing(cell, metric, form) for metric, form in forms.items()]
             rows.append(row(labels, numbers, _rule_between(i, rows)))
     heads = [row(["Model", "dₖ", "Tokens/s ↑", "Speedup ↑", "Memory ↓", "Ratio ↓"])]
     return t.grid([2, 2, 2], heads, rows)
 
 
-def _model_speed(t: TimingTable) -> Grid:
+def _model_speed(t: TableBuilder) -> Grid:
     """Ratios down, models across, in thousands of tokens per second; as a CUDA graph too where the
     benchmark has it."""
-    benchmark = t.config.benchmarks[t.table.benchmark]
-    assert benchmark.kind == "model"
-    assert t.table.kind == "model_speed"
     forms = {"tokens_per_s": fixed(1, scale=1e3), "speedup": fixed(2, unit="×")}
     titles = ["k tok/s ↑", "Speedup ↑"]
-    if benchmark.graphs(t.table.shows):
+    if t.benchmark.graphs(t.table.shows):
         forms |= {f"graph_{metric}": form for metric, form in forms.items()}
         titles += ["CUDA graph ↑", "Speedup ↑"]
     subjects = t.by_subject()
     heads = [
-        row([""], (Box(t.config.models[model].label, len(forms)) for model in subjects)),
+        row([""], (Box(t.model(model), len(forms)) for model in subjects)),
         row(["Compr.", *titles * len(subjects)]),
     ]
     rows = []
@@ -266,18 +259,16 @@ def _model_speed(t: TimingTable) -> Grid:
     return t.grid([1, *(len(forms) for _ in subjects)], heads, rows)
 
 
-def _decoding_speed(t: TimingTable) -> Grid:
+def _decoding_speed(t: TableBuilder) -> Grid:
     """Models and ratios down; throughput at each batch, without and with a CUDA graph; the size of
     the state."""
-    benchmark = t.config.benchmarks[t.table.benchmark]
-    assert benchmark.kind == "decoding"
-    batches = [str(batch) for batch in benchmark.batches]
-    forms: dict[str, Form] = dict.fromkeys(benchmark.speeds(), throughput)
+    batches = [str(batch) for batch in t.benchmark.batches]
+    forms: dict[str, Form] = dict.fromkeys(t.benchmark.speeds(), throughput)
     forms |= {"state_mib": fixed(2), "largest_batch": fixed(0)}
     rows: list[Row] = []
     for model, measurements in t.by_subject().items():
         for i, cell in enumerate(measurements):
-            labels = ["" if i else t.config.models[model].label, percent(cell.ratio)]
+            labels = ["" if i else t.model(model), percent(cell.ratio)]
             numbers = [t.timing(cell, metric, form) for metric, form in forms.items()]
             rows.append(row(labels, numbers, _rule_between(i, rows)))
     speeds = ("Tokens/s ↑ at a batch of", "The same as one CUDA graph ↑")
@@ -295,7 +286,7 @@ def _rule_between(i: int, rows: list[Row]) -> Separator:
     return "rule" if rows and not i else ""
 
 
-VARIANT_TABLES: dict[str, Callable[[VariantTable], Grid]] = {
+LAYOUTS: dict[str, Callable[[TableBuilder], Grid]] = {
     "by_ratio": _by_ratio_or_model,
     "by_model": _by_ratio_or_model,
     "sharing": _sharing,
@@ -304,8 +295,6 @@ VARIANT_TABLES: dict[str, Callable[[VariantTable], Grid]] = {
     "summary": _summary,
     "breakdown": _breakdown,
     "stages": _stages,
-}
-TIMING_TABLES: dict[str, Callable[[TimingTable], Grid]] = {
     "mixer_speed": _mixer_speed,
     "model_speed": _model_speed,
     "decoding_speed": _decoding_speed,
@@ -314,10 +303,4 @@ TIMING_TABLES: dict[str, Callable[[TimingTable], Grid]] = {
 
 def lay_out(config: Config, name: str, frame: pd.DataFrame) -> Grid:
     """A table of the configuration, from its frame (`reproduction.reporting.frame.table_frame`)."""
-    sources = frame.loc[frame["value"].notna(), "source"]
-    if 0 < sources.str.startswith(PAPER).sum() < len(sources):
-        raise InputError(f"table {name}: the paper's numbers and ours may not share a column")
-    kind = config.tables[name].kind
-    if kind in VARIANT_TABLES:
-        return VARIANT_TABLES[kind](VariantTable(config, name, frame))
-    return TIMING_TABLES[kind](TimingTable(config, name, frame))
+    return LAYOUTS[config.tables[name].kind](TableBuilder(config, name, frame))

@@ -42,6 +42,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
@@ -49,14 +50,21 @@ import pandas as pd
 
 from reproduction.config import BASELINE, Config
 from reproduction.config.evaluation import FRACTIONS
-from reproduction.reporting.claims import Answered, Claim, answer_all, has_few_seeds, read_claims
+from reproduction.reporting.claims import (
+    MARKS,
+    MEANINGS,
+    NUMERICAL,
+    Answered,
+    answer_all,
+    has_few_seeds,
+    read_claims,
+)
 from reproduction.reporting.frame import (
     SEEDS,
     Cell,
     Key,
     Printed,
     cells,
-    check_count,
     published_name,
     read_frame,
     read_key,
@@ -79,12 +87,6 @@ Word = Literal[
 OUTSIDE: tuple[Word, ...] = ("direction only", "differs")
 DECIDED: tuple[Word, ...] = ("reproduced", *OUTSIDE)
 BLUNT = "the paper's number of the unpruned model is inside too"
-NUMERICAL = 0.002
-"""The numerical margin: of a perplexity or a timing this part, of an accuracy in percent this part
-of 100. The same weights in bf16 through a GPU's kernels and through plain PyTorch have perplexities
-that differ by up to 0.13 %, and accuracies by one question of 200 (docs/measured.md). The smallest
-task of the paper has 1,100 questions; of that many, chance moves sqrt(200 / 1,100) of that part,
-which is 0.2 points."""
 STUDENT = (63.657, 9.925, 5.841, 4.604, 4.032, 3.707, 3.499, 3.355, 3.250)
 """Student's t that 99 % of draws are below in size, for 1, 2, ... degrees of freedom."""
 CONSTANT = ("peak_memory_gib", "memory_ratio")
@@ -105,9 +107,7 @@ class Erratum(NamedTuple):
 def read_errata(path: Path | str) -> list[Erratum]:
     with open(path, newline="") as file:
         return [
-            Erratum(
-                row["id"], row["kind"], row["table"], read_key(row), row["printed"], row["follows"]
-            )
+            Erratum(key=read_key(row), **{f: row[f] for f in Erratum._fields if f != "key"})
             for row in csv.DictReader(file)
         ]
 
@@ -123,8 +123,8 @@ def claims_only(config: Config) -> str:
         reasons.append(f"has protocol {protocol}")
     if config.eps == "matched":
         reasons.append("matches eps in its cuts, which the paper does not")
-    said = f"run {config.run} {' and '.join(reasons)}: it compares claims only, not cells"
-    return said if reasons else ""
+    text = f"run {config.run} {' and '.join(reasons)}: it compares claims only, not cells"
+    return text if reasons else ""
 
 
 class Judgement(NamedTuple):
@@ -146,68 +146,55 @@ class Judgement(NamedTuple):
 def judge(
     config: Config,
     frames: Mapping[str, pd.DataFrame],
-    published: Iterable[Printed],
+    published: Sequence[Printed],
     errata: Iterable[Erratum] = (),
 ) -> list[Judgement]:
     """A word for every printed number, from the frames of the tables, by table."""
-    if reason := claims_only(config):
-        raise InputError(reason)
     ours = {table: cells(frame) for table, frame in frames.items()}
-    published = list(published)
-    unpruned = {
-        _subject(printed): printed for printed in published if printed.key.method == BASELINE
-    }
+    unpruned = {_subject(p): p for p in published if p.key.method == BASELINE}
     by_cell: dict[tuple[str, Key], list[Erratum]] = {}
     for erratum in errata:
         by_cell.setdefault((erratum.table, erratum.key), []).append(erratum)
-    judgements = []
-    for printed in published:
-        measured = ours.get(printed.table, {})
-        cell, errors = measured.get(printed.key), by_cell.get((printed.table, printed.key), [])
-        word, why = _word(config, printed, unpruned[_subject(printed)], measured, errors)
-        value = cell.value if cell else None
-        judgements.append(
-            Judgement(
-                printed.table,
-                printed.key,
-                ours=value,
-                paper=printed.value,
-                difference=None if value is None else value - printed.value,
-                tolerance=tolerance(config, cell, printed) if cell and value is not None else None,
-                seeds=cell.seeds if cell else 0,
-                word=word,
-                why=why,
-                errata="; ".join(f"{e.id}: {e.printed} -> {e.follows}" for e in errors),
-                note=cell.note if cell else "",
-            )
+    return [
+        _judge(
+            config,
+            printed,
+            unpruned[_subject(printed)],
+            ours.get(printed.table, {}),
+            by_cell.get((printed.table, printed.key), []),
         )
-    return judgements
+        for printed in published
+    ]
 
 
-def _word(
+def _judge(
     config: Config,
     printed: Printed,
     baseline: Printed,
     measured: Mapping[Key, Cell],
     errata: Sequence[Erratum],
-) -> tuple[Word, str]:
-    ours = measured.get(printed.key)
+) -> Judgement:
+    table, key, paper = printed[:3]
+    errors = "; ".join(f"{e.id}: {e.printed} -> {e.follows}" for e in errata)
+    ours = measured.get(key)
     if ours is None or ours.value is None:
-        return "not attempted", ours.reason if ours else "no such table in this run"
+        why = ours.reason if ours else "no such table in this run"
+        return Judgement(table, key, None, paper, None, None, 0, "not attempted", why, errors)
+    difference, limit = ours.value - paper, tolerance(config, ours, printed)
+    inside, why = is_inside(difference, limit), ""
+    word: Word = "reproduced" if inside else "differs"
     if protocols := ours.protocols - {"paper"}:
-        return "undecided", f"measured under protocol {', '.join(sorted(protocols))}"
-    if ids := [erratum.id for erratum in errata if erratum.kind == "value"]:
-        return "undecided", f"the paper's own numbers contradict it ({', '.join(ids)})"
-    limit = tolerance(config, ours, printed)
-    inside = is_inside(ours.value - printed.value, limit)
-    if few := too_few_draws(config, printed.key, ours.seeds):
-        return ("agrees, one draw" if inside else "disagrees, one draw"), few
-    if inside:
-        blunt = printed.key != baseline.key and is_inside(baseline.value - printed.value, limit)
-        return "reproduced", BLUNT if blunt else ""
-    if _same_direction(config, printed, baseline, ours, measured.get(baseline.key)):
-        return "direction only", ""
-    return "differs", ""
+        word, why = "undecided", f"measured under protocol {', '.join(sorted(protocols))}"
+    elif ids := [erratum.id for erratum in errata if erratum.kind == "value"]:
+        word, why = "undecided", f"the paper's own numbers contradict it ({', '.join(ids)})"
+    elif why := too_few_draws(config, key, ours.seeds):
+        word = "agrees, one draw" if inside else "disagrees, one draw"
+    elif inside and key != baseline.key and is_inside(baseline.value - paper, limit):
+        why = BLUNT
+    elif not inside and _same_direction(config, printed, baseline, ours, measured):
+        word = "direction only"
+    numbers = ours.value, paper, difference, limit, ours.seeds
+    return Judgement(table, key, *numbers, word, why, errors, ours.note)
 
 
 def tolerance(config: Config, ours: Cell, printed: Printed) -> float:
@@ -224,10 +211,9 @@ def tolerance(config: Config, ours: Cell, printed: Printed) -> float:
 
 def _is_accuracy(config: Config, metric: str) -> bool:
     """A column in percent, or a mean of such columns."""
-    suites = config.evaluation.suites.values()
     return any(
         suite.tasks[metric].metric in FRACTIONS if metric in suite.tasks else metric == suite.mean
-        for suite in suites
+        for suite in config.evaluation.suites.values()
     )
 
 
@@ -257,8 +243,9 @@ def too_few_draws(config: Config, key: Key, seeds: int) -> str:
 
 
 def _same_direction(
-    config: Config, printed: Printed, base: Printed, ours: Cell, our_base: Cell | None
+    config: Config, printed: Printed, base: Printed, ours: Cell, measured: Mapping[Key, Cell]
 ) -> bool:
+    our_base = measured.get(base.key)
     if printed.key == base.key or our_base is None or our_base.value is None or ours.value is None:
         return False
     theirs, mine = printed.value - base.value, ours.value - our_base.value
@@ -272,23 +259,21 @@ class PaperVerdict:
     """What a run says of the paper: its cells, where they compare, and its claims."""
 
     scope: str  # why cells do not compare; empty if they do
-    cells: tuple[Judgement, ...]
-    claims: tuple[Answered, ...]
+    cells: Sequence[Judgement]
+    claims: Sequence[Answered]
 
 
 def reach_verdict(
-    config: Config,
-    frames: Mapping[str, pd.DataFrame],
-    published: Iterable[Printed],
-    errata: Iterable[Erratum],
-    claims: Iterable[Claim],
+    config: Config, frames: Mapping[str, pd.DataFrame], published: Path | str, claims: Path | str
 ) -> PaperVerdict:
-    """From the frames of a run's tables, by table."""
-    scope = claims_only(config)
-    judgements = () if scope else judge(config, frames, published, errata)
+    """From the frames of a run's tables, by table; `published` is the folder of the paper's numbers
+    and errata, `claims` the file of its claims."""
+    scope, judgements = claims_only(config), []
+    if not scope:
+        errata = read_errata(Path(published) / "errata.csv")
+        judgements = judge(config, frames, read_published(Path(published) / "values.csv"), errata)
     ours = {key: cell for frame in frames.values() for key, cell in cells(frame).items()}
-    answers = tuple(answer_all(config, claims, ours))
-    return PaperVerdict(scope, tuple(judgements), answers)
+    return PaperVerdict(scope, judgements, answer_all(config, read_claims(claims), ours))
 
 
 def make_verdict(
@@ -298,19 +283,9 @@ def make_verdict(
     published: Path | str,
     claims: Path | str,
 ) -> None:
-    """cells.csv, claims.csv and verdict.txt in a folder, from the frames of all tables in order.
-
-    `published` is the folder of the paper's numbers and errata.
-    """
-    check_count(f"the verdict of {config.run}", "frames", len(config.tables), len(frames))
-    verdict = reach_verdict(
-        config,
-        dict(zip(config.tables, map(read_frame, frames), strict=True)),
-        read_published(Path(published) / "values.csv"),
-        read_errata(Path(published) / "errata.csv"),
-        read_claims(claims),
-    )
-    write_verdict(verdict, out)
+    """cells.csv, claims.csv and verdict.txt in a folder, from the frames of all tables in order."""
+    tables = dict(zip(config.tables, map(read_frame, frames), strict=True))
+    write_verdict(reach_verdict(config, tables, published, claims), out)
 
 
 def write_verdict(verdict: PaperVerdict, folder: Path | str) -> None:
@@ -321,13 +296,11 @@ def write_verdict(verdict: PaperVerdict, folder: Path | str) -> None:
     claims = pd.DataFrame(
         {
             "model": answered.model,
-            "id": answered.claim.id,
-            "about": answered.claim.about,
-            "says": answered.claim.says,
-            "place": answered.claim.place,
+            **{name: getattr(answered.claim, name) for name in ("id", "about", "says", "place")},
             "answer": answered.answer,
-            "numbers": answered.numbers,
+            "numbers": "; ".join([answered.counts, *answered.open_or_false]),
             "errata": answered.errata,
+            "few_draws": answered.few_draws,
         }
         for answered in verdict.claims
     )
@@ -342,22 +315,42 @@ def write_verdict(verdict: PaperVerdict, folder: Path | str) -> None:
 
 
 def to_text(verdict: PaperVerdict) -> str:
-    """The verdict to be read: claims, how many numbers got which word, and those outside."""
-    lines, model = [], ""
-    for answered in verdict.claims:
-        if answered.model != model:
-            model = answered.model
-            lines += ["", f"the same, asked of {model}, which is no model of the paper", ""]
-        lines += [answered.claim.says, f"    {answered.counts}: {answered.answer}"]
-        lines += [f"        against it: {comparison}" for comparison in answered.false]
-        if answered.errata:
-            lines.append(f"    contradicted by the paper itself: {answered.errata}")
-    if verdict.scope:
-        return "\n".join([*lines, "", verdict.scope, ""])
+    """The verdict to be read: what was counted, the marks, every claim, and numbers outside."""
+    lines = [tally(answered for answered in verdict.claims if not answered.model)]
+    lines += [verdict.scope] if verdict.scope else count_words(verdict.cells)
     notes = Counter(judgement.note for judgement in verdict.cells if judgement.note)
-    lines += ["", *count_words(verdict.cells)]
     lines += [f"{count:>6} with other data ({note})" for note, count in notes.items()]
-    return "\n".join([*lines, *map(_describe, outside(verdict.cells)), ""])
+    lines += ["", *(f"{mark} {meaning}" for mark, meaning in MEANINGS.items()), ""]
+    for model, group in groupby(verdict.claims, lambda answered: answered.model):
+        answers = list(group)
+        if model:
+            lines += ["", f"of {model}, which is no model of the paper, {tally(answers)}", ""]
+        for answered in answers:
+            mark = MARKS[answered.answer] + "*" * bool(answered.few_draws)
+            answer = ", ".join(filter(None, [answered.answer, answered.few_draws]))
+            lines += [f"{mark:<2} {answered.claim.says}", f"    {answered.counts}: {answer}"]
+            why = "too close" if answered.answer == "undecided" else "against it"
+            lines += [f"        {why}: {comparison}" for comparison in answered.open_or_false]
+            if answered.errata:
+                lines.append(f"    contradicted by the paper itself: {answered.errata}")
+    failures = [_describe(judgement) for judgement in outside(verdict.cells)]
+    return "\n".join([*lines, *([""] * bool(failures)), *failures, ""])
+
+
+def tally(answers: Iterable[Answered]) -> str:
+    """How many claims got which answer."""
+    asked = list(answers)
+    words = Counter(answered.answer.removesuffix(" so far") for answered in asked)
+    forms = {
+        "holds": "hold",
+        "fails": "fail",
+        "undecided": "undecided",
+        "not measured": "not measured",
+    }
+    counts = [f"{words[word]} {form}" for word, form in forms.items()]
+    few = sum(bool(answered.few_draws) for answered in asked)
+    remark = f"; {few} of them decided by fewer than {SEEDS} draws" if few else ""
+    return f"{len(asked)} claim{'s' * (len(asked) != 1)}: {', '.join(counts)}{remark}"
 
 
 def count_words(judgements: Sequence[Judgement]) -> list[str]:
@@ -402,8 +395,7 @@ def verify(cells: Path | str) -> None:
     judgements = read_judgements(cells)
     for line in count_words(judgements) if judgements else ["this run compares claims only"]:
         logger.info(line)
-    failures = outside(judgements)
-    if failures:
+    if failures := outside(judgements):
         lines = [f"{len(failures)} numbers are outside:", *map(_describe, failures[:10])]
         if len(failures) > 10:
             lines.append(f"and {len(failures) - 10} more")

@@ -10,10 +10,8 @@ from matplotlib import colormaps
 from matplotlib.figure import Figure
 
 from reproduction.analysis.filters import filters
-from reproduction.config import Config, FilterFigure
-from reproduction.reporting.frame import check_count
+from reproduction.config import Config
 from reproduction.reporting.style import PAGE, new_figure
-from statecut.errors import InputError
 from statecut.models.checkpoint import Checkpoint
 
 SIDES = {"q": "Queries", "k": "Keys", "v": "Values"}
@@ -24,13 +22,9 @@ LINES = "#333333"  # on the pixels, which are light on any page
 
 def draw_filters(config: Config, name: str, sources: Sequence[Path]) -> Figure:
     """Queries, keys and values below each other: channels across, layers and their taps down."""
-    assert isinstance(config.figures[name], FilterFigure)
-    check_count(f"figure {name}", "model folders", 1, len(sources))
     model = filters(Checkpoint(sources[0]))
     weights = {side: getattr(model, side) for side in SIDES}
     limit = max(float(np.quantile(np.abs(w), 0.995)) for w in weights.values())
-    if limit == 0:
-        raise InputError(f"{sources[0]}: all filters are zero; was the model trained?")
     layers, taps = len(model.layers), weights["q"].shape[-1]
     figure = new_figure(PAGE, 0.5 + 3 * max(0.9, 0.017 * layers * taps))
     panels = figure.subplots(3, 1)

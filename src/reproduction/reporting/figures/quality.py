@@ -1,21 +1,25 @@
-"""The cost of pruning: a metric of each method against the fraction of channels that was cut."""
+"""The cost of pruning: a metric of each method against the fraction of channels that was cut
+(quality), or of each method and stage against the size of the state that is left (state)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from textwrap import fill
+from typing import Any
 
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator
 
-from reproduction.config import BASELINE, Config, QualityFigure, QualityTable, Stage
-from reproduction.reporting.frame import Cell, cells, check_count, read_frame, variant_key
-from reproduction.reporting.style import INK, PAGE, colour, dash, label, new_figure
+from reproduction.config import BASELINE, Config, QualityFigure, QualityTable, Stage, state_bytes
+from reproduction.config.models import Model
+from reproduction.reporting.frame import Cell, cells, read_frame, variant_key
+from reproduction.reporting.style import INK, PAGE, SOLID, colour, dash, label, new_figure
 
 STAGES = {
     "pre": "before recovery",
@@ -26,6 +30,14 @@ STAGES = {
 TICKS = (1.0, 1.5, 2.0, 3.0, 5.0, 7.0)  # in every decade
 COLUMNS, TITLE = 4, 22  # panels in a row, characters in a line of their titles
 HIGHEST = 4  # times the baseline: the model is broken above it, and how much does not matter
+DASHED = (0, (3, 1.5))
+# Against the state, refitted models have solid lines, recovered ones full circles.
+LOOKS: dict[str, dict[str, Any]] = {
+    "pre": {"linestyle": DASHED, "markerfacecolor": "none"},
+    "refit": {"linestyle": SOLID, "markerfacecolor": "none"},
+    "post": {"linestyle": DASHED},
+    "refit_post": {"linestyle": SOLID},
+}
 
 
 @dataclass(frozen=True)
@@ -37,20 +49,9 @@ class Panel:
     baseline: float | None
     curves: dict[str, dict[float, Cell]]
 
-    @property
-    def measured(self) -> bool:
-        points = (cell.value for points in self.curves.values() for cell in points.values())
-        return any(value is not None for value in (self.baseline, *points))
-
 
 def draw_quality(config: Config, name: str, sources: Sequence[Path]) -> Figure:
-    """A panel per model and stage; bars are one standard deviation over seeds.
-
-    Perplexities stand on a logarithmic axis that ends at HIGHEST times the baseline.
-    """
-    spec = config.figures[name]
-    assert isinstance(spec, QualityFigure)
-    task = config.suite_of(spec.column).tasks[spec.column]
+    """A panel per model and stage."""
     rows = in_rows(read_panels(config, name, sources))
     figure = new_figure(PAGE, 0.6 + 1.8 * len(rows))
     grid = figure.add_gridspec(len(rows), max(map(len, rows)))
@@ -58,25 +59,58 @@ def draw_quality(config: Config, name: str, sources: Sequence[Path]) -> Figure:
     places = ((grid[r, c], panel) for r, row in enumerate(rows) for c, panel in enumerate(row))
     for place, panel in places:
         axes = figure.add_subplot(place, sharey=first.get(panel.model))
-        _draw(config, axes, panel)
-        if not panel.measured:
-            mark_empty(axes)
-        elif task.metric.endswith("perplexity"):
-            set_logarithmic(axes, panel.baseline)
+        _draw_baseline(config, axes, panel)
+        for method in panel.curves:
+            look = {"linestyle": dash(config, method), "markersize": 2.5}
+            _draw_curve(config, axes, panel, method, lambda ratio: 100 * ratio, look)
+        axes.set_title(f"{fill(config.models[panel.model].label, TITLE)}\n{STAGES[panel.stage]}")
+        axes.set_xlabel("channels cut, %")
+        axes.set_xlim(left=0)
+        _finish(config, name, axes, [panel], labelled=panel.model not in first)
         if panel.model in first:
             axes.tick_params(labelleft=False)
-        else:
-            axes.set_ylabel(f"{task.label}, {task.metric.replace('_', ' ')}")
         first.setdefault(panel.model, axes)
-    names: dict[str, Artist] = {}
+    names: dict[str, Any] = {}
     for axes in figure.axes:
         lines, texts = axes.get_legend_handles_labels()
         names |= zip(texts, lines, strict=True)
-    figure.legend(
-        list(names.values()), list(names), loc="outside lower center", ncols=len(names),
-        frameon=False, fontsize=7,
-    )  # fmt: skip
+    _legend(figure, list(names.values()), len(names))
     return figure
+
+
+def draw_state(config: Config, name: str, sources: Sequence[Path]) -> Figure:
+    """A panel per model, a curve per method and stage, each from the unpruned model on."""
+    panels = list(read_panels(config, name, sources))
+    models = list(dict.fromkeys(panel.model for panel in panels))
+    figure = new_figure(PAGE, 2.8)
+    for axes, model in zip(figure.subplots(1, len(models), squeeze=False)[0], models, strict=True):
+        spec, parts = config.models[model], [panel for panel in panels if panel.model == model]
+        _draw_baseline(config, axes, parts[0])
+        sizes = set[float]()
+        for panel in parts:
+            for method in panel.curves:
+                look = LOOKS[panel.stage] | {"markersize": 3}
+                sizes |= _draw_curve(config, axes, panel, method, partial(_kib, spec), look)
+        axes.set_title(spec.label)
+        axes.set_xscale("log")
+        axes.xaxis.set_major_locator(FixedLocator(sorted(sizes)))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
+        axes.minorticks_off()
+        axes.set_xlabel("state of a sequence, KiB")
+        _finish(config, name, axes, parts, labelled=model == models[0])
+    methods = dict.fromkeys(method for panel in panels for method in panel.curves)
+    lines = [Line2D([], [], color=colour(config, m), label=label(config, m)) for m in methods]
+    names = {**STAGES, "pre": "sliced"}
+    for stage in dict.fromkeys(panel.stage for panel in panels):
+        look = LOOKS[stage] | {"color": INK, "marker": "o", "markersize": 3}
+        lines.append(Line2D([], [], label=names[stage], **look))
+    lines.append(Line2D([], [], color=INK, linestyle=dash(config, BASELINE), label="Baseline"))
+    _legend(figure, lines, min(5, len(lines)))
+    return figure
+
+
+def _kib(model: Model, ratio: float) -> float:
+    return state_bytes(model, ratio) / 1024
 
 
 def in_rows(panels: Iterable[Panel]) -> list[list[Panel]]:
@@ -90,34 +124,56 @@ def in_rows(panels: Iterable[Panel]) -> list[list[Panel]]:
     return rows
 
 
-def _draw(config: Config, axes: Axes, panel: Panel) -> None:
+def _draw_baseline(config: Config, axes: Axes, panel: Panel) -> None:
     if panel.baseline is not None:
-        name, style = label(config, BASELINE), dash(config, BASELINE)
+        style, name = dash(config, BASELINE), label(config, BASELINE)
         axes.axhline(panel.baseline, color=INK, linestyle=style, label=name)
-    for method, points in panel.curves.items():
-        measured = [
-            (100 * ratio, cell.value, cell.spread or 0.0)
-            for ratio, cell in sorted(points.items())
-            if cell.value is not None
-        ]
-        x, y, bars = zip(*measured, strict=True) if measured else ((), (), ())
-        axes.errorbar(
-            x, y, yerr=bars, color=colour(config, method), linestyle=dash(config, method),
-            label=label(config, method), marker="o", markersize=2.5, elinewidth=0.8,
-        )  # fmt: skip
-    model = fill(config.models[panel.model].label, TITLE)
-    axes.set_title(f"{model}\n{STAGES[panel.stage]}")
-    axes.set_xlabel("channels cut, %")
-    axes.set_xlim(left=0)
 
 
-def mark_empty(axes: Axes) -> None:
-    """A panel of which a partial run has nothing."""
-    axes.text(0.5, 0.5, "not measured", transform=axes.transAxes, ha="center")
-    axes.set(xticks=[], yticks=[])
+def _draw_curve(
+    config: Config,
+    axes: Axes,
+    panel: Panel,
+    method: str,
+    place: Callable[[float], float],
+    look: dict[str, Any],
+) -> set[float]:
+    """A curve with bars of one standard deviation over seeds; its places on the x axis."""
+    measured = [
+        (place(ratio), cell.value, cell.spread or 0.0)
+        for ratio, cell in sorted(panel.curves[method].items())
+        if cell.value is not None
+    ]
+    x, y, bars = zip(*measured, strict=True) if measured else ((), (), ())
+    shown: dict[str, Any] = {"color": colour(config, method), "label": label(config, method)}
+    axes.errorbar(x, y, yerr=bars, marker="o", elinewidth=0.8, **shown, **look)
+    return {*x}
+
+
+def _finish(
+    config: Config, name: str, axes: Axes, panels: Sequence[Panel], *, labelled: bool
+) -> None:
+    """The y axis: logarithmic of perplexities, and none of what a partial run has nothing of."""
+    column = config.figures[name].column  # type: ignore[union-attr]
+    task = config.suite_of(column).tasks[column]
+    curves = [curve for panel in panels for curve in panel.curves.values()]
+    if panels[0].baseline is None and all(c.value is None for k in curves for c in k.values()):
+        axes.text(0.5, 0.5, "not measured", transform=axes.transAxes, ha="center")
+        axes.set(xticks=[], yticks=[])
+    elif task.metric.endswith("perplexity"):
+        set_logarithmic(axes, panels[0].baseline)
+    if labelled:
+        axes.set_ylabel(f"{task.label}, {task.metric.replace('_', ' ')}")
+
+
+def _legend(figure: Figure, handles: list[Any], columns: int) -> None:
+    figure.legend(
+        handles=handles, loc="outside lower center", ncols=columns, frameon=False, fontsize=7
+    )
 
 
 def set_logarithmic(axes: Axes, baseline: float | None) -> None:
+    """Up to HIGHEST times the baseline."""
     axes.set_yscale("log")
     axes.yaxis.set_major_locator(LogLocator(10, subs=TICKS))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
@@ -130,7 +186,6 @@ def read_panels(config: Config, figure: str, sources: Sequence[Path]) -> Iterato
     """Every curve begins at its unpruned model, after recovery if the run has that."""
     spec = config.figures[figure]
     assert isinstance(spec, QualityFigure)
-    check_count(f"figure {figure}", "frames", len(spec.tables), len(sources))
     for name, source in zip(spec.tables, sources, strict=True):
         measured, table = cells(read_frame(source)), config.tables[name]
         assert isinstance(table, QualityTable)

@@ -12,7 +12,6 @@ from matplotlib.ticker import LogLocator
 
 from reproduction.analysis.rank import RankAnalysis
 from reproduction.config import Config, RankFigure, SpectrumFigure, UtilizationFigure
-from reproduction.reporting.frame import check_count
 from reproduction.reporting.style import COLUMN, PAGE, colour, dash, label, name_ends, new_figure
 from statecut.errors import InputError
 
@@ -34,7 +33,6 @@ Analyses = dict[tuple[str, str], list[RankAnalysis]]
 def read_analyses(config: Config, name: str, sources: Sequence[Path | None]) -> Analyses:
     variants, figure = config.analyses(name), config.figures[name]
     assert isinstance(figure, RankFigure)
-    check_count(f"figure {name}", "analyses", len(variants), len(sources))
     analyses: Analyses = {}
     for variant, path in zip(variants, sources, strict=True):
         if path is None:
@@ -70,7 +68,7 @@ def draw_spectrum(config: Config, name: str, sources: Sequence[Path | None]) -> 
         )
         for key, seeds in read_analyses(config, name, sources).items()
     }
-    edges = bins(name, list(spectra.values()))
+    edges = bins(list(spectra.values()))
     figure = new_figure(min(PAGE, COLUMN * len(spectra) / 2 + 0.5), 1.9)
     panels = np.atleast_1d(figure.subplots(1, len(spectra), sharex=True, sharey=True))
     for axes, ((method, stage), sigma) in zip(panels, spectra.items(), strict=True):
@@ -96,11 +94,9 @@ def draw_spectrum(config: Config, name: str, sources: Sequence[Path | None]) -> 
     return figure
 
 
-def bins(name: str, spectra: Sequence[np.ndarray]) -> np.ndarray:
+def bins(spectra: Sequence[np.ndarray]) -> np.ndarray:
     """Edges from the smallest singular value, or DECADES below the largest, to the largest."""
     positive = np.concatenate([sigma[sigma > 0] for sigma in spectra])
-    if not len(positive):
-        raise InputError(f"figure {name}: all states are zero; was the model trained?")
     largest = float(positive.max())
     edges = np.geomspace(max(largest / 10**DECADES, float(positive.min())), largest, BINS + 1)
     edges[-1] = largest  # which rounding may have left outside

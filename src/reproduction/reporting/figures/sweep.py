@@ -9,8 +9,8 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
-from reproduction.config import Config, Measurement, MixerBenchmark, SweepFigure
-from reproduction.reporting.frame import Result, check_count, read_measurement, timing_key
+from reproduction.config import Config, MixerBenchmark, SweepFigure
+from reproduction.reporting.frame import read_measurement, timing_key
 from reproduction.reporting.style import COLUMN, KERNELS, PAGE, SOLID, Dash, name_ends, new_figure
 
 PASSES = {"forward": "Forward", "training": "Forward and backward"}
@@ -23,7 +23,10 @@ def draw_sweep(config: Config, name: str, sources: Sequence[Path]) -> Figure:
     assert isinstance(spec, SweepFigure)
     benchmark = config.benchmarks[spec.benchmark]
     assert isinstance(benchmark, MixerBenchmark)
-    speeds = _read_speeds(config, spec.benchmark, sources)
+    speeds = {}
+    for cell, path in zip(config.measurements(spec.benchmark), sources, strict=True):
+        results = {result.key: result for result in read_measurement(config, cell, path)}
+        speeds[cell] = results[timing_key(config, cell, "tokens_per_s")]
     figure = new_figure(PAGE if len(benchmark.passes) > 1 else COLUMN + 0.9, 2.3)
     panels = np.atleast_1d(figure.subplots(1, len(benchmark.passes), sharex=True))
     for axes, mode in zip(panels, benchmark.passes, strict=True):
@@ -53,18 +56,6 @@ def draw_sweep(config: Config, name: str, sources: Sequence[Path]) -> Figure:
     panels[0].set_ylabel("tokens per second")
     name_ends(panels[-1], ends)
     return figure
-
-
-def _read_speeds(
-    config: Config, benchmark: str, sources: Sequence[Path]
-) -> dict[Measurement, Result]:
-    cells = config.measurements(benchmark)
-    check_count(f"a sweep of {benchmark}", "measurements", len(cells), len(sources))
-    speeds = {}
-    for cell, path in zip(cells, sources, strict=True):
-        results = {result.key: result for result in read_measurement(config, cell, path)}
-        speeds[cell] = results[timing_key(config, cell, "tokens_per_s")]
-    return speeds
 
 
 def ticks(widths: Sequence[int]) -> list[int]:
