@@ -19,7 +19,7 @@ from reproduction.config import QualityTable, load_config
 from reproduction.reporting.frame import cells, from_frame, make_frame, read_frame, timing_key
 from reproduction.reporting.verdict import make_verdict, verify
 from reproduction.reporting.writing import write_document, write_table
-from reproduction.running.inputs import Inputs
+from reproduction.rules import Inputs
 from statecut.errors import InputError
 from statecut.files import read_json, write_json
 

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-
 from reproduction.running.dag import build_dag, parse_arguments
 
 ROOT = Path(__file__).parents[1]

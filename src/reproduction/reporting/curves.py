@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from reproduction.config import BASELINE, Config, Variant
+from reproduction.config import BASELINE, Config, Cut, Variant
 from reproduction.reporting import style
 
 POINTS = 100
@@ -71,13 +71,14 @@ def _pretraining(config: Config, trained: Mapping[str, np.ndarray]) -> Figure:
 def _recovery(config: Config, recovered: Mapping[Variant, np.ndarray]) -> Figure:
     """Models down, ratios across; seeds averaged, and the recovered baseline in every panel."""
     models = list(dict.fromkeys(variant.model for variant in recovered))
-    ratios = sorted({variant.ratio for variant in recovered if variant.pruned}) or [0.0]
+    ratios = sorted({v.ratio for v in recovered if v.pruned}, key=str) or [0.0]
     figure = style.new_figure(style.PAGE, 0.5 + 1.5 * len(models))
     panels = figure.subplots(len(models), len(ratios), sharex=True, sharey="row", squeeze=False)
     styles: dict[str, dict[str, Any]] = {}  # by name
     for (i, model), (j, ratio) in product(enumerate(models), enumerate(ratios)):
         axes = panels[i, j]
-        axes.set_title(f"{100 * ratio:g} % cut" if i == 0 else "")
+        cut = ratio.replace("x", " × ") if isinstance(ratio, str) else f"{100 * ratio:g} % cut"
+        axes.set_title(cut if i == 0 else "")
         axes.set_ylabel(f"{config.models[model].label}\ncross-entropy" if j == 0 else "")
         axes.set_xlabel("million tokens" if i == len(models) - 1 else "")
         for (method, refitted), curve in _mean_curves(recovered, model, ratio).items():
@@ -95,7 +96,7 @@ def _recovery(config: Config, recovered: Mapping[Variant, np.ndarray]) -> Figure
 
 
 def _mean_curves(
-    recovered: Mapping[Variant, np.ndarray], model: str, ratio: float
+    recovered: Mapping[Variant, np.ndarray], model: str, ratio: Cut
 ) -> dict[tuple[str, bool], np.ndarray]:
     """The mean curve of each method, as sliced and as refitted; no panel shows the baseline
     alone."""

@@ -20,7 +20,7 @@ from typing import Any, Literal, TypeVar
 
 import pandas as pd
 
-from reproduction.config import BASELINE, Config, Measurement, Stage, Variant
+from reproduction.config import BASELINE, Config, Cut, Measurement, Stage, Variant
 from reproduction.reporting.frame import Key, cells, lower_is_better, timing_key, variant_key
 from statecut.arguments import Eps
 
@@ -119,8 +119,9 @@ def throughput(value: float) -> str:
     return f"{value:.1f}"
 
 
-def percent(ratio: float) -> str:
-    return f"{100 * ratio:g}%"
+def percent(cut: Cut) -> str:
+    """What was cut of the keys; or the widths of keys and values that were left."""
+    return cut.replace("x", " × ") if isinstance(cut, str) else f"{100 * cut:g}%"
 
 
 def protocol_note(protocols: Iterable[str]) -> str:
@@ -222,7 +223,7 @@ class TableBuilder:
         self,
         model: str,
         method: str,
-        ratio: float,
+        ratio: Cut,
         rft: Stage,
         metric: str,
         target: str = "",

@@ -13,7 +13,7 @@ from itertools import product
 
 import pandas as pd
 
-from reproduction.config import BASELINE, Config, Stage, state_bytes
+from reproduction.config import BASELINE, Config, Cut, Stage, state_bytes
 from reproduction.reporting.grid import (
     Box,
     Form,
@@ -88,7 +88,7 @@ def _rotation(t: TableBuilder) -> Grid:
     models, [stage] = t.table.models, t.stages
     columns = t.columns(stage)
 
-    def numbers(method: str, ratio: float, rft: Stage) -> list[Box]:
+    def numbers(method: str, ratio: Cut, rft: Stage) -> list[Box]:
         keys = (t.key(m, method, ratio, rft, column) for m in models for column in columns)
         return t.numbers(keys, scientific_if_large)
 
@@ -171,7 +171,7 @@ def _stages(t: TableBuilder) -> Grid:
         row(["Model", "Compr.", "State, KiB", "Method", *titles]),
     ]
 
-    def labels(model: str, ratio: float) -> list[str]:
+    def labels(model: str, ratio: Cut) -> list[str]:
         state = state_bytes(t.config.models[model], ratio) / 1024
         return [t.model(model), percent(ratio), f"{state:,.10g}"]
 
@@ -194,7 +194,7 @@ def _breakdown(t: TableBuilder) -> Grid:
     columns = t.columns("none")
     models, stages = len(t.table.models) > 1, len(t.stages) > 1  # whether they have labels
 
-    def line(model: str, method: str, rft: Stage, ratio: float, above: Separator) -> Row:
+    def line(model: str, method: str, rft: Stage, ratio: Cut, above: Separator) -> Row:
         name = "Baseline" if method == BASELINE else t.method(method)
         if method == BASELINE and rft == "post" and not stages:
             name = "Baseline, recovered"

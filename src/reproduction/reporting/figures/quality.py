@@ -16,7 +16,15 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator
 
-from reproduction.config import BASELINE, Config, QualityFigure, QualityTable, Stage, state_bytes
+from reproduction.config import (
+    BASELINE,
+    Config,
+    Cut,
+    QualityFigure,
+    QualityTable,
+    Stage,
+    state_bytes,
+)
 from reproduction.config.models import Model
 from reproduction.reporting.frame import Cell, cells, read_frame, variant_key
 from reproduction.reporting.style import INK, PAGE, SOLID, colour, dash, label, new_figure
@@ -42,12 +50,12 @@ LOOKS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Panel:
-    """Curves of one model at one stage: by method, cells by ratio."""
+    """Curves of one model at one stage: by method, cells by what was cut."""
 
     model: str
     stage: Stage
     baseline: float | None
-    curves: dict[str, dict[float, Cell]]
+    curves: dict[str, dict[Cut, Cell]]
 
 
 def draw_quality(config: Config, name: str, sources: Sequence[Path]) -> Figure:
@@ -109,7 +117,7 @@ def draw_state(config: Config, name: str, sources: Sequence[Path]) -> Figure:
     return figure
 
 
-def _kib(model: Model, ratio: float) -> float:
+def _kib(model: Model, ratio: Cut) -> float:
     return state_bytes(model, ratio) / 1024
 
 
@@ -135,13 +143,14 @@ def _draw_curve(
     axes: Axes,
     panel: Panel,
     method: str,
-    place: Callable[[float], float],
+    place: Callable[[Any], float],
     look: dict[str, Any],
 ) -> set[float]:
     """A curve with bars of one standard deviation over seeds; its places on the x axis."""
+    cuts = panel.curves[method].items()
     measured = [
-        (place(ratio), cell.value, cell.spread or 0.0)
-        for ratio, cell in sorted(panel.curves[method].items())
+        (place(cut), cell.value, cell.spread or 0.0)
+        for cut, cell in sorted(cuts, key=lambda one: -_kib(config.models[panel.model], one[0]))
         if cell.value is not None
     ]
     x, y, bars = zip(*measured, strict=True) if measured else ((), (), ())
@@ -199,8 +208,10 @@ def read_panels(config: Config, figure: str, sources: Sequence[Path]) -> Iterato
             for stage in table.columns:
                 if spec.column not in config.columns(name, stage):
                     continue
-                curves: dict[str, dict[float, Cell]] = {}
+                curves: dict[str, dict[Cut, Cell]] = {}
                 for variant, cell in variants.items():
+                    if spec.kind == "quality" and isinstance(variant.ratio, str):
+                        continue  # no fraction of the keys
                     if variant.pruned and variant.rft == stage:
                         start = {0.0: unpruned.get(variant.recovered, unpruned[False])}
                         curves.setdefault(variant.method, start)[variant.ratio] = cell
