@@ -66,7 +66,7 @@ def package(tmp_path, monkeypatch):
     return path
 
 
-def test_every_file_is_what_its_task_reads(package, tmp_path):
+def test_every_file_is_what_its_task_reads(package, tmp_path, monkeypatch):
     task_files.write_task_files(package, tmp_path / "eval")
     for name, rows in ROWS.items():
         file = str(tmp_path / "eval" / f"{name}.jsonl")
@@ -80,9 +80,6 @@ def test_every_file_is_what_its_task_reads(package, tmp_path):
         "answerKey": "C",
     }
     assert json.loads((tmp_path / "eval" / "drop.jsonl").read_text())["answers"] == ["Bo", "Bo"]
-
-
-def test_other_documents_than_expected_are_refused(package, tmp_path, monkeypatch):
     monkeypatch.setitem(task_files.SETS, "piqa", (task_files.SETS["piqa"][0], 2))
     with pytest.raises(SystemExit, match="1 documents of piqa, 2 expected"):
         task_files.write_task_files(package, tmp_path)

@@ -78,10 +78,9 @@ def layer_pass(benchmark: MixerBenchmark, cell: Measurement, device: str) -> Cal
 def model_pass(benchmark: ModelBenchmark, model: Any, trains: bool) -> Callable[[], Any]:
     """One pass of the model over a batch."""
     ids = random_tokens(model, benchmark.batch, benchmark.length)
+    model.train(trains)
     if not trains:
-        model.eval()
         return torch.inference_mode()(lambda: model(input_ids=ids, use_cache=False).logits)
-    model.train()
 
     def train() -> None:
         model.zero_grad(set_to_none=True)

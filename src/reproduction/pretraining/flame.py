@@ -238,10 +238,8 @@ def less_memory(recipe: Recipe) -> str:
     more = {"none": "selective", "selective": "full"}.get(recipe.activation_checkpoint)
     if more is None:
         return f"`activation_checkpoint` is 'full' already; {smaller_batches(recipe)}"
-    return (
-        f"`activation_checkpoint` of the recipe is {recipe.activation_checkpoint!r}: try {more!r} "
-        "and start again"
-    )
+    mode = recipe.activation_checkpoint
+    return f"`activation_checkpoint` of the recipe is {mode!r}: try {more!r} and start again"
 
 
 @dataclass

