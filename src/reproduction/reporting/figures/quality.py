@@ -213,6 +213,8 @@ def read_panels(config: Config, figure: str, sources: Sequence[Path]) -> Iterato
                     if spec.kind == "quality" and isinstance(variant.ratio, str):
                         continue  # no fraction of the keys
                     if variant.pruned and variant.rft == stage:
-                        start = {0.0: unpruned.get(variant.recovered, unpruned[False])}
+                        start: dict[Cut, Cell] = {
+                            0.0: unpruned.get(variant.recovered, unpruned[False])
+                        }
                         curves.setdefault(variant.method, start)[variant.ratio] = cell
                 yield Panel(model, stage, unpruned[False].value, curves)
