@@ -151,7 +151,7 @@ def test_the_first_screen_says_what_the_run_is_and_what_it_found(page):
     assert str(escape(DEMO.about)) in header
     assert header.count('<svg role="img"') == 2  # DeltaNet, Gated DeltaNet
     assert header.count("<li>") == 2
-    assert "(the lowest perplexity as sliced of " in header
+    assert " methods the lowest perplexity " in header
 
 
 def test_claims_stand_by_what_they_are_about_and_measured_ones_first(page):

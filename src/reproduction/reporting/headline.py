@@ -3,10 +3,10 @@ of a picture (`reproduction.reporting.picture`).
 
 They are about the models and the perplexity of the run's first figure of kind `state`, or else
 `quality`, and about the best method of the run's tables: the one whose perplexity, divided by the
-unpruned model's, is lowest (geometric mean over these models), of methods that were measured on as
-many of them; as sliced, or at the first later stage that was measured. The numbers are those of all
-tables, with the run's own eps. What was not measured is left out, and so is a sentence that has no
-numbers; a difference within the noise says so.
+unpruned model's, is lowest (geometric mean over these models). Methods are compared at the most
+repaired stage that two of them, or else one, were measured at on all of these models. The numbers
+are those of all tables, with the run's own eps. What was not measured is left out, and so is a
+sentence that has no numbers; a difference within the noise says so.
 """
 
 from __future__ import annotations
@@ -99,10 +99,13 @@ class Headline:
     def compared(self) -> tuple[Stage, dict[str, float]] | None:
         """The stage that methods are compared at, and the mean of log(perplexity / unpruned) of
         each that was measured on as many models as any."""
-        for stage in IN_WORDS:
-            rises = {method: self._rises(method, stage) for method in self.config.methods}
-            if most := max(map(len, rises.values()), default=0):
-                return stage, {name: fmean(own) for name, own in rises.items() if len(own) == most}
+        rises = {s: {m: self._rises(m, s) for m in self.config.methods} for s in IN_WORDS}
+        most = max((len(own) for stage in rises.values() for own in stage.values()), default=0)
+        for least in (2, 1) if most else ():
+            for stage in reversed(IN_WORDS):
+                means = {m: fmean(own) for m, own in rises[stage].items() if len(own) == most}
+                if len(means) >= least:
+                    return stage, means
         return None
 
     def _rises(self, method: str, stage: Stage) -> list[float]:
@@ -126,7 +129,8 @@ class Headline:
             if other != self.method and not any(self._differ(m, other, stage) for m in self.models)
         ]
         remark = f"; too close to tell apart: {', '.join(close)}" if close else ""
-        return f"the lowest perplexity {IN_WORDS[stage]} of {len(methods)} methods{mean}{remark}"
+        name = "refitted and recovered" if stage == "refit_post" else IN_WORDS[stage]
+        return f"of {len(methods)} methods the lowest perplexity {name}{mean}{remark}"
 
     def _differ(self, model: str, other: str, stage: Stage) -> bool:
         own, others = (self.cell(model, name, self.part, stage) for name in (self.method, other))
