@@ -80,7 +80,8 @@ def evaluation(config, variant, suite, near):
 def invented(variant, column, *, lower):
     """Worse the more is cut, by method; better again after refit and after recovery."""
     whole = random.Random(f"{variant.model} {column}").uniform(0.25, 0.6)
-    harm = 1 + (HARM.get(variant.method, 1.4) - 1) * (2 * variant.ratio) ** 2
+    ratio = 0.75 if isinstance(variant.ratio, str) else variant.ratio
+    harm = 1 + (HARM.get(variant.method, 1.4) - 1) * (2 * ratio) ** 2
     harm = 1 + (harm - 1) / (1 + variant.refitted) / (4 if variant.recovered else 1)
     harm *= random.Random(f"{variant} {column}").uniform(0.99, 1.01)
     return 100 * whole * harm if lower else whole / harm

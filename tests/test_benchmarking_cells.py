@@ -14,7 +14,7 @@ from reproduction.benchmarking.decoding import (
     many_first,
     state_size,
 )
-from reproduction.benchmarking.passes import random_model
+from reproduction.benchmarking.passes import cut_model, random_model
 from reproduction.benchmarking.record import Runs, metrics, read
 from reproduction.benchmarking.timing import FEWEST, time_runs
 from reproduction.config import Config, load_config
@@ -59,6 +59,22 @@ def test_a_cell_has_all_its_numbers_or_the_reason(demo, benchmark, subject, mode
     assert found.machine["backend"] == "plain PyTorch"
     assert found.timed.startswith("forward" if mode == "forward" else "forward and backward")
     assert read(tmp_path / "cell.json") == found
+
+
+@pytest.mark.parametrize("benchmark", ["model", "decoding"])
+def test_a_model_is_timed_with_fewer_keys_and_values(demo, benchmark, tmp_path) -> None:
+    widths = demo.benchmarks[benchmark].model_copy(update={"ratios": ("16x8",)})
+    config = demo.model_copy(update={"benchmarks": {benchmark: widths}})
+    whole, cut = (c for c in config.measurements() if c.subject == "delta_net" and not c.trains)
+    assert (cut.ratio, cut.width) == ("16x8", 16)
+    spec = config.models["delta_net"]
+    shapes = [architecture(c).shape(c) for c in (cut_model(spec, one, "cpu").config.to_dict()
+                                                 for one in (whole, cut))]  # fmt: skip
+    assert [(s.width, s.value_width) for s in shapes] == [(32, 32), (16, 8)]
+    found = measure(config, cut, tmp_path / "cell.json", own_process=False)
+    assert read(tmp_path / "cell.json") == found
+    if benchmark == "decoding":
+        assert found.results["state_mib"].value > 0
 
 
 def test_a_cell_in_a_process_of_its_own(demo: Config, tmp_path: Path) -> None:

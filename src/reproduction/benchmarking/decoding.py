@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from reproduction.benchmarking.passes import random_model, random_tokens
+from reproduction.benchmarking.passes import cut_model, random_tokens
 from reproduction.benchmarking.record import Reading
 from reproduction.benchmarking.timing import Clock, memory_for, out_of_memory, time_runs
 from reproduction.config import DecodingBenchmark, Measurement, Model
@@ -30,7 +30,7 @@ def readings(
     benchmark: DecodingBenchmark, spec: Model, cell: Measurement, device: str, clock: Clock
 ) -> Iterator[tuple[str, Reading]]:
     """The figures of one cell, each by its name."""
-    model = random_model(spec, cell.width, device).eval()
+    model = cut_model(spec, cell, device).eval()
     for batch in many_first(benchmark.batches):
         yield from _speeds(model, benchmark, batch, device, clock)
     yield "state_mib", state_size(model)
@@ -41,7 +41,7 @@ def readings(
 
 def tune(benchmark: DecodingBenchmark, spec: Model, cell: Measurement) -> Iterator[int]:
     """Tune and compile the kernels of a step, for one sequence and for many."""
-    model = random_model(spec, cell.width, default_device()).eval()
+    model = cut_model(spec, cell, default_device()).eval()
     for batch in many_first({1, max(benchmark.batches)}):
         Generation(model, batch, benchmark.prompt).run(2)
         yield batch

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from reproduction.benchmarking.record import Reading
 from reproduction.benchmarking.timing import Clock, memory_for, peak_memory
-from reproduction.config import Measurement, MixerBenchmark, Model, ModelBenchmark
+from reproduction.config import Measurement, MixerBenchmark, Model, ModelBenchmark, cut_shape
 from statecut.models import create
 from statecut.models.architectures import architecture
 from statecut.models.shapes import Shape
@@ -30,7 +30,7 @@ def readings(
             run = layer_pass(benchmark, cell, device)
         else:
             assert spec is not None
-            run = model_pass(benchmark, random_model(spec, cell.width, device), cell.trains)
+            run = model_pass(benchmark, cut_model(spec, cell, device), cell.trains)
         yield "tokens_per_s", clock(run).rate(tokens)
         yield "peak_memory_gib", peak_memory(run, device)
         if isinstance(benchmark, ModelBenchmark) and benchmark.graphs(cell.mode):
@@ -39,11 +39,16 @@ def readings(
             yield "graph_tokens_per_s", graph
 
 
-def random_model(spec: Model, width: int, device: str) -> Any:
-    """The model with d_k = width, made where it will run."""
+def cut_model(spec: Model, cell: Measurement, device: str) -> Any:
+    """The model of a cell, with random weights."""
+    return random_model(spec, cell.width, device, cut_shape(spec, cell.ratio).value_width)
+
+
+def random_model(spec: Model, width: int, device: str, value_width: int | None = None) -> Any:
+    """The model with these widths, made where it will run."""
     config = spec.fla_config()
     with torch.device(device):
-        resized = architecture(config).resized(config, width)
+        resized = architecture(config).resized(config, width, value_width)
         return create(resized, seed=0, dtype=used_dtype(device))
 
 

@@ -513,8 +513,8 @@ def read_published(path: Path | str) -> list[Printed]:
 def read_key(row: Mapping[str, str]) -> Key:
     """A key from the fields of a CSV file, where None is an empty field, and eps may be absent."""
     fields: dict[str, Any] = {field: row[field] for field in Key._fields if field in row}
-    for field, number in (("compression", float), ("head_k_dim", int)):
-        fields[field] = number(row[field]) if row[field] else None
+    for field, number in (("compression", float), ("head_k_dim", int), ("head_v_dim", int)):
+        fields[field] = number(row[field]) if row.get(field) else None
     return Key(**fields)
 
 
