@@ -60,7 +60,7 @@ def test_a_curve_of_utilization_is_the_mean_over_layers_and_heads(sources):
     with drawing():
         figure = draw_utilization(DEMO, "utilization", sources["utilization"])
     curves = figure.axes[0].lines
-    assert len(curves) == len(DEMO.analyses("utilization")) == 6
+    assert len(curves) == len(DEMO.analyses("utilization")) == 4
     for curve, path in zip(curves, sources["utilization"], strict=True):
         analysis = RankAnalysis.load(path)
         expected = analysis.effective_rank.mean((0, 1)) / analysis.capacity
@@ -79,9 +79,9 @@ def test_a_partial_run_draws_what_is_there_and_names_the_rest(sources, name, tmp
 def test_seeds_that_are_missing_are_counted(sources):
     three = DEMO.model_copy(update={"seeds": (0, 1, 2)})
     variants = three.analyses("utilization")
-    one_rand = [v.method != "rand" or v.seed == 1 for v in variants]
-    paths = [sources["utilization"][0] if measured else None for measured in one_rand]
-    assert missing_note(three, "utilization", paths) == "\nnot measured: Rand (2 of 3 seeds)"
+    one_grad = [v.method != "grad" or v.seed == 1 for v in variants]
+    paths = [sources["utilization"][0] if measured else None for measured in one_grad]
+    assert missing_note(three, "utilization", paths) == "\nnot measured: Grad (2 of 3 seeds)"
     assert missing_note(three, "utilization", sources["utilization"][:1] * len(paths)) == ""
 
 

@@ -45,7 +45,9 @@ def test_the_labs_results_still_give_its_tables(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     measured = {"partial": "the GPU's time was up", "eps": "kept"}
     lab = load_config(ROOT / "config" / "lab.yaml").model_copy(update=measured)
-    for name in (name for name in lab.tables if name != "eps"):  # from before there was a choice
+    for name in lab.tables:
+        if name == "eps" or name.startswith("values-"):
+            continue  # younger than these results
         make_frame(lab, name, Inputs(lab).table_sources(name), "frame.parquet")
         write_table(lab, name, "frame.parquet", tmp_path, TEMPLATES)
         for path in (Path(f"{name}.csv"), Path(f"{name}.tex")):

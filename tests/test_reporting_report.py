@@ -119,7 +119,7 @@ def test_a_pruned_models_number_tells_of_its_selection(inputs, page):
     }
     seen = 0
     for key, numbers in zip(data["keys"], data["numbers"], strict=True):
-        model, _, method, target, ratio, width, rft, _, eps = key
+        model, _, method, target, ratio, width, rft, _, eps, _ = key
         [[*_, making]] = numbers
         if width is None and method != "baseline":
             [path] = paths_of[model, method, target, ratio, rft, eps]

@@ -118,7 +118,7 @@ def test_one_selection_serves_cuts_with_eps_kept_and_matched(checkout):
     code, said = snakemake(checkout, "results/demo/tables/small_eps.tex")
     assert code == 0, said
     found = counts(said)
-    cuts = 2 * 2  # models x ratios
+    cuts = 2  # of both models
     assert found["score"] == 2
     assert found["slice"] == found["refit"] == 2 * cuts
     assert found["evaluate"] == 2 + 2 * 2 * cuts  # unpruned; sliced and refitted

@@ -235,7 +235,8 @@ def with_repeat_noise(config: Config, cells: Mapping[Key, Cell]) -> dict[Key, Ce
     }
     noisy = dict(cells)
     for key, cell in cells.items():
-        if key.head_k_dim is not None and cell.value is not None:
+        timed = key.head_k_dim is not None and not key.target
+        if timed and cell.value is not None:
             mode = re.match("training_|decoding_|", key.metric)[0]  # type: ignore[index]
             # As in benchmarking.record.Runs.stderr, which is that of their median.
             over = math.sqrt(repeats[key._replace(metric=mode)]) / 1.2533

@@ -12,7 +12,6 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from reproduction.reporting.origins import is_other_code
 from reproduction.running.provenance import PROVENANCE
 from statecut.files import read_json
 
@@ -35,7 +34,6 @@ class RuleSummary:
     machines: tuple[str, ...]
     gpus: tuple[str, ...]
     gpu_seconds: float
-    other: int  # jobs of other code than the current one
 
 
 @dataclass(frozen=True)
@@ -78,11 +76,10 @@ def result_records(results: Path) -> dict[Path, dict[str, Any]]:
 def summarize_jobs(
     timings: Mapping[str, Sequence[Path | str]],
     records: Iterable[Mapping[str, Any]],
-    current_code: Mapping[str, str] = {},
 ) -> RunSummary:
     """What made the results: from timings of rules (.tsv) and the records of `result_records`.
 
-    Rules are in the order in which they first ran. For `current_code` see `origins.is_other_code`.
+    Rules are in the order in which they first ran.
     """
     jobs = sorted(records, key=lambda job: job["started"])
     by_rule: dict[str, list[Mapping[str, Any]]] = {}
@@ -92,7 +89,7 @@ def summarize_jobs(
         for package, version in job["versions"].items():
             versions.setdefault(package, {})[version] = None
     rules = [
-        _summarize_rule(name, timings.get(name, ()), by_rule.get(name, []), current_code)
+        _summarize_rule(name, timings.get(name, ()), by_rule.get(name, []))
         for name in dict.fromkeys([*by_rule, *timings])
         if name not in RENDERING
     ]
@@ -120,7 +117,6 @@ def _summarize_rule(
     name: str,
     timings: Sequence[Path | str],
     jobs: Sequence[Mapping[str, Any]],
-    current_code: Mapping[str, str],
 ) -> RuleSummary:
     rows = [row for path in timings for row in read_timing(path)]
     seconds = [float(row["s"]) for row in rows]
@@ -139,5 +135,4 @@ def _summarize_rule(
         gpu_seconds=sum(
             job["seconds"] * len(job["gpus"]) * job.get("gpu_share", 1) for job in jobs
         ),
-        other=sum(is_other_code(job, current_code) for job in jobs),
     )

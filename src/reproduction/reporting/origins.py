@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +13,12 @@ from statecut.files import canonical_json, read_json
 
 SHARED_LENGTH = 40  # values that are longer as JSON are stored once
 LONGEST_ROW = 50  # longer lists of numbers are counted, not shown
-OTHER_CODE = {"note": "made by other code of this stage than there is now"}
 
 
 class Origins:
     """Contents of files, each read once; numbers refer to a file by its place."""
 
-    def __init__(self, current_code: Mapping[str, str] = {}) -> None:
-        self.current_code = current_code  # as in `is_other_code`
+    def __init__(self) -> None:
         self.paths: dict[str, int] = {}
         self.contents: list[Any] = []
 
@@ -29,10 +26,7 @@ class Origins:
         name = Path(path).as_posix()
         if name not in self.paths:
             self.paths[name] = len(self.contents)
-            content = _read(Path(path))
-            if is_other_code(content, self.current_code):
-                content = {**OTHER_CODE, **content}
-            self.contents.append(content)
+            self.contents.append(_read(Path(path)))
         return self.paths[name]
 
     def to_json(self) -> dict[str, Any]:
@@ -58,19 +52,6 @@ class Origins:
             "files": files,
             "shared": [json.loads(text) for text in shared],
         }
-
-
-def is_other_code(record: Any, current: Mapping[str, str]) -> bool:
-    """Whether a job ran other code of its rule than the current one, given by its digest.
-
-    These rules have a version, which says that the other code gives the same results
-    (`reproduction.running.code`).
-    """
-    return (
-        isinstance(record, dict)
-        and record.get("rule") in current
-        and record["code"]["digest"] != current[record["rule"]]
-    )
 
 
 def _read(path: Path) -> Any:

@@ -63,7 +63,6 @@ def write_report(
     out: Path | str,
     templates: Path | str,
     records: Iterable[Mapping[str, Any]] = (),
-    current_code: Mapping[str, str] = {},
 ) -> None:
     """One HTML page of a run.
 
@@ -74,7 +73,6 @@ def write_report(
     timings:       files with the time and memory of jobs (.tsv: `s`, `max_rss`), by rule
     steps:         files that say how a variant was made, in order (.json, .safetensors)
     records:       what jobs wrote about themselves (`jobs.result_records`)
-    current_code:  digests of the code of rules with a version, to mark what other code made
 
     Also read are the files that frames name as sources, and their provenance.
     """
@@ -84,7 +82,7 @@ def write_report(
     claims = [claim for claim in answers if not claim["model"]]
     headline = Headline.of(config, cells(join_frames(tables.values())))
     about = describe_headline(headline) if headline else ""
-    numbers = Numbers(config, tables.values(), steps, current_code)
+    numbers = Numbers(config, tables.values(), steps)
     page = html_environment(Path(templates)).get_template("report.html.j2")
     text = page.render(
         config=config,
@@ -114,7 +112,7 @@ def write_report(
             _picture("training", name, CURVES[name], svg)
             for name, svg in draw_curves(config, curves).items()
         ],
-        work=summarize_jobs(timings, records, current_code),
+        work=summarize_jobs(timings, records),
         # Whatever texts are in it, this JSON does not end the <script> around it.
         data=Markup(canonical_json(numbers.to_json(judgements)).replace("<", "\\u003c")),
         version=__version__,
@@ -131,9 +129,8 @@ class Numbers:
         config: Config,
         tables: Iterable[pd.DataFrame],
         steps: Files,
-        current_code: Mapping[str, str],
     ) -> None:
-        self.config, self.origins = config, Origins(current_code)
+        self.config, self.origins = config, Origins()
         self.steps = [[self.origins.add(path) for path in paths] for paths in steps.values()]
         self.variants = {
             (variant_key(config, variant, ""), variant.seed): i for i, variant in enumerate(steps)
