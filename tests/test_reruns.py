@@ -297,6 +297,11 @@ def test_a_changed_setting_of_recovery_plans_recoveries_and_what_follows(copy):
     assert planned(copy) == {}
 
 
+def test_code_that_a_rule_names_makes_its_results_again(copy):
+    append(copy / "src/statecut/pruning/slicing.py", "\n# A comment counts, too.\n")
+    assert computed(copy) == {"slice": 2, "recover": 2, "evaluate": 4, "analyze": 2}
+
+
 def test_a_raised_version_makes_a_stage_again_and_what_hangs_on_it(copy):
     append(copy / "src/statecut/recovery/loop.py")
     append(copy / "src/reproduction/suites/suite.py")

@@ -1,9 +1,9 @@
 """What the rules of the workflow read, by their wildcards: files, and settings.
 
-So rule files need no functions, and what a rule depends on can be tested without one. A script
-knows of the configuration what its rule passes on (`settings`), and that decides whether a result
-is made again: it holds what the result depends on, and no more. Labels and captions are left out of
-everything but what prints them.
+So rule files need no functions, and what a rule depends on can be tested without one. `settings` is
+the part of the configuration that a script gets, and a change of it makes the result again: it
+holds what the result depends on, and no more. Labels and captions count only where they are
+printed.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from statecut.pruning.methods import METHODS
 
 Section = dict[str, Any]
 
-# What of a model counts where only its shape does.
+# Stands in for weights and tokenizer where only a model's shape matters.
 NO_WEIGHTS = {"source": {"kind": "local", "path": ""}, "tokenizer": "none"}
 
 
@@ -257,7 +257,7 @@ class Inputs:
     # ----- pruning and recovery -----
 
     def calibration(self, model: str, method: str, target: str, seed: str) -> str | list[str]:
-        """Nothing for methods of the weights alone."""
+        """The calibration of a selection; none for methods that only read weights."""
         if not self.config.methods[method].calibrated:
             return []
         return self.paths.calibration(model, method, target, seed)
@@ -357,7 +357,7 @@ class Inputs:
         return self._available(map(self.paths.measurement, self.config.timings(table)))
 
     def figure_sources(self, figure: str) -> list[str | None]:
-        """The same of a figure."""
+        """The results that a figure is made of."""
         spec = self.config.figures[figure]
         if isinstance(spec, QualityFigure):  # whose gaps are in the frames
             return [self.paths.frame(table) for table in spec.tables]
@@ -369,7 +369,7 @@ class Inputs:
         return self._available(map(self.paths.analysis, self.config.analyses(figure)))
 
     def results(self) -> list[str]:
-        """Of all tables."""
+        """The results that all tables are made of."""
         tables = self.config.tables
         return sorted({source for table in tables for source in present(self.table_sources(table))})
 
@@ -420,7 +420,7 @@ def without_labels(settings: Any, *, keys: tuple[str, ...] = ("label", "caption"
 
 
 def _changed(section: Any, *left_out: str) -> Section:
-    """A section without values that are the default: see `reproduction.running.code.DEFAULTS`."""
+    """A section without values that are the default, so that a new key with one reruns nothing."""
     return dict(section.model_dump(mode="json", exclude_defaults=True, exclude={*left_out}))
 
 
@@ -435,12 +435,12 @@ def files_of(folder: str, used: Callable[[Path], list[Path]]) -> list[str]:
 
 
 def read_cut(text: str) -> Cut:
-    """From the name of a file."""
+    """What was cut, from the name of a file."""
     return text if "x" in text else float(text)
 
 
 def source_file(module: str) -> str:
-    """In the checkout."""
+    """The file of a module in the checkout."""
     return f"src/{module.replace('.', '/')}.py"
 
 

@@ -3,8 +3,8 @@
 CUT = "{model}/{method}-{target}-{ratio}-{seed}{eps}"
 
 
-# A forward pass over text per model and seed, for all methods and ratios; those that need gradients,
-# or choose value channels, have one of their own.
+# A forward pass over text per model and seed, for all methods and ratios. Methods that need
+# gradients, or that choose value channels, have a separate calibration.
 rule calibrate:
     input:
         model=f"{results}/models/{{model}}",
@@ -55,6 +55,7 @@ rule score:
         code=lambda w: code(
             "scripts/score.py",
             "src/statecut/pruning/select.py",
+            "src/statecut/pruning/selection.py",
             "src/statecut/pruning/statistics.py",
             *inputs.method_code(w.method),
         ),
@@ -65,7 +66,7 @@ rule score:
         "../../scripts/score.py"
 
 
-# Smaller models. They stay: to make one again would recover it again, too.
+# Smaller models. Not temp(): to make one again would plan its recovery again.
 rule slice:
     input:
         model=f"{results}/models/{{model}}",
@@ -83,7 +84,11 @@ rule slice:
         mem_mb=16000,
         runtime=30,
     params:
-        code=code("scripts/slice.py", "src/statecut/pruning/slicing.py"),
+        code=lambda w: code(
+            "scripts/slice.py",
+            "src/statecut/pruning/slicing.py",
+            inputs.adapter(f"models/{w.model}"),
+        ),
         widths=lambda w: inputs.widths(w.model, w.ratio),
     message:
         "slicing {wildcards.model}: {wildcards.method}, {wildcards.target}, {wildcards.ratio}, seed {wildcards.seed}{wildcards.eps}"

@@ -37,7 +37,7 @@ rule table:
         mem_mb=2000,
         runtime=10,
     params:
-        code=REPORTING,
+        code=REPORTING | code("scripts/table.py"),
         settings=lambda w: inputs.table_settings(w.table),
         sources=lambda w: inputs.table_sources(w.table),
     message:
@@ -67,7 +67,7 @@ rule figure:
         mem_mb=4000,
         runtime=10,
     params:
-        code=REPORTING,
+        code=REPORTING | code("scripts/figure.py"),
         settings=lambda w: without_labels(
             inputs.table_settings(figures=[w.figure]), keys=("caption",)
         ),
@@ -101,7 +101,8 @@ rule verdict:
         mem_mb=2000,
         runtime=10,
     params:
-        code=REPORTING | code("config/published", "config/claims.yaml"),
+        code=REPORTING
+        | code("scripts/verdict.py", "config/published", "config/claims.yaml"),
         settings=lambda w: without_labels(inputs.table_settings(*run_config.tables)),
     message:
         "comparing with the paper"
@@ -125,7 +126,7 @@ rule document:
         mem_mb=2000,
         runtime=10,
     params:
-        code=REPORTING,
+        code=REPORTING | code("scripts/document.py"),
         settings=lambda w: inputs.settings(figures=inputs.figures()),
     message:
         "joining tables and figures in one document"
@@ -152,7 +153,7 @@ rule pdf:
     conda:
         "../../envs/report.yaml"
     params:
-        code=REPORTING,
+        code=REPORTING | code("scripts/pdf.py"),
         settings=inputs.settings(),
     message:
         "typesetting the document"
@@ -180,7 +181,7 @@ rule page:
         mem_mb=2000,
         runtime=10,
     params:
-        code=REPORTING,
+        code=REPORTING | code("scripts/page.py"),
         settings=lambda w: inputs.settings("about")
         | inputs.table_settings(*run_config.tables, figures=inputs.figures()),
         curves=lambda w: [paths.curve(v) for v in inputs.shown().variants()],
@@ -226,7 +227,7 @@ rule archive:
     conda:
         "../../envs/model.yaml"
     params:
-        code=REPORTING,
+        code=REPORTING | code("scripts/archive.py"),
         settings=run_config.model_dump(mode="json"),
     message:
         "packing the results without weights and text"
@@ -243,7 +244,7 @@ rule verify:
     conda:
         "../../envs/report.yaml"
     params:
-        code=REPORTING,
+        code=REPORTING | code("scripts/verify.py"),
         settings=inputs.settings(),
     message:
         "looking for numbers outside their tolerance"

@@ -1,1 +1,1 @@
-"""What makes a run safe: jobs, paths, code versions, locks, GPUs, Slurm, the fork server."""
+"""How jobs run: log, provenance, GPUs, Slurm, and the paths of their results."""

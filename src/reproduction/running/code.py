@@ -1,7 +1,8 @@
 """The code behind a rule, as one of its params: when it changes, Snakemake plans the rule's jobs.
 
-Of cheap stages it is the digest of named files. Of stages that GPU days hang on it is an integer in
-their script, `VERSION = 1`, which whoever changes their results raises.
+For cheap stages it is the digests of the files that the rule names. For data, pretraining,
+calibration, recovery and evaluation it is an integer in their script, `VERSION = 1`: raise it when
+a change alters their results.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from statecut.files import digest, sha256
 
 ROOT = Path(__file__).parents[3]
 PLANNED = "REPRODUCTION_CODE"
-"""The variable in which the process that plans a run tells its jobs what it has found."""
+"""The variable in which the process that plans a run hands its jobs the code of their rules."""
 
 Code = dict[str, str | int]
 
 
 def export(*, planning: bool) -> None:
     """Set up what jobs inherit: where the library is, also for those in a conda environment of
-    their own, and no plan of a run before this one."""
+    their own; and drop the code of a run before this one."""
     paths = [str(ROOT / "src"), os.environ.get("PYTHONPATH")]
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     if planning:

@@ -4,8 +4,8 @@
         from statecut.something import work
         work(run.section, snakemake.input.thing, snakemake.output.thing)
 
-`run` holds the sections of the configuration that the rule passes in its parameter `settings`; a
-script knows nothing else of it. Around the block:
+`run` holds the sections of the configuration that the rule passes in its parameter `settings`.
+Around the block:
 
 - output goes to the job's log, and the hub is switched off;
 - the code is checked to be what the job was planned with;
@@ -44,7 +44,7 @@ def job(snakemake: Any, *, online: bool = False) -> Iterator[JobConfig]:
     logs.start("reproduction")
     # On one machine a job is told to end with the snakemake that started it, even a killed one.
     ctypes.CDLL(None).prctl(1, ctypes.c_ulong(signal.SIGTERM))  # PR_SET_PDEATHSIG
-    if snakemake.threads == 1:  # a fork has one
+    if snakemake.threads == 1:  # jobs in forks run with one thread
         preload.hand_over()
     from reproduction.config import JobConfig
     from reproduction.running.code import check_code
@@ -115,8 +115,8 @@ def _redirect_to_log(log: Any) -> Iterator[None]:
 
 @contextmanager
 def _report_errors() -> Iterator[None]:
-    """Bad input and a full disk, where the log may be, end a job with their message alone; a fault
-    of ours keeps its traceback."""
+    """Bad input and a full disk, where the log may be, end a job with their message alone; any
+    other error keeps its traceback."""
     from statecut.files import is_full_disk
 
     try:

@@ -27,7 +27,7 @@ class Paths:
 
     @property
     def checkpoints(self) -> str:
-        """Of jobs that are unfinished. No rule declares it, so that no rule deletes it."""
+        """Of unfinished jobs: no rule declares it, so that Snakemake does not delete it."""
         return f"{self.root}/.checkpoints"
 
     def tokens(self, data: str, model: str) -> str:
@@ -38,7 +38,7 @@ class Paths:
         return f"{self.root}/models/{model}"
 
     def calibration(self, model: str, method: str, target: str, seed: int | str) -> str:
-        """What needs gradients or values has one of its own: nothing depends on another's needs."""
+        """Separate ones with gradients or values: a method more makes no other's again."""
         backward = "-gradients" if self.config.methods[method].needs_gradients else ""
         values = "-values" if target == "v" else ""
         return f"{self.root}/calibrations/{model}/{seed}{backward}{values}"

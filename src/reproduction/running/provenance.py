@@ -58,8 +58,8 @@ def params_digest(params: Any) -> str:
 
 
 def check_plan(dag: Any) -> None:
-    """An error that lists stale results, with the command that makes them again; or one for a
-    profile of the user's own without our rerun triggers."""
+    """An error that lists stale results, with the command that makes them again; or one if the
+    rerun trigger `code` is on."""
     from snakemake.exceptions import WorkflowError
     from snakemake.settings.types import RerunTrigger
 
@@ -82,7 +82,8 @@ def check_plan(dag: Any) -> None:
     raise WorkflowError(
         f"{len(lines)} results were made with other settings or code than their rules have now, "
         "and Snakemake has no record that would tell it:\n" + "\n".join(lines) + "\n"
-        f"This makes them again, and all that hangs on them:\n  {shlex.join([*command, *again])}"
+        f"This makes them again, and all that hangs on them:\n  {shlex.join([*command, *again])}\n"
+        "With --touch added it keeps them as they are."
     )
 
 
