@@ -388,6 +388,7 @@ def settings_of(options: argparse.Namespace) -> dict[str, Any]:
 def prepare_folder(folder: Path, settings: dict[str, Any]) -> None:
     """The settings and the text of a new folder; an error if it was begun with other settings."""
     file, text = folder / "settings.json", folder / "text"
+    folder.mkdir(parents=True, exist_ok=True)
     with open(folder / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # processes for other models may start at the same time
         if file.is_file() and read_json(file) != settings:

@@ -370,12 +370,13 @@ def test_a_stale_result_that_is_made_again_anyway_stops_nothing(copy):
     assert computed(copy)["recover"] == 3
 
 
-def test_a_job_fails_if_its_code_was_edited_while_it_was_queued(copy):
+def test_a_job_fails_if_its_code_was_edited_while_it_was_queued(copy, monkeypatch):
     """As Slurm starts it: with the variables of the process that planned it."""
     check = "from reproduction.running.code import check_code, code\n"
     check += "check_code('score', code('scripts/score.py'))"
     found = "from reproduction.running.code import PLANNED, code\nimport os\n"
     found += "code('scripts/score.py'); print(os.environ[PLANNED])"
+    monkeypatch.delenv(PLANNED, raising=False)
     planned_code = run(copy, "-c", found)[1].strip()
     assert [*json.loads(planned_code)] == ["scripts/score.py"]
     environment = {**os.environ, "PYTHONPATH": str(copy / "src"), PLANNED: planned_code}

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from reproduction.running.dag import build_dag, parse_arguments
+from reproduction.dag import build_dag, parse_arguments
 
 ROOT = Path(__file__).parents[1]
 PROFILE = yaml.safe_load((ROOT / "profiles/slurm/config.yaml").read_text())
@@ -33,9 +33,9 @@ def test_the_documentation_says_what_is_asked_of_slurm(jobs):
         "|---|---|---|---|---|---|",
     ]
     for rule, (job, *others) in sorted(jobs.items(), key=lambda one: -gpus(one[1][0])):
-        asked = [gpus(job), gpus(job) * job.resources["cpus_per_gpu"] or job.threads,
-                 job.resources["mem_mb"] / 1000, job.resources["runtime"] / 60]  # fmt: skip
         if rule != "pdf":  # made where Snakemake runs, and only if there is a LaTeX
+            asked = [gpus(job), gpus(job) * job.resources["cpus_per_gpu"] or job.threads,
+                     job.resources["mem_mb"] / 1000, job.resources["runtime"] / 60]  # fmt: skip
             cells = " | ".join(f"{number:.3g}" for number in (1 + len(others), *asked))
             lines.append(f"| {rule} | {cells} |")
     assert "\n".join(lines) + "\n" in (ROOT / "docs/slurm.md").read_text()
