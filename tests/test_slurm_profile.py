@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+
 from reproduction.dag import build_dag, parse_arguments
 
 ROOT = Path(__file__).parents[1]
