@@ -68,7 +68,7 @@ def configuration() -> dict[str, Any]:
         name: {"kind": "local", "files": ["text.jsonl"], "length": 128, "seed": 0, "slices": sizes}
         for name, sizes in slices.items()
     }
-    config["recipes"]["demo"] |= {"steps": STEPS, "warmup": 1}
+    config["recipes"] = {"demo": config["recipes"]["demo"] | {"steps": STEPS, "warmup": 1}}
     config["recovery"] |= {"steps": RECOVERY_STEPS, "warmup": 1, "control": False}
     config["models"] = {"delta_net": config["models"]["delta_net"]}
     config["methods"] = {name: config["methods"][name] for name in METHODS}
@@ -77,6 +77,7 @@ def configuration() -> dict[str, Any]:
     changes = {"methods": [*METHODS], "ratios": [0.5], "columns": {"pre": ["ppl"], "post": ["ppl"]}}
     config["tables"] = {"quality": table | changes}
     config["figures"], config["benchmarks"] = {}, {}
+    config["tokenizers"] = {"demo": config["tokenizers"]["demo"]}
     del config["analysis"]
     return config
 

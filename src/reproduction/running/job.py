@@ -42,8 +42,10 @@ if TYPE_CHECKING:
 @contextmanager
 def job(snakemake: Any, *, online: bool = False) -> Iterator[JobConfig]:
     logs.start("reproduction")
-    # On one machine a job is told to end with the snakemake that started it, even a killed one.
-    ctypes.CDLL(None).prctl(1, ctypes.c_ulong(signal.SIGTERM))  # PR_SET_PDEATHSIG
+    # On one machine a job is told to end with the snakemake that started it, even a killed one; a
+    # fork ends with its client (`preload.end_with`).
+    if os.environ.get(preload.SOCKET) != preload.FORKED:
+        ctypes.CDLL(None).prctl(1, ctypes.c_ulong(signal.SIGTERM))  # PR_SET_PDEATHSIG
     if snakemake.threads == 1:  # jobs in forks run with one thread
         preload.hand_over()
     from reproduction.config import JobConfig

@@ -29,7 +29,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-SOCKET = "REPRODUCTION_PRELOAD"  # the variable with its path
+SOCKET, FORKED = "REPRODUCTION_PRELOAD", "forked"  # the variable with its path; its value in a fork
 LIBRARIES = (
     "torch", "transformers", "transformers.modeling_utils", "transformers.models.auto",
     "fla", "fla.models", "peft", "datasets", "lm_eval.api.task", "lm_eval.evaluator",
@@ -42,14 +42,14 @@ GPU = Path("/dev/nvidiactl")
 
 def hand_over() -> None:
     """Let this script run in a fork, and leave with its exit code; go on if there is no server."""
-    if SOCKET not in os.environ:
+    if os.environ.get(SOCKET, FORKED) == FORKED:
         return
     with socket.socket(socket.AF_UNIX) as connection:
         try:
             connection.connect(os.environ[SOCKET])
         except OSError:
             return  # it was killed
-        environment = {key: value for key, value in os.environ.items() if key != SOCKET}
+        environment = {**os.environ, SOCKET: FORKED}
         request = json.dumps([os.path.abspath(sys.argv[0]), os.getcwd(), environment])
         socket.send_fds(connection, [b"+"], [0, 1, 2])
         connection.sendall(request.encode() + b"\n")
