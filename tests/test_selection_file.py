@@ -33,7 +33,10 @@ def test_a_width_of_the_file_is_the_selection_of_that_width(model, tmp_path, met
         pytest.skip("it chooses no value channels")
     _, full = model.checkpoint.shape.size(channels)
     every = select(method, model, range(1, full), channels=channels)
-    save_selections(every, tmp_path / "s.safetensors")
+    for name in ("again.safetensors", "s.safetensors"):
+        save_selections(every, tmp_path / name)
+    again, first = (path.read_bytes() for path in sorted(tmp_path.iterdir()))
+    assert again == first
     for width in range(1, full):
         (alone,) = select(method, model, [width], channels=channels)
         again = load_selection(tmp_path / "s.safetensors", keys=width, values=width)

@@ -71,7 +71,8 @@ Taken = dict[str, list[IO[str]]]
 
 
 def _wait_for(wanted: int, visible: list[str], slots: int, per_gpu: int, folder: Path) -> Taken:
-    folder.mkdir(exist_ok=True)
+    if wanted:
+        folder.mkdir(exist_ok=True)
     while True:
         taken: Taken = {}
         for gpu in visible:

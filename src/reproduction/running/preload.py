@@ -5,7 +5,7 @@
 runs the command with such a process beside it. A job of the workflow that finds it hands itself
 over: its script runs in a fork, where torch, transformers, flash-linear-attention, lm-eval and peft
 are loaded, which takes longer than most of the demo's work. Without it the same scripts run as they
-are. Statecut's own modules are never loaded before the fork, so a change to them counts at once.
+are. Statecut's own modules are never loaded before the fork: a change to them counts at once.
 
 A job is told to end (SIGTERM: training saves and leaves) when its client has ended. The process
 ends with the command; jobs that it has forked go on.
@@ -47,8 +47,11 @@ def hand_over() -> None:
     with socket.socket(socket.AF_UNIX) as connection:
         try:
             connection.connect(os.environ[SOCKET])
-        except OSError:
-            return  # it was killed
+        except OSError:  # it was killed: its socket, alone in a folder, is left
+            with contextlib.suppress(OSError):
+                os.unlink(os.environ[SOCKET])
+                os.rmdir(os.path.dirname(os.environ[SOCKET]))
+            return
         environment = {**os.environ, SOCKET: FORKED}
         request = json.dumps([os.path.abspath(sys.argv[0]), os.getcwd(), environment])
         socket.send_fds(connection, [b"+"], [0, 1, 2])

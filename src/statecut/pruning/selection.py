@@ -144,7 +144,8 @@ def save_selections(selections: Sequence[Selection], path: Path | str) -> None:
         else:
             tensors[name] = torch.stack(each)
             by_width.append(name)
-    metadata = {"about": canonical_json(about), "by_width": canonical_json(by_width)}
+    # One entry: safetensors writes several in any order, and equal selections are equal bytes.
+    metadata = {"about": canonical_json({**about, "by_width": by_width})}
     with atomic_write(path, force=True) as aside:
         save_file(tensors, aside, metadata=metadata)
 
@@ -152,7 +153,8 @@ def save_selections(selections: Sequence[Selection], path: Path | str) -> None:
 def load_selection(path: Path | str, *, keys: int, values: int) -> Selection:
     """One width of `save_selections`, by whether that is of keys or of values."""
     with open_safetensors(Path(path)) as file:
-        about, by_width = (json.loads(file.metadata()[name]) for name in ("about", "by_width"))
+        about = json.loads(file.metadata()["about"])
+    by_width = about.pop("by_width")
     side, tensors = about.get("values", about), dict(read_tensors(Path(path)))
     width = values if "values" in about else keys
     for name, tensor in tensors.items():
