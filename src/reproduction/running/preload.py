@@ -2,10 +2,9 @@
 
     python -m reproduction.running.preload snakemake --profile profiles/demo
 
-runs the command with such a process beside it. A job of the workflow that finds it hands itself
-over: its script runs in a fork, where torch, transformers, flash-linear-attention, lm-eval and peft
-are loaded, which takes longer than most of the demo's work. Without it the same scripts run as they
-are. Statecut's own modules are never loaded before the fork: a change to them counts at once.
+runs the command with such a process beside it. A job that finds it hands itself over: its script
+runs in a fork, where torch, transformers, fla, lm-eval and peft are loaded. Without it the same
+scripts run as they are. Statecut's own modules are never loaded before the fork.
 
 A job is told to end (SIGTERM: training saves and leaves) when its client has ended. The process
 ends with the command; jobs that it has forked go on.
@@ -34,14 +33,13 @@ LIBRARIES = (
     "torch", "transformers", "transformers.modeling_utils", "transformers.models.auto",
     "fla", "fla.models", "peft", "datasets", "lm_eval.api.task", "lm_eval.evaluator",
     "safetensors.torch", "pandas", "pandera", "scipy.linalg", "matplotlib.pyplot",
-    # Most of the time that fla takes to import.
     "torch._inductor.compile_fx", "torch.distributed._tensor",
 )  # fmt: skip
 GPU = Path("/dev/nvidiactl")
 
 
 def hand_over() -> None:
-    """Let this script run in a fork, and leave with its exit code; go on if there is no server."""
+    """Let this script run in a fork, and leave with its exit code; go on without a server."""
     if os.environ.get(SOCKET, FORKED) == FORKED:
         return
     with socket.socket(socket.AF_UNIX) as connection:
@@ -88,7 +86,7 @@ def serve(listener: socket.socket, command: int) -> None:
     warnings.filterwarnings("ignore", message="Triton is not supported")
     # Threads at a fork: those of OpenBLAS and jemalloc, which see to it themselves.
     warnings.filterwarnings("ignore", message="This process .* is multi-threaded")
-    os.environ["OMP_NUM_THREADS"] = "1"  # which kernels under torch read as they are loaded
+    os.environ["OMP_NUM_THREADS"] = "1"  # which kernels read as they are loaded
     # To count GPUs, torch may ask the driver: a process that did cannot hand them on to its forks.
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     for library in LIBRARIES:
