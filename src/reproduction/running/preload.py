@@ -6,8 +6,7 @@ runs the command with such a process beside it. A job that finds it hands itself
 runs in a fork, where torch, transformers, fla, lm-eval and peft are loaded. Without it the same
 scripts run as they are. Statecut's own modules are never loaded before the fork.
 
-A job is told to end (SIGTERM: training saves and leaves) when its client has ended. The process
-ends with the command; jobs that it has forked go on.
+A job gets SIGTERM (training saves) when its client ends; jobs outlive the process that forked them.
 """
 
 from __future__ import annotations
