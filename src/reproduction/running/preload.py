@@ -41,18 +41,20 @@ def hand_over() -> None:
     """Let this script run in a fork, and leave with its exit code; go on without a server."""
     if os.environ.get(SOCKET, FORKED) == FORKED:
         return
+    environment = {**os.environ, SOCKET: FORKED}
+    request = json.dumps([os.path.abspath(sys.argv[0]), os.getcwd(), environment])
     with socket.socket(socket.AF_UNIX) as connection:
         try:
             connection.connect(os.environ[SOCKET])
+            socket.send_fds(connection, [b"+"], [0, 1, 2])
+            connection.sendall(request.encode() + b"\n")
+            if not connection.recv(1):
+                raise ConnectionError
         except OSError:  # it was killed: its socket, alone in a folder, is left
             with contextlib.suppress(OSError):
                 os.unlink(os.environ[SOCKET])
                 os.rmdir(os.path.dirname(os.environ[SOCKET]))
             return
-        environment = {**os.environ, SOCKET: FORKED}
-        request = json.dumps([os.path.abspath(sys.argv[0]), os.getcwd(), environment])
-        socket.send_fds(connection, [b"+"], [0, 1, 2])
-        connection.sendall(request.encode() + b"\n")
         # We stay until the job has ended: Snakemake deletes the outputs of one that has failed.
         for number in (signal.SIGINT, signal.SIGTERM):
             if signal.getsignal(number) != signal.SIG_IGN:  # as shells set it in the background
@@ -111,6 +113,7 @@ def run(connection: socket.socket) -> None:
         os.setsid()
         _, files, _, _ = socket.recv_fds(connection, 1, 3)
         script, folder, environment = json.loads(connection.makefile("rb").readline())
+        connection.sendall(b"+")
         for number, file in enumerate(files):
             os.dup2(file, number)
             os.close(file)
