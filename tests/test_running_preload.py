@@ -12,7 +12,7 @@ import pytest
 SERVER = """
 import sys
 from reproduction.running import preload
-preload.LIBRARIES = ("json",)
+preload.LIBRARIES = ("colorsys",)
 preload.main(sys.argv[1:])
 """
 # A script as Snakemake starts it.
@@ -39,7 +39,7 @@ def run(tmp_path):
 
 
 def test_a_script_runs_in_a_fork_with_its_folder_streams_variables_and_exit_code(run, tmp_path):
-    work = "print(os.getcwd(), os.environ['WORD'], __name__, 'json' in sys.modules)\nsys.exit(7)"
+    work = "print(os.getcwd(), os.getenv('WORD'), __name__, 'colorsys' in sys.modules)\nsys.exit(7)"
     done = run(work, env={**os.environ, "WORD": "some"})
     out, err = done.communicate(timeout=60)
     assert (done.returncode, out) == (7, f"{tmp_path} some __main__ True\n"), err

@@ -54,7 +54,7 @@ class Inputs:
         self.paths = Paths(config)
         self.variants = config.variants()
         self.subjects = {self.paths.subject(v): v for v in self.variants}
-        self.recoveries = {self.paths.subject(v): v for v in self.variants if v.recovered}
+        self.recoveries = {name: v for name, v in self.subjects.items() if v.recovered}
         self.shapes = {shape.name: shape for shape in config.trained_shapes()}
         self.cells = {self.paths.measurement(cell): cell for cell in config.measurements()}
 

@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 
 from reproduction.config import BASELINE, Config, Cut, Variant
 from reproduction.reporting import style
+from reproduction.reporting.grid import percent
 
 POINTS = 100
 """Of a curve."""
@@ -77,7 +78,7 @@ def _recovery(config: Config, recovered: Mapping[Variant, np.ndarray]) -> Figure
     styles: dict[str, dict[str, Any]] = {}  # by name
     for (i, model), (j, ratio) in product(enumerate(models), enumerate(ratios)):
         axes = panels[i, j]
-        cut = ratio.replace("x", " × ") if isinstance(ratio, str) else f"{100 * ratio:g} % cut"
+        cut = percent(ratio) if isinstance(ratio, str) else f"{100 * ratio:g} % cut"
         axes.set_title(cut if i == 0 else "")
         axes.set_ylabel(f"{config.models[model].label}\ncross-entropy" if j == 0 else "")
         axes.set_xlabel("million tokens" if i == len(models) - 1 else "")

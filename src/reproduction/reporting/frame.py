@@ -25,7 +25,15 @@ from pandera.errors import SchemaErrors
 from pyarrow import ArrowInvalid
 
 from reproduction.benchmarking.record import from_json
-from reproduction.config import BASELINE, Config, DecodingTable, Measurement, QualityTable, Variant
+from reproduction.config import (
+    BASELINE,
+    Config,
+    DecodingTable,
+    Measurement,
+    QualityTable,
+    Variant,
+    cut_shape,
+)
 from reproduction.config.evaluation import FRACTIONS
 from reproduction.config.section import PrunedStage
 from statecut.arguments import Eps
@@ -238,8 +246,8 @@ def variant_key(config: Config, variant: Variant, metric: str) -> Key:
     model, sharing = published_name(config, variant.model)
     chosen, done = (variant.method, variant.target), (variant.rft, metric, variant.eps)
     if isinstance(variant.ratio, str):
-        keys, values = map(int, variant.ratio.split("x"))
-        return Key(model, sharing, *chosen, None, keys, *done, values)
+        left = cut_shape(config.models[variant.model], variant.ratio)
+        return Key(model, sharing, *chosen, None, left.width, *done, left.value_width)
     return Key(model, sharing, *chosen, variant.ratio, None, *done)
 
 
@@ -253,7 +261,7 @@ def timing_key(config: Config, cell: Measurement, metric: str) -> Key:
     model, sharing = published_name(config, cell.subject)
     method = "" if cell.ratio else BASELINE
     if isinstance(cell.ratio, str):
-        values = int(cell.ratio.split("x")[1])
+        values = cut_shape(config.models[cell.subject], cell.ratio).value_width
         return Key(model, sharing, method, "", None, cell.width, "none", name, "kept", values)
     return Key(model, sharing, method, "", cell.ratio, cell.width, "none", name)
 
