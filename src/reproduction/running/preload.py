@@ -4,9 +4,8 @@
 
 runs the command with such a process beside it. A job that finds it hands itself over: its script
 runs in a fork, where torch, transformers, fla, lm-eval and peft are loaded. Without it the same
-scripts run as they are. Statecut's own modules are never loaded before the fork.
-
-A job gets SIGTERM (training saves) when its client ends; jobs outlive the process that forked them.
+scripts run as they are. Statecut's own modules are never loaded before the fork. A job gets SIGTERM
+(training saves) when its client ends; jobs outlive the process that forked them.
 """
 
 from __future__ import annotations
@@ -16,25 +15,21 @@ import importlib
 import json
 import os
 import runpy
-import shutil
 import signal
 import socket
+import struct
 import sys
-import tempfile
 import threading
 import traceback
 import warnings
-from pathlib import Path
-from typing import Any
 
-SOCKET, FORKED = "REPRODUCTION_PRELOAD", "forked"  # the variable with its path; its value in a fork
+SOCKET, FORKED = "REPRODUCTION_PRELOAD", "forked"  # the variable with its name; its value in a fork
 LIBRARIES = (
     "torch", "transformers", "transformers.modeling_utils", "transformers.models.auto",
     "fla", "fla.models", "peft", "datasets", "lm_eval.api.task", "lm_eval.evaluator",
     "safetensors.torch", "pandas", "pandera", "scipy.linalg", "matplotlib.pyplot",
     "torch._inductor.compile_fx", "torch.distributed._tensor",
 )  # fmt: skip
-GPU = Path("/dev/nvidiactl")
 
 
 def hand_over() -> None:
@@ -45,15 +40,13 @@ def hand_over() -> None:
     request = json.dumps([os.path.abspath(sys.argv[0]), os.getcwd(), environment])
     with socket.socket(socket.AF_UNIX) as connection:
         try:
-            connection.connect(os.environ[SOCKET])
+            connection.connect(f"\0{os.environ[SOCKET]}")
+            check_user(connection)
             socket.send_fds(connection, [b"+"], [0, 1, 2])
             connection.sendall(request.encode() + b"\n")
             if not connection.recv(1):
                 raise ConnectionError
-        except OSError:  # it was killed: its socket, alone in a folder, is left
-            with contextlib.suppress(OSError):
-                os.unlink(os.environ[SOCKET])
-                os.rmdir(os.path.dirname(os.environ[SOCKET]))
+        except OSError:  # it was killed
             return
         # We stay until the job has ended: Snakemake deletes the outputs of one that has failed.
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -67,18 +60,21 @@ def main(command: list[str]) -> None:
     """Become the command, with a server as its child."""
     if not command:
         sys.exit("usage: python -m reproduction.running.preload COMMAND [ARGUMENT ...]")
-    folder = tempfile.mkdtemp(prefix="reproduction-")
     listener = socket.socket(socket.AF_UNIX)
-    listener.bind(f"{folder}/socket")
+    listener.bind("")  # Linux finds a name, which is no file: a killed server leaves nothing behind
     listener.listen(64)  # jobs that come while the server still imports wait here
     process = os.getpid()
-    if os.fork() == 0:
-        try:
-            serve(listener, process)
-        finally:
-            shutil.rmtree(folder)
-            os._exit(0)
-    os.execvpe(command[0], command, {**os.environ, SOCKET: f"{folder}/socket"})
+    if os.fork():
+        name = listener.getsockname()[1:].decode()
+        os.execvpe(command[0], command, {**os.environ, SOCKET: name})
+    serve(listener, process)
+
+
+def check_user(connection: socket.socket) -> None:
+    """Any user of this machine can see such a name, and connect to it or take it over."""
+    peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+    if struct.unpack("3i", peer)[1] != os.getuid():
+        raise PermissionError("the other end of this socket belongs to another user")
 
 
 def serve(listener: socket.socket, command: int) -> None:
@@ -92,13 +88,14 @@ def serve(listener: socket.socket, command: int) -> None:
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     for library in LIBRARIES:
         # fla looks at the GPU as it is imported, and no fork of that process could use it.
-        if library.split(".")[0] != "fla" or not GPU.exists():
+        if not library.startswith("fla") or not os.path.exists("/dev/nvidiactl"):
             importlib.import_module(library)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the forks
     listener.settimeout(1)
     while os.getppid() == command:
-        with contextlib.suppress(TimeoutError):
+        with contextlib.suppress(TimeoutError, PermissionError):
             connection = listener.accept()[0]
+            check_user(connection)
             if os.fork() == 0:
                 listener.close()
                 run(connection)
@@ -107,7 +104,6 @@ def serve(listener: socket.socket, command: int) -> None:
 
 def run(connection: socket.socket) -> None:
     """Be the process that the client would have been, and tell it the exit code."""
-    code = 1
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         os.setsid()
@@ -123,7 +119,7 @@ def run(connection: socket.socket) -> None:
         sys.stderr.flush()
         connection.sendall(bytes([code % 256]))
     finally:
-        os._exit(code)
+        os._exit(0)
 
 
 def end_with(connection: socket.socket) -> None:
@@ -132,7 +128,7 @@ def end_with(connection: socket.socket) -> None:
     os.killpg(0, signal.SIGTERM)
 
 
-def outcome(script: str, folder: str, environment: dict[str, str]) -> Any:
+def outcome(script: str, folder: str, environment: dict[str, str]) -> int:
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
@@ -140,13 +136,14 @@ def outcome(script: str, folder: str, environment: dict[str, str]) -> Any:
     try:
         runpy.run_path(script, run_name="__main__")
     except SystemExit as stopped:
-        if isinstance(stopped.code, str):
-            print(stopped.code, file=sys.stderr)
-        return 1 if isinstance(stopped.code, str) else stopped.code or 0
+        if not isinstance(stopped.code, str):
+            return stopped.code or 0
+        print(stopped.code, file=sys.stderr)
     except BaseException:
         traceback.print_exc()
-        return 1
-    return 0
+    else:
+        return 0
+    return 1
 
 
 if __name__ == "__main__":
