@@ -16,7 +16,7 @@ from statecut.models.architectures import ARCHITECTURES
 from statecut.models.checkpoint import Checkpoint
 from statecut.models.shapes import MixerShape
 from statecut.pruning.request import Request
-from statecut.serving.engines import ENGINES, NO_KEYS_ALONE, READ, computed_wrong, table
+from statecut.serving.engines import ENGINES, H200, READ, TESTS, table
 
 ROOT = Path(__file__).parents[1]
 
@@ -43,16 +43,16 @@ def test_a_width_is_rounded_up_to_the_narrowest_that_is_taken(
     except InputError as error:
         assert not taken
         if multiple == 1 and "--ratio" in str(error):
-            ratio, kept = str(error).split("--ratio ")[1].split(" keeps ")
+            ratio, kept = str(error).split("--ratio ")[1].split(";")[0].split(" keeps ")
             assert width_of(full, ratio) == int(kept) == engine.round_up(int(kept), whole)
 
 
 def test_every_entry_says_where_it_is_from_and_names_models_that_statecut_has():
     for name, engine in ENGINES.items():
         assert name == engine.name
-        assert engine.source
-        assert engine.date
-        assert READ in engine.evidence or "run in Statecut's tests" in engine.evidence
+        assert any(words in engine.evidence for words in (READ, TESTS, H200))
+        assert all(engine.takes(*widths) for widths in engine.ran or ())
+        assert (engine.evidence == READ) == (engine.ran == ())
         assert {*engine.models} <= {*ARCHITECTURES}
     with pytest.raises(InputError, match="nothing is known of gated_deltanet models in vLLM"):
         ENGINES["vllm"].check_model("gated_deltanet")
@@ -60,20 +60,15 @@ def test_every_entry_says_where_it_is_from_and_names_models_that_statecut_has():
     assert table() in page, "put there what `python -m statecut.serving.engines` prints"
 
 
-@pytest.mark.parametrize(
-    ("width", "full", "way_out"),
-    [
-        (40, 128, "`statecut prune --for mlx` rounds up to 64"),
-        (47, 48, "--ratio 0.333 keeps 32"),
-        (31, 32, NO_KEYS_ALONE),
-    ],
-)
-def test_widths_computed_wrong_are_named_with_a_way_that_is_not_refused(width, full, way_out):
-    (line,) = computed_wrong("qwen3_next", shape(width), shape(full))
-    assert line.startswith(f"WARNING: mlx-lm computes d_k {width} wrong on a Mac's GPU")
-    assert line.endswith(f"it takes multiples of 32, {way_out}")
-    assert not [*computed_wrong("qwen3_next", shape(64), shape(128))]
-    assert not [*computed_wrong("delta_net", shape(width), shape(full))]
+def test_vllm_starts_where_keys_and_values_round_up_alike_and_anywhere_with_the_plugin():
+    stock, plugin = ENGINES["vllm"], ENGINES["vllm+statecut"]
+    assert [*map(stock.takes, (65, 64, 128, 20, 33), (128, 128, 64, 128, 64))] == [
+        True, False, False, False, True
+    ]  # fmt: skip
+    assert plugin.takes(64, 128)
+    assert [plugin.ran_with(shape(width)) for width in (64, 48)] == [True, False]
+    with pytest.raises(InputError, match=r"; or --for vllm\+statecut, with Statecut installed"):
+        stock.round_up(250, shape(256))
 
 
 # statecut prune --for
@@ -94,39 +89,25 @@ def prune(model, out, **options):
 
 def test_prune_for_an_engine_rounds_up_and_says_what_to_do(model, tmp_path, caplog):
     caplog.set_level("INFO")
-    pruned = prune(model, tmp_path / "mac", ratio=0.5, round_to=1, engine="mlx")
-    assert caplog.text.count("--for mlx: 32 channels per head, as mlx-lm takes multiples of") == 1
+    pruned = prune(model, tmp_path / "stock", ratio=0.5, round_to=1, engine="vllm")
+    assert caplog.text.count("--for vllm: 33 channels per head, as vLLM takes d_k and") == 1
     facts = pruned.record.facts()
-    assert "mlx-lm: its CPU path is run in Statecut's tests" in facts["engine"]
-    assert facts["key channels per head"] == "32 of 48 (24 asked, rounded up for mlx)"
-    prune(model, tmp_path / "served", ratio=0.5, engine="vllm")
-    assert "--for vllm" not in caplog.text  # it takes the multiple of 16
+    assert facts["key channels per head"] == "33 of 48 (24 asked, rounded up for vllm)"
+    advice = "vLLM: start it with `--gdn-prefill-backend triton`; expected to run, not run (vLLM 0"
+    assert facts["engine"].startswith(advice)
+    prune(model, tmp_path / "served", ratio=0.5, engine="vllm+statecut")
+    assert "--for vllm+statecut:" not in caplog.text  # it takes the multiple of 16
     card = (tmp_path / "served" / "README.md").read_text()
-    assert "- engine: vLLM: start it with `--gdn-prefill-backend triton`; read in its" in card
-    assert " --for vllm" in card
-    assert {Checkpoint(tmp_path / out).shape.width for out in ("mac", "served")} == {32}
-
-
-@pytest.mark.parametrize(
-    ("cut", "way_out"),
-    [
-        ({"ratio": 0.5, "round_to": 1}, "`statecut prune --for mlx` rounds up to 32"),
-        ({"keys": 24, "values": 16}, "give --for mlx"),
-    ],
-)
-def test_a_width_that_some_engine_computes_wrong_is_one_line(model, tmp_path, cut, way_out):
-    (warning,) = prune(model, tmp_path / "out", **cut).warnings
-    assert warning.startswith("mlx-lm computes d_k 24 wrong on a Mac's GPU")
-    assert warning.endswith(f"it takes multiples of 32, {way_out}")
-    assert f"- warning: {warning}\n" in (tmp_path / "out" / "README.md").read_text()
-    assert prune(model, tmp_path / "served", engine="sglang", **cut).warnings == ()
+    assert "- engine: vLLM with Statecut installed beside it: " in card
+    assert " --for vllm+statecut" in card
+    assert Checkpoint(tmp_path / "served").shape.width == 32
 
 
 @pytest.mark.parametrize(
     ("engine", "ratio", "message"),
     [
         ("llama.cpp", 0.5, "--for llama.cpp: llama.cpp takes no d_k from 24 to 47"),
-        ("mlx", 0.2, "--for mlx: mlx-lm takes no d_k from 38 to 47"),
+        ("sglang", 0.5, "--for sglang: SGLang takes no d_k from 24 to 47"),
         ("mlxx", 0.5, "engine mlxx: there is none of this name; did you mean 'mlx'?"),
     ],
 )

@@ -17,7 +17,8 @@ from statecut.cli import main
 from statecut.errors import InputError
 from statecut.models import create, load, save
 from statecut.models.architectures import ARCHITECTURES
-from statecut.models.shapes import SoftmaxLayers
+from statecut.models.shapes import Cache, MixerShape, SoftmaxLayers
+from statecut.serving import memory
 
 
 def test_the_cache_of_an_fla_hybrid():
@@ -99,15 +100,36 @@ def test_a_hybrid_and_its_json(models, capsys, tmp_path):
 
 def test_engines_are_named_with_the_widths_they_take(models):
     shown = str(statecut.inspect(models / "qwen3_next"))
-    read = "vllm, sglang, tensorrt-llm"
-    assert re.search(rf"    0.5   32 .*%  transformers, mlx; {read}\n", shown)
-    assert re.search(rf"   0.75   16 .*%  transformers; {read}\n", shown)
-    # Of an engine that was read, splits have the d_v that it was read for.
-    shown = str(statecut.inspect(models / "qwen3_next", engine="mlx"))
-    assert "compared, for mlx\n    0.5  32 x 128\n   0.25  none\n" in shown
-    assert shown.splitlines()[-1].startswith("mlx-lm: takes multiples of 32; any other is computed")
+    run = "transformers, vllm.statecut, mlx"
+    assert re.search(rf"    0.5   32 .*%  {run}; sglang, tensorrt-llm\n", shown)
+    assert re.search(r"   0.75   16 .*%  transformers, mlx; vllm.statecut, sglang, tens", shown)
+    shown = str(statecut.inspect(models / "qwen3_next", engine="tensorrt-llm"))
+    assert "compared, for tensorrt-llm\n    0.5  32 x 128\n   0.25  16 x 128\n" in shown
+    assert shown.splitlines()[-1].startswith("TensorRT-LLM: takes d_k up to 256 with d_v 128")
     with pytest.raises(InputError, match="nothing is known of delta_net models in vLLM"):
         statecut.inspect(models / "delta_net", engine="vllm")
+
+
+@pytest.mark.parametrize(
+    ("width", "block", "requests"), [(128, 528, 144.42), (64, 272, 177.11), (32, 144, 186.97)]
+)
+def test_vllm_logs_the_same_block_and_requests(width, block, requests):
+    """vLLM 0.26.0, 30 GB for caches, requests of 4,352 tokens: benchmarks/serving_speed.py."""
+    softmax = (SoftmaxLayers(8, heads=4, width=256),)
+    cache = Cache(MixerShape((*range(24),), 16, width, 32, 128), taps=4, softmax=softmax)
+    room = memory.vllm(cache, 30e9, memory.Load(tokens=4352))
+    assert (room.block, room.requests) == (block, int(requests))
+
+
+def test_requests_that_fit(models, capsys):
+    command = ["inspect", str(models / "qwen3_next"), "--engine", "sglang", "--memory", "1GB"]
+    assert main(command) == 0
+    few = capsys.readouterr().out
+    assert "requests of 4,096 tokens that fit as SGLang counts: of 1 GB 858" in few
+    assert main([*command, "--prefix-cache", "--drafts", "2"]) == 0
+    assert re.search(r"\n   32 +7 x \d", capsys.readouterr().out)  # five slots, and two
+    with pytest.raises(InputError, match=r"the weights take 0\.0 GB of the 90% that engines use"):
+        statecut.inspect(models / "qwen3_next", engine="vllm", memory=0)
 
 
 def test_neither_torch_nor_the_numbers_of_the_weights_are_read(models, tmp_path):

@@ -10,7 +10,7 @@ from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias, TypeVar
 
-from statecut.arguments import Eps, Target
+from statecut.arguments import Eps, Target, check_counts
 from statecut.arguments import width as width_of
 from statecut.errors import InputError
 from statecut.evaluation.request import EvaluationRequest
@@ -97,8 +97,19 @@ def evaluate(request: EvaluationRequest) -> Evaluation:
     return run(request)
 
 
-def inspect(model: str | Path, *, engine: str | None = None) -> Inspection:
+def inspect(
+    model: str | Path,
+    *,
+    engine: str | None = None,
+    memory: float = 80,
+    tokens: int = 4096,
+    drafts: int = 0,
+    prefix_cache: bool = False,
+) -> Inspection:
     """What a model keeps per request, and what cutting it would save. No weights are read.
+
+    With vLLM or SGLang as the engine also how many requests of so many tokens fit into a GPU with
+    `memory` GB, as that engine counts; `drafts` are tokens of speculative decoding.
 
     >>> print(statecut.inspect("model"))
     """
@@ -106,11 +117,14 @@ def inspect(model: str | Path, *, engine: str | None = None) -> Inspection:
     from statecut.pruning.budget import splits
     from statecut.serving import inspection
     from statecut.serving.engines import engine_named
+    from statecut.serving.memory import Load
 
     folder, named = ModelFolder(model_folder(model)), engine_named(engine) if engine else None
     if named:
         named.check_model(folder.architecture.model_type)
-    return inspection.inspect(folder, splits(folder, named), named)
+    check_counts(tokens=tokens, drafts=drafts or None)
+    load = Load(memory * 1e9, tokens, drafts, prefix_cache)
+    return inspection.inspect(folder, splits(folder, named), named, load)
 
 
 def load(

@@ -165,6 +165,10 @@ def _prune(commands: Commands) -> None:
         )
 
 
+def gigabytes(text: str) -> float:
+    return float(text.upper().removesuffix("GB"))
+
+
 def _inspect(commands: Commands) -> None:
     command = commands.add_parser(
         "inspect",
@@ -176,13 +180,20 @@ def _inspect(commands: Commands) -> None:
     engine = "what is known of this engine, and what --state compares for it"
     command.add_argument("--engine", metavar="NAME", help=engine)
     command.add_argument("--json", type=Path, metavar="FILE", help="write it there too")
+    add = command.add_argument_group("requests that fit, for --engine vllm or sglang").add_argument
+    add("--memory", type=gigabytes, default=80.0, metavar="GB", help="of the GPU (default: 80)")
+    add("--tokens", type=int, default=4096, metavar="N", help="of each request (default: 4096)")
+    add("--drafts", type=int, default=0, metavar="N", help="of speculative decoding (default: 0)")
+    add("--prefix-cache", action="store_true", help="count with the engine's prefix cache")
 
     def run(options: argparse.Namespace) -> None:
         from statecut.files import check_writable, write_json
 
         if options.json:
             check_writable(options.json)
-        inspection = statecut.inspect(options.model, engine=options.engine)
+        names = ("engine", "memory", "tokens", "drafts", "prefix_cache")
+        given = {name: getattr(options, name) for name in names}
+        inspection = statecut.inspect(options.model, **given)
         if options.json:
             write_json(options.json, asdict(inspection))
         print(inspection)

@@ -60,7 +60,7 @@ def wanted_cuts(
     if shapes:
         return step, shapes
     full = model.shape
-    taken = f" that {engine.label} takes ({engine.widths()})" if engine else ""
+    taken = f" that {engine.label} takes ({engine.widths})" if engine else ""
     multiples = f" in multiples of {step}" if step > 1 else ""
     least = min(_usable(model, engine, step), key=MixerShape.state_bytes, default=full)
     possible = math.ceil(least.state_bytes() / full.state_bytes() * 10_000) / 10_000
@@ -84,7 +84,8 @@ def check_cut(model: Description, cut: MixerShape, engine: Engine | None) -> Non
     if engine and not engine.takes(cut.width, cut.value_width):
         raise InputError(
             f"--for {engine.name}: {engine.label} does not take d_k {cut.width} with d_v "
-            f"{cut.value_width}; it takes {engine.widths()}: give --keys and --values that fit"
+            f"{cut.value_width}; it takes {engine.widths}: give --keys and --values that fit"
+            f"{f', or {engine.instead}' if engine.instead else ''}"
         )
     model.resized(cut.width, cut.value_width)
 

@@ -30,7 +30,6 @@ from statecut.pruning.selection import Selection
 from statecut.pruning.slicing import check_sliceable, slice_model, sliced_sizes
 from statecut.pruning.statistics import ModelStatistics
 from statecut.record import Record
-from statecut.serving.engines import computed_wrong
 
 logger = logging.getLogger(__name__)
 
@@ -175,7 +174,7 @@ def _write(
             for left in Path(beside).iterdir():
                 shutil.rmtree(left)
         best = min(candidates, key=lambda candidate: candidate.best)
-        warnings = tuple(_warnings(request, plan, model, best, candidates))
+        warnings = tuple(_warnings(best, candidates))
         entry = {**best.entry, "notes": _notes(plan, model, best.shape, warnings)}
         if request.state is not None:
             rows = [c.row() + ("  written" if c is best else "") for c in candidates]
@@ -254,9 +253,7 @@ def _notes(
     return notes
 
 
-def _warnings(
-    request: Request, plan: Plan, model: Checkpoint, best: Candidate, candidates: list[Candidate]
-) -> Iterator[str]:
+def _warnings(best: Candidate, candidates: list[Candidate]) -> Iterator[str]:
     for side, short, heads in best.selection.filled_up():
         yield (
             f"in {short} of {heads} heads the sampled rows have fewer independent {side} than are "
@@ -278,10 +275,6 @@ def _warnings(
                 f"within {NEAR - 1:.0%} of the best: {', '.join(near)}. Other text may choose "
                 "otherwise: give more --sequences or --text"
             )
-    if not plan.engine:
-        kind, by_ratio = model.architecture.model_type, request.ratio is not None
-        for line in computed_wrong(kind, best.shape, model.shape, by_ratio=by_ratio):
-            yield line.removeprefix("WARNING: ")
 
 
 def written_dtype(request: Request, checkpoint: Checkpoint) -> torch.dtype | None:

@@ -210,8 +210,9 @@ class Request:
         multiple = self.round_to or next(taken, 1)
         if kept != (kept := engine.round_up(exact, model.shape, multiple)):
             logger.info(
-                "--for %s: %d channels per head, as %s takes %s",
-                *(engine.name, kept, engine.label, engine.widths()),
+                "--for %s: %d channels per head, as %s takes %s%s",
+                *(engine.name, kept, engine.label, engine.widths),
+                f"; any number: {engine.instead}" if engine.instead else "",
             )
         return kept
 

@@ -23,7 +23,6 @@ from statecut.record import Record
 from statecut.recovery.checkpoints import Output
 from statecut.recovery.request import RecoveryRequest
 from statecut.recovery.training import recover, recovered_facts
-from statecut.serving.engines import computed_wrong
 
 logger = logging.getLogger(__name__)
 
@@ -71,9 +70,7 @@ def run(request: RecoveryRequest) -> Pruned:
     for name, content in record.files(out.name, student.config).items():
         with atomic_write(out / name, force=True) as aside:
             aside.write_text(content)
-    kind, by_ratio = student.architecture, student.shape.value_width == teacher.shape.value_width
-    warnings = computed_wrong(kind.model_type, student.shape, teacher.shape, by_ratio=by_ratio)
-    return Pruned(out, record, tuple(line.removeprefix("WARNING: ") for line in warnings))
+    return Pruned(out, record)
 
 
 def trainable_width(student: Checkpoint) -> int | None:

@@ -3,18 +3,18 @@ config.json and the headers of the weights' files."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from statecut.arguments import rounded_width
+from statecut.errors import InputError
 from statecut.models.description import ModelFolder
 from statecut.models.shapes import Cache
-from statecut.serving.engines import ENGINES, READ, Engine
+from statecut.serving.engines import ENGINES, Engine, Widths
+from statecut.serving.memory import COUNTED, SHARE, Load, Room
 
 TOKENS = (4_096, 32_768, 131_072)
 RATIOS = (0.0, 0.25, 0.5, 0.75, 0.875)  # the model as it is comes first
-
-Widths = tuple[int, int]  # d_k and d_v
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,7 @@ class Cut:
     saved: tuple[float, ...]  # of all cache, after TOKENS; of the state where nothing else is kept
     runs_in: tuple[str, ...]  # engines that ran a model of these widths
     expected_in: tuple[str, ...]  # engines whose source says that they would
+    room: Room | None = None  # in the engine that was given
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,7 @@ class Inspection:
     cuts: tuple[Cut, ...]
     splits: Mapping[float, Sequence[Widths]]  # of `--state`, by the share that stays
     engine: str | None = None  # that `splits` are for
+    load: Load | None = None  # whose `room` is counted
 
     def __str__(self) -> str:
         """For the screen."""
@@ -78,9 +80,28 @@ class Inspection:
             f"--state  d_k x d_v that are compared{f', for {self.engine}' if self.engine else ''}",
             *(f"{share:7g}  {in_words(splits)}" for share, splits in self.splits.items()),
         ]
+        if self.load and self.engine:
+            lines += ["", *self._requests(self.load, ENGINES[self.engine].label)]
         if self.engine:
-            lines += ["", ENGINES[self.engine].about(self.value_width)]
+            lines += ["", ENGINES[self.engine].about()]
         return "\n".join(lines)
+
+    def _requests(self, load: Load, label: str) -> Iterator[str]:
+        """A line for each cut."""
+        caches = load.memory * SHARE - 2 * self.parameters
+        extras = ", a prefix cache" * load.prefix_cache
+        extras += f", {load.drafts} draft tokens" if load.drafts else ""
+        yield (
+            f"requests of {load.tokens:,} tokens that fit as {label} counts{extras}: of "
+            f"{load.memory / 1e9:g} GB {size(caches)} are left for caches"
+        )
+        yield "  d_k  state of a request   block  requests"
+        for cut in self.cuts:
+            if room := cut.room:
+                state = f"{room.states} x {size(room.state_bytes)}"
+                more = room.requests / self.cuts[0].room.requests if self.cuts[0].room else 0
+                block = room.block or "-"
+                yield f"{cut.width:5}{state:>20}{block:>8}{room.requests:10,}  ({more:.2f} times)"
 
 
 def _line(cut: Cut) -> str:
@@ -94,12 +115,27 @@ def in_words(splits: Sequence[Widths]) -> str:
 
 
 def inspect(
-    model: ModelFolder, splits: Mapping[float, Sequence[Widths]], engine: Engine | None = None
+    model: ModelFolder,
+    splits: Mapping[float, Sequence[Widths]],
+    engine: Engine | None = None,
+    load: Load | None = None,
 ) -> Inspection:
     """`splits` are those to show, for an engine if one is given."""
     shape, kind = model.shape, model.architecture
     cache = kind.cache(model.config)
+    count = COUNTED.get(engine.name) if engine and cache.softmax else None
+    memory = load.memory * SHARE - 2 * model.parameters if load else 0
+    if count and load and memory <= 0:
+        raise InputError(
+            f"--memory {load.memory / 1e9:g}: the weights take {2 * model.parameters / 1e9:.1f} GB "
+            f"of the {SHARE:.0%} that engines use; give more"
+        )
+
+    def room(width: int) -> Room | None:
+        return count(cache.resized(width), memory, load) if count and load else None
+
     cuts = [_cut(kind.model_type, cache, r) for r in RATIOS if int(shape.width * (1 - r))]
+    cuts = [replace(cut, room=room(cut.width)) for cut in cuts]
     return Inspection(
         kind.model_type,
         parameters=model.parameters,
@@ -115,6 +151,7 @@ def inspect(
         cuts=tuple({cut.width: cut for cut in reversed(cuts)}.values())[::-1],  # rounded: each once
         splits=splits,
         engine=engine.name if engine else None,
+        load=load if count else None,
     )
 
 
@@ -129,8 +166,8 @@ def _cut(model_type: str, cache: Cache, ratio: float) -> Cut:
         cut.shape.width,
         state_bytes=cut.state_bytes(),
         saved=tuple(saved / cache.total_bytes(n) for n in tokens),
-        runs_in=tuple(engine.name for engine in engines if engine.evidence != READ),
-        expected_in=tuple(engine.name for engine in engines if engine.evidence == READ),
+        runs_in=tuple(engine.name for engine in engines if engine.ran_with(cut.shape)),
+        expected_in=tuple(engine.name for engine in engines if not engine.ran_with(cut.shape)),
     )
 
 

@@ -1,0 +1,298 @@
+"""Are pruned models computed right by a serving engine? Tiny models with random weights, on a GPU.
+
+    python benchmarks/serving.py vllm                 with Statecut's plugin where that is installed
+    VLLM_PLUGINS= python benchmarks/serving.py vllm   vLLM as it is
+    python benchmarks/serving.py sglang
+
+Each family that the engine knows is served whole and cut, in a process of its own: two prompts at
+once, longer than the engine's chunk of a prefill, and the same prompts again, with prefix caching
+and CUDA graphs on. Compared with Statecut's float32 model on a CPU: the log-probabilities of the
+prompts' tokens (prefill), of the greedy tokens that follow (decoding), and of those when the prompt
+comes from the cache. "right" is a mean error of at most a tenth of the effect of the delta layers:
+what it costs the log-probabilities to put out zeros there.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import product
+from pathlib import Path
+
+import torch
+
+SHAPES = ("128x128", "96x128", "64x128", "32x128", "20x128", "64x64", "32x64", "128x64")
+PROMPTS, GENERATED, CHUNK = (400, 150), 24, 192
+RIGHT = 0.1  # of the effect of the delta layers
+TEXT = {
+    "hidden_size": 256,
+    "num_hidden_layers": 4,
+    "layer_types": [*["linear_attention"] * 3, "full_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 256,
+    "vocab_size": 1024,
+    "intermediate_size": 512,
+    "initializer_range": 0.1,  # logits far from zero
+    "max_position_embeddings": 1024,
+}
+EXPERTS = {
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 128,
+    "shared_expert_intermediate_size": 128,
+}
+VISION = {
+    "depth": 1,
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_heads": 2,
+    "out_hidden_size": 256,
+    "num_position_embeddings": 16,
+}
+FAMILIES = {
+    "qwen3_next": {**TEXT, "num_experts": 0, "mlp_only_layers": [*range(4)]},
+    "qwen3_next, experts": {**TEXT, **EXPERTS},
+    "qwen3_5": TEXT,
+    "qwen3_5_moe": {**TEXT, **EXPERTS},
+}
+
+
+def make_whole(family, folder):
+    """The unpruned model, in bfloat16 so that engine and reference have the same weights."""
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+
+    kind, text = family.split(",")[0], FAMILIES[family]
+    text = {**text, "linear_key_head_dim": 128, "linear_value_head_dim": 128}
+    auto, config = AutoModelForCausalLM, text
+    if kind != "qwen3_next":  # which engines know with its vision tower only
+        auto, config = AutoModelForImageTextToText, {"text_config": text, "vision_config": VISION}
+    torch.manual_seed(4)
+    model = auto.from_config(AutoConfig.for_model(kind, **config))
+    model.to(torch.bfloat16).save_pretrained(folder)
+
+
+def make_cut(whole, folder, shape):
+    import statecut
+
+    keys, values = map(int, shape.split("x"))
+    if shape == "128x128":
+        folder.symlink_to(whole)
+    else:
+        statecut.prune(whole, folder, keys=keys, values=values, method="l1", refit=False)
+
+
+def reference(folder, sequences):
+    """Log-probabilities of each sequence's tokens from the second on, and how much they change, on
+    average, when the delta layers put out nothing."""
+    import statecut
+    from statecut.models.capture import mixers
+
+    model = statecut.load(folder, dtype=torch.float32)
+    right = [log_probabilities(model, ids) for ids in sequences]
+    kind, _, modules = mixers(model)
+    with torch.no_grad():
+        for module in modules:
+            module.get_parameter(kind.norm).zero_()
+    without = [log_probabilities(model, ids) for ids in sequences]
+    return right, mean_error(right, without)
+
+
+def log_probabilities(model, ids):
+    ids = torch.tensor([ids])
+    with torch.no_grad():
+        predicted = model(ids).logits[0, :-1].log_softmax(-1)
+    return predicted.gather(1, ids[0, 1:, None])[:, 0].tolist()
+
+
+def mean_error(ours, theirs):
+    pairs = [pair for rows in zip(ours, theirs, strict=True) for pair in zip(*rows, strict=True)]
+    return sum(abs(a - b) for a, b in pairs) / len(pairs)
+
+
+def in_vllm(folder, prompts, arguments):
+    import vllm
+
+    engine = vllm.LLM(
+        str(folder),
+        skip_tokenizer_init=True,
+        max_model_len=512,
+        max_num_seqs=4,
+        max_num_batched_tokens=CHUNK,
+        enable_prefix_caching=True,
+        kv_cache_memory_bytes=2**30,
+        gpu_memory_utilization=0.02,
+        mamba_ssm_cache_dtype="float32",
+        compilation_config={"cudagraph_capture_sizes": [1, 2, 4]},
+        language_model_only=True,
+        **arguments,
+    )
+    options = {"temperature": 0, "max_tokens": GENERATED, "ignore_eos": True, "detokenize": False}
+    given = [{"prompt_token_ids": ids} for ids in prompts]
+    first = engine.generate(given, vllm.SamplingParams(prompt_logprobs=0, logprobs=0, **options))
+    again = engine.generate(given, vllm.SamplingParams(logprobs=0, **options))
+
+    def chosen(ids, places):
+        return [place[token].logprob for token, place in zip(ids, places, strict=True)]
+
+    def generated(outputs):
+        answers = [output.outputs[0] for output in outputs]
+        return [chosen(answer.token_ids, answer.logprobs) for answer in answers]
+
+    def tokens(outputs):
+        return [[*output.outputs[0].token_ids] for output in outputs]
+
+    return {
+        "version": vllm.__version__,
+        "prefill": [chosen(o.prompt_token_ids[1:], o.prompt_logprobs[1:]) for o in first],
+        "tokens": tokens(first),
+        "decoding": generated(first),
+        "tokens_again": tokens(again),
+        "cached": generated(again),
+        "from_cache": [output.num_cached_tokens for output in again],
+    }
+
+
+def in_sglang(folder, prompts, arguments):
+    import sglang
+
+    engine = sglang.Engine(
+        model_path=str(folder),
+        skip_tokenizer_init=True,
+        dtype="bfloat16",
+        context_length=512,
+        max_running_requests=4,
+        chunked_prefill_size=CHUNK,
+        max_total_tokens=8192,
+        mem_fraction_static=0.05,
+        mamba_ssm_dtype="float32",
+        cuda_graph_max_bs=4,
+        log_level="warning",
+        **arguments,
+    )
+    options = {"temperature": 0, "max_new_tokens": GENERATED, "ignore_eos": True}
+    ask = partial(engine.generate, input_ids=prompts, sampling_params=options, return_logprob=True)
+    first, again = ask(logprob_start_len=0), ask()
+
+    def tokens(outputs):
+        return [output["output_ids"] for output in outputs]
+
+    def numbers(outputs, which):
+        return [[entry[0] for entry in output["meta_info"][which]] for output in outputs]
+
+    return {
+        "version": sglang.__version__,
+        "prefill": [row[1:] for row in numbers(first, "input_token_logprobs")],
+        "tokens": tokens(first),
+        "decoding": numbers(first, "output_token_logprobs"),
+        "tokens_again": tokens(again),
+        "cached": numbers(again, "output_token_logprobs"),
+        "from_cache": [output["meta_info"]["cached_tokens"] for output in again],
+    }
+
+
+ENGINES = {"vllm": in_vllm, "sglang": in_sglang}
+
+
+def compare(folder, prompts, answer):
+    """Mean errors by what was computed, and the effect of the delta layers."""
+    errors = {}
+    for part, tokens in (("decoding", "tokens"), ("cached", "tokens_again")):
+        whole = [[*a, *b] for a, b in zip(prompts, answer[tokens], strict=True)]
+        right, effect = reference(folder, whole)
+        if part == "decoding":
+            prefill = [row[: len(ids) - 1] for row, ids in zip(right, prompts, strict=True)]
+            errors["prefill"] = mean_error(prefill, answer["prefill"])
+        errors[part] = mean_error([row[-GENERATED:] for row in right], answer[part])
+    return errors, effect
+
+
+def serve(engine, root, prompts, arguments, environment, cell):
+    """One row of the table."""
+    family, shape = cell
+    folder = root / f"{family.replace(', ', '_')}-{shape}"
+    row = {"engine": engine, "family": family, "shape": shape}
+    command = [sys.executable, __file__, engine, "--serve", str(folder), "--arguments", arguments]
+    with open(f"{folder}.log", "w") as log:
+        options = {"env": environment, "input": json.dumps(prompts), "text": True}
+        done = subprocess.run(command, stdout=log, stderr=log, **options)
+    lines = Path(f"{folder}.log").read_text(errors="replace").splitlines()
+    said = [line.split("] ")[-1] for line in lines if "statecut" in line and "INFO" in line]
+    row["plugin"] = sorted({line for line in said if line.startswith("statecut ")})
+    if done.returncode:
+        errors = [line for line in lines if "Error" in line]
+        return {**row, "outcome": "does not start", "message": (errors or lines or [""])[-1][-300:]}
+    answer = json.loads((folder / "answer.json").read_text())
+    errors, effect = compare(folder, prompts, answer)
+    right = max(errors.values()) <= RIGHT * effect
+    kept = {key: answer[key] for key in ("version", "from_cache")}
+    outcome = "right" if right else "WRONG"
+    return {**row, "outcome": outcome, "errors": errors, "effect": effect, **kept}
+
+
+def table(rows):
+    parts = ("prefill", "decoding", "cached")
+    yield f"| family | d_k x d_v | outcome | {' | '.join(parts)} | effect | tokens cached |"
+    yield "|---|---|---|---|---|---|---|---|"
+    for row in rows:
+        outcome = row["outcome"] + (", with the plugin" if row["plugin"] else "")
+        if errors := row.get("errors"):
+            numbers = [f"{errors[part]:.3f}" for part in parts]
+            numbers += [f"{row['effect']:.2f}", str(max(row["from_cache"]))]
+        else:
+            outcome, numbers = f"{outcome}: {row['message']}", [""] * 5
+        yield f"| {row['family']} | {row['shape']} | {outcome} | {' | '.join(numbers)} |"
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("engine", choices=ENGINES)
+    parser.add_argument("--families", nargs="*", default=[*FAMILIES], choices=FAMILIES)
+    parser.add_argument(
+        "--shapes", nargs="*", default=SHAPES, help=f"(default: {' '.join(SHAPES)})"
+    )
+    parser.add_argument("--arguments", default="{}", help="of the engine, as JSON")
+    parser.add_argument("--jobs", type=int, default=1, help="engines side by side (default: 1)")
+    parser.add_argument("--out", type=Path, help="write the rows there, as JSON")
+    parser.add_argument("--logs", type=Path, help="models and logs stay there (default: nowhere)")
+    parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.serve:
+        arguments = json.loads(options.arguments)
+        answer = ENGINES[options.engine](options.serve, json.load(sys.stdin), arguments)
+        (options.serve / "answer.json").write_text(json.dumps(answer))
+        sys.stdout.flush()
+        os._exit(0)  # engines end slowly
+    environment = {**os.environ}
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the reference is computed on a CPU
+    generator = torch.Generator().manual_seed(2)
+    prompts = [torch.randint(1024, (n,), generator=generator).tolist() for n in PROMPTS]
+    with tempfile.TemporaryDirectory() as temporary, ThreadPoolExecutor(options.jobs) as pool:
+        root = options.logs or Path(temporary)
+        root.mkdir(parents=True, exist_ok=True)
+        cells = [*product(options.families, options.shapes)]
+        for family, shape in cells:
+            name = family.replace(", ", "_")
+            if not (root / name).exists():
+                make_whole(family, root / name)
+            make_cut(root / name, root / f"{name}-{shape}", shape)
+        rows = []
+        work = partial(serve, options.engine, root, prompts, options.arguments, environment)
+        for row in pool.map(work, cells):
+            print(row, file=sys.stderr, flush=True)
+            rows.append(row)
+            if options.out:
+                options.out.write_text(json.dumps(rows, indent=1))
+    print("\n".join(table(rows)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,153 @@
+"""A plugin for vLLM: with Statecut installed beside it, models of any d_k and d_v start in it.
+
+vLLM prepares queries, keys and values of a prompt in a Triton kernel that compiles only where d_k
+and d_v round up to the same power of two (docs/upstream/vllm.md), and on a Hopper GPU it prefers a
+prefill kernel that takes 128 alone. Where its own preparation does not compile, this one takes its
+place; where no prefill kernel is given and a width is not 128, Triton's is chosen. All else is left
+to vLLM, and a version that compiles every width never gets here.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+import sys
+from collections.abc import Callable
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+KNOWN = (*(f"0.{minor}" for minor in range(25, 34)),)  # whose sources were read; 0.26 was run
+L2_EPS = 1e-6
+logger = logging.getLogger("vllm.statecut")  # of whose name vLLM shows what is logged
+
+
+def register() -> None:
+    """vLLM calls it in each of its processes. It imports nothing of vLLM's: its kernels look at the
+    GPU when they are imported, which must not happen in the front end."""
+    if not any(isinstance(finder, Finder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, Finder())
+    for name in REPLACED.keys() & sys.modules.keys():
+        replace(sys.modules[name])
+
+
+class Finder(MetaPathFinder):
+    """Replaces a function as soon as its module is imported, before others take it from there."""
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> ModuleSpec | None:
+        spec = PathFinder.find_spec(name, path, target) if name in REPLACED else None
+        if spec and spec.loader:
+            execute = spec.loader.exec_module
+
+            def execute_and_replace(module: ModuleType) -> None:
+                execute(module)
+                replace(module)
+
+            spec.loader.exec_module = execute_and_replace  # type: ignore[method-assign]
+        return spec
+
+
+def replace(module: ModuleType) -> None:
+    """In the module and in those that took the function from it."""
+    name, replacement = REPLACED[module.__name__]
+    if (stock := getattr(module, name, None)) is None:
+        logger.warning("statecut: %s has no %s, nothing is replaced", module.__name__, name)
+    elif not hasattr(stock, "__wrapped__"):
+        for holder in [m for m in sys.modules.values() if vars(m).get(name) is stock]:
+            setattr(holder, name, replacement(stock))
+
+
+def prepared(stock: Callable[..., Any]) -> Callable[..., Any]:
+    """vLLM's preparation, or ours at widths for which that does not compile."""
+    ours: dict[tuple[int, int], Callable[..., Any]] = {}
+    signature = inspect.signature(stock)
+
+    @functools.wraps(stock)
+    def chosen(*args: Any, **options: Any) -> Any:
+        import torch
+        from triton.compiler.errors import CompilationError
+
+        given = signature.bind(*args, **options).arguments
+        widths = given["head_k_dim"], given["head_v_dim"]
+        if widths not in ours:
+            try:
+                return stock(*args, **options)
+            except CompilationError:
+                announce("prepares queries, keys and values for d_k %d and d_v %d", *widths)
+                ours[widths] = torch.compile(prepare, dynamic=True)
+        return ours[widths](**given)
+
+    return chosen
+
+
+def prepare(
+    conv_output: Tensor,  # (tokens, 2 heads d_k + value_heads d_v)
+    a: Tensor,  # (tokens, value_heads), as b
+    b: Tensor,
+    A_log: Tensor,  # (value_heads,), as dt_bias
+    dt_bias: Tensor,
+    num_k_heads: int,
+    head_k_dim: int,
+    head_v_dim: int,
+    apply_l2norm: bool = True,
+    output_g_exp: bool = False,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """q, k and v by head, the log of the decay (or the decay) and beta, both float32."""
+    from torch.nn.functional import softplus
+
+    keys, values = num_k_heads * head_k_dim, len(A_log) * head_v_dim
+    q, k, v = conv_output.split([keys, keys, values], dim=-1)
+    q, k = (x.unflatten(-1, (num_k_heads, head_k_dim)).float() for x in (q, k))
+    if apply_l2norm:
+        q, k = (x * (x.square().sum(-1, keepdim=True) + L2_EPS).rsqrt() for x in (q, k))
+    g = -A_log.float().exp() * softplus(a.float() + dt_bias.float())
+    return (
+        q.to(conv_output.dtype).contiguous(),
+        k.to(conv_output.dtype).contiguous(),
+        v.unflatten(-1, (len(A_log), head_v_dim)).contiguous(),
+        g.exp() if output_g_exp else g,
+        b.float().sigmoid(),
+    )
+
+
+def backend(stock: Callable[..., tuple[str, str]]) -> Callable[..., tuple[str, str]]:
+    """vLLM's choice of a prefill kernel, or Triton's where that takes 128 alone."""
+
+    @functools.wraps(stock)
+    def chosen(vllm_config: Any) -> tuple[str, str]:
+        asked, active = stock(vllm_config)
+        config = vllm_config.model_config.hf_text_config
+        widths = (config.linear_key_head_dim, config.linear_value_head_dim)
+        if asked != "auto" or active == "triton" or widths == (128, 128):
+            return asked, active
+        announce("chooses Triton's prefill kernel for d_k %d and d_v %d", *widths)
+        return asked, "triton"
+
+    return chosen
+
+
+@functools.cache
+def announce(what: str, *widths: int) -> None:
+    """Once, that the plugin does something."""
+    import vllm
+
+    logger.info(f"statecut {what}", *widths)
+    if ".".join(vllm.__version__.split(".")[:2]) not in KNOWN:
+        logger.warning("statecut was written for vLLM %s to %s", KNOWN[0], KNOWN[-1])
+
+
+REPLACED: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "vllm.third_party.flash_linear_attention.ops.fused_gdn_prefill_post_conv": (
+        "fused_post_conv_prep",
+        prepared,
+    ),
+    "vllm.model_executor.layers.mamba.gdn.qwen_gdn_linear_attn": (
+        "_resolve_gdn_prefill_backend",
+        backend,
+    ),
+}

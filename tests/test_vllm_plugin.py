@@ -1,0 +1,106 @@
+"""The plugin for vLLM, in a package that has vLLM's modules and names. In vLLM itself it is run by
+benchmarks/serving.py."""
+
+import importlib.metadata
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from statecut.models.delta_rule import l2_normalised
+from statecut.serving import vllm_plugin
+
+MODULES = {
+    "third_party/flash_linear_attention/ops/fused_gdn_prefill_post_conv.py": """
+from triton.compiler.errors import CompilationError
+def fused_post_conv_prep(conv_output, a, b, A_log, dt_bias, num_k_heads, head_k_dim, head_v_dim,
+                         apply_l2norm=True, output_g_exp=False):
+    if head_k_dim != head_v_dim:
+        raise CompilationError("", None, None)
+    return "stock"
+""",
+    "third_party/flash_linear_attention/ops/__init__.py": """
+from .fused_gdn_prefill_post_conv import fused_post_conv_prep
+""",
+    "model_executor/layers/mamba/gdn/qwen_gdn_linear_attn.py": """
+from vllm.third_party.flash_linear_attention.ops import fused_post_conv_prep
+def _resolve_gdn_prefill_backend(vllm_config):
+    return vllm_config.asked, "flashinfer"
+""",
+    "__init__.py": "__version__ = '0.26.0'",
+}
+LAYER = "vllm.model_executor.layers.mamba.gdn.qwen_gdn_linear_attn"
+
+
+@pytest.fixture
+def vllm(tmp_path, monkeypatch):
+    for name, code in MODULES.items():
+        file = tmp_path / "vllm" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
+    vllm_plugin.announce.cache_clear()
+    yield
+    for name in [name for name in sys.modules if name.split(".")[0] == "vllm"]:
+        del sys.modules[name]
+
+
+def arguments(heads=2, value_heads=4, d_k=6, d_v=10, tokens=5):
+    generator = torch.Generator().manual_seed(1)
+    given = torch.randn(tokens, 2 * heads * d_k + value_heads * d_v, generator=generator)
+    a, b = torch.randn(2, tokens, value_heads, generator=generator)
+    A_log, dt_bias = torch.randn(2, value_heads, generator=generator)
+    return given, a, b, A_log, dt_bias, heads, d_k, d_v
+
+
+@pytest.mark.parametrize("when", ["before vLLM's modules", "after them"])
+def test_only_widths_that_do_not_compile_are_prepared_here(vllm, when, caplog, monkeypatch):
+    monkeypatch.setattr(torch, "compile", lambda function, dynamic: function)
+    caplog.set_level("INFO")
+    if when == "after them":
+        importlib.import_module(LAYER)
+    vllm_plugin.register()
+    vllm_plugin.register()  # as vLLM may
+    prepare = importlib.import_module(LAYER).fused_post_conv_prep
+    assert prepare(*arguments(d_k=10)) == "stock"
+    for _ in range(2):
+        assert len(prepare(*arguments())) == 5
+    assert caplog.messages == ["statecut prepares queries, keys and values for d_k 6 and d_v 10"]
+
+
+@pytest.mark.parametrize(("asked", "width", "chosen"), [
+    ("auto", 64, "triton"), ("auto", 128, "flashinfer"), ("flashinfer", 64, "flashinfer"),
+])  # fmt: skip
+def test_tritons_prefill_kernel_is_chosen_where_none_is_given(vllm, asked, width, chosen):
+    vllm_plugin.register()
+    widths = SimpleNamespace(linear_key_head_dim=width, linear_value_head_dim=128)
+    config = SimpleNamespace(asked=asked, model_config=SimpleNamespace(hf_text_config=widths))
+    assert importlib.import_module(LAYER)._resolve_gdn_prefill_backend(config) == (asked, chosen)
+
+
+def test_an_error_that_is_not_the_compilers_stays_one(vllm):
+    vllm_plugin.register()
+    with pytest.raises(TypeError):
+        importlib.import_module(LAYER).fused_post_conv_prep(*arguments()[:3])
+
+
+def test_what_is_prepared_is_what_the_rule_takes():
+    given, a, b, A_log, dt_bias, heads, d_k, d_v = arguments()
+    q, k, v, g, beta = vllm_plugin.prepare(*arguments())
+    keys = heads * d_k
+    torch.testing.assert_close(q, l2_normalised(given[:, :keys].reshape(5, heads, d_k)))
+    torch.testing.assert_close(k, l2_normalised(given[:, keys : 2 * keys].reshape(5, heads, d_k)))
+    assert torch.equal(v, given[:, 2 * keys :].reshape(5, 4, d_v))
+    torch.testing.assert_close(g, -A_log.exp() * (1 + (a + dt_bias).exp()).log())
+    torch.testing.assert_close(beta, 1 / (1 + (-b).exp()))
+    decay = vllm_plugin.prepare(*arguments(), apply_l2norm=False, output_g_exp=True)
+    assert torch.equal(decay[3], g.exp())
+    assert torch.equal(decay[0].reshape(5, keys), given[:, :keys])
+    assert all(tensor.is_contiguous() for tensor in (q, k, v))
+
+
+def test_installed_statecut_is_found_by_vllm():
+    (plugin,) = importlib.metadata.entry_points(group="vllm.general_plugins", name="statecut")
+    assert plugin.load() is vllm_plugin.register
