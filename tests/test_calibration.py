@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from plain_model import plain_logits
-from small_models import HYBRIDS, SMALL, rewritten
+from small_models import HYBRIDS, SMALL
 
 from statecut.errors import InputError
 from statecut.models import create, load, save
@@ -25,15 +25,13 @@ NAMES = ["delta_net", "shared_head", "gated", "gated_value_heads", "kda_value_he
 ROWS, SEED = 50, 11
 
 
+SHAPES = ((3, 70), (2, 40), (1, 90))  # one too short for the chunked kernels
+TOKENS = 3 * 70 + 2 * 40 + 90
+
+
 def batches():
     generator = torch.Generator().manual_seed(5)
-    # Batches of several sizes and lengths, one of them too short for the chunked kernels.
-    return [
-        torch.randint(0, 97, shape, generator=generator) for shape in ((3, 70), (2, 40), (1, 90))
-    ]
-
-
-TOKENS = 3 * 70 + 2 * 40 + 90
+    return [torch.randint(0, 97, shape, generator=generator) for shape in SHAPES]
 
 
 @pytest.fixture(scope="module", params=NAMES)
@@ -77,8 +75,8 @@ def close(a, b):
     torch.testing.assert_close(a.double(), b.double(), rtol=1e-4, atol=1e-5 * b.abs().max().item())
 
 
-def test_grams_are_those_of_all_rows(both):
-    _, found, (rows, _) = both
+def test_statistics_are_those_of_all_rows(both):
+    _, found, (rows, salient) = both
     some = sampled_positions(TOKENS, ROWS, SEED)
     for side in ("k", "q"):
         for layer in range(2):
@@ -88,10 +86,6 @@ def test_grams_are_those_of_all_rows(both):
                 close(found.gram(side, "all", activations)[layer], M.mT @ M)
                 sample = M[:, some]
                 close(found.gram(side, "sample", activations)[layer], sample.mT @ sample)
-
-
-def test_input_norms_and_saliency_are_those_of_all_rows(both):
-    _, found, (rows, salient) = both
     for layer in range(2):
         close(found.tensors["input_norm"][layer], rows["x", layer].norm(dim=0))
     for (side, layer), expected in salient.items():
@@ -139,14 +133,6 @@ def test_fisher_is_the_squared_effect_of_each_token(folders, name):
         close(found[f"fisher.{side}"], expected)
 
 
-def test_fisher_is_the_same_for_any_batch_size():
-    model = create(SMALL["gated_value_heads"], seed=2)
-    ids = torch.cat([batches()[0], batches()[0].flip(1)])
-    one, six = (calibrate(model, ids.split(size)).tensors for size in (1, 6))
-    for side in "qk":
-        close(one[f"fisher.{side}"], six[f"fisher.{side}"])
-
-
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [*((name, None) for name in SMALL), ("gated", torch.bfloat16), ("qwen3_5", torch.bfloat16)],
@@ -161,13 +147,6 @@ def test_layer_by_layer_is_the_same(folders, name, dtype):
     for key, tensor in found.tensors.items():
         assert torch.equal(expected.tensors[key], tensor), key
     assert found.manifest == {k: v for k, v in expected.manifest.items() if k != "loss"}
-
-
-def test_layer_by_layer_no_softmax_of_fla_is_run(folders, tmp_path):
-    softmax = {"layers": [1], "num_heads": 2}
-    folder = rewritten(folders / "delta_net", tmp_path / "model", attn=softmax)
-    with pytest.raises(InputError, match="no softmax attention of fl"):
-        calibrate_layerwise(Checkpoint(folder), batches())
 
 
 def test_the_model_is_left_as_it_was_and_the_result_survives_the_disk(both, tmp_path):
@@ -186,20 +165,9 @@ def test_the_model_is_left_as_it_was_and_the_result_survives_the_disk(both, tmp_
         Calibration.load(tmp_path / "c")
 
 
-def test_bf16_weights_keep_a_float32_sum_of_gradients():
-    model = create(SMALL["delta_net"], seed=2)
-    exact = calibrate(model, batches())
-    rough = calibrate(model.bfloat16(), batches())
-    for name in ("saliency.q", "gram.k.raw", "input_norm"):
-        a, b = rough.tensors[name], exact.tensors[name]
-        assert a.dtype == torch.float64
-        assert ((a - b).norm() / b.norm()).item() < 0.05
-
-
 def test_the_sample_is_taken_once_without_repetition():
     positions = sampled_positions(1000, 200, seed=3)
     assert len(np.unique(positions)) == 200
-    assert positions.max() < 1000
     assert (positions == sampled_positions(1000, 200, seed=3)).all()
     assert (positions != sampled_positions(1000, 200, seed=4)).any()
     assert len(sampled_positions(30, 200, seed=3)) == 30

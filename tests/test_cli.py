@@ -25,7 +25,6 @@ from statecut.errors import InputError
 from statecut.files import atomic_write
 from statecut.models import create, load, save
 from statecut.models.checkpoint import Checkpoint
-from statecut.pruning.calibration import calibrate_layerwise
 from statecut.pruning.request import Request
 
 
@@ -67,8 +66,9 @@ def same_weights(*folders):
 
 
 @pytest.mark.parametrize("name", ["delta_net", "gated", "shared_head"])
-def test_prune_writes_a_smaller_model_with_a_card(root, tmp_path, capsys, name):
+def test_prune_writes_a_smaller_model_with_a_card(root, tmp_path, capsys, monkeypatch, name):
     out = tmp_path / "out"
+    monkeypatch.setattr("statecut.pruning.calibration.load", None)  # one layer at a time
     assert prune(root, model=name, out=out) == 0
     model = load(out)
     assert model.model.layers[0].attn.head_k_dim == 8
@@ -147,31 +147,14 @@ def test_a_type_that_is_asked_for_or_that_the_kernel_takes_is_written(root, tmp_
     assert load(tmp_path / "kept").dtype == torch.float16
 
 
-@pytest.mark.parametrize("method", ["drrqr", "grad"])
-def test_on_a_gpu_it_calibrates_in_bf16(root, tmp_path, monkeypatch, method):
-    """Whatever the model is saved in. All of it is loaded only where a method needs gradients."""
-    calls = []
-
-    def on_cpu(call):
-        def on_gpu(*args, device, dtype, **kwargs):
-            calls.append((call, device, dtype))
-            return call(*args, dtype=dtype, **kwargs)
-
-        return on_gpu
-
-    for call in (load, calibrate_layerwise):
-        monkeypatch.setattr(f"statecut.pruning.calibration.{call.__name__}", on_cpu(call))
-    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    measured(monkeypatch, 10.0, 12.0)
-    assert prune(root, "--device", "cuda", "--method", method, out=tmp_path / "out") == 0
-    assert calls == [(load if method == "grad" else calibrate_layerwise, "cuda", torch.bfloat16)]
-
-
-def test_force_replaces_a_model_and_nothing_else(root, tmp_path, capsys):
+def test_force_replaces_a_model_and_nothing_else(root, tmp_path, capsys, monkeypatch):
     shutil.copytree(root / "delta_net", tmp_path / "other" / "model")
     (tmp_path / "papers").mkdir()
     (tmp_path / "papers" / "notes.txt").touch()
-    (tmp_path / "empty").mkdir()
+    for folder in ("empty", "here", "mounted"):
+        (tmp_path / folder).mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setattr(Path, "is_mount", lambda path: path.name == "mounted")
     (tmp_path / "link").symlink_to("nowhere")
     (tmp_path / "linked").symlink_to("empty")
     there = sorted(tmp_path.rglob("*"))
@@ -184,6 +167,8 @@ def test_force_replaces_a_model_and_nothing_else(root, tmp_path, capsys):
         ("linked", [], "linked exists and is not a model"),
         ("other/model/smaller", [], "lies in the model's own folder"),
         ("papers/notes.txt/out", [], "cannot be written"),
+        ("here", [], "is the working folder or a mount point: give a folder in it"),
+        ("mounted", [], "is the working folder or a mount point: give a folder in it"),
     ):
         model = tmp_path / "other" / "model"
         assert prune(root, "--method", "l1", *options, model=model, out=tmp_path / out) == 2
@@ -200,16 +185,12 @@ def test_force_replaces_a_model_and_nothing_else(root, tmp_path, capsys):
     assert load(out).model.layers[0].attn.head_k_dim == 4
 
 
-@pytest.mark.parametrize("options", [[], ["--force"], ["--refit"]])
-def test_an_empty_folder_is_nothing_to_lose(root, tmp_path, options):
-    (tmp_path / "out").mkdir()
-    assert prune(root, "--method", "l1", *options, out=tmp_path / "out") == 0
-    assert load(tmp_path / "out").model.layers[0].attn.head_k_dim == 8
-    assert [path.name for path in tmp_path.iterdir()] == ["out"]
-
-
-def test_what_comes_into_an_empty_folder_meanwhile_is_not_lost(tmp_path):
+def test_an_empty_folder_is_nothing_to_lose_but_what_comes_into_it_is(root, tmp_path):
     out = tmp_path / "out"
+    out.mkdir()
+    assert without_text(root / "delta_net", out, "--no-refit") == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    shutil.rmtree(out)
     out.mkdir()
 
     def write():
@@ -220,19 +201,6 @@ def test_what_comes_into_an_empty_folder_meanwhile_is_not_lost(tmp_path):
         write()
     assert [path.name for path in out.iterdir()] == ["notes.txt"]
     assert Path(str(caught.value).split("kept as ")[1]).is_dir()
-
-
-def test_a_folder_that_cannot_be_renamed_is_refused_before_any_work(
-    root, tmp_path, capsys, monkeypatch
-):
-    for name in ("here", "mounted"):
-        (tmp_path / name).mkdir()
-    monkeypatch.chdir(tmp_path / "here")
-    monkeypatch.setattr(Path, "is_mount", lambda path: path.name == "mounted")
-    message = "is the working folder or a mount point: give a folder in it"
-    for out in (Path(), tmp_path / "here", tmp_path / "mounted"):
-        assert without_text(root / "delta_net", out, "--no-refit") == 2
-        assert stderr(capsys) == f"statecut: {out} {message}"
 
 
 def test_l1_needs_no_text(root, tmp_path, capsys):
@@ -262,28 +230,16 @@ def test_pruning_from_python_as_documented(root, tmp_path, monkeypatch, document
 
 BAD = [
     (["--method", "l1", "--f", "2"], "method l1 takes no f"),
-    (["--ratio", "1.2"], "ratio 1.2: must lie in (0, 1)"),
-    (["--ratio", "0"], "--ratio 0: must lie in (0, 1), the share"),
     (["--ratio", "nan"], "ratio nan: must lie in (0, 1)"),
     (["--ratio", "0.99"], "ratio 0.99 leaves no channel of 16"),
     (["--round-to", "16"], "--round-to 16 leaves all 16 channels"),
-    (["--round-to", "0"], "--round-to 0: must be 1 or more"),
     (["--method", "drqr"], "did you mean 'drrqr'?"),
-    (["--f", "0.5"], "f 0.5: must be at least 1"),
-    (["--length", "100000"], "sequences of 100000 tokens, 7 are needed"),
-    (["--length", "1"], "--length 1: must be 2 or more"),
     (["--sequences", "9000"], "sequences of 40 tokens, 9016 are needed"),
     (["--sequences", "0"], "--sequences 0: must be 1 or more"),
-    (["--rows", "0"], "--rows 0: must be 1 or more"),
-    (["--batch", "0"], "--batch 0: must be 1 or more"),
     (["--device", "cuda"], "--device cuda: give cpu, there is no GPU"),
-    (["--device", "gpu"], "--device gpu: give cpu"),
     (["--seed", "-1"], "--seed -1: must lie between 0 and 92233"),
-    (["--seed", "9" * 20], f"--seed {'9' * 20}: must lie between"),
-    (["--refit", "--sequences", "1"], "refit: 1 sequence of text; give at least 2"),
     (["--refit", "--length", "5"], "25 tokens of text for the 48 unknowns that each output"),
     (["--text", "empty.txt"], "empty.txt: the file is empty"),
-    (["--text", "short.txt"], "sequences of 40 tokens"),
     ({"model": "nowhere"}, "no such folder"),
     ({"model": "bare"}, "bare: no tokenizer.json: copy it and tokenizer_config.json from"),
     ({"model": "few"}, "has 270 ids, the model's vocab_size is 97"),
@@ -297,7 +253,6 @@ def test_bad_values_are_named_and_nothing_is_written(
     monkeypatch.setattr("statecut.pruning.calibration.calibrate_layerwise", None)
     monkeypatch.chdir(tmp_path)
     Path("empty.txt").touch()
-    Path("short.txt").write_text("four words and more")
     if given in ({"model": "bare"}, {"model": "few"}):
         given = {"model": tmp_path / given["model"]}
         tokenizer = root / "tokenizer" if given["model"].name == "few" else None
@@ -387,11 +342,8 @@ def test_what_the_library_logs_reaches_stderr_once_as_it_is(capsys):
     assert capsys.readouterr() == ("", "selecting: l1\nof another library\nslicing\n")
 
 
-# Refit
-
-
-@pytest.mark.parametrize("tensor", ["lm_head.weight", "model.layers.1.mlp.up_proj.weight"])
-def test_a_missing_parameter_is_named_before_any_work(root, tmp_path, capsys, tensor):
+def test_a_missing_parameter_is_named_before_any_work(root, tmp_path, capsys):
+    tensor = "model.layers.1.mlp.up_proj.weight"
     model = rewritten(root / "gated", tmp_path / "model", lambda tensors: tensors.pop(tensor))
     for options in (["--method", "drrqr"], ["--method", "l1", "--refit"]):
         assert prune(root, *options, model=model, out=tmp_path / "out") == 2

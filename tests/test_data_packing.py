@@ -69,29 +69,6 @@ def test_a_seed_alone_fixes_the_bytes(tmp_path, bpe, monkeypatch):
     assert other.sha256 != manifest.sha256
 
 
-def test_every_form_of_a_corpus_gives_the_same_bytes(tmp_path, bpe):
-    import gzip
-    import lzma
-
-    import pyarrow
-    from pyarrow import parquet
-
-    texts = documents()
-    lines = b"".join(json.dumps({"text": text}).encode() + b"\n" for text in texts)
-    (tmp_path / "a.jsonl").write_bytes(lines)
-    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(lines))
-    (tmp_path / "a.jsonl.xz").write_bytes(lzma.compress(lines))
-    (tmp_path / "a.jsonl.zst").write_bytes(bytes(pyarrow.Codec("zstd").compress(lines)))
-    (tmp_path / "a.txt").write_text("\n\n\n".join(texts))
-    (tmp_path / "hub").mkdir()
-    parquet.write_table(pyarrow.table({"text": texts}), tmp_path / "hub" / "train.parquet")
-    digests = {
-        name: pack(read(tmp_path / name), bpe, tmp_path / "packed" / name, **OPTIONS).sha256
-        for name in ("a.jsonl", "a.jsonl.gz", "a.jsonl.xz", "a.jsonl.zst", "a.txt", "hub")
-    }
-    assert len(set(digests.values())) == 1, digests
-
-
 @pytest.mark.parametrize(("size", "dtype"), [(65536, "uint16"), (65537, "uint32")])
 def test_tokens_are_as_wide_as_the_vocabulary_asks(tmp_path, size, dtype):
     tokenizer = words(size)
@@ -163,6 +140,10 @@ def test_what_cannot_be_done_is_refused_and_writes_nothing(tmp_path, bpe):
         pytest.fail("the documents were read")
         yield ""
 
+    def cut_off():
+        yield from documents()
+        raise InputError("line 401")
+
     (tmp_path / "file").touch()
     (tmp_path / "there" / "notes").mkdir(parents=True)
     bare = Tokenizer("bare", "0", bpe.backend, 600, bos=None, eos=0)
@@ -171,19 +152,11 @@ def test_what_cannot_be_done_is_refused_and_writes_nothing(tmp_path, bpe):
         (untouched(), bpe, "there", {}, "exists already"),
         (untouched(), bare, "a", {"boundary": "bos"}, "bare has no bos"),
         ([], bpe, "a", {}, "invented: holds 0 sequences of 16 tokens, 1 are needed"),
-        (["a few words"], bpe, "a", {"sequence_length": 512}, "holds 0 sequences of 512 tokens"),
+        (cut_off(), bpe, "a", {"workers": 2}, "line 401"),
     ):
         with pytest.raises(InputError, match=message):
             pack(texts, tokenizer, tmp_path / out, **{**OPTIONS, **options})
     assert {path.name for path in tmp_path.iterdir()} == {"file", "there"}
-
-
-def test_a_failure_half_way_leaves_nothing(tmp_path, bpe):
-    lines = [json.dumps({"text": text}) for text in documents()] + ['{"text": ']
-    (tmp_path / "a.jsonl").write_text("\n".join(lines))
-    with pytest.raises(InputError, match="line 401"):
-        pack(read(tmp_path / "a.jsonl"), bpe, tmp_path / "out", workers=2, **OPTIONS)
-    assert [path.name for path in tmp_path.iterdir()] == ["a.jsonl"]
 
 
 @pytest.fixture
@@ -192,22 +165,11 @@ def packed(tmp_path, bpe):
     return tmp_path / "packed"
 
 
-def without_dtype(folder):
-    manifest = json.loads((folder / "manifest.json").read_text())
-    del manifest["dtype"]
-    (folder / "manifest.json").write_text(json.dumps(manifest))
-
-
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (
-            lambda f: os.truncate(f / "tokens.bin", (f / "tokens.bin").stat().st_size - 2),
-            r"tokens\.bin is missing, cut short or changed",
-        ),
-        (lambda f: (f / "tokens.bin").unlink(), r"tokens\.bin is missing"),
-        (without_dtype, "not a manifest of packed tokens"),
-        (lambda f: (f / "manifest.json").write_text("{"), "not valid JSON"),
+        (lambda f: os.truncate(f / "tokens.bin", 1000), r"tokens\.bin is missing, cut short or ch"),
+        (lambda f: (f / "manifest.json").write_text("{}"), "not a manifest of packed tokens"),
         (lambda f: (f / "manifest.json").unlink(), r"no manifest\.json"),
     ],
 )

@@ -21,7 +21,7 @@ from statecut.models.architectures import ARCHITECTURES
 from statecut.models.architectures.base import DEFAULT_EPS
 from statecut.models.capture import mixers
 from statecut.models.checkpoint import Checkpoint
-from statecut.pruning.slicing import Rotate, eps_factor, slice_model
+from statecut.pruning.slicing import eps_factor, slice_model
 from statecut.recovery.training import scale_eps
 
 IDS = torch.randint(0, 97, (2, 20), generator=torch.Generator().manual_seed(1))
@@ -123,13 +123,6 @@ def test_an_eps_that_is_kept_is_another_model(tmp_path, name):
     assert relative(*(logits(load(tmp_path / eps), IDS) for eps in ("kept", "matched"))) > 1e-3
 
 
-def test_a_rotation_has_the_factor_too(tmp_path):
-    save(create(SMALL["gated"], seed=0), tmp_path / "model")
-    whole = Checkpoint(tmp_path / "model")
-    slice_model(whole, Rotate(torch.eye(16)[:4].expand(2, 2, 4, 16)), tmp_path / "cut", dtype=None)
-    assert Checkpoint(tmp_path / "cut").config["norm_eps"] == 4e-6
-
-
 @pytest.mark.parametrize("name", SMALL)
 def test_the_config_says_the_eps_that_the_output_norm_has(name):
     """With DEFAULT_EPS where it says none."""
@@ -150,8 +143,10 @@ def test_an_eps_in_the_code_stays_and_is_told(tmp_path, caplog):
     assert cut["rms_norm_eps"] == whole.config["rms_norm_eps"]
 
 
-@pytest.mark.parametrize("bad", [math.nan, -math.inf])
-@pytest.mark.parametrize("part", ["model.layers.1.mlp.up_proj.weight", "lm_head.weight"])
+@pytest.mark.parametrize(
+    ("part", "bad"),
+    [("model.layers.1.mlp.up_proj.weight", math.nan), ("lm_head.weight", math.inf)],
+)
 def test_weights_that_are_no_numbers_are_refused_and_nothing_is_written(tmp_path, bad, part):
     model = small_model(SMALL["delta_net"])
     with torch.no_grad():

@@ -10,7 +10,6 @@ from pydantic import TypeAdapter
 from safetensors.torch import load_file
 from small_models import EXPERTS, HYBRIDS, LINEAR, SMALL, VISION, logits, rewritten, some
 
-import statecut
 from reproduction.config.models import Model, shape_of
 from reproduction.plan import parameters_at
 from statecut.errors import InputError
@@ -18,8 +17,6 @@ from statecut.models import create, load, save
 from statecut.models.architectures import REFUSED, architecture
 from statecut.models.capture import capture_rule_inputs, mixers
 from statecut.models.checkpoint import Checkpoint, check_parameters
-from statecut.pruning.calibration import calibrate, calibrate_layerwise
-from statecut.pruning.methods import METHODS
 from statecut.pruning.refit import refit, write_refitted
 from statecut.pruning.slicing import slice_model, sliced_sizes
 
@@ -118,18 +115,6 @@ def test_the_rule_is_shown_the_models_own_queries_and_keys(folders, name):
                 torch.testing.assert_close(rule[side], values, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["qwen3_next", "olmo_hybrid"])
-def test_every_method_cuts_them(folders, tmp_path, name):
-    checkpoint = Checkpoint(folders / name)
-    about = {"model_digest": checkpoint.digest()}
-    calibration = calibrate(load(folders / name), [IDS], provenance=about)
-    for method in METHODS:
-        selection = statecut.select(folders / name, calibration, method=method, keys=6)
-        slice_model(checkpoint, selection.change(), tmp_path / method, dtype=None)
-        assert logits(load(tmp_path / method), IDS).isfinite().all()
-        assert Checkpoint(tmp_path / method).shape.layers == (0, 2)
-
-
 def test_experts_in_one_tensor_are_read_as_well(folders, tmp_path):
     """Files may have each expert's matrices apart, or those of all in one, as in memory."""
     model = load(folders / "qwen3_5_moe")
@@ -167,30 +152,10 @@ def test_layer_types_may_follow_from_an_interval():
     assert architecture(config).shape(config).layers == (0,)
 
 
-def test_widths_of_olmo_that_its_config_leaves_out_are_those_of_transformers():
-    config = {"model_type": "olmo_hybrid", "hidden_size": 64, "num_attention_heads": 4,
-              "num_hidden_layers": 4}  # fmt: skip
-    kind = architecture(config)
-    shape = kind.shape(config)
-    assert (shape.heads, shape.width, shape.value_heads, shape.value_width) == (4, 12, 4, 24)
-    assert kind.shape(kind.resized(config, 5)).value_width == 24
-
-
 @pytest.mark.parametrize("model_type", REFUSED)
 def test_an_architecture_whose_keys_cannot_be_cut_alone_is_refused(tmp_path, model_type):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
     with pytest.raises(InputError, match=f"'{model_type}' cannot be pruned: "):
-        Checkpoint(tmp_path)
-
-
-@pytest.mark.parametrize(("where", "method"), [("config", "fp8"), ("text_config", "gptq")])
-def test_quantised_weights_are_refused(tmp_path, where, method):
-    config = {"model_type": "qwen3_5", **MULTIMODAL["qwen3_5"], "text_config": {**LINEAR}}
-    part = config if where == "config" else config["text_config"]
-    part["quantization_config"] = {"quant_method": method, "weight_block_size": [128, 128]}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    message = rf"quantization_config \({method}\): .*prune the model in"
-    with pytest.raises(InputError, match=message):
         Checkpoint(tmp_path)
 
 
@@ -200,23 +165,14 @@ def test_quantised_weights_are_refused(tmp_path, where, method):
         ({"linear_num_value_heads": 3}, "value_heads 3 must be a multiple of linear_num_key_heads"),
         ({"layer_types": ["full_attention"] * 3}, "3 entries, 0 of them 'linear_attention'"),
         ({"layer_types": ["linear_attention"] * 2}, "layer_types has 2 entries"),
-        ({"linear_key_head_dim": 0}, "linear_key_head_dim = 0: .*must be a whole number"),
+        ({"quantization_config": {"quant_method": "fp8"}}, r"\(fp8\): .*prune the model in"),
     ],
 )
-def test_a_config_that_contradicts_itself_is_refused(change, message):
-    config = {**SMALL["qwen3_5"], **change}
+def test_a_config_that_cannot_be_cut_is_refused(tmp_path, change, message):
+    config = {"model_type": "qwen3_5", **MULTIMODAL["qwen3_5"], "text_config": {**LINEAR, **change}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(InputError, match=message):
-        architecture(config).shape(config)
-
-
-@pytest.mark.parametrize("name", MULTIMODAL)
-def test_layer_by_layer_they_are_calibrated_as_at_once(visual, name):
-    """Layers are of two kinds, and each gets the mask and the rotary angles of its own."""
-    batches = [IDS[:2], IDS[2:]]
-    whole = calibrate(load(visual / name), batches)
-    layered = calibrate_layerwise(Checkpoint(visual / name), batches)
-    for key, tensor in layered.tensors.items():
-        torch.testing.assert_close(tensor, whole.tensors[key], rtol=1e-5, atol=1e-8)
+        _ = Checkpoint(tmp_path).shape
 
 
 @pytest.mark.parametrize("tied", [True, False])

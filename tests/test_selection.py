@@ -1,5 +1,6 @@
-"""Every method against its formula, written out head by head."""
+"""Every method against its formula, written out head by head, and all widths in one file."""
 
+import json
 import math
 from dataclasses import replace
 
@@ -17,6 +18,7 @@ from statecut.pruning.calibration import calibrate
 from statecut.pruning.conditioning import condition_number, effective_rank, spectrum_from_gram
 from statecut.pruning.methods import METHODS
 from statecut.pruning.select import select, top
+from statecut.pruning.selection import load_selection, save_selections
 from statecut.pruning.statistics import ModelStatistics
 
 TARGETS = ["kq", "k", "q"]
@@ -25,26 +27,16 @@ IDS = torch.randint(0, 97, (6, 80), generator=torch.Generator().manual_seed(8))
 
 @pytest.fixture(scope="module", params=["delta_net", "gated_value_heads"])
 def made(request, tmp_path_factory):
-    """A model, its calibration, and the keys and queries that went into it."""
     folder = tmp_path_factory.mktemp("selection") / "model"
     save(create(SMALL[request.param], seed=6), folder)
     checkpoint = Checkpoint(folder)
-    provenance = {"model_digest": checkpoint.digest()}
-    found = calibrate(load(folder), [IDS], sample_rows=200,
-                      provenance=provenance)  # fmt: skip
-    return checkpoint, found
-
-
-def weights(checkpoint, side, layer):
-    """(heads, d_k, hidden)"""
-    tensor = checkpoint.tensor(f"model.layers.{layer}.attn.{side}_proj.weight").double()
-    return tensor.view(checkpoint.shape.heads, checkpoint.shape.width, -1)
+    digest = {"model_digest": checkpoint.digest()}
+    calibration = calibrate(load(folder), [IDS], sample_rows=200, values=True, provenance=digest)
+    return ModelStatistics(checkpoint, calibration)
 
 
 def chosen(method, made, width, target="kq", **options):
-    checkpoint, calibration = made
-    model = ModelStatistics(checkpoint, calibration)
-    (selection,) = select(method, model, [width], target=target, **options)
+    (selection,) = select(method, made, [width], target=target, **options)
     return selection.tensors
 
 
@@ -55,14 +47,15 @@ def test_scores_are_those_of_the_formula(made, monkeypatch, method, target):
     code = {}
     exec(readme.method_file(), code)
     monkeypatch.setitem(METHODS, "ghost", code["METHODS"][0])
-    checkpoint, calibration = made
+    checkpoint, calibration = made.checkpoint, made.calibration
     target = "kq" if method == "ghost" else target
     found = chosen(method, made, 3, target=target)["scores"]
     for layer in range(2):
         norms = calibration.tensors["input_norm"][layer]
         sides = []
         for side in target:
-            rows = weights(checkpoint, side, layer).abs()  # (heads, d_k, hidden)
+            rows = checkpoint.tensor(f"model.layers.{layer}.attn.{side}_proj.weight").double().abs()
+            rows = rows.view(checkpoint.shape.heads, checkpoint.shape.width, -1)
             gram = calibration.gram(side, "all", "raw")[layer]
             formulas = {
                 "l1": rows.sum(-1),
@@ -80,12 +73,16 @@ def test_scores_are_those_of_the_formula(made, monkeypatch, method, target):
 @pytest.mark.parametrize("rows", ["sample", "all"])
 @pytest.mark.parametrize("activations", ["raw", "normalised"])
 def test_drrqr_is_the_slow_strong_rrqr_of_the_activations(made, target, rows, activations):
-    checkpoint, calibration = made
+    """And QRCP is its start, without swaps."""
     given = {"target": target, "rows": rows, "activations": activations, "f": 1.05}
     found = chosen("drrqr", made, 3, **given)
+    del given["f"]
+    start = chosen("qrcp", made, 3, **given)
+    assert (start["swaps"] == 0).all()
+    assert (found["log_volume"] >= start["log_volume"] - 1e-12).all()
     for layer in range(2):
-        for head in range(checkpoint.shape.heads):
-            gram = sum(calibration.gram(side, rows, activations)[layer, head] for side in target)
+        for head in range(made.checkpoint.shape.heads):
+            gram = sum(made.gram(side, rows, activations)[layer, head] for side in target)
             R = torch.linalg.cholesky(gram).mT.numpy()
             slow = strong_rrqr_slow(R, 3, 1.05)
             assert found["log_volume"][layer, head].item() == pytest.approx(
@@ -94,17 +91,9 @@ def test_drrqr_is_the_slow_strong_rrqr_of_the_activations(made, target, rows, ac
             assert found["largest_gain"][layer, head] <= 1.05 * (1 + 1e-9)
 
 
-def test_qrcp_is_drrqr_without_swaps(made):
-    plain = chosen("qrcp", made, 3)
-    assert (plain["swaps"] == 0).all()
-    strong = chosen("drrqr", made, 3, f=1.0)
-    assert (strong["log_volume"] >= plain["log_volume"] - 1e-12).all()
-
-
 @pytest.mark.parametrize("target", TARGETS)
 def test_pca_keeps_the_strongest_and_weakest_directions(made, target):
-    _, calibration = made
-    second = sum(calibration.gram(side, "all", "raw") for side in target) / IDS.numel()
+    second = sum(made.gram(side) for side in target) / IDS.numel()
     width = 3
     for method, wanted in (("pca_proper", slice(-width, None)), ("pca_adversarial", slice(width))):
         T = chosen(method, made, width, target=target)["rotation"]
@@ -115,7 +104,7 @@ def test_pca_keeps_the_strongest_and_weakest_directions(made, target):
 
 
 def test_rand_is_seeded_nested_and_fair(made):
-    checkpoint, _ = made
+    checkpoint = made.checkpoint
     two, four = select("rand", ModelStatistics(checkpoint), [2, 4], seed=1)
     again, _ = select("rand", ModelStatistics(checkpoint), [2, 4], seed=1)
     other, _ = select("rand", ModelStatistics(checkpoint), [2, 4], seed=2)
@@ -131,24 +120,8 @@ def test_rand_is_seeded_nested_and_fair(made):
     assert (np.abs(counts - expected) < 5 * math.sqrt(expected)).all()
 
 
-@pytest.mark.parametrize(
-    ("method", "options", "message"),
-    [
-        ("drrqr", {"rows": "some"}, "rows some: must be sample or all"),
-        ("drrqr", {"f": math.nan}, "f nan: must be at least 1"),
-        ("qrcp", {"f": 1.5}, "f 1.5: method qrcp takes no f; it takes rows, activations"),
-        ("l1", {"f": 1.5}, "f 1.5: method l1 takes no f; it takes no options"),
-        ("l1", {"target": "kv"}, "target kv: method l1 judges by kq or k or q"),
-    ],
-)
-def test_options_that_are_none_are_refused(made, method, options, message):
-    with pytest.raises(InputError, match=message):
-        chosen(method, made, 3, **options)
-
-
 def test_conditioning_is_that_of_the_kept_keys(made):
-    _, calibration = made
-    R = torch.linalg.cholesky(calibration.gram("k", "all", "raw")).mT
+    R = torch.linalg.cholesky(made.gram("k")).mT
     for method in METHODS:
         found = chosen(method, made, 4)
         if "kept" in found:
@@ -163,49 +136,53 @@ def test_conditioning_is_that_of_the_kept_keys(made):
             torch.testing.assert_close(found[f"condition_{when}"], condition, rtol=1e-4, atol=0)
 
 
-def test_widths_asked_for_together_are_those_asked_for_alone(made):
-    checkpoint, calibration = made
-    for method in METHODS:
-        model = ModelStatistics(checkpoint, calibration)
-        together = select(method, model, [2, 5])
-        for width, selection in zip((2, 5), together, strict=True):
-            (alone,) = select(method, model, [width])
-            assert alone.about == selection.about
-            decided = {"drrqr": "f", "qrcp": "rows", "rand": "seed"}.get(method, "method")
-            assert alone.about.get(decided) is not None
-            for name, tensor in alone.tensors.items():
-                assert torch.equal(tensor, selection.tensors[name]), (method, name)
-
-
+@pytest.mark.parametrize("channels", ["key", "value"])
 @pytest.mark.parametrize("method", METHODS)
-def test_a_method_without_its_calibration_is_refused(made, method):
-    checkpoint, calibration = made
-    if "text" not in METHODS[method].needs:
-        (selection,) = select(method, ModelStatistics(checkpoint), [2])
-        assert "condition_after" not in selection.tensors
-        return
-    with pytest.raises(InputError, match="method needs a calibration"):
-        select(method, ModelStatistics(checkpoint), [2])
-    if method in ("grad", "fisher"):
-        some = {n: t for n, t in calibration.tensors.items() if n[:6] not in ("salien", "fisher")}
-        with pytest.raises(InputError, match="was not measured: calibrate with gradients=True"):
-            select(method, ModelStatistics(checkpoint, replace(calibration, tensors=some)), [2])
+def test_a_width_of_the_file_is_the_selection_of_that_width(made, tmp_path, method, channels):
+    if channels == "value" and not METHODS[method].values:
+        pytest.skip("it chooses no value channels")
+    _, full = made.checkpoint.shape.size(channels)
+    every = select(method, made, range(1, full), channels=channels)
+    for name in ("again.safetensors", "s.safetensors"):
+        save_selections(every, tmp_path / name)
+    again, first = (path.read_bytes() for path in sorted(tmp_path.iterdir()))
+    assert again == first
+    for width in range(1, full):
+        (alone,) = select(method, made, [width], channels=channels)
+        again = load_selection(tmp_path / "s.safetensors", keys=width, values=width)
+        again.check_model(made.checkpoint)
+        assert again.about == json.loads(json.dumps(alone.about))
+        assert again.tensors.keys() == alone.tensors.keys()
+        for name, tensor in alone.tensors.items():
+            assert torch.equal(again.tensors[name], tensor), name
 
 
-def test_a_calibration_of_another_model_is_refused(made, tmp_path):
-    _, calibration = made
-    save(create(SMALL["delta_net"], seed=99), tmp_path / "other")
-    with pytest.raises(InputError, match="calibrate it again"):
-        select("l1", ModelStatistics(Checkpoint(tmp_path / "other"), calibration), [2])
-
-
-@pytest.mark.parametrize("scores", [torch.full((2, 2, 8), math.nan), torch.zeros(2, 8)])
-def test_scores_that_rank_nothing_are_refused(made, monkeypatch, scores):
+def test_what_cannot_choose_is_refused(made, tmp_path, monkeypatch):
     assert top(torch.tensor([1.0, 3.0, 3.0, 3.0, 2.0]), 2).tolist() == [1, 2]  # of equals the lower
-    broken = replace(METHODS["l1"], score=lambda model, target: scores)
-    monkeypatch.setitem(METHODS, "l1", broken)
-    with pytest.raises(InputError, match=r"method l1: its scores are .* expected finite numbers"):
-        chosen("l1", made, 3)
+    checkpoint, found = made.checkpoint, made.calibration
+    (selection,) = select("l1", ModelStatistics(checkpoint), [2])
+    assert "condition_after" not in selection.tensors
+    nan = replace(
+        METHODS["l1"], score=lambda *_: torch.full((2, *checkpoint.shape.size("key")), math.nan)
+    )
+    monkeypatch.setitem(METHODS, "nan", nan)
+    monkeypatch.setitem(METHODS, "flat", replace(nan, score=lambda *_: torch.zeros(2, 8)))
+    keys = {n: t for n, t in found.tensors.items() if n[:6] not in ("salien", "fisher")}
+    keys = ModelStatistics(checkpoint, replace(found, tensors=keys))
+    save(create(SMALL["delta_net"], seed=99), tmp_path / "other")
+    other = ModelStatistics(Checkpoint(tmp_path / "other"), found)
+    for method, model, options, message in (
+        ("drrqr", ModelStatistics(checkpoint), {}, "method needs a calibration"),
+        ("fisher", keys, {}, "was not measured: calibrate with gradients=True"),
+        ("l1", other, {}, "calibrate it again"),
+        ("nan", made, {}, "its scores are .* expected finite numbers"),
+        ("flat", made, {}, "its scores are .* expected finite numbers"),
+        ("drrqr", made, {"f": math.nan}, "f nan: must be at least 1"),
+        ("qrcp", made, {"f": 1.5}, "f 1.5: method qrcp takes no f; it takes rows, activations"),
+        ("l1", made, {"target": "kv"}, "target kv: method l1 judges by kq or k or q"),
+    ):
+        with pytest.raises(InputError, match=message):
+            select(method, model, [2], **options)
 
 
 def test_dependent_columns_and_zeros_have_a_condition_that_means_something():

@@ -14,20 +14,18 @@ from safetensors.torch import save_file
 from small_models import SMALL, logits, relative, rewritten, shard, some
 
 from statecut.errors import InputError
-from statecut.models import create, load, save
+from statecut.models import load, save
 from statecut.models.capture import mixers
 from statecut.models.checkpoint import Checkpoint
-from statecut.pruning.calibration import calibrate
-from statecut.pruning.select import select
 from statecut.pruning.slicing import (
     Pad,
+    Rotate,
     check_sliceable,
     cut_back,
     eps_factor,
     slice_model,
     sliced_sizes,
 )
-from statecut.pruning.statistics import ModelStatistics
 from statecut.recovery.training import scale_eps
 
 IDS = torch.randint(0, 97, (2, 40), generator=torch.Generator().manual_seed(1))
@@ -64,7 +62,7 @@ def test_zero_padding_is_exact_and_stays_so_in_training(folders, tmp_path, name)
     assert relative(logits(load(tmp_path / "back"), IDS), logits(narrow, IDS)) < 1e-3
 
 
-SAVED_AND_LOADED = """
+LOGITS = """
 import sys, torch
 from statecut.models import load
 torch.set_num_threads(1)
@@ -74,27 +72,19 @@ torch.save({folder: load(folder)(ids).logits.detach() for folder in sys.argv[3:]
 
 
 def test_models_give_the_same_logits_in_a_new_process(folders, tmp_path):
-    """The small ones, and ones cut to the paper's widths, chosen or rotated."""
-    made = [folders / name for name in SMALL]
-    common = {"hidden_size": 256, "num_hidden_layers": 1, "vocab_size": 97, "intermediate_size": 32}
-    for name, config, widths in (
-        ("delta_net", {"num_heads": 2}, [89, 76, 64, 32, 16]),
-        ("gated_deltanet", {"num_heads": 1, "head_dim": 256, "expand_v": 1}, [179, 153, 128, 32]),
-    ):
-        folder = tmp_path / name
-        save(create({"model_type": name, **config, **common}, seed=4), folder)
-        checkpoint = Checkpoint(folder)
-        about = {"model_digest": checkpoint.digest()}
-        calibration = calibrate(load(folder), [IDS, IDS.flip(0)], provenance=about)
-        model = ModelStatistics(checkpoint, calibration)
-        for method in ("drrqr", "pca_proper"):
-            for selection in select(method, model, widths):
-                made.append(tmp_path / f"{folder.name}-{method}-{selection.width}")
-                slice_model(checkpoint, selection.change(), made[-1], dtype=None)
+    """Whole, cut and rotated."""
+    made = []
+    for name in SMALL:
+        checkpoint = Checkpoint(folders / name)
+        layers, heads, full = len(checkpoint.shape.layers), *checkpoint.shape.size("key")
+        rotation = torch.linalg.qr(torch.rand(layers, heads, full, full)).Q[..., :5, :]
+        for change in (some(checkpoint.shape, 5, "key"), Rotate(rotation)):
+            made.append(tmp_path / f"{name}-{type(change).__name__}")
+            slice_model(checkpoint, change, made[-1], dtype=None)
     torch.set_num_threads(1)
     torch.save(IDS, tmp_path / "ids.pt")
-    arguments = [tmp_path / "ids.pt", tmp_path / "logits.pt", *made]
-    subprocess.run([sys.executable, "-c", SAVED_AND_LOADED, *map(str, arguments)], check=True)
+    arguments = [tmp_path / "ids.pt", tmp_path / "logits.pt", *made, *(folders / n for n in SMALL)]
+    subprocess.run([sys.executable, "-c", LOGITS, *map(str, arguments)], check=True)
     for folder, values in torch.load(tmp_path / "logits.pt").items():
         # Some kernels round the last bit otherwise once other tests ran in this process.
         assert relative(logits(load(folder), IDS), values) < 1e-6, folder
@@ -112,9 +102,6 @@ def test_a_pruned_model_loads_with_plain_transformers(folders, tmp_path):
     )
     command = [sys.executable, "-W", "ignore", "-c", code, str(tmp_path / "out")]
     assert subprocess.check_output(command, text=True) == "7 24 torch.bfloat16\n"
-
-
-# Models in several files
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -143,20 +130,6 @@ def test_shards_are_sliced_as_one_file_is_and_stay_shards(folders, tmp_path, nam
                 assert opened.metadata() == {"format": "pt", "part": str(i)}
 
 
-def test_matrices_joined_by_older_versions_are_parted_though_shards_part_them(folders, tmp_path):
-    def joined(tensors):
-        for i in range(2):
-            gate, up = (f"model.layers.{i}.mlp.{part}_proj.weight" for part in ("gate", "up"))
-            tensors[gate] = torch.cat([tensors[gate], tensors.pop(up)])
-
-    rewritten(folders / "gated", tmp_path / "joined", joined)
-    checkpoint = Checkpoint(shard(tmp_path / "joined", tmp_path / "shards"))
-    gate, down = (checkpoint.files[f"model.layers.0.mlp.{p}_proj.weight"] for p in ("gate", "down"))
-    assert gate != down
-    slice_model(checkpoint, cut_back(checkpoint.shape, 16), tmp_path / "out", dtype=None)
-    assert torch.equal(logits(load(tmp_path / "out"), IDS), logits(load(folders / "gated"), IDS))
-
-
 def test_one_shard_at_a_time_is_in_memory(folders, tmp_path, monkeypatch):
     checkpoint = Checkpoint(shard(folders / "gated", tmp_path / "shards"))
     written = []
@@ -175,43 +148,29 @@ def test_one_shard_at_a_time_is_in_memory(folders, tmp_path, monkeypatch):
     assert {name for name, _ in written} == set(checkpoint.files)
 
 
-# Bad input
+def float8(tensors):
+    name = "model.layers.1.attn.k_proj.weight"
+    tensors[name] = tensors[name].to(torch.float8_e4m3fn)
 
 
-@pytest.mark.parametrize(
-    ("config", "message"),
-    [
-        ({"head_dim": 8, "expand_v": 3.0}, "has 32 key channels, but the config says 2 heads of 8"),
-        ({"expand_v": 1.0}, "v_proj.weight has 48 value channels, but the config says 2 heads of"),
-        ({"num_hidden_layers": 3}, "its config says 3 layers, and its files hold 2"),
-        ({"num_hidden_layers": 1}, "its config says 1 layers, and its files hold 2"),
-        ({"vocab_size": 5}, r"embeddings.weight is .* config says \[5, .*\]"),
-        ({"head_dim": "16"}, "head_dim = '16': must be a whole number"),
-    ],
-)
-def test_a_config_that_contradicts_the_tensors_is_refused(folders, tmp_path, config, message):
-    folder = rewritten(folders / "gated", tmp_path / "model", **config)
+def narrower(tensors):
+    name = "model.layers.1.attn.k_proj.weight"
+    tensors[name] = tensors[name][:30].clone()
+
+
+@pytest.mark.parametrize(("change", "config", "message"), [
+    (None, {"head_dim": 8, "expand_v": 3.0}, "32 key channels, but the config says 2 heads of 8"),
+    (None, {"expand_v": 1.0}, "v_proj.weight has 48 value channels, but the config says 2 heads"),
+    (None, {"num_hidden_layers": 3}, "its config says 3 layers, and its files hold 2"),
+    (None, {"vocab_size": 5}, r"embeddings.weight is .* config says \[5, .*\]"),
+    (None, {"head_dim": "16"}, "head_dim = '16': must be a whole number"),
+    (float8, {}, "k_proj.weight is torch.float8_e4m3fn: quantised"),
+    (narrower, {}, "layers differ in width, which cannot be sliced"),
+])  # fmt: skip
+def test_what_cannot_be_sliced_is_refused(folders, tmp_path, change, config, message):
+    folder = rewritten(folders / "gated", tmp_path / "model", change or (lambda _: None), **config)
     with pytest.raises(InputError, match=message):
         check_sliceable(Checkpoint(folder))
-
-
-def test_quantised_weights_are_refused_whatever_the_config_says(folders, tmp_path):
-    name = "model.layers.1.attn.k_proj.weight"
-
-    def quantise(tensors):
-        tensors[name] = tensors[name].to(torch.float8_e4m3fn)
-
-    folder = rewritten(folders / "gated", tmp_path / "model", quantise)
-    with pytest.raises(InputError, match=f"{name} is torch.float8_e4m3fn: quantised"):
-        check_sliceable(Checkpoint(folder))
-
-
-def test_layers_that_differ_in_width_are_refused(folders, tmp_path):
-    checkpoint = Checkpoint(folders / "delta_net")
-    slice_model(checkpoint, some(checkpoint.shape, 5, "key"), tmp_path / "cut", dtype=None)
-    folder = rewritten(tmp_path / "cut", tmp_path / "other", expand_k=1.0)
-    with pytest.raises(InputError, match="layers differ in width, which cannot be sliced"):
-        slice_model(Checkpoint(folder), Pad(20), tmp_path / "out")
 
 
 def test_a_failed_write_leaves_the_old_folder(folders, tmp_path, monkeypatch):

@@ -105,14 +105,6 @@ def test_a_recovered_model_is_an_ordinary_one_and_closer_to_its_teacher(
     assert (after.folder / CURVE).read_text().count("\n") == 25
 
 
-def test_the_unpruned_model_is_a_student_too(root, recover):
-    """It has nothing to learn of itself: the divergence begins at zero."""
-    out = recover("delta_net", steps=4)
-    first = (out.folder / CURVE).read_text().splitlines()[1]
-    assert float(first.split(",")[4]) == pytest.approx(0, abs=1e-5)
-    assert out.shape == Checkpoint(root / "delta_net").shape
-
-
 @pytest.mark.parametrize("kind", UNLIKE)
 def test_a_padded_recovery_is_the_narrow_one(root, recover, kind):
     start = Checkpoint(root / f"{kind}_half")
@@ -220,25 +212,7 @@ def test_a_student_with_fewer_values_in_16_bits_is_recovered(root, recover, tmp_
     assert loss_of(after.folder, root / "gated", ids) < loss_of(before.folder, root / "gated", ids)
 
 
-def test_adapters_start_alike_whatever_the_width(root):
-    def factors(folder):
-        model = with_adapters(load(root / folder), recovery(seed=5))
-        return [p for name, p in model.named_parameters() if ".lora_A." in name]
-
-    for full, half in zip(factors("delta_net"), factors("delta_net_half"), strict=True):
-        assert torch.equal(full, half)
-
-
 def test_a_target_that_matches_nothing_is_refused_before_any_work(recover, tmp_path):
     with pytest.raises(InputError, match="'k_projection'; did you mean 'k_proj'"):
         recover(lora=Lora(3, 6.0, ("q_proj", "k_projection")))
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_raised_version_begins_anew(root, tmp_path):
-    data = packed(root / "tokens")
-    one, same, other = (
-        Output("out", tmp_path, version=version).checkpoints_of("recovery", data).folder
-        for version in (1, 1, 2)
-    )
-    assert one == same != other
