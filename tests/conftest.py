@@ -33,11 +33,11 @@ def hub(tmp_path, monkeypatch):
 @pytest.fixture(scope="session")
 def folders(tmp_path_factory):
     """Each small model, saved; tests change copies alone."""
-    from small_models import MORE, small_model
+    from small_models import SMALL, small_model
 
     from statecut.models import save
 
     root = tmp_path_factory.mktemp("models")
-    for name, config in MORE.items():
+    for name, config in SMALL.items():
         save(small_model(config), root / name)
     return root

@@ -1,7 +1,6 @@
 """The scripts in benchmarks/: they start, and measure what they say, on tiny models."""
 
 import json
-import re
 import runpy
 import sys
 from pathlib import Path
@@ -12,7 +11,6 @@ import numpy as np
 import pytest
 import recall
 import roofline
-import speed
 import state_figure
 import state_precision
 import torch
@@ -23,9 +21,7 @@ from value_ranks import entropy_rank, not_rebuilt
 
 from reproduction.benchmarking.decoding import Generation, state_size
 from statecut.errors import InputError
-from statecut.files import read_json, write_json
 from statecut.models import create, save
-from statecut.models.architectures import architecture
 from statecut.models.delta_rule import l2_normalised, recurrent_delta_rule
 from statecut.pruning.selection import Selection
 from statecut.recovery.distillation import IGNORED
@@ -43,23 +39,6 @@ def test_scripts_start(script, monkeypatch, capsys):
             namespace["main"]()
         assert ended.value.code == 0
         assert "usage:" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["findings.py", "."], "selections: holds no model's selections"),
-        (["kills.py", "--folder", "."], "--folder .: exists already, give a new folder"),
-        (["roofline.py"], "torch .* finds no GPU here"),
-    ],
-)
-def test_what_is_missing_is_said_in_one_line(arguments, message, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", arguments)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(SystemExit):
-        runpy.run_path(str(FOLDER / arguments[0]), run_name="__main__")
-    assert re.search(message, capsys.readouterr().err.splitlines()[-1])
 
 
 @pytest.fixture
@@ -112,9 +91,6 @@ def test_findings_of_selections():
     assert without_seed("models/m-1") == "models/m-1"
 
 
-# hybrid.py
-
-
 @pytest.fixture
 def options(tmp_path):
     arguments = ["--tiny", "--out", str(tmp_path / "rows.jsonl"), "--folder", str(tmp_path)]
@@ -141,37 +117,15 @@ def test_a_step_in_place_changes_the_cache_as_generation_does(options):
 
 
 def test_hybrids_are_measured_in_all_ways(options):
-    cache = architecture(hybrid.SHAPES).cache(hybrid.SHAPES)
-    assert (len(cache.shape.layers), cache.softmax[0].layers) == (24, 8)
     bench = hybrid.Bench(options, "cpu")
     sizes, *speeds = hybrid.decode(bench, hybrid.Job("decode", 16))
     assert sizes["recurrent_agrees"]
     assert sizes["measured_bytes"]["recurrent"] == 3 * 4 * 16 * 32 * 4
-    assert sizes["computed_bytes_at_4096"]["softmax"] == 2 * 32 * 4096 * 2
-    ways = [(batch, way) for batch in (4, 1) for way in ("generate", "step")]
-    assert [(row["batch"], row["way"]) for row in speeds] == ways
+    assert [row["way"] for row in speeds] == ["generate", "step"] * 2
     for part in ("layerwise", "gradients", "refit"):
         (row,) = hybrid.MEASURES[part](bench, hybrid.Job(part))
         assert row["tokens_per_s"] == pytest.approx(8 * 64 / row["seconds"], rel=0.1)
 
-
-def test_a_job_that_was_measured_is_not_run_again_and_settings_are_not_mixed(options):
-    options.contexts = [4]
-    hybrid.measure(options, hybrid.Job("decode", 16))
-    *_, error, last = map(json.loads, options.out.read_text().splitlines())
-    assert error == {"part": "decode", "d_k": 16, "context": 4, "error": "no GPU"}
-    assert (last["whole"], last["errors"]) == (True, 1)
-    options.parts, options.widths = ["decode", "gradients"], [32, 16]
-    todo = [hybrid.Job("decode", 32), hybrid.Job("decode", 16), hybrid.Job("gradients")]
-    assert hybrid.jobs_to_do(options) == todo
-    hybrid.write(options.out, {**last, "errors": 0})
-    assert hybrid.jobs_to_do(options) == [todo[0], todo[2]]
-    options.batches = [2]
-    with pytest.raises(SystemExit, match="other settings"):
-        hybrid.jobs_to_do(options)
-
-
-# recall.py
 
 TINY = {
     "layers": 1, "hidden": 16, "heads": 2, "head": 8, "keys": 6, "length": 16, "pairs": [2, 4],
@@ -221,18 +175,11 @@ def test_recall_from_training_to_the_table(model, run):
     assert before[0]["accuracy"]["unpruned"] == before[0]["accuracy"]["unpruned, float32"]
     # What was lost is computed again, the same, with the model that is there.
     Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in before[:-1]))
-    weights = Path("kept", f"{model}-0", "model.safetensors")
-    trained = weights.stat().st_mtime_ns
     assert len(run(recall, *cells).splitlines()) == 1
-    assert weights.stat().st_mtime_ns == trained
     assert [row["accuracy"] for row in rows()] == [row["accuracy"] for row in before]
-    lines = run(recall, "--table", "rows.jsonl").splitlines()
-    assert lines[2] == "| model | stage | method | eps | 8 | 4 |"
+    assert "| model | stage | method | eps | 8 | 4 |\n" in run(recall, "--table", "rows.jsonl")
     with pytest.raises(InputError, match="made with other settings"):
         run(recall, *cells, "--steps", 5)
-
-
-# roofline.py
 
 
 @pytest.mark.parametrize("name", ["delta_net", "delta_net_tied", "shared_head", "gated"])
@@ -248,79 +195,11 @@ def test_a_step_reads_weights_once_and_moves_the_states_twice(name):
     assert found["logits"] == 2 * batch * 4 * SMALL[name]["vocab_size"]
 
 
-def test_a_profile_accounts_for_the_whole_step():
-    kernels = [
-        roofline.Kernel("fused_recurrent_delta_rule_fwd_kernel", 24, 4.0),
-        roofline.Kernel("nvjet_tst_128x8_64x12", 168, 1.0),
-        roofline.Kernel("cublasLt::splitKreduce_kernel<32>", 24, 0.5),
-        roofline.Kernel("Memcpy DtoD (Device -> Device)", 0.75, 0.125),
-    ]
-    parts = {"weights": 3e9, "recurrent_state": 12e9, "conv_state": 0, "logits": 0}
-    lines = list(roofline.profile_tables(kernels, parts, step_ms=8.0, bandwidth=4e12))
-    cells = [re.split(r"\s*\|\s*", line)[1:-1] for line in lines[2 : lines.index("")]]
-    by_part = {name: found for name, *found in cells}
-    assert by_part["weights"] == ["3.00", "0.750", "1.500", "50", "19"]
-    assert by_part["recurrent_state"] == ["12.00", "3.000", "4.000", "75", "50"]
-    assert sum(float(found[2]) for found in by_part.values()) == pytest.approx(8.0, abs=0.002)
-
-
-# speed.py
-
-
-def test_only_what_is_missing_crashed_or_forgotten_is_timed_again(run):
-    def listed(*options):
-        lines = run(speed, "--out", ".", "--list", *options).splitlines()
-        return {x[6:]: x.startswith("done") for x in lines if x.startswith(("done ", "to do"))}
-
-    missing, crashed, forgotten = (f"{part} delta_net_mixer d_k {width} forward" for part, width in
-                                   (("mixer", 64), ("mixer", 128), ("widths", 48)))  # fmt: skip
-    record = read_json(FOLDER / "h200" / "speed.json")
-    write_json(Path("speed.json"), record)
-    before = listed()
-    assert before[missing]
-    del record["cells"][missing]
-    for result in record["cells"][crashed]["results"].values():
-        result |= {"value": None, "reason": "not measured: CUDA error: an illegal memory access"}
-    write_json(Path("speed.json"), record)
-    after = listed("--forget", forgotten)
-    assert {key for key in before if before[key] != after[key]} == {missing, crashed, forgotten}
-    assert listed()[forgotten]  # a list changes nothing
-
-
-# state_figure.py, state_precision.py and value_ranks.py
-
-
-def test_bits_and_channels_are_compared_by_bytes():
-    names = ("model", "method", "ratio", "stage", "state", "bytes", "perplexity")
-    precision = [
-        ("m", None, 0.0, "whole", "own kernels", 800, 20.1),
-        ("m", None, 0.0, "whole", "float32", 800, 20.0),
-        ("m", None, 0.0, "whole", "float16", 400, 20.5),
-        ("m", None, 0.0, "whole", "bfloat16", 400, 21.0),
-        ("m", "drrqr", 0.5, "sliced", "float32", 400, 30.0),
-        ("m", "drrqr", 0.5, "refitted", "float32", 400, 24.0),
-        ("m", "drrqr", 0.5, "refitted", "bfloat16", 200, 25.0),
-    ]
-    whole = (None, state_figure.WHOLE)
-    curves = state_figure.precision_curves(
-        [dict(zip(names, row, strict=True)) for row in precision]
-    )
-    assert curves["m"] == {
-        whole: {1.0: 20.0, 0.5: 20.5},  # the better one of two types
-        ("drrqr", "sliced"): {1.0: 20.0, 0.5: 30.0},
-        ("drrqr", "refitted"): {1.0: 20.0, 0.5: 24.0},
-        ("drrqr", "refitted, in fewer bits/0.5"): {0.5: 24.0, 0.25: 25.0},
-    }
-    accuracy = {"unpruned": {"4": 1.0, "8": 0.8}, "unpruned, float8_e4m3": {"4": 0.6, "8": 0.4}}
-    cell = {"model": "m", "seed": 0}
-    curves = state_figure.recall_curves([
-        {**cell, "method": None, "width": 64, "accuracy": accuracy},
-        {**cell, "method": "l1", "width": 16, "accuracy": {"sliced": {"4": 0.5, "8": 0.3}}},
-    ])  # fmt: skip
-    assert curves["m"] == {
-        whole: {1.0: 90.0, 0.25: 50.0},
-        ("l1", "sliced"): {1.0: 90.0, 0.25: 40.0},
-    }
+def test_the_figure_of_bytes_is_drawn_from_the_published_rows(run):
+    rows = FOLDER / "h200"
+    files = ["--precision", rows / "state_precision.jsonl", "--recall", rows / "recall.jsonl"]
+    run(state_figure, *files, "--out", "figure.svg")
+    assert state_figure.WHOLE in Path("figure.svg").read_text()
 
 
 @pytest.mark.parametrize("channelwise", [False, True])

@@ -92,20 +92,17 @@ def test_statistics_are_those_of_all_rows(both):
         close(found.tensors[f"saliency.{side}"][layer].flatten(), expected)
 
 
-def slow_fisher(model, batches):
-    """Sequence by sequence, the gradient of the summed loss kept on what the rule receives; where
-    that is the same for several value heads, their effects are summed."""
-    kind, shape, modules = mixers(model)
+def slow_effects(model, batches):
+    """Sequence by sequence: q and k as the rule receives them and v as the output projection does,
+    and their products with the gradient of the summed loss."""
+    kind, _, modules = mixers(model)
     module, call = importlib.import_module(kind.call.module), kind.call
-    total = {side: [0.0] * len(modules) for side in "qk"}
-    received = []
+    received, found = [], {}
 
     def kept(original):
         def rule(*args, **more):
             given = {**dict(zip(call.by_position, args, strict=False)), **more}
             received.append([given["q"], given["k"]])
-            for x in received[-1]:
-                x.retain_grad()
             return original(*args, **more)
 
         return rule
@@ -113,24 +110,35 @@ def slow_fisher(model, batches):
     with pytest.MonkeyPatch.context() as patch:
         for name in call.functions:
             patch.setattr(module, name, kept(getattr(module, name)))
+        for mixer in modules:
+            o_proj = mixer.get_submodule(kind.o_proj.removesuffix(".weight"))
+            o_proj.register_forward_pre_hook(lambda _, args: received[-1].append(args[0]))
         for ids in (row for batch in batches for row in batch):
             received.clear()
             logits = model(ids[None], use_cache=False).logits[0]
-            F.cross_entropy(logits[:-1], ids[1:], reduction="sum").backward()
-            for layer, sides in enumerate(received):
-                for side, x in zip("qk", sides, strict=True):
-                    effects = (x * x.grad).detach().double().unflatten(2, (shape.heads, -1)).sum(3)
-                    total[side][layer] += effects.square().sum((0, 1))
-    model.zero_grad()
-    return {side: torch.stack(layers) / TOKENS for side, layers in total.items()}
+            loss = F.cross_entropy(logits[:-1], ids[1:], reduction="sum")
+            for layer, tensors in enumerate(received):
+                for side, x in zip("qkv", tensors, strict=True):
+                    (slope,) = torch.autograd.grad(loss, x, retain_graph=True)
+                    pair = (part.detach()[0].double().flatten(1) for part in (x, x * slope))
+                    found.setdefault((side, layer), []).append([*pair])
+    return {key: map(torch.cat, zip(*pairs, strict=True)) for key, pairs in found.items()}
 
 
 @pytest.mark.parametrize("name", [*NAMES, *HYBRIDS])
 def test_fisher_is_the_squared_effect_of_each_token(folders, name):
+    """And values are what enters the output projection."""
     model = load(folders / name)
-    found = calibrate(model, batches()).tensors
-    for side, expected in slow_fisher(model, batches()).items():
-        close(found[f"fisher.{side}"], expected)
+    shape = mixers(model)[1]
+    found = calibrate(model, batches(), sample_rows=ROWS, seed=SEED, values=True).tensors
+    for (side, layer), (x, effects) in slow_effects(model, batches()).items():
+        if side == "v":
+            x, effects = (part.unflatten(1, shape.size("value")) for part in (x, effects))
+            for rows, X in (("gram", x), ("sample", x[sampled_positions(TOKENS, ROWS, SEED)])):
+                close(found[f"{rows}.v.raw"][layer], torch.einsum("thi,thj->hij", X, X))
+        else:  # the effects of value heads that have the same keys are summed
+            effects = effects.unflatten(1, (shape.heads, -1, shape.width)).sum(2)
+        close(found[f"fisher.{side}"][layer], effects.square().mean(0))
 
 
 @pytest.mark.parametrize(
@@ -138,12 +146,12 @@ def test_fisher_is_the_squared_effect_of_each_token(folders, name):
     [*((name, None) for name in SMALL), ("gated", torch.bfloat16), ("qwen3_5", torch.bfloat16)],
 )
 def test_layer_by_layer_is_the_same(folders, name, dtype):
-    given = {"sample_rows": ROWS, "seed": SEED}
+    given = {"sample_rows": ROWS, "seed": SEED, "values": True}
     expected = calibrate(load(folders / name, dtype=dtype), batches(), **given)
     found = calibrate_layerwise(Checkpoint(folders / name), batches(), dtype=dtype, **given)
     assert {*expected.tensors} - {*found.tensors} == {
-        f"{name}.{side}" for name in ("saliency", "fisher") for side in "kq"
-    }
+        "saliency.k", "saliency.q", "fisher.k", "fisher.q", "fisher.v"
+    }  # fmt: skip
     for key, tensor in found.tensors.items():
         assert torch.equal(expected.tensors[key], tensor), key
     assert found.manifest == {k: v for k, v in expected.manifest.items() if k != "loss"}

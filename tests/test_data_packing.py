@@ -110,9 +110,7 @@ def test_slices_share_no_document(tmp_path, boundary):
         first = part[0].tolist()
         document = [0] + [first[1]] * 10 if boundary == "bos" else [first[0]] * 10 + [1]
         assert first[:11] == document
-    with pytest.raises(
-        InputError, match="no slice 'recovery'; known: calibration, held_out, train"
-    ):
+    with pytest.raises(InputError, match="no slice 'recovery'; known: calibration, held_out, tr"):
         PackedTokens(tmp_path / "a", slice_name="recovery")
 
 
@@ -193,16 +191,16 @@ def test_batches_go_on_from_where_they_stopped(packed):
     assert one != two
 
 
-def files_of_words(folder, counts):
-    """Files of so many documents from a first word on: each says its own word, ten times."""
-    for name, (first, count) in counts.items():
-        lines = (json.dumps({"text": " ".join([f"w{first + i}"] * 10)}) for i in range(count))
-        (folder / name).write_text("\n".join(lines) + "\n")
-    return [folder / name for name in counts]
+def two_files(folder, *counts):
+    """Of so many documents: each says its own word, ten times, from w1000 on or from w2000."""
+    for number, count in enumerate(counts, 1):
+        lines = (json.dumps({"text": f"w{1000 * number + i} " * 10}) for i in range(count))
+        (folder / f"{number}.jsonl").write_text("\n".join(lines) + "\n")
+    return [folder / "1.jsonl", folder / "2.jsonl"]
 
 
 def test_every_slice_takes_from_all_files_in_proportion(tmp_path):
-    paths = files_of_words(tmp_path, {"a.jsonl": (1000, 300), "b.jsonl": (2000, 100)})
+    paths = two_files(tmp_path, 300, 100)
     sizes = {"held_out": 8, "calibration": 40, "train": 200}
     options = {**OPTIONS, "sequence_length": 11}
     pack(read(*paths), words(3000), tmp_path / "out", sequences=sizes, **options)
@@ -216,7 +214,7 @@ def test_every_slice_takes_from_all_files_in_proportion(tmp_path):
 
 
 def test_a_file_that_ends_early_is_made_up_for_by_the_others(tmp_path):
-    paths = files_of_words(tmp_path, {"a.jsonl": (1000, 30), "b.jsonl": (2000, 30)})
+    paths = two_files(tmp_path, 30, 30)
     paths[0].write_text(paths[0].read_text() + "\n" * paths[0].stat().st_size)  # no text in it
     options = {**OPTIONS, "sequence_length": 11}
     pack(read(*paths), words(3000), tmp_path / "out", sequences={"x": 60}, **options)

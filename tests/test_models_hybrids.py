@@ -6,14 +6,21 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
-from pydantic import TypeAdapter
 from safetensors.torch import load_file
-from small_models import EXPERTS, HYBRIDS, LINEAR, SMALL, VISION, logits, rewritten, some
+from small_models import (
+    EXPERTS,
+    HYBRIDS,
+    LINEAR,
+    SMALL,
+    VISION,
+    logits,
+    rewritten,
+    save_stock,
+    some,
+)
 
-from reproduction.config.models import Model, shape_of
-from reproduction.plan import parameters_at
 from statecut.errors import InputError
-from statecut.models import create, load, save
+from statecut.models import load, save
 from statecut.models.architectures import REFUSED, architecture
 from statecut.models.capture import capture_rule_inputs, mixers
 from statecut.models.checkpoint import Checkpoint, check_parameters
@@ -31,17 +38,11 @@ MULTIMODAL = {
 @pytest.fixture(scope="module")
 def visual(tmp_path_factory):
     """The multimodal ones as the hub has them, with a head that predicts tokens."""
-    from transformers import AutoConfig, AutoModelForImageTextToText
-
     root = tmp_path_factory.mktemp("hybrids")
     for name, config in MULTIMODAL.items():
-        torch.manual_seed(5)
-        whole = AutoConfig.for_model(name, **config)
-        AutoModelForImageTextToText.from_config(whole).save_pretrained(root / f"{name}_text")
+        text = save_stock(root / f"{name}_text", name, config)
         more = {"mtp.fc.weight": torch.randn(4, 4).bfloat16(), "mtp.norm.weight": torch.randn(4)}
-        rewritten(
-            root / f"{name}_text", root / name, lambda tensors, more=more: tensors.update(more)
-        )
+        rewritten(text, root / name, lambda tensors, more=more: tensors.update(more))
         (root / name / "preprocessor_config.json").write_text("{}")
     return root
 
@@ -142,14 +143,17 @@ def test_filters_of_olmo_in_thirds_are_refused_with_what_mends_them(folders, tmp
     slice_model(Checkpoint(tmp_path / "mended"), keys, tmp_path / "cut")
 
 
-def test_layer_types_may_follow_from_an_interval():
+def test_what_a_config_leaves_out_is_as_in_transformers():
     config = {**SMALL["qwen3_5"], "num_hidden_layers": 8}
     del config["layer_types"]
     assert architecture(config).shape(config).layers == (0, 1, 2, 4, 5, 6)
     every_other = {**config, "full_attention_interval": 2}
     assert architecture(config).shape(every_other).layers == (0, 2, 4, 6)
     config = {**config, "model_type": "olmo_hybrid", "num_hidden_layers": 2}
-    assert architecture(config).shape(config).layers == (0,)
+    shape = architecture(config).shape({k: v for k, v in config.items() if "head" not in k} | {
+        "num_attention_heads": 4, "hidden_size": 64})  # fmt: skip
+    assert shape.layers == (0,)
+    assert (shape.heads, shape.width, shape.value_heads, shape.value_width) == (4, 12, 4, 24)
 
 
 @pytest.mark.parametrize("model_type", REFUSED)
@@ -173,24 +177,3 @@ def test_a_config_that_cannot_be_cut_is_refused(tmp_path, change, message):
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(InputError, match=message):
         _ = Checkpoint(tmp_path).shape
-
-
-@pytest.mark.parametrize("tied", [True, False])
-def test_a_section_of_the_configuration_makes_one(tied):
-    section = TypeAdapter(Model).validate_python({
-        "architecture": "qwen3_5_text", "label": "Hybrid", "tokenizer": "t",
-        "source": {"kind": "pretrain", "recipe": "r"}, "vocab_size": 97, "hidden_size": 32,
-        "num_hidden_layers": 5, "num_heads": 2, "head_dim": 16, "expand_v": 0.75, "num_v_heads": 4,
-        "softmax_every": 2, "softmax_heads": 4, "softmax_kv_heads": 2, "softmax_head_dim": 8,
-        "intermediate_size": 48, "tie_word_embeddings": tied,
-    })  # fmt: skip
-    model = create(section.fla_config(), seed=0)
-    assert section.parameters == sum(parameter.numel() for parameter in model.parameters())
-    assert section.mixer_shape == mixers(model)[1]
-    assert section.mixer_shape.layers == (0, 2, 4)
-    assert (section.head_k_dim, section.head_v_dim, section.value_heads) == (16, 12, 4)
-    # Its rule gets queries and keys once for each value head.
-    assert shape_of(section).name == "gated_deltanet-4x16-4x12"
-    narrow = create(section.adapter.resized(section.fla_config(), 4), seed=0)
-    assert parameters_at(section, 0.75) == sum(p.numel() for p in narrow.parameters())
-    assert model(IDS, labels=IDS).loss.isfinite()

@@ -43,6 +43,19 @@ def test_chunked_delta_rule_is_the_recurrence(length, seed, gated, given_state):
         torch.testing.assert_close(fast, slow, rtol=1e-9, atol=1e-9)
 
 
+@given(st.integers(0, 2**31))
+def test_rotating_keys_and_queries_together_changes_no_output(seed):
+    """The paper's proposition on invariance."""
+    torch.manual_seed(seed)
+    q, k = torch.nn.functional.normalize(torch.randn(2, 1, 10, 1, 6, dtype=torch.float64), dim=-1)
+    v, beta = torch.randn(1, 10, 1, 4, dtype=torch.float64), torch.rand(1, 10, 1).double()
+    turn, state = torch.linalg.qr(torch.randn(6, 6).double()).Q, torch.zeros(1, 1, 6, 4).double()
+    o, S = recurrent_delta_rule(q, k, v, beta, -beta, 1.0, state)
+    turned, S_turned = recurrent_delta_rule(q @ turn, k @ turn, v, beta, -beta, 1.0, state)
+    torch.testing.assert_close(turned, o)
+    torch.testing.assert_close(S_turned, turn.mT @ S)
+
+
 @pytest.mark.parametrize("name", FLA)
 def test_logits_and_gradients_are_those_of_the_plain_recurrence(name):
     model = create(SMALL[name], seed=7).train()

@@ -126,24 +126,22 @@ def test_the_plain_rules_of_a_cpu_agree_with_the_recurrence(shape):
     assert verdicts.from_json(json.loads(json.dumps(asdict(found)))) == found
 
 
-def test_training_heeds_the_verdict(tmp_path):
-    shape, file = Shape("delta_net", 16, 32, 16, 128), tmp_path / "x.json"
-
-    def padding(verdict: str, padded_to: int | None, gpu: str | None = None, **how) -> int | None:
-        reason = "" if verdict == "trains" else "dk is 0.3 off"
-        write_json(
-            file, asdict(ShapeVerdict(shape, verdict, padded_to, reason, machine={"gpu": gpu}))
-        )
-        return verdicts.padding(file, **how)
-
-    assert padding("trains", None) is None
-    assert padding("infers only", 64) == 64
-    with pytest.raises(InputError, match=r"16x32-16x128 cannot be trained here: dk is 0\.3 off"):
-        padding("infers only", None)
-    with pytest.raises(InputError, match="cannot be trained here"):
-        padding("infers only", 64, may_pad=False)
-    with pytest.raises(InputError, match="NVIDIA A100 was checked, and this is a CPU"):
-        padding("trains", None, "NVIDIA A100")
+@pytest.mark.parametrize(("verdict", "padded_to", "gpu", "may_pad", "expected"), [
+    ("trains", None, None, True, None),
+    ("infers only", 64, None, True, 64),
+    ("infers only", None, None, True, r"16x32-16x128 cannot be trained here: dk is 0\.3 off"),
+    ("infers only", 64, None, False, "cannot be trained here"),
+    ("trains", None, "NVIDIA A100", True, "NVIDIA A100 was checked, and this is a CPU"),
+])  # fmt: skip
+def test_training_heeds_the_verdict(tmp_path, verdict, padded_to, gpu, may_pad, expected):
+    shape, reason = Shape("delta_net", 16, 32, 16, 128), "dk is 0.3 off"
+    found = ShapeVerdict(shape, verdict, padded_to, reason, machine={"gpu": gpu})
+    write_json(tmp_path / "x.json", asdict(found))
+    if isinstance(expected, str):
+        with pytest.raises(InputError, match=expected):
+            verdicts.padding(tmp_path / "x.json", may_pad=may_pad)
+    else:
+        assert verdicts.padding(tmp_path / "x.json", may_pad=may_pad) == expected
 
 
 def test_the_command_exits_1_if_a_width_has_no_way(monkeypatch, tmp_path, capsys):

@@ -1,6 +1,7 @@
 """Strong RRQR: what a swap gains, where the swaps end, and what happens at the edges."""
 
 import math
+from itertools import product
 
 import numpy as np
 import pytest
@@ -100,6 +101,19 @@ def test_matrix_r_factor_gram_matrix_batch_and_the_slow_one_choose_the_same(draw
     for other in (strong_rrqr(R, keep, f), from_gram, last, slow):
         assert torch.equal(other.kept, found.kept)
         assert other.log_volume.item() == pytest.approx(found.log_volume.item(), abs=1e-9)
+
+
+@some
+@given(matrices())
+def test_a_swap_gains_exactly_the_ratio_of_determinants(drawn):
+    """Where the paper says at least."""
+    matrix, k = drawn
+    gains = all_gains(matrix, torch.arange(matrix.shape[1]), k)
+    before = log_volume(matrix, range(k))
+    for i, j in product(range(k), range(matrix.shape[1] - k)):
+        swapped = [*range(i), k + j, *range(i + 1, k)]
+        rise = log_volume(matrix, swapped) - before
+        assert rise == pytest.approx(gains[i, j].log().item(), abs=1e-6)
 
 
 @pytest.mark.parametrize("n", [20, 60, 128])

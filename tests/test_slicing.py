@@ -1,22 +1,28 @@
 """What slicing writes: padded, in shards, in another process, and what it refuses."""
 
 import json
+import math
 import subprocess
 import sys
 import weakref
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import save_file
 from small_models import SMALL, logits, relative, rewritten, shard, some
 
 from statecut.errors import InputError
 from statecut.models import load, save
+from statecut.models.architectures import ARCHITECTURES
 from statecut.models.capture import mixers
 from statecut.models.checkpoint import Checkpoint
+from statecut.pruning.select import select
 from statecut.pruning.slicing import (
     Pad,
     Rotate,
@@ -26,6 +32,7 @@ from statecut.pruning.slicing import (
     slice_model,
     sliced_sizes,
 )
+from statecut.pruning.statistics import ModelStatistics
 from statecut.recovery.training import scale_eps
 
 IDS = torch.randint(0, 97, (2, 40), generator=torch.Generator().manual_seed(1))
@@ -62,46 +69,46 @@ def test_zero_padding_is_exact_and_stays_so_in_training(folders, tmp_path, name)
     assert relative(logits(load(tmp_path / "back"), IDS), logits(narrow, IDS)) < 1e-3
 
 
+def test_rotations_of_filters_are_squared():
+    T, W = torch.linalg.qr(torch.randn(1, 2, 5, 5)).Q[..., :3, :], torch.randn(2, 5, 4)
+    rows, filters = (Rotate(T)(0, role, W) for role in ("projection", "filter"))
+    torch.testing.assert_close(rows, T[0] @ W)
+    torch.testing.assert_close(filters, T[0] ** 2 @ W)
+
+
 LOGITS = """
-import sys, torch
+import sys, torch, fla.models
+from transformers import AutoModelForCausalLM
+ids, out, *folders = sys.argv[1:]
+for folder in folders:
+    if "shared" not in folder:  # whose class is statecut's
+        _, report = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+        assert not any(report.values()), report
 from statecut.models import load
 torch.set_num_threads(1)
-ids = torch.load(sys.argv[1])
-torch.save({folder: load(folder)(ids).logits.detach() for folder in sys.argv[3:]}, sys.argv[2])
+torch.save({folder: load(folder)(torch.load(ids)).logits.detach() for folder in folders}, out)
 """
 
 
-def test_models_give_the_same_logits_in_a_new_process(folders, tmp_path):
-    """Whole, cut and rotated."""
-    made = []
+def test_models_load_plainly_and_give_the_same_logits_in_a_new_process(folders, tmp_path):
+    """Whole, cut and rotated; nothing may be missing, left over, or of another shape."""
+    made = [folders / name for name in SMALL]
     for name in SMALL:
         checkpoint = Checkpoint(folders / name)
-        layers, heads, full = len(checkpoint.shape.layers), *checkpoint.shape.size("key")
-        rotation = torch.linalg.qr(torch.rand(layers, heads, full, full)).Q[..., :5, :]
-        for change in (some(checkpoint.shape, 5, "key"), Rotate(rotation)):
-            made.append(tmp_path / f"{name}-{type(change).__name__}")
-            slice_model(checkpoint, change, made[-1], dtype=None)
+        shape, layers = checkpoint.shape, len(checkpoint.shape.layers)
+        rotation = torch.linalg.qr(torch.rand(layers, shape.heads, shape.width, shape.width)).Q
+        for keys in (some(shape, 3, "key"), Rotate(rotation[..., :3, :])):
+            made.append(tmp_path / f"{name}-{type(keys).__name__}")
+            slice_model(checkpoint, keys, made[-1], values=some(shape, 5), dtype=None)
+            widths = {(m.head_k_dim, m.head_v_dim) for m in mixers(load(made[-1]))[2]}
+            assert widths == {(3, 5)}
     torch.set_num_threads(1)
     torch.save(IDS, tmp_path / "ids.pt")
-    arguments = [tmp_path / "ids.pt", tmp_path / "logits.pt", *made, *(folders / n for n in SMALL)]
+    arguments = [tmp_path / "ids.pt", tmp_path / "logits.pt", *made]
     subprocess.run([sys.executable, "-c", LOGITS, *map(str, arguments)], check=True)
     for folder, values in torch.load(tmp_path / "logits.pt").items():
         # Some kernels round the last bit otherwise once other tests ran in this process.
         assert relative(logits(load(folder), IDS), values) < 1e-6, folder
-
-
-def test_a_pruned_model_loads_with_plain_transformers(folders, tmp_path):
-    """After `import fla.models` alone, in another process; on a CPU it can be loaded, not run."""
-    checkpoint = Checkpoint(folders / "gated")
-    slice_model(checkpoint, some(checkpoint.shape, 7, "key"), tmp_path / "out")
-    code = (
-        "import sys, fla.models; from transformers import AutoModelForCausalLM as A;"
-        "m, i = A.from_pretrained(sys.argv[1], output_loading_info=True);"
-        "assert not any(i.values()), i; a = m.model.layers[0].attn;"
-        "print(a.head_k_dim, a.head_v_dim, m.dtype)"
-    )
-    command = [sys.executable, "-W", "ignore", "-c", code, str(tmp_path / "out")]
-    assert subprocess.check_output(command, text=True) == "7 24 torch.bfloat16\n"
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -148,29 +155,32 @@ def test_one_shard_at_a_time_is_in_memory(folders, tmp_path, monkeypatch):
     assert {name for name, _ in written} == set(checkpoint.files)
 
 
-def float8(tensors):
-    name = "model.layers.1.attn.k_proj.weight"
-    tensors[name] = tensors[name].to(torch.float8_e4m3fn)
+K_PROJ, NORM = "model.layers.1.attn.k_proj.weight", "model.layers.1.attn.o_norm."
 
 
-def narrower(tensors):
-    name = "model.layers.1.attn.k_proj.weight"
-    tensors[name] = tensors[name][:30].clone()
-
-
-@pytest.mark.parametrize(("change", "config", "message"), [
-    (None, {"head_dim": 8, "expand_v": 3.0}, "32 key channels, but the config says 2 heads of 8"),
-    (None, {"expand_v": 1.0}, "v_proj.weight has 48 value channels, but the config says 2 heads"),
-    (None, {"num_hidden_layers": 3}, "its config says 3 layers, and its files hold 2"),
-    (None, {"vocab_size": 5}, r"embeddings.weight is .* config says \[5, .*\]"),
-    (None, {"head_dim": "16"}, "head_dim = '16': must be a whole number"),
-    (float8, {}, "k_proj.weight is torch.float8_e4m3fn: quantised"),
-    (narrower, {}, "layers differ in width, which cannot be sliced"),
+@pytest.mark.parametrize(("change", "message"), [
+    ({"head_dim": 8, "expand_v": 3.0}, "32 key channels, but the config says 2 heads of 8"),
+    ({"expand_v": 1.0}, "v_proj.weight has 48 value channels, but the config says 2 heads"),
+    ({"num_hidden_layers": 3}, "its config says 3 layers, and its files hold 2"),
+    ({"vocab_size": 5}, r"embeddings.weight is .* config says \[5, .*\]"),
+    (lambda t: t.update({K_PROJ: t[K_PROJ].to(torch.float8_e4m3fn)}), "float8_e4m3fn: quantised"),
+    (lambda t: t.update({K_PROJ: t[K_PROJ][:30].clone()}), "layers differ in width, which cannot"),
+    (lambda t: t.update({f"{NORM}bias": torch.zeros(24)}), "the norm of the outputs has no bias"),
+    (lambda t: t.update({f"{NORM}weight": torch.zeros(48)}), r"weight is \[48\], and its con"),
+    (lambda t: t.pop(f"{NORM}weight"), "no .*o_norm.weight, so its channels"),
 ])  # fmt: skip
-def test_what_cannot_be_sliced_is_refused(folders, tmp_path, change, config, message):
-    folder = rewritten(folders / "gated", tmp_path / "model", change or (lambda _: None), **config)
-    with pytest.raises(InputError, match=message):
-        check_sliceable(Checkpoint(folder))
+def test_what_cannot_be_sliced_is_refused(folders, tmp_path, change, message):
+    change = change if isinstance(change, dict) else {"change": change}
+    checkpoint = Checkpoint(rewritten(folders / "gated", tmp_path / "model", **change))
+    if "norm" in message:
+        check_sliceable(checkpoint)  # by keys it can be
+    for refused in (
+        lambda: slice_model(checkpoint, None, tmp_path / "out", values=some(checkpoint.shape, 5)),
+        lambda: select("l1", ModelStatistics(checkpoint), [5], channels="value"),
+    ):
+        with pytest.raises(InputError, match=message):
+            refused()
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_failed_write_leaves_the_old_folder(folders, tmp_path, monkeypatch):
@@ -196,3 +206,41 @@ def test_a_failed_write_leaves_the_old_folder(folders, tmp_path, monkeypatch):
     assert Checkpoint(out).digest() == before
     assert Checkpoint(made).shape.width == 20
     assert [path.name for path in made.parent.iterdir()] == ["out"]
+
+
+@pytest.mark.parametrize("name", ["gated_deltanet", "kda"])
+def test_fla_reads_every_pair_of_widths_from_the_config(name):
+    """It takes int(head_dim * expand_v), and wants the product near a whole number."""
+    kind = ARCHITECTURES[name]
+    config = {"model_type": name, "num_heads": 2, "head_dim": 256, "hidden_size": 8,
+              "num_hidden_layers": 1, "expand_v": 1.0}  # fmt: skip
+    for width, value_width in product(range(1, 257), repeat=2):
+        resized = json.loads(json.dumps(kind.resized(config, width, value_width)))
+        exact = resized["head_dim"] * resized["expand_v"]
+        assert int(exact) == value_width
+        assert math.isclose(exact, value_width)
+        shape = kind.shape(resized)
+        assert (shape.width, shape.value_width) == (width, value_width)
+
+
+@settings(deadline=None, max_examples=300)
+@given(
+    heads=st.integers(1, 32),
+    width=st.integers(1, 256),
+    value_width=st.integers(1, 512),
+    hidden=st.integers(8, 8192),
+)
+@example(heads=8, width=61, value_width=256, hidden=1792)
+def test_delta_net_widths_are_both_read_back(heads, width, value_width, hidden):
+    """fla 0.6 rounds hidden_size * expand_v, older ones truncate it."""
+    kind = ARCHITECTURES["delta_net"]
+    config = {"model_type": "delta_net", "num_heads": heads, "hidden_size": hidden,
+              "num_hidden_layers": 1}  # fmt: skip
+    resized = json.loads(json.dumps(kind.resized(config, width, value_width)))
+    for key, size in (("expand_k", width), ("expand_v", value_width)):
+        product = hidden * resized[key]
+        assert math.isclose(product, round(product))
+        assert int(product) == round(product) == heads * size
+    shape = kind.shape(resized)
+    assert (shape.width, shape.value_width) == (width, value_width)
+    assert kind.shape(kind.resized(resized, 1)).value_width == value_width
