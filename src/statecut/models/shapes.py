@@ -10,8 +10,6 @@ WIDEST = 256
 """Key channels per head: the kernels take no wider keys."""
 Channels = Literal["key", "value"]
 """Whose channels: those of keys are those of queries too."""
-WIDEST = 256
-"""The kernels take no wider keys."""
 
 
 @dataclass(frozen=True, order=True)
