@@ -9,7 +9,6 @@ from safetensors.torch import load_file, save_file
 from reproduction.new_tokenizers import train_tokenizer
 from statecut.models import create, save
 from statecut.models.capture import mixers
-from statecut.models.checkpoint import Checkpoint
 from statecut.pruning.slicing import Keep
 
 COMMON = {
@@ -140,24 +139,6 @@ def rewritten(source, target, change=lambda tensors: None, **config):
     save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})
     change_config(target, **config)
     return target
-
-
-def shard(folder, out):
-    """The tensors of a folder in three files: neighbours by name are in different ones."""
-    checkpoint = Checkpoint(folder)
-    out.mkdir()
-    files, size = {}, 0
-    for i in range(3):
-        file = f"model-0000{i + 1}-of-00003.safetensors"
-        tensors = {n: checkpoint.tensor(n) for n in sorted(checkpoint.files)[i::3]}
-        save_file(tensors, out / file, metadata={"format": "pt", "part": str(i)})
-        files |= dict.fromkeys(tensors, file)
-        size += sum(tensor.nbytes for tensor in tensors.values())
-    about = {"total_size": size, "total_parameters": size // 4, "note": "kept"}
-    index = {"metadata": about, "weight_map": files}
-    (out / "model.safetensors.index.json").write_text(json.dumps(index))
-    shutil.copyfile(folder / "config.json", out / "config.json")
-    return out
 
 
 WORDS = ("the", "quick", "brown", "fox", "jumps", "over", "lazy", "dogs", "while", "others", "go")

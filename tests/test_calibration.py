@@ -149,9 +149,8 @@ def test_layer_by_layer_is_the_same(folders, name, dtype):
     given = {"sample_rows": ROWS, "seed": SEED, "values": True}
     expected = calibrate(load(folders / name, dtype=dtype), batches(), **given)
     found = calibrate_layerwise(Checkpoint(folders / name), batches(), dtype=dtype, **given)
-    assert {*expected.tensors} - {*found.tensors} == {
-        "saliency.k", "saliency.q", "fisher.k", "fisher.q", "fisher.v"
-    }  # fmt: skip
+    gradients = {"saliency.k", "saliency.q", "fisher.k", "fisher.q", "fisher.v"}
+    assert {*expected.tensors} - {*found.tensors} == gradients
     for key, tensor in found.tensors.items():
         assert torch.equal(expected.tensors[key], tensor), key
     assert found.manifest == {k: v for k, v in expected.manifest.items() if k != "loss"}

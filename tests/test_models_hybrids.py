@@ -149,9 +149,9 @@ def test_what_a_config_leaves_out_is_as_in_transformers():
     assert architecture(config).shape(config).layers == (0, 1, 2, 4, 5, 6)
     every_other = {**config, "full_attention_interval": 2}
     assert architecture(config).shape(every_other).layers == (0, 2, 4, 6)
-    config = {**config, "model_type": "olmo_hybrid", "num_hidden_layers": 2}
-    shape = architecture(config).shape({k: v for k, v in config.items() if "head" not in k} | {
-        "num_attention_heads": 4, "hidden_size": 64})  # fmt: skip
+    sizes = {"num_attention_heads": 4, "hidden_size": 64, "num_hidden_layers": 2}
+    config = {"model_type": "olmo_hybrid", **sizes}
+    shape = architecture(config).shape(config)
     assert shape.layers == (0,)
     assert (shape.heads, shape.width, shape.value_heads, shape.value_width) == (4, 12, 4, 24)
 

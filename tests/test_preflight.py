@@ -126,13 +126,16 @@ def test_the_plain_rules_of_a_cpu_agree_with_the_recurrence(shape):
     assert verdicts.from_json(json.loads(json.dumps(asdict(found)))) == found
 
 
-@pytest.mark.parametrize(("verdict", "padded_to", "gpu", "may_pad", "expected"), [
-    ("trains", None, None, True, None),
-    ("infers only", 64, None, True, 64),
-    ("infers only", None, None, True, r"16x32-16x128 cannot be trained here: dk is 0\.3 off"),
-    ("infers only", 64, None, False, "cannot be trained here"),
-    ("trains", None, "NVIDIA A100", True, "NVIDIA A100 was checked, and this is a CPU"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("verdict", "padded_to", "gpu", "may_pad", "expected"),
+    [
+        ("trains", None, None, True, None),
+        ("infers only", 64, None, True, 64),
+        ("infers only", None, None, True, r"16x32-16x128 cannot be trained here: dk is 0\.3 off"),
+        ("infers only", 64, None, False, "cannot be trained here"),
+        ("trains", None, "NVIDIA A100", True, "NVIDIA A100 was checked, and this is a CPU"),
+    ],
+)
 def test_training_heeds_the_verdict(tmp_path, verdict, padded_to, gpu, may_pad, expected):
     shape, reason = Shape("delta_net", 16, 32, 16, 128), "dk is 0.3 off"
     found = ShapeVerdict(shape, verdict, padded_to, reason, machine={"gpu": gpu})

@@ -194,10 +194,13 @@ def test_text_and_teachers_that_cannot_be_are_refused(tmp_path):
         fit(student, teacher)
 
 
-@pytest.mark.parametrize(("which", "tensor", "message"), [
-    ("student", "v_proj.weight", r"layer 1: NaN or infinity in what enters attn.o_proj of "),
-    ("teacher", "o_proj.weight", r"layer 1: NaN or infinity in the residual stream of "),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("which", "tensor", "message"),
+    [
+        ("student", "v_proj.weight", r"layer 1: NaN or infinity in what enters attn.o_proj of "),
+        ("teacher", "o_proj.weight", r"layer 1: NaN or infinity in the residual stream of "),
+    ],
+)
 def test_an_activation_that_is_no_number_names_layer_and_model(which, tensor, message, tmp_path):
     folders = models("delta_net", tmp_path)
     broken = load(tmp_path / which)

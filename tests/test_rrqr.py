@@ -2,6 +2,7 @@
 
 import math
 from itertools import product
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from slow_rrqr import strong_rrqr_slow
 
 from statecut.errors import InputError
 from statecut.pruning import rrqr
+from statecut.pruning.methods import METHODS
 from statecut.pruning.rrqr import (
     PivotedFactor,
     StrongRRQR,
@@ -131,9 +133,13 @@ def test_kahans_matrix_defeats_column_pivoting_and_one_swap_repairs_it(n):
     if n == 128:
         assert pivoting.largest_gain > 2e13
     else:
-        from_gram = strong_swaps(pivoted_cholesky(matrix.T @ matrix), n - 1)
-        assert from_gram.swaps == 1
-        assert torch.equal(from_gram.kept, strong.kept)
+        gram = torch.from_numpy(matrix.T @ matrix)
+        model = SimpleNamespace(sum_over=lambda *_: gram)
+        given = {"rows": "all", "activations": "raw"}
+        (start,) = METHODS["qrcp"].choose(model, "kq", [n - 1], **given)
+        (found,) = METHODS["drrqr"].choose(model, "kq", [n - 1], **given, f=1.5)
+        assert (start["swaps"], found["swaps"]) == (0, 1)
+        assert torch.equal(found["kept"], strong.kept)
 
 
 def test_more_heads_than_are_taken_at_once(monkeypatch):

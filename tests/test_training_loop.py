@@ -110,11 +110,14 @@ def test_bad_steps_in_a_row_end_the_run_and_leave_good_weights(tmp_path, data):
         run(tmp_path, data, [math.nan])
 
 
-@pytest.mark.parametrize(("changes", "message"), [
-    ({"steps": 25}, "text/training: 25 steps need 50 sequences, there are 48"),
-    ({"steps": 49, "epochs": 2}, "need 98 sequences, there are 96 in 2 epochs"),
-    ({"steps": 13, "world_size": 2}, "13 steps need 52 sequences"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"steps": 25}, "text/training: 25 steps need 50 sequences, there are 48"),
+        ({"steps": 49, "epochs": 2}, "need 98 sequences, there are 96 in 2 epochs"),
+        ({"steps": 13, "world_size": 2}, "13 steps need 52 sequences"),
+    ],
+)
 def test_too_little_text_is_refused(tmp_path, data, changes, message):
     with pytest.raises(InputError, match=message):
         trained(tmp_path, data, recipe(**changes))

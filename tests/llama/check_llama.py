@@ -90,10 +90,16 @@ def assert_same_logits(folder, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", TEXT_CONFIGS)
-@pytest.mark.parametrize(("width", "d_k", "d_v"), [
-    *((width, width, width) for width in WIDTHS), (16, 32, 16), (20, 32, 20), (16, 32, 32),
-    (20, 32, 32),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("width", "d_k", "d_v"),
+    [
+        *((width, width, width) for width in WIDTHS),
+        (16, 32, 16),
+        (20, 32, 20),
+        (16, 32, 32),
+        (20, 32, 32),
+    ],
+)
 def test_squares_and_cuts_to_squares_have_the_logits_of_transformers(
     kind, width, d_k, d_v, tmp_path, monkeypatch
 ):
