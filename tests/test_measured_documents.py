@@ -99,10 +99,6 @@ def test_what_a_cut_costs():
     assert len(cells) == 36
     for model, cut, method, *numbers in cells:
         assert {n.strip("*") for n in numbers if n} <= known[model, cut, method]
-
-
-def test_what_a_cut_costs_a_hybrid():
-    known = perplexities()
     heading = "Perplexity: how much can go when softmax layers remember the rest?"
     cells = tables(heading, "hybrids.md")
     repaired, (head, *sliced) = cells[:6], cells[6:]

@@ -20,7 +20,7 @@ from statecut.errors import InputError
 from statecut.models import load, save
 from statecut.models.architectures import ARCHITECTURES
 from statecut.models.capture import mixers
-from statecut.models.checkpoint import Checkpoint
+from statecut.models.checkpoint import Checkpoint, open_safetensors
 from statecut.pruning.select import select
 from statecut.pruning.slicing import (
     Pad,
@@ -131,6 +131,9 @@ def test_shards_are_sliced_as_one_file_is_and_stay_shards(folders, tmp_path, nam
         numbers = sum(tensor.numel() for tensor in tensors.values())
         assert sliced_sizes(one, cut, dtype) == (numbers, size)
         assert index["metadata"] == {"total_size": size, "total_parameters": numbers}
+        for file in found.shards():
+            with open_safetensors(found.folder / file) as opened:
+                assert opened.metadata() == {"format": "pt"}
 
 
 def test_one_shard_at_a_time_is_in_memory(folders, tmp_path, monkeypatch):
