@@ -7,8 +7,10 @@ from hypothesis import settings
 # The same examples in every run, and no limit of time for one: other work may slow the machine.
 settings.load_profile("ci")
 
-# The modules that tests share stand beside them.
-sys.path.insert(0, str(Path(__file__).parent))
+# The modules that tests share stand beside them; benchmarks are scripts.
+TESTS = Path(__file__).parent
+sys.path[:0] = [str(TESTS)]
+sys.path += [str(TESTS.parent / "benchmarks")]
 
 
 @pytest.fixture
@@ -31,11 +33,11 @@ def hub(tmp_path, monkeypatch):
 @pytest.fixture(scope="session")
 def folders(tmp_path_factory):
     """Each small model, saved; tests change copies alone."""
-    from small_models import MORE, small_model
+    from small_models import SMALL, small_model
 
     from statecut.models import save
 
     root = tmp_path_factory.mktemp("models")
-    for name, config in MORE.items():
+    for name, config in SMALL.items():
         save(small_model(config), root / name)
     return root

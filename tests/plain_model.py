@@ -37,7 +37,8 @@ def queries_and_keys(config, w, x):
 
 
 def projected(w, x, n):
-    return convolved(x @ w[f"attn.{n}_proj.weight"].T, w[f"attn.{n}_conv1d.weight"])
+    filters, bias = w[f"attn.{n}_conv1d.weight"], w.get(f"attn.{n}_conv1d.bias", 0)
+    return convolved(x @ w[f"attn.{n}_proj.weight"].T, filters, bias)
 
 
 def mixer(config, w, x):
@@ -72,13 +73,14 @@ def mixer(config, w, x):
         gate = x @ w["attn.g_proj.0.weight"].T @ w["attn.g_proj.1.weight"].T
         o = o * (gate + w["attn.g_proj.1.bias"]).sigmoid().view_as(o)
     elif config.use_gate:
-        o = o * F.silu(x @ w["attn.g_proj.weight"].T).view_as(o)
+        sigmoid = getattr(config, "output_gate_activation", "") == "sigmoid"
+        o = o * (torch.sigmoid if sigmoid else F.silu)(x @ w["attn.g_proj.weight"].T).view_as(o)
     return o.reshape(T, -1) @ w["attn.o_proj.weight"].T
 
 
-def convolved(x, filters):
+def convolved(x, filters, bias):
     """x: (T, channels); filters: (channels, 1, W), or fewer that neighbouring channels share."""
     filters = filters[:, 0].repeat_interleave(x.shape[1] // len(filters), 0)
     W = filters.shape[1]
     padded = torch.cat([x.new_zeros(W - 1, x.shape[1]), x])
-    return F.silu(sum(padded[i : i + len(x)] * filters[:, i] for i in range(W)))
+    return F.silu(sum(padded[i : i + len(x)] * filters[:, i] for i in range(W)) + bias)

@@ -9,8 +9,7 @@ from safetensors.torch import load_file, save_file
 from reproduction.new_tokenizers import train_tokenizer
 from statecut.models import create, save
 from statecut.models.capture import mixers
-from statecut.models.checkpoint import Checkpoint
-from statecut.pruning.slicing import Keep, Slicer
+from statecut.pruning.slicing import Keep
 
 COMMON = {
     "hidden_size": 32,
@@ -77,12 +76,9 @@ SMALL = {
     "qwen3_5_moe": {"model_type": "qwen3_5_moe_text", **LINEAR, **EXPERTS},
     "olmo_hybrid": {"model_type": "olmo_hybrid", "num_key_value_heads": 2, "pad_token_id": None,
                     "eos_token_id": None, **LINEAR},
-}  # fmt: skip
-
-
-MORE = SMALL | {
-    "gated_tied": {**SMALL["gated"], "tie_word_embeddings": True, "conv_bias": True,
-                   "output_gate_activation": "sigmoid"},
+    "gated_tied": {"model_type": "gated_deltanet", "head_dim": 16, "expand_v": 1.5,
+                   "tie_word_embeddings": True, "conv_bias": True,
+                   "output_gate_activation": "sigmoid", **COMMON},
 }  # fmt: skip
 HYBRIDS = [name for name in SMALL if "layer_types" in SMALL[name]]
 
@@ -102,19 +98,23 @@ def small_model(config, dtype=torch.float32):
     return model
 
 
+def save_stock(folder, model_type, config, **options):
+    """A new model of transformers, as it saves it itself."""
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+
+    auto = AutoModelForImageTextToText if "text_config" in config else AutoModelForCausalLM
+    torch.manual_seed(4)
+    model = auto.from_config(AutoConfig.for_model(model_type, **config))
+    model.save_pretrained(folder, **options)
+    return folder
+
+
 def some(shape, width, channels="value", seed=0):
     """So many channels of each head, in any order."""
     heads, full = shape.size(channels)
     generator = torch.Generator().manual_seed(seed)
     order = torch.rand(len(shape.layers), heads, full, generator=generator).argsort(-1)
     return Keep(order[..., :width])
-
-
-def change_channels(tensors, kind, shape, keys, values=None):
-    """All tensors of a model by name, those over channels changed."""
-    unpruned = dict(tensors)
-    slicer = Slicer(kind, shape, keys, values, unpruned.__getitem__)
-    return {name: slicer(name, tensor).to(tensor.dtype) for name, tensor in unpruned.items()}
 
 
 def relative(a, b):
@@ -139,24 +139,6 @@ def rewritten(source, target, change=lambda tensors: None, **config):
     save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})
     change_config(target, **config)
     return target
-
-
-def shard(folder, out):
-    """The tensors of a folder in three files: neighbours by name are in different ones."""
-    checkpoint = Checkpoint(folder)
-    out.mkdir()
-    files, size = {}, 0
-    for i in range(3):
-        file = f"model-0000{i + 1}-of-00003.safetensors"
-        tensors = {n: checkpoint.tensor(n) for n in sorted(checkpoint.files)[i::3]}
-        save_file(tensors, out / file, metadata={"format": "pt", "part": str(i)})
-        files |= dict.fromkeys(tensors, file)
-        size += sum(tensor.nbytes for tensor in tensors.values())
-    about = {"total_size": size, "total_parameters": size // 4, "note": "kept"}
-    index = {"metadata": about, "weight_map": files}
-    (out / "model.safetensors.index.json").write_text(json.dumps(index))
-    shutil.copyfile(folder / "config.json", out / "config.json")
-    return out
 
 
 WORDS = ("the", "quick", "brown", "fox", "jumps", "over", "lazy", "dogs", "while", "others", "go")

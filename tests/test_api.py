@@ -35,9 +35,6 @@ def names(root):
     calibration = statecut.calibrate(model, tokens)
     kept = statecut.select(model, calibration, keys=8)
     smaller = statecut.slice(model, kept)
-    assert "\n" not in f"{calibration!r}{kept!r}"
-    assert calibration.gram("k", "all", "raw").shape == (2, 2, 16, 16)
-    assert kept.tensors["kept"].shape == (2, 2, 8)
     return {"statecut": statecut, "torch": torch, "model": model, "tokens": tokens,
             "calibration": calibration, "kept": kept, "smaller": smaller}  # fmt: skip
 
@@ -58,13 +55,11 @@ def test_the_example_of_a_docstring_runs(root, names, name, monkeypatch, tmp_pat
         statecut.save(names["smaller"], "smaller")
     examples = doctest.DocTestParser().get_examples(getattr(statecut, name).__doc__)
     assert examples
-    assert "return" in getattr(statecut, name).__annotations__  # the package is typed
     known = dict(names)
     for example in examples:
-        if "tasks=" in example.source:  # their data are on the hub
-            continue
-        source = example.source.replace(*SMALLER.get(name, ("", "")))
-        exec(compile(source, name, "single"), known)
+        if "tasks=" not in example.source:  # their data are on the hub
+            source = example.source.replace(*SMALLER.get(name, ("", "")))
+            exec(compile(source, name, "single"), known)
 
 
 @pytest.mark.parametrize("values", [None, 6])
@@ -116,20 +111,16 @@ def test_16_bits_are_computed_in_32_on_a_cpu_and_written_as_16(root, tmp_path, n
     assert torch.equal(logits(statecut.load(tmp_path / "out"), ids), logits(smaller, ids))
 
 
-def test_what_a_cut_model_was_cut_from_is_not_replaced_by_it(root, tmp_path):
+def test_what_a_cut_model_was_cut_from_is_not_replaced_by_it(root, names, tmp_path):
     shutil.copytree(root / "model", tmp_path / "model")
     options = {"ratio": 0.5, "method": "l1", "refit": False}
     statecut.prune(tmp_path / "model", tmp_path / "once", **options)
     with pytest.raises(statecut.InputError, match="once was cut from it, and it would be lost"):
         statecut.prune(tmp_path / "once", tmp_path / "model", **options, force=True)
+    with pytest.raises(statecut.InputError, match="this selection was made for the model"):
+        statecut.slice(statecut.load(tmp_path / "once"), names["kept"])
     twice = statecut.prune(tmp_path / "once", tmp_path / "twice", **options)
     assert [*twice.record.last["measured"]["models"]] == ["before", "cut"]
-
-
-def test_a_selection_of_another_model_is_refused(root, names):
-    other = statecut.load(root / "gated_no_gate")
-    with pytest.raises(statecut.InputError, match="this selection was made for the model"):
-        statecut.slice(other, names["kept"])
 
 
 def test_the_record_of_a_second_cut_has_both(root, names, tmp_path):
@@ -144,8 +135,6 @@ def test_the_record_of_a_second_cut_has_both(root, names, tmp_path):
     assert (one["cut"]["keys"], two["cut"]["keys"]) == ([8, 16], [4, 8])
     assert two["cut"]["eps"] == [2e-6, 4e-6]
     kept = names["kept"].tensors["kept"].gather(-1, again.tensors["kept"])
-    written = (torch.tensor(entry["cut"]["kept"]["keys"]) for entry in (one, two))
-    assert torch.gather(next(written), -1, next(written)).equal(kept)
     at_once = statecut.select(model, method="l1", keys=4)
     at_once.tensors["kept"] = kept
     ids = names["tokens"][:2]
@@ -185,9 +174,7 @@ def test_a_model_is_evaluated_on_text_and_on_tasks(root, names, tmp_path, monkey
     for bad, message in (
         ({}, "what to evaluate is missing"),
         ({"tasks": "no_such_task"}, "lm-eval has no no_such_task"),
-        ({"tasks": "own", "include_path": "nowhere"}, "--include-path nowhere: no such folder"),
         ({"text": "nowhere.txt"}, "no such file"),
-        ({"text": root / "corpus.jsonl", "sequences": 0}, "--sequences 0: must be 1 or more"),
     ):
         with pytest.raises(statecut.InputError, match=message):
             statecut.evaluate(root / "model", **bad)

@@ -1,42 +1,37 @@
-"""The scripts in benchmarks/ say what they lack before any work starts."""
+"""The scripts in benchmarks/: they start, and measure what they say, on tiny models."""
 
-import re
+import json
 import runpy
 import sys
 from pathlib import Path
 
+import exact
+import hybrid
+import numpy as np
 import pytest
+import recall
+import roofline
+import state_figure
+import state_precision
 import torch
+from findings import spread, without_seed
+from small_models import SMALL
+from training_runs import packed
+from value_ranks import entropy_rank, not_rebuilt
+
+from reproduction.benchmarking.decoding import Generation, state_size
+from statecut.errors import InputError
+from statecut.models import create, save
+from statecut.models.delta_rule import l2_normalised, recurrent_delta_rule
+from statecut.pruning.selection import Selection
+from statecut.recovery.distillation import IGNORED
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["findings.py", "."], "selections: holds no model's selections"),
-        (["findings.py", "absent"], "absent: no such file or folder"),
-        (["kills.py", "--folder", "."], "--folder .: exists already, give a new folder"),
-        (["rank.py", "--gpu"], "--gpu: torch .* finds no GPU here"),
-        (["roofline.py"], "torch .* finds no GPU here"),
-        (["roofline.py", "--model", "x"], "--model x: paper.yaml has delta_net_370M, "),
-    ],
-)
-def test_what_is_missing_is_said_in_one_line(arguments, message, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(FOLDER)
-    monkeypatch.setattr(sys, "argv", arguments)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(SystemExit) as ended:
-        runpy.run_path(str(FOLDER / arguments[0]), run_name="__main__")
-    assert ended.value.code == 2
-    assert re.search(message, capsys.readouterr().err.splitlines()[-1])
 
 
 @pytest.mark.parametrize("script", sorted(path.name for path in FOLDER.glob("*.py")))
 def test_scripts_start(script, monkeypatch, capsys):
     """All names that they import exist."""
-    monkeypatch.syspath_prepend(FOLDER)
     monkeypatch.setattr(sys, "argv", [script, "--help"])
     namespace = runpy.run_path(str(FOLDER / script))
     if "main" in namespace:
@@ -44,3 +39,228 @@ def test_scripts_start(script, monkeypatch, capsys):
             namespace["main"]()
         assert ended.value.code == 0
         assert "usage:" in capsys.readouterr().out
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch, capsys):
+    """A script's main in an empty folder: what it prints."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(script, *arguments):
+        monkeypatch.setattr(sys, "argv", [script.__name__, *map(str, arguments)])
+        script.main()
+        return capsys.readouterr().out
+
+    return run
+
+
+def rows():
+    return [json.loads(line) for line in Path("rows.jsonl").open()]
+
+
+def a_model_and_its_text(name):
+    save(create(SMALL[name], seed=1), Path("model"))
+    packed(Path("text"), 64, slices={"held_out": (0, 4), "calibration": (4, 64)})
+    return ["--models", "model", "--text", "text", "--out", "rows.jsonl"]
+
+
+def test_exact_ways_differ_by_eps_and_by_the_projection(run, monkeypatch):
+    cells = [*a_model_and_its_text("gated"), "--sequences", 12, "--methods", "l1"]
+    run(exact, *cells, "--splits", "8x12", "--ways", *exact.WAYS)
+    eps = {row["way"]: row["eps"] for row in rows()}
+    assert eps == pytest.approx({"kept": 1e-6, "keys": 2e-6, "exact": 4e-6, "eps": 4e-6})
+    sliced = {row["perplexity"]["sliced"]["held_out"] for row in rows()}
+    assert len(sliced) == len(exact.WAYS)
+    # The output norm is not among the other norms.
+    monkeypatch.setattr(
+        exact, "in_memory", lambda m, _: m.model.norm.eps / m.model.layers[0].attn.o_norm.eps
+    )
+    run(exact, *cells, "--other-norms", "--factors", 8)
+    assert rows()[-1]["perplexity"]["sliced"] == {"held_out": pytest.approx(8)}
+
+
+def test_findings_of_selections():
+    uneven = Selection({"scores": torch.tensor([[[1.0, 6.0, 2.0, 1.0]]])}, {})
+    sampled = Selection({"scores": torch.rand(1, 1, 4)}, {"seed": 0})
+    chosen = {("grad", "kq", 0.5, 0): uneven, ("grad", "k", 0.5, 0): sampled}
+    chosen |= {("grad", "kq", 0.75, 0): uneven, ("rand", "kq", 0.5, 0): sampled}
+    assert [*spread(chosen)] == [["grad", "1", "80", "6.0"]]
+    cut = "recovered/m/drrqr-kq-0.5-1"  # seeds of a cut are one row
+    ends = ["", "-refitted", "-matched", "-matched-refitted"]
+    assert [without_seed(cut + end) for end in ends] == [cut[:-2] + end for end in ends]
+    assert without_seed("models/m-1") == "models/m-1"
+
+
+@pytest.fixture
+def options(tmp_path):
+    arguments = ["--tiny", "--out", str(tmp_path / "rows.jsonl"), "--folder", str(tmp_path)]
+    options = hybrid.parser().parse_args([*arguments, "--each", "0.01"])
+    for option, value in hybrid.TINY.items():
+        setattr(options, option, value)
+    return options
+
+
+def test_a_step_in_place_changes_the_cache_as_generation_does(options):
+    model = hybrid.Bench(options, "cpu").model(16)
+    prompt = hybrid.Prompt(model, 9)
+    generation = hybrid.greedy_generation(model, prompt, batch=3)
+    tokens, _ = generation.run(1)
+    expected = hybrid.changes(generation.state, prompt)
+    step = hybrid.Step(model, prompt, 3)
+    step.run()
+    step.run()  # somewhere else; the check goes back to the prompt
+    step.check(step.run, expected)
+    assert torch.equal(step.last, tokens)
+    torch.testing.assert_close(hybrid.changes(step.cache, prompt), expected)
+    with pytest.raises(hybrid.NotMeasured, match="changes otherwise than by `generate`"):
+        step.check(lambda: None, expected)
+
+
+def test_hybrids_are_measured_in_all_ways(options):
+    bench = hybrid.Bench(options, "cpu")
+    sizes, *speeds = hybrid.decode(bench, hybrid.Job("decode", 16))
+    assert sizes["recurrent_agrees"]
+    assert sizes["measured_bytes"]["recurrent"] == 3 * 4 * 16 * 32 * 4
+    assert [row["way"] for row in speeds] == ["generate", "step"] * 2
+    for part in ("layerwise", "gradients", "refit"):
+        (row,) = hybrid.MEASURES[part](bench, hybrid.Job(part))
+        assert row["tokens_per_s"] == pytest.approx(8 * 64 / row["seconds"], rel=0.1)
+
+
+TINY = {
+    "layers": 1, "hidden": 16, "heads": 2, "head": 8, "keys": 6, "length": 16, "pairs": [2, 4],
+    "steps": 4, "batch": 4, "epochs": 1, "rate": 1e-2, "sequences": 8, "held_out": 4,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("pairs", [1, 3, 12])
+def test_every_key_that_is_asked_for_was_listed_with_its_one_value(pairs):
+    drawn = recall.draw(pairs, 20, 32, 12, np.random.default_rng(0)).astype(np.int64)
+    assert len(np.unique(drawn, axis=0)) > 10
+    for ids, answers in zip(drawn, recall.answers(torch.from_numpy(drawn)), strict=True):
+        keys, values = ids[0::2], ids[1::2]
+        listed = dict(zip(keys[:pairs], values[:pairs], strict=True))
+        assert len(listed) == pairs
+        assert all(listed[key] == value for key, value in zip(keys, values, strict=True))
+        assert max(keys) < 12 <= min(values)
+        counts = np.unique(keys[pairs:], return_counts=True)[1]
+        assert max(counts) - min(counts) <= 1  # asked for equally often
+        assert answers[1::2].tolist() == [IGNORED] * pairs + values[pairs:].tolist()
+        assert (answers[0::2] == IGNORED).all()
+
+
+def test_the_loss_is_of_answers_alone():
+    config = recall.Bench(Path(), {**TINY, "keys": 12}, "cpu", Path()).config("delta_net")
+    ids = torch.from_numpy(recall.draw(3, 20, 32, 12, np.random.default_rng(0)).astype(np.int64))
+    model = create(config, seed=0)
+    logits = model(ids).logits[:, 6:-1:2]
+    expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 7::2].flatten())
+    assert model(ids, labels=ids).loss.item() != pytest.approx(expected.item(), rel=1e-3)
+    assert recall.answers_only(model)(ids, labels=ids).loss.item() == pytest.approx(expected.item())
+
+
+@pytest.mark.parametrize("model", recall.MODELS)
+def test_recall_from_training_to_the_table(model, run):
+    cells = [
+        text
+        for name, value in TINY.items()
+        for text in (f"--{name.replace('_', '-')}", *np.atleast_1d(value))
+    ]
+    cells += ["--folder", "kept", "--out", "rows.jsonl", "--recover", 2, "--models", model,
+              "--methods", "fisher", "rand", "--widths", 4]  # fmt: skip
+    run(recall, *cells)
+    before = rows()
+    assert [row["method"] for row in before] == [None, "fisher", "rand"]
+    assert list(before[1]["accuracy"]) == ["sliced", "refitted", "recovered"]
+    assert before[0]["accuracy"]["unpruned"] == before[0]["accuracy"]["unpruned, float32"]
+    # What was lost is computed again, the same, with the model that is there.
+    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in before[:-1]))
+    assert len(run(recall, *cells).splitlines()) == 1
+    assert [row["accuracy"] for row in rows()] == [row["accuracy"] for row in before]
+    assert "| model | stage | method | eps | 8 | 4 |\n" in run(recall, "--table", "rows.jsonl")
+    with pytest.raises(InputError, match="made with other settings"):
+        run(recall, *cells, "--steps", 5)
+
+
+@pytest.mark.parametrize("name", ["delta_net", "delta_net_tied", "shared_head", "gated"])
+def test_a_step_reads_weights_once_and_moves_the_states_twice(name):
+    model, batch = create(SMALL[name], seed=1).eval(), 3
+    found = roofline.step_bytes(Generation(model, batch, 5))
+    state = state_size(model).value
+    assert found["recurrent_state"] + found["conv_state"] == 2 * batch * state * 2**20
+    sizes = {name: 4 * weight.numel() for name, weight in model.named_parameters()}
+    table = sizes.pop("model.embeddings.weight")
+    sizes.setdefault("lm_head.weight", table)  # read whole for the logits, tied or not
+    assert found["weights"] == sum(sizes.values()) + batch * 4 * SMALL[name]["hidden_size"]
+    assert found["logits"] == 2 * batch * 4 * SMALL[name]["vocab_size"]
+
+
+def test_the_figure_of_bytes_is_drawn_from_the_published_rows(run):
+    rows = FOLDER / "h200"
+    files = ["--precision", rows / "state_precision.jsonl", "--recall", rows / "recall.jsonl"]
+    run(state_figure, *files, "--out", "figure.svg")
+    assert state_figure.WHOLE in Path("figure.svg").read_text()
+
+
+@pytest.mark.parametrize("channelwise", [False, True])
+def test_a_rule_that_holds_its_state_in_a_type_rounds_the_state_alone(channelwise):
+    torch.manual_seed(0)
+    q, k = (l2_normalised(torch.randn(2, 17, 3, 6)) for _ in range(2))
+    v, beta = torch.randn(2, 17, 3, 5), torch.rand(2, 17, 3)
+    g = -torch.rand(2, 17, 3, 6) if channelwise else -torch.rand(2, 17, 3)
+    inputs = q, k, v, beta, g, 6**-0.5, torch.randn(2, 3, 6, 5)
+    exact = recurrent_delta_rule(*inputs)
+    held = {
+        t: state_precision.delta_rule_held_in(t)(*inputs) for t in state_precision.TYPES.values()
+    }
+    torch.testing.assert_close(held[torch.float32], exact)
+    o, state = held[torch.bfloat16]
+    assert torch.equal(state, state.bfloat16().float())
+    assert not torch.equal(o, o.bfloat16().float())
+    errors = [(o - exact[0]).norm() for o, _ in held.values()]
+    assert errors == sorted(errors)
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+@pytest.mark.parametrize("size", [1e-6, 1.0, 1e6])
+def test_in_eight_bits_each_head_has_a_scale_and_nothing_is_rounded_twice(dtype, size):
+    state = size * torch.randn(2, 3, 8, 8) * torch.tensor([1.0, 100.0, 0.0])[:, None, None]
+    held = state_precision.rounded(state, dtype)
+    largest = state.abs().amax((-2, -1), keepdim=True)
+    step = torch.finfo(dtype).eps / 2  # the largest relative error of the largest numbers
+    assert ((held - state).abs() <= step * largest).all()
+    assert torch.equal(state_precision.rounded(held, dtype), held)
+
+
+@pytest.mark.parametrize("small", ["delta_net", "gated_value_heads"])
+def test_states_in_fewer_bits_from_a_model_to_the_table(small, run):
+    arguments = [*a_model_and_its_text(small), "--sequences", 16, "--methods", "drrqr", "--ratios",
+                 0.5, "--states", "float32", "float8_e4m3"]  # fmt: skip
+    run(state_precision, *arguments)
+    own, emulated, coarse, *_ = before = rows()
+    assert emulated["perplexity"] == pytest.approx(own["perplexity"], rel=1e-5)
+    assert coarse["perplexity"] != pytest.approx(own["perplexity"], rel=1e-5)
+    shares = [(row["stage"], row["state"], row["bytes"] / own["bytes"]) for row in before]
+    assert shares == [
+        ("whole", "own kernels", 1), ("whole", "float32", 1), ("whole", "float8_e4m3", 1 / 4),
+        ("sliced", "float32", 1 / 2), ("refitted", "float32", 1 / 2),
+        ("refitted", "float8_e4m3", 1 / 8),
+    ]  # fmt: skip
+    # What was lost is computed again, the same, and nothing else.
+    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in before[:-1]))
+    assert len(run(state_precision, *arguments).splitlines()) == 1
+    assert rows()[-1]["perplexity"] == before[-1]["perplexity"]
+    header, *_, refitted = run(state_precision, "--table", "rows.jsonl").splitlines()
+    assert header == "| model | key channels | own kernels | float32 | float8_e4m3 |"
+    assert refitted.endswith("(12.5%) |")
+
+
+def test_what_kept_channels_cannot_rebuild_is_what_least_squares_leaves():
+    generator = torch.Generator().manual_seed(0)
+    mix = torch.randn(12, 12, generator=generator, dtype=torch.float64)
+    rows = torch.randn(200, 12, generator=generator, dtype=torch.float64) @ mix
+    kept = torch.randperm(12, generator=generator)[:5]
+    fitted = rows[:, kept] @ torch.linalg.lstsq(rows[:, kept], rows).solution
+    expected = ((rows - fitted) ** 2).sum() / (rows**2).sum()
+    assert not_rebuilt(rows.T @ rows, kept) == pytest.approx(expected.item(), rel=1e-8)
+    assert entropy_rank(torch.eye(6, dtype=torch.float64)[None]) == pytest.approx(6)

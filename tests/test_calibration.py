@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from plain_model import plain_logits
-from small_models import HYBRIDS, SMALL, rewritten
+from small_models import HYBRIDS, SMALL
 
 from statecut.errors import InputError
 from statecut.models import create, load, save
@@ -25,15 +25,13 @@ NAMES = ["delta_net", "shared_head", "gated", "gated_value_heads", "kda_value_he
 ROWS, SEED = 50, 11
 
 
+SHAPES = ((3, 70), (2, 40), (1, 90))  # one too short for the chunked kernels
+TOKENS = 3 * 70 + 2 * 40 + 90
+
+
 def batches():
     generator = torch.Generator().manual_seed(5)
-    # Batches of several sizes and lengths, one of them too short for the chunked kernels.
-    return [
-        torch.randint(0, 97, shape, generator=generator) for shape in ((3, 70), (2, 40), (1, 90))
-    ]
-
-
-TOKENS = 3 * 70 + 2 * 40 + 90
+    return [torch.randint(0, 97, shape, generator=generator) for shape in SHAPES]
 
 
 @pytest.fixture(scope="module", params=NAMES)
@@ -77,8 +75,8 @@ def close(a, b):
     torch.testing.assert_close(a.double(), b.double(), rtol=1e-4, atol=1e-5 * b.abs().max().item())
 
 
-def test_grams_are_those_of_all_rows(both):
-    _, found, (rows, _) = both
+def test_statistics_are_those_of_all_rows(both):
+    _, found, (rows, salient) = both
     some = sampled_positions(TOKENS, ROWS, SEED)
     for side in ("k", "q"):
         for layer in range(2):
@@ -88,30 +86,23 @@ def test_grams_are_those_of_all_rows(both):
                 close(found.gram(side, "all", activations)[layer], M.mT @ M)
                 sample = M[:, some]
                 close(found.gram(side, "sample", activations)[layer], sample.mT @ sample)
-
-
-def test_input_norms_and_saliency_are_those_of_all_rows(both):
-    _, found, (rows, salient) = both
     for layer in range(2):
         close(found.tensors["input_norm"][layer], rows["x", layer].norm(dim=0))
     for (side, layer), expected in salient.items():
         close(found.tensors[f"saliency.{side}"][layer].flatten(), expected)
 
 
-def slow_fisher(model, batches):
-    """Sequence by sequence, the gradient of the summed loss kept on what the rule receives; where
-    that is the same for several value heads, their effects are summed."""
-    kind, shape, modules = mixers(model)
+def slow_effects(model, batches):
+    """Sequence by sequence: q and k as the rule receives them and v as the output projection does,
+    and their products with the gradient of the summed loss."""
+    kind, _, modules = mixers(model)
     module, call = importlib.import_module(kind.call.module), kind.call
-    total = {side: [0.0] * len(modules) for side in "qk"}
-    received = []
+    received, found = [], {}
 
     def kept(original):
         def rule(*args, **more):
             given = {**dict(zip(call.by_position, args, strict=False)), **more}
             received.append([given["q"], given["k"]])
-            for x in received[-1]:
-                x.retain_grad()
             return original(*args, **more)
 
         return rule
@@ -119,32 +110,35 @@ def slow_fisher(model, batches):
     with pytest.MonkeyPatch.context() as patch:
         for name in call.functions:
             patch.setattr(module, name, kept(getattr(module, name)))
+        for mixer in modules:
+            o_proj = mixer.get_submodule(kind.o_proj.removesuffix(".weight"))
+            o_proj.register_forward_pre_hook(lambda _, args: received[-1].append(args[0]))
         for ids in (row for batch in batches for row in batch):
             received.clear()
             logits = model(ids[None], use_cache=False).logits[0]
-            F.cross_entropy(logits[:-1], ids[1:], reduction="sum").backward()
-            for layer, sides in enumerate(received):
-                for side, x in zip("qk", sides, strict=True):
-                    effects = (x * x.grad).detach().double().unflatten(2, (shape.heads, -1)).sum(3)
-                    total[side][layer] += effects.square().sum((0, 1))
-    model.zero_grad()
-    return {side: torch.stack(layers) / TOKENS for side, layers in total.items()}
+            loss = F.cross_entropy(logits[:-1], ids[1:], reduction="sum")
+            for layer, tensors in enumerate(received):
+                for side, x in zip("qkv", tensors, strict=True):
+                    (slope,) = torch.autograd.grad(loss, x, retain_graph=True)
+                    pair = (part.detach()[0].double().flatten(1) for part in (x, x * slope))
+                    found.setdefault((side, layer), []).append([*pair])
+    return {key: map(torch.cat, zip(*pairs, strict=True)) for key, pairs in found.items()}
 
 
 @pytest.mark.parametrize("name", [*NAMES, *HYBRIDS])
 def test_fisher_is_the_squared_effect_of_each_token(folders, name):
+    """And values are what enters the output projection."""
     model = load(folders / name)
-    found = calibrate(model, batches()).tensors
-    for side, expected in slow_fisher(model, batches()).items():
-        close(found[f"fisher.{side}"], expected)
-
-
-def test_fisher_is_the_same_for_any_batch_size():
-    model = create(SMALL["gated_value_heads"], seed=2)
-    ids = torch.cat([batches()[0], batches()[0].flip(1)])
-    one, six = (calibrate(model, ids.split(size)).tensors for size in (1, 6))
-    for side in "qk":
-        close(one[f"fisher.{side}"], six[f"fisher.{side}"])
+    shape = mixers(model)[1]
+    found = calibrate(model, batches(), sample_rows=ROWS, seed=SEED, values=True).tensors
+    for (side, layer), (x, effects) in slow_effects(model, batches()).items():
+        if side == "v":
+            x, effects = (part.unflatten(1, shape.size("value")) for part in (x, effects))
+            for rows, X in (("gram", x), ("sample", x[sampled_positions(TOKENS, ROWS, SEED)])):
+                close(found[f"{rows}.v.raw"][layer], torch.einsum("thi,thj->hij", X, X))
+        else:  # the effects of value heads that have the same keys are summed
+            effects = effects.unflatten(1, (shape.heads, -1, shape.width)).sum(2)
+        close(found[f"fisher.{side}"][layer], effects.square().mean(0))
 
 
 @pytest.mark.parametrize(
@@ -152,22 +146,14 @@ def test_fisher_is_the_same_for_any_batch_size():
     [*((name, None) for name in SMALL), ("gated", torch.bfloat16), ("qwen3_5", torch.bfloat16)],
 )
 def test_layer_by_layer_is_the_same(folders, name, dtype):
-    given = {"sample_rows": ROWS, "seed": SEED}
+    given = {"sample_rows": ROWS, "seed": SEED, "values": True}
     expected = calibrate(load(folders / name, dtype=dtype), batches(), **given)
     found = calibrate_layerwise(Checkpoint(folders / name), batches(), dtype=dtype, **given)
-    assert {*expected.tensors} - {*found.tensors} == {
-        f"{name}.{side}" for name in ("saliency", "fisher") for side in "kq"
-    }
+    gradients = {"saliency.k", "saliency.q", "fisher.k", "fisher.q", "fisher.v"}
+    assert {*expected.tensors} - {*found.tensors} == gradients
     for key, tensor in found.tensors.items():
         assert torch.equal(expected.tensors[key], tensor), key
     assert found.manifest == {k: v for k, v in expected.manifest.items() if k != "loss"}
-
-
-def test_layer_by_layer_no_softmax_of_fla_is_run(folders, tmp_path):
-    softmax = {"layers": [1], "num_heads": 2}
-    folder = rewritten(folders / "delta_net", tmp_path / "model", attn=softmax)
-    with pytest.raises(InputError, match="no softmax attention of fl"):
-        calibrate_layerwise(Checkpoint(folder), batches())
 
 
 def test_the_model_is_left_as_it_was_and_the_result_survives_the_disk(both, tmp_path):
@@ -186,20 +172,9 @@ def test_the_model_is_left_as_it_was_and_the_result_survives_the_disk(both, tmp_
         Calibration.load(tmp_path / "c")
 
 
-def test_bf16_weights_keep_a_float32_sum_of_gradients():
-    model = create(SMALL["delta_net"], seed=2)
-    exact = calibrate(model, batches())
-    rough = calibrate(model.bfloat16(), batches())
-    for name in ("saliency.q", "gram.k.raw", "input_norm"):
-        a, b = rough.tensors[name], exact.tensors[name]
-        assert a.dtype == torch.float64
-        assert ((a - b).norm() / b.norm()).item() < 0.05
-
-
 def test_the_sample_is_taken_once_without_repetition():
     positions = sampled_positions(1000, 200, seed=3)
     assert len(np.unique(positions)) == 200
-    assert positions.max() < 1000
     assert (positions == sampled_positions(1000, 200, seed=3)).all()
     assert (positions != sampled_positions(1000, 200, seed=4)).any()
     assert len(sampled_positions(30, 200, seed=3)) == 30

@@ -1,7 +1,6 @@
 """Models on disk: nothing left at its random start, nothing read that could run code."""
 
 import json
-from dataclasses import replace
 
 import pytest
 import torch
@@ -68,15 +67,11 @@ def test_names_of_older_versions_are_understood(folders, tmp_path):
     assert torch.equal(*weights)
 
 
-def test_wrappers_are_taken_off_in_any_order_and_what_one_architecture_never_used():
+def test_wrappers_are_taken_off_in_any_order():
     name = "model.layers.1.attn.q_proj.weight"
-    for wrapper in ("module._orig_mod.", "_orig_mod.base_model.model.module._orig_mod."):
-        assert current_name(wrapper + name, ARCHITECTURES["delta_net"]) == name
     inside = "module.model.layers.1._orig_mod.attn.q_proj.weight"
-    assert current_name(inside, ARCHITECTURES["delta_net"]) == name
-    kind, unused = ARCHITECTURES["gated_deltanet"], "model.layers.3.attn.D"
-    assert current_name(unused, kind) is None
-    assert current_name(unused, replace(kind, unused=())) == unused
+    for wrapped in (inside, f"_orig_mod.base_model.model.module._orig_mod.{name}"):
+        assert current_name(wrapped, ARCHITECTURES["delta_net"]) == name
 
 
 def test_a_model_with_something_that_no_file_holds_is_refused(folder, monkeypatch):
@@ -109,13 +104,6 @@ def test_code_that_comes_with_a_model_is_not_run(folder):
     assert type(load(folder)).__module__.startswith("fla.")
 
 
-def test_widths_that_are_not_whole_are_refused():
-    with pytest.raises(InputError, match=r"= 10\.666.*must be a whole number"):
-        create({**SMALL["delta_net"], "num_heads": 3}, seed=0)
-    with pytest.raises(InputError, match="must be a multiple of num_heads 2"):
-        create({**SMALL["gated"], "num_v_heads": 3}, seed=0)
-
-
 @pytest.fixture
 def sharded(folder):
     """The same model in several files."""
@@ -133,34 +121,29 @@ def test_shards_are_read_as_one(folder, sharded):
         assert (headers[name].shape, headers[name].dtype) == (tensor.shape, tensor.dtype)
 
 
-@pytest.mark.parametrize(("change", "message"), [
-    (lambda files: {**files, "more": files["lm_head.weight"]},
-     r"says that more is in model-.*, and it is not"),
-    (lambda files: {}, "0 of 0 files"),
-    (lambda files: {"lm_head.weight": "../model/model.safetensors"},
-     r"1 of 1 files .* missing \(\.\./model"),
-])  # fmt: skip
-def test_an_index_that_cannot_be_one_is_refused(sharded, change, message):
-    path = sharded / "model.safetensors.index.json"
-    index = json.loads(path.read_text())
-    path.write_text(json.dumps({**index, "weight_map": change(index["weight_map"])}))
-    with pytest.raises(InputError, match=message):
-        Checkpoint(sharded)
-
-
-def test_a_truncated_shard_is_named_when_the_folder_is_opened(sharded):
-    shard = Checkpoint(sharded).shards()[-1]
+def test_an_index_or_shard_that_is_not_whole_is_refused_when_the_folder_is_opened(sharded):
+    path, shard = sharded / "model.safetensors.index.json", Checkpoint(sharded).shards()[-1]
+    text = path.read_text()
+    files = json.loads(text)["weight_map"]
+    for weight_map, message in (
+        ({**files, "more": files["lm_head.weight"]}, "says that more is in model-.*, and it is no"),
+        ({}, "0 of 0 files"),
+        ({"lm_head.weight": "../model/model.safetensors"}, r"1 of 1 files .* missing \(\.\./model"),
+    ):
+        path.write_text(json.dumps({"weight_map": weight_map}))
+        with pytest.raises(InputError, match=message):
+            Checkpoint(sharded)
+    path.write_text(text)
     (sharded / shard).write_bytes((sharded / shard).read_bytes()[:-100])
     with pytest.raises(InputError, match=f"{shard} is cut off or damaged"):
         Checkpoint(sharded)
 
 
 def test_the_digest_tells_models_apart(folders, tmp_path):
-    same = rewritten(folders / "gated", tmp_path / "same")
-    other = rewritten(
-        folders / "gated", tmp_path / "other", lambda t: t["lm_head.weight"].add_(1e-3)
-    )
-    digests = [Checkpoint(folder).digest() for folder in (folders / "gated", same, other)]
+    one = folders / "gated"
+    same = rewritten(one, tmp_path / "same")
+    other = rewritten(one, tmp_path / "other", lambda t: t["lm_head.weight"].add_(1e-3))
+    digests = [Checkpoint(folder).digest() for folder in (one, same, other)]
     assert digests[0] == digests[1] != digests[2]
 
 
@@ -173,5 +156,6 @@ def test_a_cpu_computes_no_16_bits_and_a_gpu_no_32(tmp_path, stored, on_a_cpu):
     model = Checkpoint(tmp_path / "model")
     assert model.compute_dtype("cpu") == on_a_cpu
     assert model.compute_dtype("cuda:1") == torch.bfloat16
-    for dtype in (torch.bfloat16, torch.float32):
-        assert {p.dtype for p in load(model.folder, dtype=dtype).parameters()} == {dtype}
+    assert {p.dtype for p in load(model.folder, dtype=torch.float16).parameters()} == {
+        torch.float16
+    }

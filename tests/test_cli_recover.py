@@ -10,12 +10,12 @@ import pytest
 import readme
 import torch
 from safetensors.torch import load_file
-from small_models import SMALL, logits, rewritten, workplace
+from small_models import SMALL, rewritten, workplace
 
 from reproduction.config import load_config
 from statecut.cli import main
 from statecut.errors import InputError
-from statecut.models import create, load, save
+from statecut.models import create, save
 from statecut.models.checkpoint import Checkpoint
 from statecut.preflight import ShapeVerdict
 from statecut.pruning.slicing import cut_back, slice_model
@@ -72,7 +72,6 @@ def test_a_recovered_model_is_written_with_its_card_and_curve(root, tmp_path, ca
     shown = capsys.readouterr().out
     assert re.search(r"unpruned +pruned +recovered\nperplexity +\d+\.\d\d +\d+\.\d\d +", shown)
     assert "Perplexity of 24 tokens held out of text.jsonl." in shown
-    assert logits(load(out), torch.arange(9)[None]).isfinite().all()
     assert (out / "tokenizer.json").is_file()
     assert len((out / CURVE).read_text().splitlines()) == 5
     learned = changed(root / "student", out)
@@ -80,8 +79,7 @@ def test_a_recovered_model_is_written_with_its_card_and_curve(root, tmp_path, ca
     assert learned == {n for n in names if re.search(r"attn\.[qkv]_(proj|conv1d)", n)}
     card = (out / "README.md").read_text()
     assert "- recovery: 4 steps of 2 x 24 tokens of text.jsonl\n" in card
-    folders = [str(root / name) for name in ("student", "teacher", out)]
-    assert f"    statecut recover {' '.join(folders)} --text {root / 'text.jsonl'} --st" in card
+    assert f"    statecut recover {root / 'student'} {root / 'teacher'} {out} --text " in card
     assert not (tmp_path / "out.checkpoints").exists()
 
 
@@ -131,20 +129,14 @@ BAD = [
     ({"teacher": "another"}, [], "another is not the model that .*student was cut from"),
     ({"teacher": "larger"}, [], "larger is not the model that .*student was cut from"),
     ({"model": "teacher", "teacher": "student"}, [], "give the pruned model first"),
-    ({"model": "teacher"}, [], "give the pruned model first"),
-    ({"model": "nowhere"}, [], "no such folder"),
     ({"out": "another"}, [], "exists already; give --force"),
     ({"out": "teacher"}, ["--force"], "teacher would be lost"),
     ({"out": "text.jsonl"}, ["--force"], "text.jsonl would be lost"),
     ({"out": "teacher/new"}, [], "lies in the model's own folder"),
     ({"out": "taken"}, [], "taken.checkpoints is not a folder: give another name"),
-    ({}, ["--text", "nowhere.txt"], "nowhere.txt: no such file or folder"),
-    ({}, ["--length", "1"], "--length 1: must be 2 or more"),
     ({}, ["--steps", "0"], "--steps 0: must be 1 or more"),
     ({}, ["--gradient-accumulation-steps", "2", "--batch", "3"], "2: must divide --batch 3"),
     ({}, ["--learning-rate", "nan"], "--learning-rate nan: must be a number"),
-    ({}, ["--seed", "-1"], "--seed -1: must lie between"),
-    ({}, ["--device", "cuda"], "--device cuda: give cpu, there is no GPU"),
 ]
 
 
@@ -155,9 +147,7 @@ def test_what_is_wrong_is_refused_before_any_work(
     (root / "taken.checkpoints").touch()
     monkeypatch.setattr(command, "pack_text", None)
     before = sorted(root.rglob("*"))
-    out = folders.get("out", "bad")
-    models = {which: name for which, name in folders.items() if which != "out"}
-    assert recover(root, out, *arguments, **models) == 2
+    assert recover(root, folders.pop("out", "bad"), *arguments, **folders) == 2
     assert re.search(message, stderr(capsys))
     assert sorted(root.rglob("*")) == before
 
@@ -181,15 +171,13 @@ def test_too_little_text_is_refused_and_more_epochs_need_less(root, tmp_path, ca
 
 
 def test_a_width_that_a_gpu_does_not_train_is_padded_or_refused(root, monkeypatch):
-    student = Checkpoint(root / "student")
+    student, padded_to = Checkpoint(root / "student"), 16
 
     def verdict(shapes):
-        (shape,) = shapes
-        assert shape.name == "delta_net-2x8-2x16"
-        return [ShapeVerdict(shape, "crashes", padded_to=padded_to, reason="it hangs")]
+        assert [shape.name for shape in shapes] == ["delta_net-2x8-2x16"]
+        return [ShapeVerdict(shapes[0], "crashes", padded_to=padded_to, reason="it hangs")]
 
     monkeypatch.setattr(command, "check_shapes", verdict)
-    padded_to = 16
     assert command.trainable_width(student) == 16
     padded_to = None
     with pytest.raises(InputError, match="cannot be trained on this GPU: it hangs"):

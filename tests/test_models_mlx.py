@@ -3,16 +3,14 @@
 It runs on Linux and macOS alike; where it cannot be imported these tests fail.
 """
 
-import json
-
 import numpy as np
 import pytest
 import torch
-from small_models import EXPERTS, LINEAR, VISION
+from small_models import EXPERTS, LINEAR, VISION, change_config, save_stock, some
 
 from statecut.models import load
 from statecut.models.checkpoint import Checkpoint
-from statecut.pruning.slicing import Keep, slice_model
+from statecut.pruning.slicing import slice_model
 
 # mlx-lm takes the last of every four layers for softmax attention.
 SIZES = {**LINEAR, "num_hidden_layers": 4, "linear_key_head_dim": 32}
@@ -30,21 +28,14 @@ IDS = torch.randint(1, 97, (1, 70), generator=torch.Generator().manual_seed(2))
 @pytest.fixture(params=CONFIGS)
 def pruned(request, tmp_path):
     """A folder, its model cut from 32 key channels to 20."""
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
-
-    config, folder = CONFIGS[request.param], tmp_path / "whole"
-    auto = AutoModelForImageTextToText if "text_config" in config else AutoModelForCausalLM
-    torch.manual_seed(4)
-    model = auto.from_config(AutoConfig.for_model(request.param, **config))
     # Hub files have the experts of Qwen3.5 in one tensor, and those of Qwen3-Next apart.
-    model.save_pretrained(folder, save_original_format=request.param == "qwen3_next")
-    saved = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**saved, **ROPE}))
+    apart = {"save_original_format": request.param == "qwen3_next"}
+    folder = save_stock(tmp_path / "whole", request.param, CONFIGS[request.param], **apart)
+    change_config(folder, **ROPE)
     checkpoint = Checkpoint(folder)
-    generator = torch.Generator().manual_seed(5)
-    kept = torch.rand(3, 2, 32, generator=generator).argsort(-1)[..., :20]
+    keys = some(checkpoint.shape, 20, "key", seed=5)
     for eps in ("kept", "matched"):
-        slice_model(checkpoint, Keep(kept), tmp_path / eps, dtype=None, eps=eps)
+        slice_model(checkpoint, keys, tmp_path / eps, dtype=None, eps=eps)
     return tmp_path / "matched"
 
 

@@ -79,26 +79,20 @@ def test_a_width_is_padded_to_the_next_power_of_two_that_trains(wanted, good):
         assert one.trainable == (width in good or expected is not None)
 
 
-@given(st.lists(st.lists(st.floats(0, 1), min_size=1), min_size=1))
-def test_every_tile_of_every_kernel_is_tried_and_the_choice_restored(errors):
+def test_every_tile_of_every_kernel_is_tried_and_the_choice_restored(monkeypatch):
+    errors = {"good": [0.1, 0.2], "bad": [0.1, 0.9, 0.3]}
     tuners = [
-        SimpleNamespace(configs=list(range(len(some))), cache={"key": 0}, errors=some,
-                        base_fn=SimpleNamespace(__name__=f"kernel_{i}"))
-        for i, some in enumerate(errors)
+        SimpleNamespace(configs=[*range(len(tiles))], cache={"key": 0}, base_fn=SimpleNamespace(
+                        __name__=name))
+        for name, tiles in errors.items()
     ]  # fmt: skip
     unused = SimpleNamespace(configs=[0, 1], cache={})
 
     def worst() -> float:
-        return max(tuner.errors[tuner.cache["key"]] for tuner in tuners)
+        return max(errors[tuner.base_fn.__name__][tuner.cache["key"]] for tuner in tuners)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(preflight, "tuners", lambda: [*tuners, unused])
-        found = dict(preflight.over_all_tiles(worst))
-    chosen = [some[0] for some in errors]
-    assert found == {
-        f"kernel_{i}": max(max(some), *chosen[:i], *chosen[i + 1 :], 0.0)
-        for i, some in enumerate(errors)
-    }
+    monkeypatch.setattr(preflight, "tuners", lambda: [*tuners, unused])
+    assert dict(preflight.over_all_tiles(worst)) == {"good": 0.2, "bad": 0.9}
     assert all(tuner.cache == {"key": 0} for tuner in tuners)
 
 
@@ -120,48 +114,37 @@ def test_one_wrong_way_to_call_a_rule_decides(monkeypatch, wrong):
 
 
 @pytest.mark.parametrize(
-    "shape",
-    [
-        Shape("delta_net", 2, 7, 2, 32),
-        Shape("gated_deltanet", 2, 7, 2, 32),
-        Shape("gated_deltanet", 1, 7, 3, 16),
-        Shape("delta_net", 2, 16, 2, 8),  # fewer values than keys, as pruning may leave
-        Shape("gated_deltanet", 1, 16, 3, 5),
-    ],
-    ids=lambda shape: shape.name,
+    "shape", [Shape("delta_net", 2, 7, 2, 32), Shape("gated_deltanet", 1, 16, 3, 5)]
 )
 def test_the_plain_rules_of_a_cpu_agree_with_the_recurrence(shape):
     (found,) = check_shapes([shape], length=80)
     assert found.trains
-    assert found.shape == shape
-    assert found.machine["device"] == "cpu"
-    assert set(found.errors) == {"o", "dq", "dk", "dv", "dbeta"} | (
-        {"dg"} if shape.kernel == "gated_deltanet" else set()
-    )
+    assert {"o", "dq", "dk", "dv", "dbeta"} <= set(found.errors)
     assert max(found.errors.values()) < 1e-5
     assert {"o", "dx", "dq_proj.weight", "dq_conv1d.weight"} <= set(found.layer)
     assert max(found.layer.values()) < 1e-4
     assert verdicts.from_json(json.loads(json.dumps(asdict(found)))) == found
 
 
-def test_training_heeds_the_verdict(tmp_path):
-    shape, file = Shape("delta_net", 16, 32, 16, 128), tmp_path / "x.json"
-
-    def padding(verdict: str, padded_to: int | None, gpu: str | None = None, **how) -> int | None:
-        reason = "" if verdict == "trains" else "dk is 0.3 off"
-        write_json(
-            file, asdict(ShapeVerdict(shape, verdict, padded_to, reason, machine={"gpu": gpu}))
-        )
-        return verdicts.padding(file, **how)
-
-    assert padding("trains", None) is None
-    assert padding("infers only", 64) == 64
-    with pytest.raises(InputError, match=r"16x32-16x128 cannot be trained here: dk is 0\.3 off"):
-        padding("infers only", None)
-    with pytest.raises(InputError, match="cannot be trained here"):
-        padding("infers only", 64, may_pad=False)
-    with pytest.raises(InputError, match="NVIDIA A100 was checked, and this is a CPU"):
-        padding("trains", None, "NVIDIA A100")
+@pytest.mark.parametrize(
+    ("verdict", "padded_to", "gpu", "may_pad", "expected"),
+    [
+        ("trains", None, None, True, None),
+        ("infers only", 64, None, True, 64),
+        ("infers only", None, None, True, r"16x32-16x128 cannot be trained here: dk is 0\.3 off"),
+        ("infers only", 64, None, False, "cannot be trained here"),
+        ("trains", None, "NVIDIA A100", True, "NVIDIA A100 was checked, and this is a CPU"),
+    ],
+)
+def test_training_heeds_the_verdict(tmp_path, verdict, padded_to, gpu, may_pad, expected):
+    shape, reason = Shape("delta_net", 16, 32, 16, 128), "dk is 0.3 off"
+    found = ShapeVerdict(shape, verdict, padded_to, reason, machine={"gpu": gpu})
+    write_json(tmp_path / "x.json", asdict(found))
+    if isinstance(expected, str):
+        with pytest.raises(InputError, match=expected):
+            verdicts.padding(tmp_path / "x.json", may_pad=may_pad)
+    else:
+        assert verdicts.padding(tmp_path / "x.json", may_pad=may_pad) == expected
 
 
 def test_the_command_exits_1_if_a_width_has_no_way(monkeypatch, tmp_path, capsys):
@@ -175,8 +158,6 @@ def test_the_command_exits_1_if_a_width_has_no_way(monkeypatch, tmp_path, capsys
     line = capsys.readouterr().out.splitlines()[-1]
     assert line.startswith("delta_net-16x32-16x128          infers only      64")
     assert json.loads((tmp_path / "delta_net-16x32-16x128.json").read_text())["padded_to"] == 64
-    assert main([*arguments, "64", "--heads", "4", "--value-width", "16"]) == 0
-    assert (tmp_path / "delta_net-4x64-4x16.json").is_file()
     with pytest.raises(SystemExit) as end:
         main(["preflight", "--kernel", "gated_deltanet", "--widths", "64"])
     assert end.value.code == 1
@@ -186,13 +167,8 @@ def test_the_command_exits_1_if_a_width_has_no_way(monkeypatch, tmp_path, capsys
     ("arguments", "message"),
     [
         (["--kernel", "delta"], "kernel 'delta' does not exist; did you mean 'delta_net'?"),
-        (["--widths", "64,x"], "--widths 64,x: give whole numbers"),
-        (["--widths", "0"], "width 0: the kernels take 1 to 256"),
-        (["--widths", "64,257"], "width 257"),
-        (["--heads", "0"], "heads and their widths must be 1 or more"),
+        (["--widths", "64,257"], "width 257: the kernels take 1 to 256"),
         (["--value-heads", "32"], "32 value heads: delta_net has as many as its 16 key heads"),
-        (["--kernel", "gated_deltanet", "--value-heads", "6"], "has a multiple of its 4 key heads"),
-        (["--jobs", "0"], "--jobs must be 1 or more"),
         (["--limit", "nan"], "and --limit more than 0"),
         (["--json", __file__], "Not a directory"),
     ],

@@ -1,26 +1,30 @@
 """What slicing writes: padded, in shards, in another process, and what it refuses."""
 
 import json
+import math
 import subprocess
 import sys
 import weakref
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors import safe_open
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 from safetensors.torch import save_file
-from small_models import SMALL, logits, relative, rewritten, shard, some
+from small_models import SMALL, logits, relative, rewritten, some
 
 from statecut.errors import InputError
-from statecut.models import create, load, save
+from statecut.models import load, save
+from statecut.models.architectures import ARCHITECTURES
 from statecut.models.capture import mixers
-from statecut.models.checkpoint import Checkpoint
-from statecut.pruning.calibration import calibrate
+from statecut.models.checkpoint import Checkpoint, open_safetensors
 from statecut.pruning.select import select
 from statecut.pruning.slicing import (
     Pad,
+    Rotate,
     check_sliceable,
     cut_back,
     eps_factor,
@@ -64,63 +68,53 @@ def test_zero_padding_is_exact_and_stays_so_in_training(folders, tmp_path, name)
     assert relative(logits(load(tmp_path / "back"), IDS), logits(narrow, IDS)) < 1e-3
 
 
-SAVED_AND_LOADED = """
-import sys, torch
+def test_rotations_of_filters_are_squared():
+    T, W = torch.linalg.qr(torch.randn(1, 2, 5, 5)).Q[..., :3, :], torch.randn(2, 5, 4)
+    rows, filters = (Rotate(T)(0, role, W) for role in ("projection", "filter"))
+    torch.testing.assert_close(rows, T[0] @ W)
+    torch.testing.assert_close(filters, T[0] ** 2 @ W)
+
+
+LOGITS = """
+import sys, torch, fla.models
+from transformers import AutoModelForCausalLM
+ids, out, *folders = sys.argv[1:]
+for folder in folders:
+    if "shared" not in folder:  # whose class is statecut's
+        _, report = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+        assert not any(report.values()), report
 from statecut.models import load
 torch.set_num_threads(1)
-ids = torch.load(sys.argv[1])
-torch.save({folder: load(folder)(ids).logits.detach() for folder in sys.argv[3:]}, sys.argv[2])
+torch.save({folder: load(folder)(torch.load(ids)).logits.detach() for folder in folders}, out)
 """
 
 
-def test_models_give_the_same_logits_in_a_new_process(folders, tmp_path):
-    """The small ones, and ones cut to the paper's widths, chosen or rotated."""
+def test_models_load_plainly_and_give_the_same_logits_in_a_new_process(folders, tmp_path):
+    """Whole, cut and rotated; nothing may be missing, left over, or of another shape."""
     made = [folders / name for name in SMALL]
-    common = {"hidden_size": 256, "num_hidden_layers": 1, "vocab_size": 97, "intermediate_size": 32}
-    for name, config, widths in (
-        ("delta_net", {"num_heads": 2}, [89, 76, 64, 32, 16]),
-        ("gated_deltanet", {"num_heads": 1, "head_dim": 256, "expand_v": 1}, [179, 153, 128, 32]),
-    ):
-        folder = tmp_path / name
-        save(create({"model_type": name, **config, **common}, seed=4), folder)
-        checkpoint = Checkpoint(folder)
-        about = {"model_digest": checkpoint.digest()}
-        calibration = calibrate(load(folder), [IDS, IDS.flip(0)], provenance=about)
-        model = ModelStatistics(checkpoint, calibration)
-        for method in ("drrqr", "pca_proper"):
-            for selection in select(method, model, widths):
-                made.append(tmp_path / f"{folder.name}-{method}-{selection.width}")
-                slice_model(checkpoint, selection.change(), made[-1], dtype=None)
+    for name in SMALL:
+        checkpoint = Checkpoint(folders / name)
+        shape, layers = checkpoint.shape, len(checkpoint.shape.layers)
+        rotation = torch.linalg.qr(torch.rand(layers, shape.heads, shape.width, shape.width)).Q
+        for keys in (some(shape, 3, "key"), Rotate(rotation[..., :3, :])):
+            made.append(tmp_path / f"{name}-{type(keys).__name__}")
+            slice_model(checkpoint, keys, made[-1], values=some(shape, 5), dtype=None)
+            widths = {(m.head_k_dim, m.head_v_dim) for m in mixers(load(made[-1]))[2]}
+            assert widths == {(3, 5)}
     torch.set_num_threads(1)
     torch.save(IDS, tmp_path / "ids.pt")
     arguments = [tmp_path / "ids.pt", tmp_path / "logits.pt", *made]
-    subprocess.run([sys.executable, "-c", SAVED_AND_LOADED, *map(str, arguments)], check=True)
+    subprocess.run([sys.executable, "-c", LOGITS, *map(str, arguments)], check=True)
     for folder, values in torch.load(tmp_path / "logits.pt").items():
         # Some kernels round the last bit otherwise once other tests ran in this process.
         assert relative(logits(load(folder), IDS), values) < 1e-6, folder
 
 
-def test_a_pruned_model_loads_with_plain_transformers(folders, tmp_path):
-    """After `import fla.models` alone, in another process; on a CPU it can be loaded, not run."""
-    checkpoint = Checkpoint(folders / "gated")
-    slice_model(checkpoint, some(checkpoint.shape, 7, "key"), tmp_path / "out")
-    code = (
-        "import sys, fla.models; from transformers import AutoModelForCausalLM as A;"
-        "m, i = A.from_pretrained(sys.argv[1], output_loading_info=True);"
-        "assert not any(i.values()), i; a = m.model.layers[0].attn;"
-        "print(a.head_k_dim, a.head_v_dim, m.dtype)"
-    )
-    command = [sys.executable, "-W", "ignore", "-c", code, str(tmp_path / "out")]
-    assert subprocess.check_output(command, text=True) == "7 24 torch.bfloat16\n"
-
-
-# Models in several files
-
-
 @pytest.mark.parametrize("name", SMALL)
 def test_shards_are_sliced_as_one_file_is_and_stay_shards(folders, tmp_path, name):
-    one = Checkpoint(folders / name)
-    many = Checkpoint(shard(folders / name, tmp_path / "shards"))
+    load(folders / name).save_pretrained(tmp_path / "shards", max_shard_size="9KB")
+    one, many = Checkpoint(folders / name), Checkpoint(tmp_path / "shards")
+    assert len(many.shards()) > 2
     changes = {"keys": some(one.shape, 5, "key"), "values": cut_back(one.shape, 6, "value")}
     cut = replace(one.shape, width=5, value_width=6)
     for dtype in (None, torch.bfloat16):
@@ -136,30 +130,15 @@ def test_shards_are_sliced_as_one_file_is_and_stay_shards(folders, tmp_path, nam
         size = sum(tensor.nbytes for tensor in tensors.values())
         numbers = sum(tensor.numel() for tensor in tensors.values())
         assert sliced_sizes(one, cut, dtype) == (numbers, size)
-        sizes = {"total_size": size, "total_parameters": numbers}
-        assert index["metadata"] == {**sizes, "note": "kept"}
-        for i, file in enumerate(found.shards()):
-            with safe_open(found.folder / file, "pt") as opened:
-                assert opened.metadata() == {"format": "pt", "part": str(i)}
-
-
-def test_matrices_joined_by_older_versions_are_parted_though_shards_part_them(folders, tmp_path):
-    def joined(tensors):
-        for i in range(2):
-            gate, up = (f"model.layers.{i}.mlp.{part}_proj.weight" for part in ("gate", "up"))
-            tensors[gate] = torch.cat([tensors[gate], tensors.pop(up)])
-
-    rewritten(folders / "gated", tmp_path / "joined", joined)
-    checkpoint = Checkpoint(shard(tmp_path / "joined", tmp_path / "shards"))
-    gate, down = (checkpoint.files[f"model.layers.0.mlp.{p}_proj.weight"] for p in ("gate", "down"))
-    assert gate != down
-    slice_model(checkpoint, cut_back(checkpoint.shape, 16), tmp_path / "out", dtype=None)
-    assert torch.equal(logits(load(tmp_path / "out"), IDS), logits(load(folders / "gated"), IDS))
+        assert index["metadata"] == {"total_size": size, "total_parameters": numbers}
+        for file in found.shards():
+            with open_safetensors(found.folder / file) as opened:
+                assert opened.metadata() == {"format": "pt"}
 
 
 def test_one_shard_at_a_time_is_in_memory(folders, tmp_path, monkeypatch):
-    checkpoint = Checkpoint(shard(folders / "gated", tmp_path / "shards"))
-    written = []
+    load(folders / "gated").save_pretrained(tmp_path / "shards", max_shard_size="9KB")
+    checkpoint, written = Checkpoint(tmp_path / "shards"), []
 
     def save(tensors, path, metadata):
         written.extend((name, weakref.ref(tensor)) for name, tensor in tensors.items())
@@ -175,43 +154,32 @@ def test_one_shard_at_a_time_is_in_memory(folders, tmp_path, monkeypatch):
     assert {name for name, _ in written} == set(checkpoint.files)
 
 
-# Bad input
+K_PROJ, NORM = "model.layers.1.attn.k_proj.weight", "model.layers.1.attn.o_norm."
 
 
-@pytest.mark.parametrize(
-    ("config", "message"),
-    [
-        ({"head_dim": 8, "expand_v": 3.0}, "has 32 key channels, but the config says 2 heads of 8"),
-        ({"expand_v": 1.0}, "v_proj.weight has 48 value channels, but the config says 2 heads of"),
-        ({"num_hidden_layers": 3}, "its config says 3 layers, and its files hold 2"),
-        ({"num_hidden_layers": 1}, "its config says 1 layers, and its files hold 2"),
-        ({"vocab_size": 5}, r"embeddings.weight is .* config says \[5, .*\]"),
-        ({"head_dim": "16"}, "head_dim = '16': must be a whole number"),
-    ],
-)
-def test_a_config_that_contradicts_the_tensors_is_refused(folders, tmp_path, config, message):
-    folder = rewritten(folders / "gated", tmp_path / "model", **config)
-    with pytest.raises(InputError, match=message):
-        check_sliceable(Checkpoint(folder))
-
-
-def test_quantised_weights_are_refused_whatever_the_config_says(folders, tmp_path):
-    name = "model.layers.1.attn.k_proj.weight"
-
-    def quantise(tensors):
-        tensors[name] = tensors[name].to(torch.float8_e4m3fn)
-
-    folder = rewritten(folders / "gated", tmp_path / "model", quantise)
-    with pytest.raises(InputError, match=f"{name} is torch.float8_e4m3fn: quantised"):
-        check_sliceable(Checkpoint(folder))
-
-
-def test_layers_that_differ_in_width_are_refused(folders, tmp_path):
-    checkpoint = Checkpoint(folders / "delta_net")
-    slice_model(checkpoint, some(checkpoint.shape, 5, "key"), tmp_path / "cut", dtype=None)
-    folder = rewritten(tmp_path / "cut", tmp_path / "other", expand_k=1.0)
-    with pytest.raises(InputError, match="layers differ in width, which cannot be sliced"):
-        slice_model(Checkpoint(folder), Pad(20), tmp_path / "out")
+@pytest.mark.parametrize(("change", "message"), [
+    ({"head_dim": 8, "expand_v": 3.0}, "32 key channels, but the config says 2 heads of 8"),
+    ({"expand_v": 1.0}, "v_proj.weight has 48 value channels, but the config says 2 heads"),
+    ({"num_hidden_layers": 3}, "its config says 3 layers, and its files hold 2"),
+    ({"vocab_size": 5}, r"embeddings.weight is .* config says \[5, .*\]"),
+    (lambda t: t.update({K_PROJ: t[K_PROJ].to(torch.float8_e4m3fn)}), "float8_e4m3fn: quantised"),
+    (lambda t: t.update({K_PROJ: t[K_PROJ][:30].clone()}), "layers differ in width, which cannot"),
+    (lambda t: t.update({f"{NORM}bias": torch.zeros(24)}), "the norm of the outputs has no bias"),
+    (lambda t: t.update({f"{NORM}weight": torch.zeros(48)}), r"weight is \[48\], and its con"),
+    (lambda t: t.pop(f"{NORM}weight"), "no .*o_norm.weight, so its channels"),
+])  # fmt: skip
+def test_what_cannot_be_sliced_is_refused(folders, tmp_path, change, message):
+    change = change if isinstance(change, dict) else {"change": change}
+    checkpoint = Checkpoint(rewritten(folders / "gated", tmp_path / "model", **change))
+    if "norm" in message:
+        check_sliceable(checkpoint)  # by keys it can be
+    for refused in (
+        lambda: slice_model(checkpoint, None, tmp_path / "out", values=some(checkpoint.shape, 5)),
+        lambda: select("l1", ModelStatistics(checkpoint), [5], channels="value"),
+    ):
+        with pytest.raises(InputError, match=message):
+            refused()
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_failed_write_leaves_the_old_folder(folders, tmp_path, monkeypatch):
@@ -237,3 +205,41 @@ def test_a_failed_write_leaves_the_old_folder(folders, tmp_path, monkeypatch):
     assert Checkpoint(out).digest() == before
     assert Checkpoint(made).shape.width == 20
     assert [path.name for path in made.parent.iterdir()] == ["out"]
+
+
+@pytest.mark.parametrize("name", ["gated_deltanet", "kda"])
+def test_fla_reads_every_pair_of_widths_from_the_config(name):
+    """It takes int(head_dim * expand_v), and wants the product near a whole number."""
+    kind = ARCHITECTURES[name]
+    config = {"model_type": name, "num_heads": 2, "head_dim": 256, "hidden_size": 8,
+              "num_hidden_layers": 1, "expand_v": 1.0}  # fmt: skip
+    for width, value_width in product(range(1, 257), repeat=2):
+        resized = json.loads(json.dumps(kind.resized(config, width, value_width)))
+        exact = resized["head_dim"] * resized["expand_v"]
+        assert int(exact) == value_width
+        assert math.isclose(exact, value_width)
+        shape = kind.shape(resized)
+        assert (shape.width, shape.value_width) == (width, value_width)
+
+
+@settings(deadline=None, max_examples=300)
+@given(
+    heads=st.integers(1, 32),
+    width=st.integers(1, 256),
+    value_width=st.integers(1, 512),
+    hidden=st.integers(8, 8192),
+)
+@example(heads=8, width=61, value_width=256, hidden=1792)
+def test_delta_net_widths_are_both_read_back(heads, width, value_width, hidden):
+    """fla 0.6 rounds hidden_size * expand_v, older ones truncate it."""
+    kind = ARCHITECTURES["delta_net"]
+    config = {"model_type": "delta_net", "num_heads": heads, "hidden_size": hidden,
+              "num_hidden_layers": 1}  # fmt: skip
+    resized = json.loads(json.dumps(kind.resized(config, width, value_width)))
+    for key, size in (("expand_k", width), ("expand_v", value_width)):
+        product = hidden * resized[key]
+        assert math.isclose(product, round(product))
+        assert int(product) == round(product) == heads * size
+    shape = kind.shape(resized)
+    assert (shape.width, shape.value_width) == (width, value_width)
+    assert kind.shape(kind.resized(resized, 1)).value_width == value_width

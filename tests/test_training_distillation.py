@@ -29,7 +29,7 @@ def inputs(seed=0):
 
 
 @pytest.mark.parametrize("temperature", [0.5, 2.0])
-@pytest.mark.parametrize("tokens_at_once", [1, 7, 33, 1000])
+@pytest.mark.parametrize("tokens_at_once", [1, 7, 1000])
 @pytest.mark.parametrize("weight", [0.0, 0.7])
 def test_slices_give_the_same_losses_and_gradients(temperature, tokens_at_once, weight):
     """The last token has no target, and nothing flows to the teacher."""
@@ -44,21 +44,6 @@ def test_slices_give_the_same_losses_and_gradients(temperature, tokens_at_once, 
     for learner, gradient in zip(given[:2], theirs, strict=True):
         torch.testing.assert_close(learner.grad, gradient, rtol=1e-5, atol=1e-7)
     assert all(teacher.grad is None for teacher in given[2:4])
-
-
-def test_the_teacher_has_nothing_to_teach_itself():
-    hidden, head, *_, targets = inputs()
-    alone = torch.full_like(targets, IGNORED)
-    alone[0, 0] = 0
-    *_, kd = distillation_losses(hidden, head, hidden, head, targets, 2.0, 1.0)
-    assert kd.item() == pytest.approx(0, abs=1e-6)
-    gradients = [
-        torch.autograd.grad(
-            distillation_losses(hidden, head, hidden, head, alone, 2.0, w)[0], hidden
-        )
-        for w in (0.0, 1.0)
-    ]
-    torch.testing.assert_close(*gradients, rtol=0, atol=1e-6)
 
 
 def test_no_tensor_has_the_logits_of_all_tokens():

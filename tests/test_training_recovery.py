@@ -105,14 +105,6 @@ def test_a_recovered_model_is_an_ordinary_one_and_closer_to_its_teacher(
     assert (after.folder / CURVE).read_text().count("\n") == 25
 
 
-def test_the_unpruned_model_is_a_student_too(root, recover):
-    """It has nothing to learn of itself: the divergence begins at zero."""
-    out = recover("delta_net", steps=4)
-    first = (out.folder / CURVE).read_text().splitlines()[1]
-    assert float(first.split(",")[4]) == pytest.approx(0, abs=1e-5)
-    assert out.shape == Checkpoint(root / "delta_net").shape
-
-
 @pytest.mark.parametrize("kind", UNLIKE)
 def test_a_padded_recovery_is_the_narrow_one(root, recover, kind):
     start = Checkpoint(root / f"{kind}_half")
@@ -126,58 +118,26 @@ def test_a_padded_recovery_is_the_narrow_one(root, recover, kind):
     assert_same(padded, narrow, start)
 
 
-def test_a_divided_batch_is_the_same_batch(root, recover):
-    settings = {"steps": 4, "warmup": 1, "batch": 4}
-    at_once, *divided = (
-        recover(out=str(pieces), gradient_accumulation_steps=pieces, **settings)
-        for pieces in (1, 2, 4)
-    )
-    for model in divided:
-        assert_same(model, at_once, Checkpoint(root / "delta_net_half"))
-
-
-FULL = (
-    "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.1 GiB of "
-    "which 1.0 GiB is free. Including non-PyTorch memory, this process has 78.0 GiB in use. See\n"
-    "the documentation"
-)
-
-
-def fills_up(calls, error):
-    """The loss, until it has been asked so often."""
-
-    def loss(*arguments):
-        nonlocal calls
-        calls -= 1
-        if calls < 0:
-            raise error
-        return recovery_loss(*arguments)
-
-    return loss
-
-
 def test_a_run_out_of_memory_says_what_to_change_and_goes_on_with_it(
     root, recover, monkeypatch, caplog
 ):
+    left = 5
+
+    def loss(*arguments):
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB. See\nmore")
+        return recovery_loss(*arguments)
+
     def run(pieces):
         settings = {"steps": 6, "warmup": 1, "batch": 6, "gradient_accumulation_steps": pieces}
         return recover(out=str(pieces), save=0, **settings)
 
-    for pieces, calls, message in (
-        (1, 5, "is free; `gradient_accumulation_steps` is 1: try 2,"),
-        (3, 1, "`gradient_accumulation_steps` is 3: try 6,"),
-        (6, 0, "is 6, one sequence each: use a GPU with more memory"),
-    ):
-        full = fills_up(calls, torch.OutOfMemoryError(FULL))
-        monkeypatch.setattr(training, "recovery_loss", full)
-        with pytest.raises(InputError) as ended:
+    monkeypatch.setattr(training, "recovery_loss", loss)
+    for pieces, message in ((1, "is 1: try 2,"), (3, "is 3: try 6,"), (6, "one sequence each")):
+        with pytest.raises(InputError, match=f"^recovery: CUDA out of memory. Tried .*{message}"):
             run(pieces)
-        (line,) = str(ended.value).splitlines()
-        assert line.startswith("recovery: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0")
-        assert message in line
-    monkeypatch.setattr(training, "recovery_loss", fills_up(0, RuntimeError("no such kernel")))
-    with pytest.raises(RuntimeError, match="no such kernel"):
-        run(2)
     monkeypatch.undo()
     divided = run(2)
     assert "recovery: resumes from step 5" in caplog.text
@@ -220,25 +180,7 @@ def test_a_student_with_fewer_values_in_16_bits_is_recovered(root, recover, tmp_
     assert loss_of(after.folder, root / "gated", ids) < loss_of(before.folder, root / "gated", ids)
 
 
-def test_adapters_start_alike_whatever_the_width(root):
-    def factors(folder):
-        model = with_adapters(load(root / folder), recovery(seed=5))
-        return [p for name, p in model.named_parameters() if ".lora_A." in name]
-
-    for full, half in zip(factors("delta_net"), factors("delta_net_half"), strict=True):
-        assert torch.equal(full, half)
-
-
 def test_a_target_that_matches_nothing_is_refused_before_any_work(recover, tmp_path):
     with pytest.raises(InputError, match="'k_projection'; did you mean 'k_proj'"):
         recover(lora=Lora(3, 6.0, ("q_proj", "k_projection")))
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_raised_version_begins_anew(root, tmp_path):
-    data = packed(root / "tokens")
-    one, same, other = (
-        Output("out", tmp_path, version=version).checkpoints_of("recovery", data).folder
-        for version in (1, 1, 2)
-    )
-    assert one == same != other

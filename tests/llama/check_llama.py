@@ -10,11 +10,11 @@ from functools import partial
 
 import pytest
 import torch
-from small_models import EXPERTS, LINEAR, VISION
+from small_models import EXPERTS, LINEAR, VISION, save_stock, some
 
 from statecut.models import load
 from statecut.models.checkpoint import Checkpoint
-from statecut.pruning.slicing import Keep, slice_model
+from statecut.pruning.slicing import slice_model
 from statecut.serving.engines import ENGINES
 
 # Qwen3.5's own sections fill a head of 256 channels. Text has one position in all of them.
@@ -31,16 +31,10 @@ IDS = torch.randint(1, 97, (70,), generator=torch.Generator().manual_seed(2)).to
 
 
 def tiny_model(kind, d_k, d_v, folder):
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
-
-    auto = AutoModelForCausalLM
     config = {**TEXT_CONFIGS[kind], "linear_key_head_dim": d_k, "linear_value_head_dim": d_v}
     if kind != "qwen3_next":
-        auto = AutoModelForImageTextToText
         config = {"text_config": config, "vision_config": VISION}
-    torch.manual_seed(4)
-    auto.from_config(AutoConfig.for_model(kind, **config)).save_pretrained(folder)
-    return folder
+    return save_stock(folder, kind, config)
 
 
 def convert(folder):
@@ -95,34 +89,27 @@ def assert_same_logits(folder, monkeypatch):
         torch.testing.assert_close(llama_logits(file, batches), expected, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("kind", TEXT_CONFIGS)
-def test_every_square_has_the_logits_of_transformers(kind, width, tmp_path, monkeypatch):
-    assert_same_logits(tiny_model(kind, width, width, tmp_path / "model"), monkeypatch)
-
-
-def keep_some(heads, full, width):
-    generator = torch.Generator().manual_seed(heads)
-    return Keep(torch.rand(2, heads, full, generator=generator).argsort(-1)[..., :width])
-
-
-@pytest.mark.parametrize("width", [16, 20])
-@pytest.mark.parametrize("kind", TEXT_CONFIGS)
-def test_keys_cut_to_the_width_of_the_values_have_the_logits_of_transformers(
-    kind, width, tmp_path, monkeypatch
+@pytest.mark.parametrize(
+    ("width", "d_k", "d_v"),
+    [
+        *((width, width, width) for width in WIDTHS),
+        (16, 32, 16),
+        (20, 32, 20),
+        (16, 32, 32),
+        (20, 32, 32),
+    ],
+)
+def test_squares_and_cuts_to_squares_have_the_logits_of_transformers(
+    kind, width, d_k, d_v, tmp_path, monkeypatch
 ):
-    whole = Checkpoint(tiny_model(kind, 32, width, tmp_path / "whole"))
-    slice_model(whole, keep_some(2, 32, width), tmp_path / "pruned", dtype=None)
-    assert_same_logits(tmp_path / "pruned", monkeypatch)
-
-
-@pytest.mark.parametrize("width", [16, 20])
-@pytest.mark.parametrize("kind", TEXT_CONFIGS)
-def test_both_cut_to_a_square_have_the_logits_of_transformers(kind, width, tmp_path, monkeypatch):
-    whole = Checkpoint(tiny_model(kind, 32, 32, tmp_path / "whole"))
-    keys, values = keep_some(2, 32, width), keep_some(4, 32, width)
-    slice_model(whole, keys, tmp_path / "pruned", values=values, dtype=None)
-    assert_same_logits(tmp_path / "pruned", monkeypatch)
+    folder = tiny_model(kind, d_k, d_v, tmp_path / "model")
+    if d_k > width:
+        whole, out = Checkpoint(folder), tmp_path / "pruned"
+        values = some(whole.shape, width) if d_v > width else None
+        slice_model(whole, some(whole.shape, width, "key"), out, values=values, dtype=None)
+        folder = out
+    assert_same_logits(folder, monkeypatch)
 
 
 @pytest.mark.parametrize(("d_k", "d_v"), [(16, 32), (32, 16)])

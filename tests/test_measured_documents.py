@@ -1,13 +1,19 @@
-"""docs/lab.md and docs/hybrids.md have the numbers of the published run."""
+"""The documents have the numbers of the published runs."""
 
 import csv
 import json
+import math
 import re
 from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
 
+import cost_and_gain
+import exact
+import hybrid
 import pandas as pd
+import refit
+import speed_tables
 
 ROOT = Path(__file__).parents[1]
 TABLES = ROOT / "results" / "lab" / "h200" / "tables"
@@ -19,9 +25,9 @@ GAINS = (
 )  # fmt: skip
 
 
-def tables(heading, document="lab.md"):
+def tables(heading, name="lab.md"):
     """The cells of the tables under a heading; a blank in the first two repeats the one above."""
-    text = (ROOT / "docs" / document).read_text().split(f"\n## {heading}\n")[1].split("\n## ")[0]
+    text = document(name).split(f"\n## {heading}\n")[1].split("\n## ")[0]
     rows = [re.split(r"\s*\|\s*", line)[1:-1] for line in text.splitlines() if line[:1] == "|"]
     for above, row in pairwise(rows):
         row[:2] = [cell or last for cell, last in zip(row[:2], above[:2], strict=True)]
@@ -47,16 +53,52 @@ def perplexities():
     return known
 
 
+def document(name):
+    return (ROOT / "docs" / name).read_text()
+
+
+def test_the_tables_that_scripts_print():
+    """refit.md names models in its own words, in the first three columns."""
+    of_hybrids = hybrid.table(rows("hybrid.jsonl"))
+    assert len(of_hybrids) == 8
+    of_cuts = [line for line in exact.table(rows("exact.jsonl")) if line.startswith("|")]
+    assert len(of_cuts) > 60
+    assert [line for line in of_hybrids if line not in document("hybrids.md")] == []
+    assert [line for line in of_cuts if line not in document("exact.md")] == []
+    for name, count in (("refit", 24), ("refit-recovered", 12)):
+        _, _, *lines = refit.table(rows(f"{name}.jsonl"))
+        assert len(lines) == count
+        assert all(line.split(" | ", 3)[3] in document("refit.md") for line in lines)
+    record = json.loads((ROWS / "speed.json").read_text())
+    assert document("speed.md").endswith("\n\n" + speed_tables.tables(record))
+    frame = cost_and_gain.read_frame(TABLES.parent / "results.parquet")
+    table = "\n".join(cost_and_gain.table(frame, "fisher", "wikitext_word_ppl"))
+    assert f"\n\n{table}\n\n" in document("../README.md")
+
+
+def test_what_each_side_costs():
+    """The growth of the logarithm of the perplexity."""
+    costs = {}
+    for row in rows("values.jsonl"):
+        if row["method"] == "drrqr":
+            refitted, whole = (
+                row["perplexity"][stage]["wikitext_word_ppl"] for stage in ("refitted", "unpruned")
+            )
+            shares = tuple(row[side] / row["unpruned"][side] for side in ("d_k", "d_v"))
+            costs[row["model"], *shares] = math.log(refitted / whole)
+    for label, model in {**NAMES, "Hybrid": "hybrid_40M"}.items():
+        keys, values = costs[model, 0.5, 1], costs[model, 1, 0.5]
+        cells = [keys, values, keys + values, costs[model, 0.5, 0.5], costs[model, 0.25, 1]]
+        line = f"| {label} | {' | '.join(f'{cell:.3f}' for cell in cells)} |"
+        assert line in document("values.md")
+
+
 def test_what_a_cut_costs():
     known = perplexities()
     cells = tables("What a smaller state costs, and what repairs it")
     assert len(cells) == 36
     for model, cut, method, *numbers in cells:
         assert {n.strip("*") for n in numbers if n} <= known[model, cut, method]
-
-
-def test_what_a_cut_costs_a_hybrid():
-    known = perplexities()
     heading = "Perplexity: how much can go when softmax layers remember the rest?"
     cells = tables(heading, "hybrids.md")
     repaired, (head, *sliced) = cells[:6], cells[6:]
