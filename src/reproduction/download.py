@@ -88,7 +88,7 @@ def _looks(config: Config) -> Iterator[Look]:
             key = ("dataset", corpus.name) if corpus.kind == "hub" else None
             yield f"corpus {name}", key, partial(_corpus, corpus)
     # Columns of one task share its documents; the run itself makes the demo's.
-    tasks = {(task.task, task.file): task for _, task in needs.needed_tasks(config)}
+    tasks = {(task.task, task.file): task for task in needs.needed_tasks(config)}
     for task in tasks.values():
         if task.task in DATA_SETS or config.evaluation.made_from is None:
             key = None if task.file else ("dataset", DATA_SETS[task.task][0])

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt
 
-from reproduction.config.section import WHICH, HubName, Name, NameOf, Section, Seed, Some, TextFile
+from reproduction.config.section import WHICH, HubName, Name, Section, Seed, Some, TextFile
 from reproduction.demo_text import Part
 
 
@@ -33,9 +33,7 @@ class TrainedTokenizer(Section):
     """A byte-pair tokenizer trained on the spot."""
 
     kind: Literal["train"] = WHICH
-    corpus: Annotated[Name, NameOf("corpora")] = Field(
-        description="corpus whose text it is trained on"
-    )
+    corpus: Name = Field(description="corpus whose text it is trained on")
     vocab_size: PositiveInt = Field(description="number of tokens")
 
 
