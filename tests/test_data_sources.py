@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from reproduction.config.sources import matching
-from reproduction.demo_text import write
+from reproduction.documentation import write
 from statecut.data import sources
 from statecut.data.sources import (
     at_even_distances,

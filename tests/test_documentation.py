@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from reproduction import documentation as own
-from reproduction.demo_text import documentation_parts, part_of
-from reproduction.documentation import documentation, prose
+from reproduction.documentation import documentation, documentation_parts, part_of, prose
 from reproduction.new_tokenizers import train_tokenizer
 
 DOCSTRING = """Return the sum of array elements over a given axis, as one number.

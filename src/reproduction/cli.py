@@ -99,30 +99,20 @@ def _plan(commands: cli.Commands) -> None:
                          help="files or target rules; everything if none is given")  # fmt: skip
     command.add_argument("--profile", help="profile of snakemake, as profiles/slurm")
     command.add_argument("--gpus", type=int, metavar="N", help="how many GPUs there are; if not "
-                         "given, the profile's number, or a choice of several")  # fmt: skip
-    command.add_argument("--costs", type=Path, default=Path("config/costs.yaml"), metavar="FILE",
-                         help="measured figures (%(default)s)")  # fmt: skip
-    command.add_argument("--json", type=Path, metavar="FILE", help="write the plan there too")
+                         "given, the profile's number")  # fmt: skip
 
     def run(options: argparse.Namespace) -> None:
-        from reproduction.plan import make_plan, read_figures, read_graph, to_text
+        from reproduction.plan import read_figures, read_graph, to_text
         from statecut.arguments import check_counts
-        from statecut.files import check_writable, write_json
 
         check_counts(gpus=options.gpus)
         config, targets = options.config, options.targets
         if config and Path(config).suffix not in (".yaml", ".yml"):
             config, targets = None, [config, *targets]
-        if options.json:
-            check_writable(options.json)
-        figures = read_figures(options.costs)
         logger.info("asking Snakemake for its jobs")
-        configfile = Path(config) if config else None
-        graph = read_graph(figures, targets, configfile=configfile, profile=options.profile)
-        plan = make_plan(graph, targets=targets, gpus=options.gpus)
-        if options.json:
-            write_json(options.json, plan)
-        print(to_text(plan), end="")
+        figures = read_figures("config/costs.yaml")
+        graph = read_graph(figures, targets, configfile=config, profile=options.profile)
+        print(to_text(graph, targets=targets, gpus=options.gpus), end="")
 
     command.set_defaults(run=run)
 

@@ -17,12 +17,12 @@ from reproduction.config import Config, Model, Task, needs
 from reproduction.config.evaluation import DATA_SETS
 from reproduction.config.sources import HubCorpus, LocalCorpus
 from reproduction.corpora import make_tokenizer, survey_corpus
-from reproduction.import_model import check_sizes
+from reproduction.import_model import check_sizes, folder_of
 from reproduction.suites.data import documents
 from reproduction.suites.protocol import DOCUMENTS
 from statecut.data.tokenizer import Tokenizer, check_vocabulary, load_backend
 from statecut.errors import InputError, nearest
-from statecut.hub import Key, fetch, read_lock, resolve
+from statecut.hub import Key, fetch, read_lock
 from statecut.models.checkpoint import describe
 from statecut.process import in_one_line
 
@@ -108,9 +108,7 @@ def _tokenizer(config: Config, name: str, loaded: dict[str, Tokenizer]) -> str:
 
 def _model(model: Model, loaded: dict[str, Tokenizer]) -> str:
     """Its sizes, its parameters, and whether its own tokenizer gives the ids of the run's."""
-    source = model.source
-    assert source.kind != "pretrain"
-    folder = resolve("model", source.name) if source.kind == "hub" else Path(source.path)
+    folder = folder_of(model)
     check_sizes(model, folder)
     content, name, file = describe(folder), model.tokenizer, folder / "tokenizer.json"
     if not file.is_file() or name not in loaded:
@@ -130,8 +128,7 @@ def _model(model: Model, loaded: dict[str, Tokenizer]) -> str:
 
 def _timed(model: Model) -> str:
     """Of a model that is only timed nothing but its config was fetched."""
-    assert model.source.kind == "hub"
-    check_sizes(model, resolve("model", model.source.name))
+    check_sizes(model, folder_of(model))
     return "has the sizes of the configuration; only timed, without its weights"
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field, PositiveInt
 
 from reproduction.config.section import WHICH, HubName, Name, Section, Seed, Some, TextFile
-from reproduction.demo_text import Part
+from reproduction.documentation import Part
 
 
 class FromHub(Section):
@@ -90,10 +90,7 @@ class DocumentationCorpus(CorpusBase):
     """Prose found in the installed Python packages: no download."""
 
     kind: Literal["documentation"] = WHICH
-    part: Part | None = Field(
-        None,
-        description="one of its parts, which share no sentence; all of it if absent",
-    )
+    part: Part = Field(description="one of its parts, which share no sentence")
 
 
 Corpus = Annotated[HubCorpus | LocalCorpus | DocumentationCorpus, Field(discriminator="kind")]
