@@ -78,38 +78,24 @@ def _cuts(config: Config) -> Iterator[str]:
 
 def _identities(config: Config) -> Iterator[str]:
     """Two things that are one in file names, in labels or in the columns of the results."""
-    suites, benchmarks = config.evaluation.suites, config.benchmarks.items()
-    mixers = {f"benchmarks.{n}.mixers": b.mixers for n, b in benchmarks if b.kind == "mixer"}
     taken = {BASELINE: "the unpruned model", **{name: f"models.{name}" for name in config.models}}
-    named: dict[str, Mapping[str, Any]] = {"methods": config.methods, **mixers}
-    for path, names in named.items():
-        for name in taken.keys() & names.keys():
-            yield f"{path}.{name}: {taken[name]} has this name already"
-    tasks = {f"evaluation.suites.{name}.tasks": suite.tasks for name, suite in suites.items()}
-    labelled = {"models": config.models, **named, **tasks}
-    first: dict[Any, str] = {("methods", "Baseline"): "the unpruned model"}
-    identities = [
-        ((path, thing.label), f"{path}.{name}", f"label {thing.label!r}")
-        for path, things in labelled.items()
-        for name, thing in things.items()
+    for name in taken.keys() & config.methods.keys():
+        yield f"methods.{name}: {taken[name]} has this name already"
+    labels = [("Baseline", "the unpruned model")]
+    labels += [(method.label, f"methods.{name}") for name, method in config.methods.items()]
+    models = [(model.label, f"models.{name}") for name, model in config.models.items()]
+    published = [
+        ((model.published_as or name, model.filter_sharing), f"models.{name}")
+        for name, model in config.models.items()
     ]
-    for name, model in config.models.items():
-        identity = model.published_as or name, model.filter_sharing
-        what = f"`published_as` {identity[0]!r} and filters {identity[1]!r}"
-        identities.append((("published", identity), f"models.{name}", what))
-    for name, suite in suites.items():
-        path = f"evaluation.suites.{name}"
-        identities += [(("column", column), path, f"column {column!r}") for column in suite.columns]
-        identities.append((("column", name), path, f"name {name!r}"))
-    for path in [
-        *(f"tables.{n}" for n in config.tables),
-        *(f"figures.{n}" for n in config.figures),
-    ]:
-        identities.append((("shown", path.split(".", 1)[1]), path, "name"))
-    for identity, path, what in identities:
-        if identity in first:
-            yield f"{path}: its {what} is that of {first[identity]} already"
-        first.setdefault(identity, path)
+    columns = []
+    for name, suite in config.evaluation.suites.items():
+        columns += [(column, f"evaluation.suites.{name}") for column in (name, *suite.columns)]
+    for pairs in (labels, models, published, columns):
+        first: dict[Any, str] = {}
+        for value, path in pairs:
+            if (known := first.setdefault(value, path)) != path:
+                yield f"{path}: {value!r} is a name or label of {known} already"
 
 
 def _data(config: Config) -> Iterator[str]:

@@ -58,24 +58,10 @@ class Task(Section):
     metric: str = Field(description="metric of that task")
     version: int = Field(description="version of the task; another one is refused", ge=0)
     shots: int = Field(0, description="examples in the prompt", ge=0)
-    revision: str = Field(
-        "main",
-        description="revision of its data; `download` pins it once, and tables name any "
-        "other than main",
-    )
-    file: str | None = Field(
-        None,
-        description="local file of the same form that stands in for its data, where the hub has "
-        "it no more",
-    )
-    sha256: Sha256 | None = Field(
-        None,
-        description="what that file must be; with it the protocol `paper` takes the file too, and "
-        "tables name it",
-    )
-    not_attempted: str | None = Field(
-        None, description="why it is left out; its cells show a dash and this reason"
-    )
+    revision: str = Field("main", description="of its data; `download` pins it, tables name others")
+    file: str | None = Field(None, description="local file of the same form in place of its data")
+    sha256: Sha256 | None = Field(None, description="of that file, which `paper` then allows")
+    not_attempted: str | None = Field(None, description="why it has a dash instead")
 
     @model_validator(mode="after")
     def _metric_exists(self) -> Self:
@@ -102,16 +88,10 @@ class Suite(Section):
 
     label: str = Field(description="heading of its mean")
     window: PositiveInt = Field(description="longest input in tokens")
-    batch: PositiveInt | None = Field(
-        None, description="requests per batch; as many as fit if not given"
-    )
-    tasks: dict[Name, Task] = Field(
-        description="its numbers, by their name in the results", min_length=1
-    )
+    batch: PositiveInt | None = Field(None, description="requests per batch; if absent, what fits")
+    tasks: dict[Name, Task] = Field(description="its numbers by name", min_length=1)
     mean: Name | None = Field(None, description="name of the mean over its tasks, if it has one")
-    seeds: Some[Seed] | None = Field(
-        None, description="which of the run's seeds it is evaluated with; all of them if not given"
-    )
+    seeds: Some[Seed] | None = Field(None, description="which of the run's; if absent, all")
 
     @model_validator(mode="after")
     def _mean_is_of_fractions(self) -> Self:
@@ -134,12 +114,9 @@ class Evaluation(Section):
     """How models are evaluated."""
 
     protocol: Name = Field(
-        description="`paper` promises the settings of config/paper.yaml, and what differs from "
-        "them is refused; under any other name, results are marked with it"
+        description="of `paper`, nothing may differ; others are marked in tables"
     )
-    made_from: SliceName | None = Field(
-        None, description="what the demo's own tasks are made of, as corpus/slice"
-    )
+    made_from: SliceName | None = Field(None, description="corpus/slice of the demo's own tasks")
     suites: dict[Name, Suite] = Field(description="suites by name")
 
 
@@ -176,9 +153,7 @@ class MixerBenchmark(BenchmarkBase):
 class CutBenchmark(BenchmarkBase):
     kind: str = WHICH
     models: Some[Name] = Field(description="models to be timed")
-    ratios: Some[Cut] = Field(
-        description="ratios, or widths KEYSxVALUES; the unpruned model is measured too"
-    )
+    ratios: Some[Cut] = Field(description="ratios, or KEYSxVALUES; the unpruned model is timed too")
 
 
 class ModelBenchmark(CutBenchmark):
@@ -188,10 +163,7 @@ class ModelBenchmark(CutBenchmark):
     passes: Some[Pass] = Field(description="forward, or a training step")
     batch: PositiveInt = Field(description="sequences")
     length: PositiveInt = Field(description="tokens in one sequence")
-    graph: bool = Field(
-        False,
-        description="the forward pass as one CUDA graph too: small models wait for Python else",
-    )
+    graph: bool = Field(False, description="the forward pass as one CUDA graph too")
 
     def graphs(self, mode: str) -> bool:
         """Whether a pass is timed as a graph too."""
@@ -221,6 +193,4 @@ class Preflight(Section):
     """The check of every width on the GPU at hand before anything trains."""
 
     length: PositiveInt = Field(description="tokens of the test sequences")
-    tolerance: PositiveFloat = Field(
-        description="largest relative error of outputs and gradients against fp32"
-    )
+    tolerance: PositiveFloat = Field(description="largest relative error against fp32")

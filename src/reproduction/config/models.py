@@ -39,14 +39,10 @@ class ModelBase(Section):
     num_heads: PositiveInt = Field(description="heads of keys and queries")
     conv_size: PositiveInt = Field(4, description="taps of the short convolutions")
     intermediate_size: PositiveInt | None = Field(
-        None, description="width of the MLP; 8/3 of hidden_size, up to a multiple of 256, if absent"
+        None, description="width of the MLP; if absent 8/3 of hidden_size, up to a multiple of 256"
     )
-    tie_word_embeddings: bool = Field(
-        False, description="whether input and output embeddings are one matrix"
-    )
-    published_as: Name | None = Field(
-        None, description="its name in config/published/values.csv, where that is another"
-    )
+    tie_word_embeddings: bool = Field(False, description="input and output embeddings are one")
+    published_as: Name | None = Field(None, description="its name in config/published/values.csv")
 
     def fla_config(self) -> dict[str, Any]:
         """Arguments of the model's config class, with its model_type."""

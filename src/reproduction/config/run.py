@@ -99,40 +99,24 @@ class Config(Section):
     """One run."""
 
     run: Name = Field(description="name of the run; its results are under results/RUN/")
-    about: str = Field(
-        "", description="what the run is and what it cannot say: stands first in its report"
-    )
-    partial: str | None = Field(
-        None,
-        description="why some results are missing: then nothing is computed, tables are made of "
-        "the results that are there, and a dash with this reason stands for the rest",
-    )
+    about: str = Field("", description="what the run is and cannot say; begins its report")
+    partial: str | None = Field(None, description="why results are missing; then none is computed")
     device: Literal["cuda", "cpu"] = Field(
-        "cuda",
-        description="what models run on: cuda is a GPU, and a job that can use none fails; cpu, "
-        "for toy sizes, uses no GPU",
+        "cuda", description="cuda: a job that can use no GPU fails; cpu, for toy sizes, uses none"
     )
-    seeds: Some[Seed] = Field(
-        description="seeds of whatever is drawn: random channels, calibration text, sampled rows"
-    )
+    seeds: Some[Seed] = Field(description="of random channels, calibration text, sampled rows")
     eps: Eps = Field(
         "matched",
-        description="what a cut does to the eps of the output norms: matched multiplies it by as "
-        "much as the squares that it is added to grow, so that the cut model computes what the "
-        "whole one does with the cut channels set to zero; kept leaves it as it was, as the "
-        "paper's code does",
+        description="eps of the output norms after a cut: matched, multiplied so that the model "
+        "computes what the whole one does with them set to zero; or kept, as in the paper",
     )
     tokenizers: dict[Name, Tokenizer] = Field(description="tokenizers by name")
     corpora: dict[Name, Corpus] = Field(description="text by name")
     recipes: dict[Name, Recipe] = Field({}, description="pretraining recipes by name")
     models: dict[Name, Model] = Field(description="models by name", min_length=1)
-    calibration: CalibrationText | None = Field(
-        None, description="for methods that need text, and for refit"
-    )
+    calibration: CalibrationText | None = Field(None, description="for text and refit")
     methods: dict[Name, PruningMethod] = Field({}, description="pruning methods by name")
-    recovery: Recovery | None = Field(
-        None, description="needed by tables and figures that show recovered models"
-    )
+    recovery: Recovery | None = Field(None, description="needed by what shows recovered models")
     evaluation: Evaluation = Field(description="how models are evaluated")
     benchmarks: dict[Name, Benchmark] = Field({}, description="benchmarks by name")
     preflight: Preflight = Field(description="the check of kernels and widths")

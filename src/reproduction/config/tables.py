@@ -46,30 +46,15 @@ class QualityTable(TableBase):
     ] = WHICH
     models: Some[Name] = Field(description="models, always with their unpruned baseline")
     methods: Many[Name] = Field((), description="methods")
-    ratios: Many[Cut] = Field(
-        (),
-        description="fractions of the key channels that are cut, or KEYSxVALUES, the channels of "
-        "keys and of values that a head keeps: 0.5, 64x64",
-    )
-    targets: Some[Target] | None = Field(
-        None, description="targets of every method; each method's own if not given"
-    )
-    eps: Some[Eps] | None = Field(
-        None,
-        description="eps of the output norms as it was (kept), multiplied with the cut (matched), "
-        "or both, side by side in a table of kind stages; the run's `eps` if not given",
-    )
+    ratios: Many[Cut] = Field((), description="of keys to cut, or KEYSxVALUES to keep")
+    targets: Some[Target] | None = Field(None, description="of every method; if absent, its own")
+    eps: Some[Eps] | None = Field(None, description="kept, matched or both; if absent, the run's")
     columns: dict[Stage, Some[Name]] = Field(
-        description="names of suites (all their columns) or of columns, before (pre) and after "
-        "(post) recovery, and of refitted models before (refit) and after it (refit_post); under "
-        "none for a table of baselines alone",
+        description="suites or columns, of sliced models (pre), refitted (refit), recovered (post) or "
+        "both (refit_post); under none in a table of baselines alone",
         min_length=1,
     )
-    recovery_seeds: Some[Seed] | None = Field(
-        None,
-        description="which of the run's seeds are recovered for it; those of `recovery` if not "
-        "given",
-    )
+    recovery_seeds: Some[Seed] | None = Field(None, description="if absent, those of `recovery`")
 
     @model_validator(mode="after")
     def _rows_fit_stages(self) -> Self:
@@ -129,11 +114,7 @@ class RankFigure(FigureBase):
     model: Name = Field(description="one of `models`")
     methods: Some[Name] = Field(description="methods; the baseline is drawn too")
     ratio: Cut = Field(description="fraction of the key channels cut, or KEYSxVALUES left")
-    stages: Some[PrunedStage] = Field(
-        ("pre",),
-        description="before (pre) and after (post) recovery, refitted (refit), or refitted "
-        "and recovered (refit_post)",
-    )
+    stages: Some[PrunedStage] = Field(("pre",), description="as in the columns of tables")
     tokens: PositiveInt = Field(description="tokens of the sequence that are shown")
 
 
