@@ -159,27 +159,6 @@ def test_an_evaluation_that_nobody_measured_is_made_of_steps_and_tokens() -> Non
     assert (other.cost, other.factor) == (8 * 0.5 + 10 * 4 + 1, SCALED)
 
 
-def test_the_lab_estimated_by_figures_of_other_models_is_within_the_range() -> None:
-    """What the range of scaled figures promises: models nine times smaller than those measured."""
-    hybrid = 40_572_720  # its recovery is the one figure outside: 4.1 times
-    lab = [f for f in COSTS if f.gpus and "profiles/lab" in f.command]
-    others = [f for f in COSTS if "profiles/lab" not in f.command]
-    outside = []
-    for one in (f for f in lab if f.work in ("pretrain", "calibrate", "recover", "analyze")):
-        work = Work(one.of, one.kernel, one.parameters, one.tokens)
-        if not 1 / SCALED < one.seconds / seconds(others, one.work, work, gpus=1) < SCALED:
-            outside.append((one.work, one.parameters))
-    assert outside == [("recover", hybrid)]
-    suites = load_config(ROOT / "config" / "lab.yaml").evaluation.suites
-    start = next(f.seconds for f in others if f.work == "start")
-    by_tasks = {evaluation(Work(), suite).of: suite for suite in suites.values()}
-    for one in (f for f in lab if f.work == "evaluate"):
-        work = evaluation(Work("", one.kernel, one.parameters), by_tasks[one.of])
-        # They ran in processes that had started long before.
-        ratio = (start + one.seconds) / seconds(others, "evaluate", work, gpus=1)
-        assert 1 / SCALED < ratio < SCALED, one
-
-
 # Plans
 
 

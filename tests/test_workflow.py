@@ -63,6 +63,8 @@ def test_the_papers_jobs_are_those_that_the_paper_implies(checkout):
     # (L1 draws nothing), and of two by rotations and Grad.
     assert found["score"] == 4 * (4 * seeds + 1) + 4 * 2 * (3 * seeds + 1) + (2 * 2 + 1) * seeds
     assert "refit" not in found  # no table of the paper's asks for it
+    assert found["evaluate"] == 890
+    assert found["measure"] == 107
     assert found["table"] == 22  # sixteen, and six of ours
     assert sum(found.values()) == 1751
     assert found["figure"] == 9  # six, and three of ours
@@ -260,32 +262,19 @@ def test_the_figures_of_a_partial_run_are_those_with_sources_or_drawn_before(tmp
     monkeypatch.chdir(tmp_path)
     config = load_config(ROOT / "config" / "demo.yaml")
     inputs = Inputs(config.model_copy(update={"partial": "no time"}))
-    # Drawn of frames, whose gaps have their reasons.
-    frames = {"quality", "state", "state_recovered"}
+    frames = {"quality", "state", "state_recovered"}  # whose gaps have their reasons
     assert {*inputs.figures()} == frames
-    sources = [Path(path) for path in Inputs(config).figure_sources("utilization")]
-    for source in sources:
-        source.parent.mkdir(parents=True, exist_ok=True)
-        source.touch()
+    others = [Path(path) for path in Inputs(config).figure_sources("utilization")[1:]]
     drawn = [Path(inputs.paths.figure("filters", ending)) for ending in ("pdf", "svg")]
-    for path in drawn:
+    shared = Path(Inputs(config).figure_sources("filters_shared")[0])
+    for path in [*others, *drawn, shared / "loss.csv"]:  # a curve is no model
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
-    some = {*frames, "utilization", "spectrum", "filters"}  # two show the same models
-    assert {*inputs.figures()} == some
-    assert {*inputs.shown().figures} == some
-    sources[0].unlink()  # curves are drawn of the models that are there
-    assert {*inputs.figures()} == some
-    assert inputs.figure_sources("utilization") == [None, *map(str, sources[1:])]
-    for source in sources[1:]:
-        source.unlink()
-    shared = Path(Inputs(config).figure_sources("filters_shared")[0])
-    shared.mkdir(parents=True)
-    (shared / "loss.csv").touch()
-    assert {*inputs.figures()} == {*frames, "filters"}
+    # Curves are drawn of the models that are there; two figures show the same ones.
+    assert {*inputs.shown().figures} == {*frames, "utilization", "spectrum", "filters"}
+    assert inputs.figure_sources("utilization") == [None, *map(str, others)]
     (shared / "model.safetensors").touch()
-    assert {*inputs.figures()} == {*frames, "filters", "filters_shared"}
-    assert {*inputs.drawable()} == {*frames, "filters_shared"}  # the other is a file, no job's
+    assert {*inputs.drawable()} == {*frames, "utilization", "spectrum", "filters_shared"}
     assert Inputs(config).figures() == config.figures
 
 

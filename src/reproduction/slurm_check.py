@@ -227,16 +227,7 @@ def read_requests(arguments: Any, plugin: Any, partition_file: Path | None) -> s
         return {request(job, attempt) for job in distinct.values() for attempt in attempts}
 
 
-def profile_config(profile: str | None) -> Path:
-    """The configuration that a profile names."""
-    if profile is None:
-        raise InputError("nothing to check: give a configuration's FILE or --profile")
-    if configfiles := parse_arguments(profile).configfile:
-        return Path(configfiles[-1])
-    raise InputError(f"profile {profile!r} names no configuration: give FILE")
-
-
-def unmet_requests(profile: str, configfile: Path) -> tuple[int, list[str]]:
+def unmet_requests(profile: str, configfile: Path | str) -> tuple[int, list[str]]:
     """How many rules submit jobs to the cluster of this machine, and what of that it can never
     meet."""
     from snakemake_interface_executor_plugins.registry import ExecutorPluginRegistry

@@ -50,7 +50,7 @@ class QualityTable(TableBase):
     targets: Some[Target] | None = Field(None, description="of every method; if absent, its own")
     eps: Some[Eps] | None = Field(None, description="kept, matched or both; if absent, the run's")
     columns: dict[Stage, Some[Name]] = Field(
-        description="suites or columns, of sliced models (pre), refitted (refit), recovered (post) or "
+        description="suites or columns of models sliced (pre), refitted (refit), recovered (post), "
         "both (refit_post); under none in a table of baselines alone",
         min_length=1,
     )

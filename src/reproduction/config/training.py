@@ -54,15 +54,6 @@ class Recipe(Training):
         "second or every layer again; reruns nothing",
     )
 
-    @model_validator(mode="after")
-    def _flame_checkpoints(self) -> Self:
-        if self.trainer != "flame" and self.activation_checkpoint != "none":
-            raise ValueError(
-                f"activation_checkpoint {self.activation_checkpoint!r} is for `trainer: flame`: "
-                "the built-in trainer keeps all activations"
-            )
-        return self
-
     @property
     def sequences(self) -> int:
         return super().sequences * self.world_size
@@ -112,17 +103,13 @@ class Recovery(Training):
     distillation: Distillation = Field(description="the teacher's part")
     control: bool = Field(True, description="recover the unpruned model too")
     seeds: Some[Seed] | None = Field(
-        None,
-        description="those of the run to recover; if absent, all. The n-th adds n - 1 to `seed`",
+        None, description="of the run's; if absent, all. The n-th recovers with `seed` + n - 1"
     )
 
     @model_validator(mode="after")
     def _divides_the_batch(self) -> Self:
         if self.batch % self.gradient_accumulation_steps:
-            raise ValueError(
-                f"gradient_accumulation_steps {self.gradient_accumulation_steps} must divide batch "
-                f"{self.batch}"
-            )
+            raise ValueError(f"gradient_accumulation_steps must divide batch {self.batch}")
         return self
 
     def defining(self, **options: Any) -> dict[str, Any]:
@@ -132,10 +119,7 @@ class Recovery(Training):
         return self.model_dump(mode="json", exclude=left_out, **options)
 
     def settings(self) -> settings.Recovery:
-        values = dict(self) | {
-            "lora": settings.Lora(**dict(self.lora)),
-            "distillation": settings.Distillation(**dict(self.distillation)),
-        }
-        return settings.Recovery(
-            **{name: value for name, value in values.items() if name not in ("control", "seeds")}
-        )
+        values = {name: value for name, value in self if name not in ("control", "seeds")}
+        values["lora"] = settings.Lora(**dict(self.lora))
+        values["distillation"] = settings.Distillation(**dict(self.distillation))
+        return settings.Recovery(**values)
