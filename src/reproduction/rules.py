@@ -31,7 +31,7 @@ from reproduction.config import (
     shape_of,
 )
 from reproduction.config.evaluation import DATA_SETS
-from reproduction.config.needs import needed_corpora, needed_models, needed_tokenizers
+from reproduction.config.needs import needs
 from reproduction.config.section import RECOVERED
 from reproduction.config.sources import matching, tokenizer_files
 from reproduction.import_model import model_files
@@ -218,14 +218,14 @@ class Inputs:
 
     def missing(self) -> list[str]:
         """Files that rules read, no rule makes, and that do not exist."""
-        files = {
-            *(file for model in needed_models(self.config) for file in self.local_model(model)),
-            *(file for t in needed_tokenizers(self.config) for file in self.tokenizer_text(t)),
-            *(file for corpus in needed_corpora(self.config) for file in self.text(corpus)),
-            *(file for suite in self.config.evaluation.suites for file in self.task_files(suite)),
-        }
-        made = f"{self.paths.root}/"
-        return sorted(f for f in files if not f.startswith(made) and not Path(f).exists())
+        read = {"model": self.local_model, "tokenizer": self.tokenizer_text, "corpus": self.text}
+        files: list[str] = []
+        for need in (need for need in needs(self.config) if not need.hub):
+            if need.kind == "task":
+                files += [need.spec.file]
+            else:
+                files += read[need.kind](need.name)
+        return sorted({file for file in files if not Path(file).exists()})
 
     def tokenizer(self, model: str) -> str:
         return f"{self.paths.root}/tokenizers/{self.config.models[model].tokenizer}"
