@@ -361,7 +361,7 @@ WRONG = [
     ("tables/by_model/ratios", [0.99], "models.delta_net: ratio 0.99 leaves no channel of 32"),
     ("tables/by_model/ratios", [], "tables.by_model: methods and ratios need each other"),
     ("tables/by_model/columns", {"none": ["ppl"]}, "by_model: columns stand under pre, refit"),
-    ("tables/by_model/columns/pre", ["pplx"], "tables.by_model.columns: there is no 'pplx'"),
+    ("tables/by_model/columns/pre", ["pplx"], "tables.by_model.columns.pre: there is no 'pplx'"),
     ("tables/by_model/columns/per", ["ppl"], "columns.per: 'per': Input should be 'none', 'pre'"),
     ("tables/by_model/methods", ["drqr"], "tables.by_model.methods: there is no 'drqr'; did you"),
     ("tables/by_model/models", ["delta_nt"], "tables.by_model.models: there is no 'delta_nt'"),

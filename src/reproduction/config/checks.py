@@ -6,8 +6,7 @@ Each check yields a line for each mistake: the path of the key, its value, what 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import chain
-from typing import Any
+from typing import Any, get_args
 
 from reproduction.config.evaluation import DecodingBenchmark, MixerBenchmark
 from reproduction.config.models import cut_shape
@@ -38,20 +37,20 @@ def _names(config: Config) -> Iterator[str]:
         "tokenizer": config.tokenizers, "corpus": config.corpora, "recipe": config.recipes,
         "model": config.models, "models": config.models, "methods": config.methods,
         "data": slices, "made_from": slices, "tables": config.tables, "column": tasks,
-        "columns": columns,
+        **dict.fromkeys(get_args(Stage), columns),
     }  # fmt: skip
 
     def wrong(path: str, part: Mapping[str, Any]) -> Iterator[str]:
-        kind = {"sweep": "mixer"}.get(k := str(part.get("kind", "")), k.removesuffix("_speed"))
-        timed = {"benchmark": [name for name, spec in benchmarks.items() if spec.kind == kind]}
+        kind = str(part.get("kind")).replace("sweep", "mixer").removesuffix("_speed")
+        timed = [name for name, spec in benchmarks.items() if spec.kind == kind]
         for key, value in part.items():
+            names = timed if key == "benchmark" else known.get(key)
             if isinstance(value, dict):
-                stages = {key: list(chain(*value.values()))} if key == "columns" else None
-                yield from wrong(path if stages else f"{path}{key}.", stages or value)
-            elif isinstance(value, str | list) and key in (names := known | timed):
+                yield from wrong(f"{path}{key}.", value)
+            elif names is not None and isinstance(value, str | list):
                 for name in [value] if isinstance(value, str) else value:
-                    if name not in names[key]:
-                        yield f"{path}{key}: there is no {name!r}{nearest(name, names[key])}"
+                    if name not in names:
+                        yield f"{path}{key}: there is no {name!r}{nearest(name, names)}"
 
     return wrong("", config.model_dump(mode="json"))
 
@@ -94,8 +93,9 @@ def _identities(config: Config) -> Iterator[str]:
     for pairs in (labels, models, published, columns):
         first: dict[Any, str] = {}
         for value, path in pairs:
-            if (known := first.setdefault(value, path)) != path:
-                yield f"{path}: {value!r} is a name or label of {known} already"
+            if value in first:
+                yield f"{path}: {value!r} is a name or label of {first[value]} already"
+            first.setdefault(value, path)
 
 
 def _data(config: Config) -> Iterator[str]:
