@@ -32,7 +32,7 @@ test-report: setup  ## the report in headless Chromium; PICTURES=folder keeps wh
 
 test-slurm: setup  ## every fault of a cluster, and the demo through it; needs Slurm, takes an hour and a half
 	$(THREADS) CI=true $(BIN)/python -m pytest -vv --durations=0 \
-	  $(addprefix tests/slurm/,test_small_run.py test_unmet.py check_gpus.py check_demo.py check_faults.py)
+	  $(addprefix tests/slurm/,test_small_run.py test_unmet.py check_demo.py check_faults.py)
 
 # The source package holds llama.cpp with its converter, which a wheel leaves out.
 LLAMA := .venv/llama

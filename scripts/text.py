@@ -4,7 +4,8 @@ from reproduction.running.job import job
 VERSION = 1
 
 with job(snakemake):
-    from reproduction.corpora import write_text
+    from reproduction.documentation import documentation_parts, write
 
-    parts = snakemake.params.parts
-    write_text(dict(zip(snakemake.output[: len(parts)], parts, strict=True)))
+    texts = documentation_parts()
+    for file, part in zip(snakemake.output, snakemake.params.parts, strict=False):
+        write(texts[part], file)

@@ -82,8 +82,6 @@ class _Handler(BaseHTTPRequestHandler):
             self.tree(*match.groups())
         elif match := re.fullmatch(r"/(datasets/)?([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path):
             self.file("dataset" if match[1] else "model", match[2], match[3], match[4])
-        elif match := re.fullmatch(r"/storage/([0-9a-f]{64})/(.+)", path):
-            self.content(self.stored(match[1]), match[2])
         else:
             self.refuse(404, "EntryNotFound")
 
@@ -124,21 +122,8 @@ class _Handler(BaseHTTPRequestHandler):
         elif self.command == "HEAD":
             headers = {"X-Repo-Commit": snapshot[0], "ETag": f'"{git_hash(snapshot[1][path])}"'}
             self.answer(200, b"", **headers, **{"Content-Length": str(len(snapshot[1][path]))})
-        elif path.endswith(LFS):
-            # Large files live on another server, as on the real hub.
-            digest = hashlib.sha256(snapshot[1][path]).hexdigest()
-            self.answer(302, b"", Location=f"/storage/{digest}/{path}")
         else:
             self.content(snapshot[1][path], path)
-
-    def stored(self, digest: str) -> bytes:
-        everything = (
-            content
-            for commits in self.hub.commits.values()
-            for files in commits.values()
-            for content in files.values()
-        )
-        return next(c for c in everything if hashlib.sha256(c).hexdigest() == digest)
 
     def content(self, content: bytes, path: str) -> None:
         """The bytes of the requested range, as far as the faults allow."""

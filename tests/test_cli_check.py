@@ -74,13 +74,6 @@ def test_check_names_the_models_whose_trainer_is_not_there(check, monkeypatch):
     assert {*line.split("and trains ")[1].split(", ")} == trained
 
 
-def test_check_refuses_what_is_not_the_papers_protocol(capsys, tmp_path):
-    other = tmp_path / "other.yaml"
-    other.write_text(Path(PAPER).read_text().replace("window: 10000", "window: 4096"))
-    assert main(["check", str(other)]) == 2
-    assert "window: 4096, the paper's is 10000" in capsys.readouterr().err
-
-
 def test_download_fetches_what_the_configuration_needs(monkeypatch, capsys):
     fetched = []
 
@@ -99,11 +92,10 @@ def test_download_fetches_what_the_configuration_needs(monkeypatch, capsys):
     assert "dataset baber/piqa: offline" in said.err
 
 
-def test_download_for_a_run_without_the_hub_leaves_nothing_behind(tmp_path, capsys):
+def test_download_for_a_run_without_the_hub_leaves_nothing_behind(tmp_path):
     models = tmp_path / "models"
     models.symlink_to(CONFIG.parent / "models")
     assert main(["download", str(CONFIG / "demo.yaml")]) == 0
-    assert "demo.yaml: needs nothing from the hub\n" in capsys.readouterr().out
     assert list(tmp_path.iterdir()) == [models]
 
 
@@ -118,8 +110,3 @@ def test_check_names_local_files_that_are_not_there(check, tmp_path):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
     assert check(lab) == (0, [])
-    absolute = tmp_path / "absolute.yaml"
-    for pattern, missing in (("*.jsonl.xz", 0), ("*.txt", 1)):
-        there = f"{tmp_path}/data/corpus/{pattern}"
-        absolute.write_text(lab.read_text().replace("data/corpus/*.jsonl.xz", there))
-        assert check(absolute) == (missing, [f"{there} is not there"] * missing)

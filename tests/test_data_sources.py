@@ -6,7 +6,7 @@ import gzip
 import json
 import lzma
 import random
-from itertools import islice, pairwise
+from itertools import pairwise
 from pathlib import Path
 from unittest import mock
 
@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from reproduction.config.sources import matching
-from reproduction.demo_text import write
 from statecut.data import sources
 from statecut.data.sources import (
     at_even_distances,
@@ -80,11 +79,6 @@ def test_a_text_without_document_ends_is_refused_before_it_fills_the_memory(
     file.write_text("one line\n\n" * 500)
     with pytest.raises(InputError, match="two blank lines end a document"):
         list(read(file))
-
-
-def test_a_stream_that_was_kept_reads_the_same(tmp_path: Path) -> None:
-    write(iter(DOCUMENTS), tmp_path / "a.jsonl")
-    assert list(read(tmp_path / "a.jsonl")) == DOCUMENTS
 
 
 def test_a_folder_in_the_hubs_form_is_read_whole(tmp_path: Path) -> None:
@@ -154,20 +148,6 @@ def test_every_document_of_every_row_group_comes_once(
     everything = [text for rows in groups.values() for texts in rows for text in texts]
     assert sorted(orders[0]) == sorted(everything)
     assert orders[0] == orders[1]  # whichever file was written first
-
-
-def test_the_first_documents_come_from_all_files_at_even_distances(tmp_path: Path) -> None:
-    groups = {
-        file: [[f"{file * 50 + group}" for _ in range(9)] for group in range(50)]
-        for file in range(4)
-    }
-    write_parquet(tmp_path, list(groups), groups)
-    for seed in range(5):
-        with mock.patch.object(sources, "_row_group", wraps=sources._row_group) as begun:
-            first = [int(text) for text in islice(read(tmp_path, seed=seed), 64)]
-        assert len(set(first)) == 64 == begun.call_count  # no other row group was read
-        assert largest_gap(first, 200) < 3 * 200 / 64
-        assert {number // 50 for number in first} == set(groups)
 
 
 def test_a_pattern_may_be_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -269,15 +249,3 @@ def test_shuffling_keeps_every_document_and_holds_few() -> None:
     assert order != list(shuffled(documents, 8, characters=1000))
     # With room for all of them the first may come last.
     assert max(map(documents.index, list(shuffled(documents, 7))[:30])) > 2000
-
-
-def test_of_many_files_only_so_many_are_open(tmp_path: Path) -> None:
-    for i in range(150):
-        (tmp_path / f"{i:03}.jsonl").write_text(json.dumps({"text": f"document {i}"}) + "\n")
-    with mock.patch.object(sources, "_fields", wraps=sources._fields) as opened:
-        documents = read(tmp_path)
-        assert len(documents.parts) == 64
-        first = [next(texts) for _, texts in documents.parts]
-        assert opened.call_count == 64
-        rest = [text for _, texts in documents.parts for text in texts]
-    assert sorted(first + rest) == sorted(f"document {i}" for i in range(150))

@@ -22,7 +22,7 @@ import yaml
 
 import statecut
 from reproduction.config import load_config
-from reproduction.demo_text import word_runs
+from reproduction.documentation import word_runs
 from reproduction.reporting.archive import write_archive
 from statecut.data.sources import read
 from statecut.models.checkpoint import Checkpoint

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
-from collections import Counter
-from pathlib import Path
 
 import pytest
 
 from reproduction import documentation as own
-from reproduction.demo_text import documentation_parts, part_of
-from reproduction.documentation import documentation, prose
-from reproduction.new_tokenizers import train_tokenizer
+from reproduction.documentation import documentation_parts, part_of, prose
 
 DOCSTRING = """Return the sum of array elements over a given axis, as one number.
 
@@ -45,20 +40,6 @@ def test_what_reads_as_sentences_is_kept_and_nothing_else() -> None:
         "with code in it.",
         "Axis along which the sum is performed, see the guide.",
     ]
-
-
-def test_there_is_enough_of_it_for_a_small_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Two packages of the four give half a million tokens, and no paragraph twice."""
-    monkeypatch.setattr(own, "PACKAGES", ("numpy", "scipy"))
-    documents = list(documentation())
-    paragraphs = Counter(part for text in documents for part in text.split("\n\n"))
-    assert set(paragraphs.values()) == {1}
-    assert not [part for part in paragraphs if re.search(r">>>|``|^\.\. |^:\w+:", part)]
-    some = documents[::5]
-    tokenizer = train_tokenizer(some, tmp_path / "bpe", vocabulary_size=2048)
-    assert 5 * sum(len(tokenizer.encode(text)) + 1 for text in some) > 500_000
 
 
 def test_a_paragraph_like_one_of_a_part_before_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:

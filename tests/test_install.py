@@ -3,7 +3,6 @@ more than it requires."""
 
 import re
 import runpy
-import shlex
 import shutil
 import subprocess
 import sys
@@ -13,11 +12,8 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
-import yaml
 from packaging.requirements import Requirement
 from small_models import workplace
-from snakemake.cli import get_argument_parser
-from snakemake.settings.types import DeploymentMethod
 
 from statecut import __version__
 from statecut.models import load
@@ -63,32 +59,6 @@ def test_both_packages_and_the_changelog_have_the_same_version():
     newest = re.search(r"^## \[(.+?)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert newest is not None
     assert newest[1] == __version__ == project("src/reproduction")["version"]
-
-
-def test_the_workflow_catalog_finds_what_it_shows():
-    """Its documentation: snakemake.github.io/snakemake-workflow-catalog, "Adding workflows"."""
-    usage = yaml.safe_load((ROOT / ".snakemake-workflow-catalog.yml").read_text())["usage"]
-    assert usage.keys() == {"mandatory-flags", "software-stack-deployment"}
-    deployments = usage["software-stack-deployment"]
-    assert deployments.pop("report") is True
-    methods = {method.name.lower() for method in DeploymentMethod}
-    assert {method for name in deployments for method in name.split("+")} <= methods
-    get_argument_parser().parse_args(shlex.split(usage["mandatory-flags"]["flags"]))
-    assert (ROOT / "config" / "README.md").exists()
-
-
-@pytest.mark.parametrize(("run", "taken"), [(3, "3.11"), (2, "3.12"), (1, "3.13"), (0, "3")])
-def test_make_takes_the_first_python_that_runs(run, taken, tmp_path):
-    """The last `run` of them do, as where pyenv has commands of versions that are not chosen."""
-    said = project(".")["classifiers"]
-    versions = [line.removeprefix("Programming Language :: Python :: ") for line in said]
-    for left, version in zip((3, 2, 1), versions, strict=True):
-        (tmp_path / f"python{version}").write_text(f"#!/bin/sh\nexit {127 * (left > run)}\n")
-        (tmp_path / f"python{version}").chmod(0o755)
-    make = [shutil.which("make"), "-s", "--eval=say: ; $(info $(VERSIONS): $(PYTHON))", "say"]
-    alone = {"PATH": str(tmp_path)}
-    done = subprocess.run(make, cwd=ROOT, env=alone, capture_output=True, text=True)
-    assert done.stdout == f"{' '.join(versions)}: python{taken}\n", done.stderr
 
 
 def required(distribution, found):

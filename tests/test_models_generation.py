@@ -124,27 +124,6 @@ def test_replays_write_what_plain_steps_write(name, tokens, graphs, monkeypatch)
     assert graphs[0].replays == 3
 
 
-@pytest.mark.parametrize("replaced", [True, False])
-def test_a_replay_starts_where_the_last_one_ended(replaced, graphs, monkeypatch):
-    """Whether states are replaced or written in place; the test above fails if `put` does not."""
-    _, *prompt = prompted("delta_net")
-    if not replaced:
-        in_place(monkeypatch)
-    going = GreedyGeneration(*prompt)
-    going.run(1)
-    graph = GenerationGraph(going, 1)
-    kept = sum(a is b for a, b in zip(going.tensors(), graph.held, strict=True))
-    assert kept == (0 if replaced else 2 * 3)  # of two layers the filters' inputs: q, k and v
-    before = [part.clone() for part in graph.held]
-    first = graph.replay()[0].clone()
-    after = [part.clone() for part in graph.held]
-    assert all(not torch.equal(a, b) for a, b in zip(before, after, strict=True))
-    with torch.inference_mode():
-        generation.put(before, graph.held)
-    assert torch.equal(graph.replay()[0], first)
-    assert all(map(torch.equal, graph.held, after))
-
-
 # As the evaluation uses it
 
 

@@ -23,11 +23,6 @@ def jobs():
     return {rule: [*members] for rule, members in rules}
 
 
-def test_it_runs_the_paper(jobs):
-    assert PROFILE["configfile"] == "config/paper.yaml"
-    assert jobs["pretrain"][0].output[0].startswith("results/paper/")
-
-
 def test_the_documentation_says_what_is_asked_of_slurm(jobs):
     lines = [
         "| rule | jobs | GPUs | cores | memory, GB | time, hours |",
@@ -60,10 +55,3 @@ def test_only_what_goes_on_in_the_queue_has_the_same_time_at_each_attempt():
         rule for rule, one in PROFILE["set-resources"].items() if isinstance(one["runtime"], int)
     }
     assert constant == {"pretrain", "recover"}
-
-
-def test_the_partitions_of_the_example_are_read():
-    from snakemake_executor_plugin_slurm.partitions import read_partition_file
-
-    partitions = read_partition_file(ROOT / "profiles/slurm/partitions.yaml")
-    assert [one.name for one in partitions] == ["cpu", "gpu"]

@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import logging
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from statecut import cli
-from statecut.errors import InputError
+from statecut.errors import InputError, nearest
 from statecut.hub import LOCK, resolve
 from statecut.version import __version__
 
@@ -27,157 +28,133 @@ def parser() -> argparse.ArgumentParser:
     top.set_defaults(install="run `make setup` in the checkout")
     top.add_argument("--version", action="version", version=f"statecut {__version__}")
     commands = top.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for add in (_check, _plan, _compare, _download):
-        add(commands)
+
+    def command(
+        name: str, run: Callable[[argparse.Namespace], None], about: str, description: str
+    ) -> argparse.ArgumentParser:
+        added = commands.add_parser(name, help=about, description=description)
+        added.set_defaults(run=run)
+        return added
+
+    add = command(
+        "check",
+        check,
+        "check a configuration, and whether a Slurm cluster can run it",
+        "Read a configuration, say every mistake in it, and what it still needs. With a profile "
+        "for Slurm, ask the cluster which requests it can never meet. Exits with 2 for a mistake, "
+        "and with 1 if something is missing or a request can never be met.",
+    ).add_argument
+    add("config", metavar="CONFIG", nargs="?", help="a configuration; the profile's if not given")
+    add("--profile", help="profile of snakemake, as profiles/slurm")
+    add = command(
+        "plan",
+        plan,
+        "say what a run costs: jobs, GPU hours, days, disk",
+        "Ask Snakemake for the jobs behind some targets and say what they cost, rule by rule, "
+        "without running any. Run it in the checkout.",
+    ).add_argument
+    add("config", nargs="?", metavar="CONFIG",
+        help="a configuration (.yaml); the profile's, or the demo's, if not given")  # fmt: skip
+    add("targets", nargs="*", metavar="TARGET", help="files or target rules; if none, everything")
+    add("--profile", help="profile of snakemake, as profiles/slurm")
+    add("--gpus", type=int, metavar="N", help="how many there are; if not given, the profile's")
+    add = command(
+        "compare",
+        compare,
+        "print the verdict of a run: its numbers against the paper's",
+        "Print the verdict of a finished run: which claims of the paper hold in it, and which of "
+        "its numbers lie outside of their tolerance.",
+    ).add_argument
+    add("name", metavar="RUN", help="its name: results are in results/RUN")
+    add = command(
+        "download",
+        download,
+        "fetch what a configuration needs from the hub",
+        f"Fetch models, tokenizers and data sets at pinned commits, and write commits and hashes "
+        f"to {LOCK}. Goes on where it was cut off. Then look into all of it, print what is there, "
+        "and exit with 2 if something is not what the run needs.",
+    ).add_argument
+    add("config", metavar="CONFIG", help="a configuration")
+    add("--update", action="append", default=[], metavar="NAME",
+        help="of this model or data set, take the newest commit of its branch, not the locked one "
+        "(may be repeated)")  # fmt: skip
     return top
 
 
-def _check(commands: cli.Commands) -> None:
-    command = commands.add_parser(
-        "check",
-        help="check a configuration, and whether a Slurm cluster can run it",
-        description="Read a configuration, say every mistake in it, and what it still needs. With "
-        "a profile for Slurm, ask the cluster which requests it can never meet. Exits with 2 for a "
-        "mistake, and with 1 if something is missing or a request can never be met.",
+def check(options: argparse.Namespace) -> None:
+    from reproduction.config import load_config
+    from reproduction.config.needs import hub_sources, without_trainer
+    from reproduction.dag import parse_arguments
+    from reproduction.import_model import check_model_sizes
+    from reproduction.rules import Inputs
+    from reproduction.slurm_check import unmet_requests
+    from reproduction.suites.protocol import check_protocol
+
+    file = options.config
+    if file is None:  # as Snakemake does
+        file = (parse_arguments(options.profile).configfile or ["config/demo.yaml"])[-1]
+    config = load_config(file)
+    check_protocol(config.evaluation)
+    check_model_sizes(config)
+    print(
+        f"{file}: {len(config.models)} models, {len(config.methods)} methods, "
+        f"{len(config.variants())} variants, {len(config.tables)} tables, "
+        f"{len(config.figures)} figures"
     )
-    command.add_argument("config", type=Path, metavar="CONFIG", nargs="?",
-                         help="a configuration; the profile's if not given")  # fmt: skip
-    command.add_argument("--profile", help="profile of snakemake, as profiles/slurm")
+    missing = []
+    for item in hub_sources(config):
+        try:
+            resolve(*item.key, revision=item.revision, patterns=item.patterns)
+        except InputError as error:
+            # No mistake in the configuration: it may be checked before anything is fetched.
+            missing.append(str(error))
+    missing += [f"{file} is not there" for file in Inputs(config).missing()]
+    if names := without_trainer(config):
+        missing.append(f"flame is not installed here (`make flame`), and trains {', '.join(names)}")
+    for line in missing:
+        print(line, flush=True)
+    unmet: list[str] = []
+    if options.profile is not None:
+        logger.info("%s: asking Slurm, and Snakemake for its jobs", options.profile)
+        rules, unmet = unmet_requests(options.profile, file)
+        print(*unmet or [f"every request of {rules} rules can be met"], sep="\n")
+    if missing or unmet:
+        raise SystemExit(1)
 
-    def run(options: argparse.Namespace) -> None:
-        from reproduction.config import load_config
-        from reproduction.config.needs import hub_sources, without_trainer
-        from reproduction.import_model import check_model_sizes
-        from reproduction.rules import Inputs
-        from reproduction.slurm_check import profile_config, unmet_requests
-        from reproduction.suites.protocol import check_protocol
 
-        if options.config is None:
-            options.config = profile_config(options.profile)
-        config = load_config(options.config)
-        check_protocol(config.evaluation)
-        check_model_sizes(config)
-        print(
-            f"{options.config}: {len(config.models)} models, {len(config.methods)} methods, "
-            f"{len(config.variants())} variants, {len(config.tables)} tables, "
-            f"{len(config.figures)} figures"
+def plan(options: argparse.Namespace) -> None:
+    from reproduction.plan import read_figures, read_graph, to_text
+    from statecut.arguments import check_counts
+
+    check_counts(gpus=options.gpus)
+    config, targets = options.config, options.targets
+    if config and Path(config).suffix not in (".yaml", ".yml"):
+        config, targets = None, [config, *targets]
+    logger.info("asking Snakemake for its jobs")
+    figures = read_figures("config/costs.yaml")
+    graph = read_graph(figures, targets, configfile=config, profile=options.profile)
+    print(to_text(graph, targets=targets, gpus=options.gpus), end="")
+
+
+def compare(options: argparse.Namespace) -> None:
+    verdict = Path("results") / options.name / "verdict"
+    if not verdict.is_dir():
+        known = [folder.parent.name for folder in Path("results").glob("*/verdict/")]
+        raise InputError(
+            f"there is no {verdict}{nearest(options.name, known)}; `snakemake {verdict}`, in "
+            "the checkout with the configuration or the profile of this run, makes it"
         )
-        missing = []
-        for item in hub_sources(config):
-            try:
-                resolve(*item.key, revision=item.revision, patterns=item.patterns)
-            except InputError as error:
-                # No mistake in the configuration: it may be checked before anything is fetched.
-                missing.append(str(error))
-        missing += [f"{file} is not there" for file in Inputs(config).missing()]
-        if names := without_trainer(config):
-            trains = ", ".join(names)
-            missing.append(f"flame is not installed here (`make flame`), and trains {trains}")
-        for line in missing:
-            print(line, flush=True)
-        unmet: list[str] = []
-        if options.profile is not None:
-            logger.info("%s: asking Slurm, and Snakemake for its jobs", options.profile)
-            rules, unmet = unmet_requests(options.profile, options.config)
-            print(*unmet or [f"every request of {rules} rules can be met"], sep="\n")
-        if missing or unmet:
-            raise SystemExit(1)
-
-    command.set_defaults(run=run)
+    print((verdict / "verdict.txt").read_text(), end="")
 
 
-def _plan(commands: cli.Commands) -> None:
-    command = commands.add_parser(
-        "plan",
-        help="say what a run costs: jobs, GPU hours, days, disk",
-        description="Ask Snakemake for the jobs behind some targets and say what they cost, rule "
-        "by rule, without running any. Run it in the checkout.",
-    )
-    command.add_argument("config", nargs="?", metavar="CONFIG", help="a configuration (.yaml); "
-                         "the profile's, or the demo's, if not given")  # fmt: skip
-    command.add_argument("targets", nargs="*", metavar="TARGET",
-                         help="files or target rules; everything if none is given")  # fmt: skip
-    command.add_argument("--profile", help="profile of snakemake, as profiles/slurm")
-    command.add_argument("--gpus", type=int, metavar="N", help="how many GPUs there are; if not "
-                         "given, the profile's number, or a choice of several")  # fmt: skip
-    command.add_argument("--costs", type=Path, default=Path("config/costs.yaml"), metavar="FILE",
-                         help="measured figures (%(default)s)")  # fmt: skip
-    command.add_argument("--json", type=Path, metavar="FILE", help="write the plan there too")
+def download(options: argparse.Namespace) -> None:
+    from reproduction.config import load_config
+    from reproduction.download import download_and_check
 
-    def run(options: argparse.Namespace) -> None:
-        from reproduction.plan import make_plan, read_figures, read_graph, to_text
-        from statecut.arguments import check_counts
-        from statecut.files import check_writable, write_json
-
-        check_counts(gpus=options.gpus)
-        config, targets = options.config, options.targets
-        if config and Path(config).suffix not in (".yaml", ".yml"):
-            config, targets = None, [config, *targets]
-        if options.json:
-            check_writable(options.json)
-        figures = read_figures(options.costs)
-        logger.info("asking Snakemake for its jobs")
-        configfile = Path(config) if config else None
-        graph = read_graph(figures, targets, configfile=configfile, profile=options.profile)
-        plan = make_plan(graph, targets=targets, gpus=options.gpus)
-        if options.json:
-            write_json(options.json, plan)
-        print(to_text(plan), end="")
-
-    command.set_defaults(run=run)
-
-
-def _compare(commands: cli.Commands) -> None:
-    command = commands.add_parser(
-        "compare",
-        help="print the verdict of a run: its numbers against the paper's",
-        description="Print the verdict of a finished run: which claims of the paper hold in it, "
-        "and which of its numbers lie outside of their tolerance.",
-    )
-    command.add_argument("name", metavar="RUN", help="its name: results are in results/RUN")
-
-    def run(options: argparse.Namespace) -> None:
-        from statecut.errors import nearest
-
-        verdict = Path("results") / options.name / "verdict"
-        if not verdict.is_dir():
-            known = [folder.parent.name for folder in Path("results").glob("*/verdict/")]
-            raise InputError(
-                f"there is no {verdict}{nearest(options.name, known)}; `snakemake {verdict}`, in "
-                "the checkout with the configuration or the profile of this run, makes it"
-            )
-        print((verdict / "verdict.txt").read_text(), end="")
-
-    command.set_defaults(run=run)
-
-
-def _download(commands: cli.Commands) -> None:
-    command = commands.add_parser(
-        "download",
-        help="fetch what a configuration needs from the hub",
-        description="Fetch models, tokenizers and data sets at pinned commits, and write commits "
-        f"and hashes to {LOCK}. Goes on where it was cut off. Then look into all of it, print what "
-        "is there, and exit with 2 if something is not what the run needs.",
-    )
-    command.add_argument("config", type=Path, metavar="CONFIG", help="a configuration")
-    command.add_argument("--update", action="append", default=[], metavar="NAME",
-                         help="of this model or data set, take the newest commit of its branch, "
-                         "not the locked one (may be repeated)")  # fmt: skip
-
-    def run(options: argparse.Namespace) -> None:
-        from reproduction.config import load_config
-        from reproduction.config.needs import hub_sources
-        from reproduction.download import download_and_check
-
-        config = load_config(options.config)
-        if not hub_sources(config):
-            print(f"{options.config}: needs nothing from the hub")
-        table, problems = download_and_check(config, update=options.update)
-        print(table)
-        if problems:
-            raise InputError(problems)
-
-    command.set_defaults(run=run)
+    table, problems = download_and_check(load_config(options.config), update=options.update)
+    print(table)
+    if problems:
+        raise InputError(problems)
 
 
 if __name__ == "__main__":

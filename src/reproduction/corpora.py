@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import fnmatch
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 
 from reproduction.config import Config, Corpus, HubCorpus, LocalCorpus
 from reproduction.config.sources import matching, tokenizer_files
-from reproduction.demo_text import Part, documentation_parts, write
-from reproduction.documentation import documentation, documentation_source
+from reproduction.documentation import documentation_source
 from reproduction.new_tokenizers import convert_sentencepiece, train_tokenizer
 from statecut.data.packing import Manifest, pack
 from statecut.data.sources import Source, describe, read
@@ -21,23 +20,11 @@ from statecut.hub import resolve
 
 
 def documents(corpus: Corpus, *, text: Path | None = None) -> Iterable[str]:
-    """The text of a corpus, in the order that `read` gives it.
-
-    `text` is a file that `write_text` wrote: the documentation takes long to read.
-    """
+    """The text of a corpus, in the order that `read` gives it; `text` is the documentation's."""
     if corpus.kind == "documentation":
-        if text is not None:
-            return read(text)
-        return documentation_parts()[corpus.part] if corpus.part else documentation()
+        assert text is not None
+        return read(text)
     return read(*_files(corpus), field=corpus.text_field, seed=corpus.seed)
-
-
-def write_text(files: Mapping[Path | str, Part | None]) -> None:
-    """Write the documentation's text or parts of it to files, which are faster to read than the
-    packages."""
-    parts = documentation_parts() if any(files.values()) else {}
-    for file, part in files.items():
-        write(documentation() if part is None else parts[part], file)
 
 
 def source(corpus: Corpus) -> Source:
@@ -67,12 +54,10 @@ def survey_corpus(corpus: HubCorpus | LocalCorpus) -> tuple[int, int | None]:
 def _files(corpus: HubCorpus | LocalCorpus) -> list[Path]:
     if corpus.kind == "hub":
         # Two corpora may come from one data set, whose folder then has files of both.
-        root, found = _root(corpus), set()
-        for path in root.rglob("*"):
-            name = path.relative_to(root).as_posix()
-            if path.is_file() and any(fnmatch.fnmatch(name, pattern) for pattern in corpus.files):
-                found.add(path)
-        files = sorted(found)
+        root = _root(corpus)
+        names = [path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file()]
+        chosen = {name for pattern in corpus.files for name in fnmatch.filter(names, pattern)}
+        files = sorted(root / name for name in chosen)
     else:
         matches = (path for pattern in corpus.files for path in matching(pattern))
         files = list(dict.fromkeys(matches))  # patterns may overlap

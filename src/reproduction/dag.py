@@ -5,11 +5,10 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from reproduction.config import Config, load_config, parse_config
+from reproduction.config import load_config, parse_config
 from reproduction.rules import Inputs
 from statecut.errors import InputError, nearest
 
@@ -24,9 +23,7 @@ def parse_arguments(profile: str | None = None, configfile: Path | str | None = 
         raise InputError(f"there is no {SNAKEFILE} here: run this in the folder of the checkout")
     if profile is not None and get_profile_dir(profile) is None:
         known = [str(path.parent) for path in Path("profiles").glob("*/config.yaml")]
-        raise InputError(
-            f"profile {profile!r}: no folder with a config.yaml{nearest(profile, known)}"
-        )
+        raise InputError(f"profile {profile!r}: no such folder{nearest(profile, known)}")
     options = {"--snakefile": SNAKEFILE, "--profile": profile, "--configfile": configfile}
     words = [str(word) for option in options.items() if option[1] is not None for word in option]
     try:
@@ -36,11 +33,10 @@ def parse_arguments(profile: str | None = None, configfile: Path | str | None = 
         raise InputError(f"profile {profile!r}: {messages.getvalue().strip()}") from None
 
 
-@dataclass(frozen=True)
-class Dag:
-    config: Config
+class Dag(NamedTuple):
+    inputs: Inputs
     dag: Any  # Snakemake's
-    missing: tuple[str, ...]  # files that a user has still to bring
+    missing: list[str]  # files that a user has still to bring
 
 
 @contextmanager
@@ -52,6 +48,7 @@ def build_dag(arguments: Any, targets: Sequence[str] = (), executor: Any = None)
     """
     from snakemake.api import SnakemakeApi
     from snakemake.exceptions import RuleException, WorkflowError
+    from snakemake.io import Mtime
     from snakemake.settings import types
 
     for path in arguments.configfile or ():
@@ -70,40 +67,18 @@ def build_dag(arguments: Any, targets: Sequence[str] = (), executor: Any = None)
     configs = types.ConfigSettings(configfiles=arguments.configfile or ())
     with SnakemakeApi(quiet) as api:
         workflow_api = api.workflow(resources, configs, snakefile=SNAKEFILE)
-        workflow_api.dag(
-            types.DAGSettings(
-                targets=set(targets),
-                rerun_triggers=arguments.rerun_triggers,
-                force_incomplete=True,
-            )
-        )
+        triggers = {"rerun_triggers": arguments.rerun_triggers, "force_incomplete": True}
+        workflow_api.dag(types.DAGSettings(targets=set(targets), **triggers))
         # The API prints DAGs and returns none; this is how it builds those that it prints.
         workflow = workflow_api._workflow
         workflow._executor_plugin = executor
-        config = parse_config(workflow.globals["config"], "the configuration")
+        inputs = Inputs(parse_config(workflow.globals["config"], "the configuration"))
+        missing = inputs.missing()
         try:
             workflow._prepare_dag(forceall=False, ignore_incomplete=False, lock_warn_only=True)
-            missing = _take_as_present(workflow, Inputs(config).missing())
+            workflow.iocache.exists_local.update(dict.fromkeys(missing, True))
+            workflow.iocache.mtime.update(dict.fromkeys(missing, Mtime(local=0, local_target=0)))
             workflow._build_dag()
         except (RuleException, WorkflowError) as error:
-            _explain_target(str(error), targets, workflow, config)
             raise InputError(f"Snakemake: {error}") from None
-        yield Dag(config, workflow.dag, missing)
-
-
-def _take_as_present(workflow: Any, files: Sequence[str]) -> tuple[str, ...]:
-    from snakemake.io import Mtime
-
-    workflow.iocache.exists_local.update(dict.fromkeys(files, True))
-    workflow.iocache.mtime.update(dict.fromkeys(files, Mtime(local=0, local_target=0)))
-    return tuple(files)
-
-
-def _explain_target(message: str, targets: Sequence[str], workflow: Any, config: Config) -> None:
-    """An error of ours for a target that no rule makes: what is usually asked for, by name."""
-    paths = Inputs(config).paths
-    known = [rule.name for rule in workflow.rules if not rule.has_wildcards()]
-    known += [*map(paths.table, config.tables), *map(paths.figure, config.figures)]
-    for target in targets:
-        if f"No rule to produce {target} " in message:
-            raise InputError(f"target {target!r}: no rule makes it{nearest(target, known)}")
+        yield Dag(inputs, workflow.dag, missing)

@@ -1,8 +1,10 @@
-"""The default text: prose that every installation of Statecut has.
+"""The demo's text: prose that every installation of Statecut has, in three parts from other files.
 
 It is read from Python's documentation topics and from the docstrings of those of four packages that
 are installed, which are parsed and not imported. Only sentences are kept: no code, tables or
-signatures.
+signatures. The models of config/small.yaml learn from the first part, and the demo calibrates and
+evaluates them on the others: `python -m reproduction.documentation data/documentation.jsonl` writes
+the first.
 """
 
 from __future__ import annotations
@@ -11,18 +13,26 @@ import ast
 import inspect
 import platform
 import re
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterable, Iterator
+from hashlib import sha256
 from importlib import metadata, util
 from itertools import groupby
 from pathlib import Path
+from typing import Literal, get_args
 
 from statecut.data.progress import Progress
 from statecut.data.sources import Source
+from statecut.files import atomic_write, canonical_json
+
+Part = Literal["training", "calibration", "held_out"]
 
 PACKAGES = ("numpy", "pandas", "scipy", "torch")
 
 _TESTS = {"tests", "test", "testing"}  # folders that are left out
 _SHORTEST = 8  # words in a paragraph: fewer are labels and signatures
+_FILES = 16  # one of so many is in each of the two small parts
+_RUN = 8  # words in a row that no two parts share
 
 
 def documentation() -> Iterator[str]:
@@ -43,6 +53,35 @@ def paragraphs() -> Iterator[tuple[str, list[str]]]:
         seen.update(new)
         if new:
             yield file, new
+
+
+def documentation_parts() -> dict[Part, list[str]]:
+    """The documents of each part: the part of a file depends on its name, and so is the same in
+    every version. Paragraphs that share eight words in a row with a part before are left out."""
+    files = list(paragraphs())
+    parts: dict[Part, list[str]] = {}
+    known: set[str] = set()
+    for part in get_args(Part):
+        documents = [
+            [text for text in texts if not parts or known.isdisjoint(word_runs(text))]
+            for file, texts in files
+            if part_of(file) == part
+        ]
+        parts[part] = ["\n\n".join(texts) for texts in documents if texts]
+        known.update(run for texts in documents for text in texts for run in word_runs(text))
+    return parts
+
+
+def part_of(file: str) -> Part:
+    """The part that a file, as `package/path`, belongs to."""
+    number = sha256(file.encode()).digest()[0] % _FILES
+    return "held_out" if number == 0 else "calibration" if number == _FILES // 2 else "training"
+
+
+def word_runs(paragraph: str) -> set[str]:
+    """Every eight words in a row."""
+    words = paragraph.split()
+    return {" ".join(words[start : start + _RUN]) for start in range(len(words) - _RUN + 1)}
 
 
 def documentation_source() -> Source:
@@ -118,3 +157,14 @@ def _docstrings(node: ast.Module | ast.ClassDef | ast.FunctionDef) -> Iterator[s
         for child in node.body:
             if isinstance(child, ast.ClassDef | ast.FunctionDef):
                 yield from _docstrings(child)
+
+
+def write(documents: Iterable[str], path: Path | str) -> None:
+    """Write documents as a `.jsonl` file."""
+    with atomic_write(path, force=True) as aside, open(aside, "w", encoding="utf-8") as file:
+        for text in documents:
+            file.write(canonical_json({"text": text}) + "\n")
+
+
+if __name__ == "__main__":
+    write(documentation_parts()["training"], sys.argv[1])

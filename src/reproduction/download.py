@@ -8,21 +8,19 @@ text. Of weights only the headers are read.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterator
-from functools import partial
+from collections.abc import Collection
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from reproduction.config import Config, Model, Task, needs
-from reproduction.config.evaluation import DATA_SETS
-from reproduction.config.sources import HubCorpus, LocalCorpus
+from reproduction.config import Config, Model
+from reproduction.config.needs import ONLY_TIMED, Need, hub_sources, needed_models, needs
 from reproduction.corpora import make_tokenizer, survey_corpus
-from reproduction.import_model import check_sizes
+from reproduction.import_model import check_sizes, folder_of
 from reproduction.suites.data import documents
 from reproduction.suites.protocol import DOCUMENTS
 from statecut.data.tokenizer import Tokenizer, check_vocabulary, load_backend
 from statecut.errors import InputError, nearest
-from statecut.hub import Key, fetch, read_lock, resolve
+from statecut.hub import fetch, read_lock
 from statecut.models.checkpoint import describe
 from statecut.process import in_one_line
 
@@ -36,26 +34,27 @@ PROBES = [
     "naïve façade – “quoted” … 東京 Москва 🙂",
     "</s><s><|endoftext|>",
 ]
-Look = tuple[str, Key | None, Callable[[], str]]  # an item, where on the hub it is, what it holds
 
 
 def download_and_check(config: Config, *, update: Collection[str] = ()) -> tuple[str, str]:
     """Fetch all that a configuration needs, and open all of it: a table of what is there, and
     everything that is wrong, if anything is."""
-    items = needs.hub_sources(config)
+    items = hub_sources(config)
     known = {item.name for item in items}
     if wrong := next((name for name in update if name not in known), None):
         raise InputError(f"cannot update {wrong}: not in the configuration{nearest(wrong, known)}")
     failures = fetch(items, update=update) if items else {}
     lock, rows, problems = read_lock(), [("item", "commit", "content")], []
-    for item, key, look in _looks(config):
-        if key in failures:
+    loaded: dict[str, Tokenizer] = {}
+    for need in needs(config):
+        item, hub = f"{need.kind} {need.name}", need.hub
+        if hub and hub.key in failures:
             rows.append((item, "", "not downloaded"))
             continue
-        commit = lock[f"{key[0]}s"][key[1]]["commit"] if key else "local"
+        commit = lock[f"{hub.kind}s"][hub.name]["commit"] if hub else "local"
         logger.info("looking into %s", item)
         try:
-            rows.append((item, commit[:8], look()))
+            rows.append((item, commit[:8], _content(config, need, loaded)))
         except Exception as error:  # of a library, too; the other items are still to be reported
             rows.append((item, commit[:8], "WRONG, see below"))
             problem = str(error) if isinstance(error, InputError) else in_one_line(error)
@@ -70,48 +69,40 @@ def download_and_check(config: Config, *, update: Collection[str] = ()) -> tuple
     return "\n".join(table), "\n".join(problems)
 
 
-def _looks(config: Config) -> Iterator[Look]:
-    """All that the run reads and does not make."""
-    loaded: dict[str, Tokenizer] = {}
-    for name, spec in needs.needed_tokenizers(config).items():
-        if spec.kind != "train":
-            key: Key | None = ("model", spec.name) if spec.kind == "hub" else None
-            yield f"tokenizer {name}", key, partial(_tokenizer, config, name, loaded)
-    for name, model in needs.needed_models(config).items():
-        if (source := model.source).kind != "pretrain":
-            key = ("model", source.name) if source.kind == "hub" else None
-            yield f"model {name}", key, partial(_model, model, loaded)
-    for name, source in needs.only_timed(config).items():
-        yield f"model {name}", ("model", source.name), partial(_timed, config.models[name])
-    for name, corpus in needs.needed_corpora(config).items():
-        if corpus.kind != "documentation":
-            key = ("dataset", corpus.name) if corpus.kind == "hub" else None
-            yield f"corpus {name}", key, partial(_corpus, corpus)
-    # Columns of one task share its documents; the run itself makes the demo's.
-    tasks = {(task.task, task.file): task for _, task in needs.needed_tasks(config)}
-    for task in tasks.values():
-        if task.task in DATA_SETS or config.evaluation.made_from is None:
-            key = None if task.file else ("dataset", DATA_SETS[task.task][0])
-            paper = config.evaluation.protocol == "paper"
-            yield f"task {task.task}", key, partial(_task, task, paper)
+def _content(config: Config, need: Need, loaded: dict[str, Tokenizer]) -> str:
+    """What one thing holds."""
+    match need.kind:
+        case "tokenizer":
+            return _tokenizer(config, need.name, loaded)
+        case "model":
+            only_timed = need.hub is not None and need.hub.patterns == ONLY_TIMED
+            return _model(need.spec, None if only_timed else loaded)
+        case "corpus":
+            files, rows = survey_corpus(need.spec)
+            return f"{files:,} files, " + (f"{rows:,} rows" if rows is not None else "each opened")
+    task, count = need.spec, len(documents(need.spec))
+    expected = DOCUMENTS.get(task.task, count)
+    if config.evaluation.protocol == "paper" and expected != count:
+        raise InputError(f"{count:,} documents, and the paper's protocol has {expected:,}")
+    return f"{count:,} documents" + (f" ({task.note})" if task.note else "")
 
 
 def _tokenizer(config: Config, name: str, loaded: dict[str, Tokenizer]) -> str:
     with TemporaryDirectory() as out:
         tokenizer = make_tokenizer(config, name, Path(out) / name)
-    for model in needs.needed_models(config).values():
+    for model in needed_models(config).values():
         if model.tokenizer == name:
             check_vocabulary(tokenizer, model.vocab_size)
     loaded[name] = tokenizer
     return f"{tokenizer.vocabulary_size:,} tokens"
 
 
-def _model(model: Model, loaded: dict[str, Tokenizer]) -> str:
+def _model(model: Model, loaded: dict[str, Tokenizer] | None) -> str:
     """Its sizes, its parameters, and whether its own tokenizer gives the ids of the run's."""
-    source = model.source
-    assert source.kind != "pretrain"
-    folder = resolve("model", source.name) if source.kind == "hub" else Path(source.path)
+    folder = folder_of(model)
     check_sizes(model, folder)
+    if loaded is None:
+        return "has the sizes of the configuration; only timed, without its weights"
     content, name, file = describe(folder), model.tokenizer, folder / "tokenizer.json"
     if not file.is_file() or name not in loaded:
         return f"{content}; its own tokenizer, if it has one, was not compared with {name}"
@@ -126,22 +117,3 @@ def _model(model: Model, loaded: dict[str, Tokenizer]) -> str:
             f"tokens and texts have other ids, {other[0]!r} first: give it its own in `tokenizers`"
         )
     return f"{content}; its own tokenizer is {name}"
-
-
-def _timed(model: Model) -> str:
-    """Of a model that is only timed nothing but its config was fetched."""
-    assert model.source.kind == "hub"
-    check_sizes(model, resolve("model", model.source.name))
-    return "has the sizes of the configuration; only timed, without its weights"
-
-
-def _corpus(corpus: HubCorpus | LocalCorpus) -> str:
-    files, rows = survey_corpus(corpus)
-    return f"{files:,} files, " + (f"{rows:,} rows" if rows is not None else "each opened")
-
-
-def _task(task: Task, paper: bool) -> str:
-    count = len(documents(task))
-    if paper and (expected := DOCUMENTS.get(task.task, count)) != count:
-        raise InputError(f"{count:,} documents, and the paper's protocol has {expected:,}")
-    return f"{count:,} documents" + (f" ({task.note})" if task.note else "")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from contextlib import suppress
 from pathlib import Path
 
 from reproduction.config import Config, Model
@@ -20,19 +19,22 @@ def import_model(model: Model, tokenizer: Path | str, out: Path | str) -> None:
     A model of other sizes than the configuration's is refused: widths, and with them the whole
     plan of the run, follow from those.
     """
-    if model.source.kind == "hub":
-        hub = model.source
-        source = resolve("model", hub.name, revision=hub.revision, verify=True)
-    elif model.source.kind == "local":
-        source = Path(model.source.path)
-    else:
-        raise InputError(f"{model.label} is trained by this run, there is nothing to import")
+    source = folder_of(model, verify=True)
     check_sizes(model, source)
     with atomic_write(out, force=True, folder=True) as aside:
         for file in model_files(source):
             (aside / file.name).symlink_to(os.path.relpath(file.resolve(), Path(out).resolve()))
         for file in Path(tokenizer).iterdir():
             (aside / file.name).write_bytes(file.read_bytes())
+
+
+def folder_of(model: Model, *, verify: bool = False) -> Path:
+    """Where a model that the run does not train is on this machine."""
+    source = model.source
+    if source.kind == "hub":
+        return resolve("model", source.name, revision=source.revision, verify=verify)
+    assert source.kind == "local"
+    return Path(source.path)
 
 
 def model_files(folder: Path) -> list[Path]:
@@ -52,14 +54,13 @@ def check_model_sizes(config: Config) -> None:
     say would be of a model that is in no table.
     """
     for model in config.models.values():
-        folder = None
-        if model.source.kind == "hub":
-            with suppress(InputError):  # not here yet
-                folder = resolve("model", model.source.name, revision=model.source.revision)
-        elif model.source.kind == "local":
-            folder = Path(model.source.path)
-        if folder and (folder / "config.json").is_file():
-            check_sizes(model, folder)
+        if model.source.kind != "pretrain":
+            try:
+                folder = folder_of(model)
+            except InputError:
+                continue  # not here yet
+            if (folder / "config.json").is_file():
+                check_sizes(model, folder)
 
 
 def check_sizes(model: Model, folder: Path) -> None:

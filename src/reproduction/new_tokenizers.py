@@ -38,7 +38,7 @@ def train_tokenizer(
         show_progress=False,
     )
     with atomic_write(out, force=force, folder=True) as aside:
-        backend.train_from_iterator(_counted(documents, "training the tokenizer"), trainer)
+        backend.train_from_iterator(_counted(documents), trainer)
         if backend.get_vocab_size() != vocabulary_size:  # never less than 257, all bytes and eos
             raise InputError(
                 f"vocabulary_size {vocabulary_size}: the text gives {backend.get_vocab_size()} "
@@ -48,8 +48,8 @@ def train_tokenizer(
     return load_tokenizer(out)
 
 
-def _counted(documents: Iterable[str], work: str) -> Iterator[str]:
-    progress = Progress(work)
+def _counted(documents: Iterable[str]) -> Iterator[str]:
+    progress = Progress("training the tokenizer")
     for text in documents:
         progress.add(documents=1)
         yield text
@@ -75,12 +75,8 @@ def convert_sentencepiece(model: Path | str, out: Path | str, *, force: bool = F
                 raise InputError(
                     f"{model}: not a BPE that can be converted exactly; it disagrees on {text!r}"
                 )
-        special = {
-            "bos_token": processor.bos_id(),
-            "eos_token": processor.eos_id(),
-            "unk_token": processor.unk_id(),
-        }
-        pieces = {role: processor.id_to_piece(i) for role, i in special.items() if i >= 0}
+        roles = {role: getattr(processor, f"{role}_id")() for role in ("bos", "eos", "unk")}
+        pieces = {f"{r}_token": processor.id_to_piece(i) for r, i in roles.items() if i >= 0}
         _save(backend, aside, **pieces)
     return load_tokenizer(out)
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from graphlib import TopologicalSorter
 from math import ceil, log
 from pathlib import Path
-from textwrap import wrap
 from typing import Any, NamedTuple
 
 import yaml
@@ -86,7 +85,6 @@ class Job:
     wanted: bool = True  # whether it is still to run
     cost: float = 0.0  # seconds
     factor: float = 1.0
-    machines: tuple[str, ...] = ()
 
     def seconds(self, power: int = 0) -> float:
         """What it still takes."""
@@ -94,14 +92,13 @@ class Job:
 
 
 class Graph(NamedTuple):
-    """All jobs, each after those that it needs, and what the profile says of the machine."""
+    """All jobs, each after those that it needs."""
 
     run: str
     rules: list[str]
     jobs: list[Job]
-    missing: tuple[str, ...]  # files that no rule makes and that are not there yet
-    gpus: float | None
-    cores: int | None
+    missing: list[str]  # files that no rule makes and that are not there yet
+    gpus: float | None  # of the machine, as the profile says
 
 
 def read_graph(
@@ -113,7 +110,7 @@ def read_graph(
     jobs: list[Job] = []
     places: dict[Any, int] = {}
     with build_dag(arguments, targets) as built:
-        inputs, rules = Inputs(built.config), [rule.name for rule in built.dag.workflow.rules]
+        inputs, rules = built.inputs, [rule.name for rule in built.dag.workflow.rules]
         needs = {job: [*built.dag.job_dependencies(job)] for job in built.dag.jobs}
         shares = max((job.resources.get("gpu_shares", 1) for job in needs), default=1)
         for place, job in enumerate(TopologicalSorter(needs).static_order()):
@@ -126,7 +123,7 @@ def read_graph(
             jobs.append(planned if job.rule.norun else estimate(figures, planned))
     machine = arguments.resources.get("gpu")
     gpus = machine.value / shares if machine and machine.value else None
-    return Graph(built.config.run, rules, jobs, built.missing, gpus, arguments.cores)
+    return Graph(inputs.config.run, rules, jobs, built.missing, gpus)
 
 
 def work_of(inputs: Inputs, rule: str, wildcards: Any) -> Work:
@@ -205,12 +202,9 @@ def parameters_at(model: Model, cut: Cut) -> int:
 
 def read_figures(path: Path | str) -> list[Figure]:
     """Every figure, with the keys that all figures of a command share."""
-    try:
-        blocks = yaml.safe_load(Path(path).read_text(encoding="utf-8"))["measured"]
-        figures = [{**block, **figure} for block in blocks for figure in block.pop("figures")]
-        return [Figure.model_validate(figure) for figure in figures]
-    except (OSError, ValueError, TypeError, LookupError, yaml.YAMLError) as error:
-        raise InputError(f"{path}: cannot be read as measured figures: {error}") from None
+    blocks = yaml.safe_load(Path(path).read_text(encoding="utf-8"))["measured"]
+    figures = [{**block, **figure} for block in blocks for figure in block.pop("figures")]
+    return [Figure.model_validate(figure) for figure in figures]
 
 
 def estimate(figures: Sequence[Figure], job: Job) -> Job:
@@ -233,8 +227,7 @@ def estimate(figures: Sequence[Figure], job: Job) -> Job:
             factor = SCALED
     if not any(figure.includes_start for _, figure in basis):
         seconds += next((f.seconds for f in reversed(figures) if f.work == "start"), 0.0)
-    machines = tuple(figure.machine for _, figure in basis)
-    return replace(job, gpus=gpus, cost=seconds, factor=factor, machines=machines)
+    return replace(job, gpus=gpus, cost=seconds, factor=factor)
 
 
 def nearest_figure(figures: Sequence[Figure], name: str, work: Work) -> Figure | None:
@@ -267,84 +260,57 @@ def scale(figure: Figure, work: Work) -> float:
     return seconds
 
 
-def make_plan(graph: Graph, *, targets: Sequence[str], gpus: int | None = None) -> dict[str, Any]:
-    """As it is written to a file; `to_text` is for people."""
-    jobs = graph.jobs
-    rules = {name: [job for job in jobs if job.rule == name] for name in graph.rules}
-    largest = ceil(max((job.gpus for job in jobs), default=0))
-    if gpus is not None and gpus < largest:
-        raise InputError(f"--gpus {gpus}: one job needs {largest}; give at least {largest}")
-    # Where no job holds a GPU, cores are what is scarce.
-    machine, unit = (gpus or graph.gpus, "GPU") if largest else (graph.cores, "core")
-    counts = [machine] if machine else [max(1, largest) << doubled for doubled in range(3)]
-    walls = {f"on {n:g} {unit}{'s' * (n > 1)}": wall_time(jobs, n, unit == "GPU") for n in counts}
-    return {
-        "run": graph.run,
-        "targets": [*targets],
-        "rules": [_sum(name, members) for name, members in rules.items() if members],
-        "total": _sum("total", jobs),
-        "walls": {**walls, "however many": wall_time(jobs)},
-        "machines": sorted({machine for job in jobs for machine in job.machines}),
-        "missing": [*graph.missing],
-    }
+def spent(jobs: Sequence[Job], *, gpus: bool) -> list[float]:
+    """Seconds of all jobs, or of all GPUs: estimated, least and most."""
+    return [sum(j.seconds(power) * (j.gpus if gpus else 1) for j in jobs) for power in POWERS]
 
 
-def _sum(rule: str, jobs: Sequence[Job]) -> dict[str, Any]:
-    """All jobs of one rule; times are of those that are still to run, disk is of all."""
-    return {
-        "rule": rule,
-        "jobs": len(jobs),
-        "to_run": sum(job.wanted for job in jobs),
-        "scaled": sum(job.wanted and job.factor == SCALED for job in jobs),
-        "gpus": max(job.gpus for job in jobs),
-        "longest": max(job.seconds() for job in jobs),
-        "seconds": [sum(job.seconds(power) for job in jobs) for power in POWERS],
-        "gpu_seconds": [sum(job.seconds(power) * job.gpus for job in jobs) for power in POWERS],
-        "disk": sum(job.work.disk for job in jobs),
-    }
+def row(rule: str, jobs: Sequence[Job]) -> list[str]:
+    """All jobs of one rule: times are of those that are still to run, disk is of all."""
+    to_run, gpus = sum(job.wanted for job in jobs), max((job.gpus for job in jobs), default=0)
+    seconds, gpu_seconds = spent(jobs, gpus=False), spent(jobs, gpus=True)
+    times = (max((job.seconds() for job in jobs), default=0), seconds[0], gpu_seconds[0])
+    disk = sum(job.work.disk for job in jobs) / 1e9
+    return [
+        rule, f"{len(jobs):,}", f"{to_run:,}", f"{gpus:.3g}", *map(duration, times),
+        between(gpu_seconds if gpu_seconds[0] else seconds),
+        f"{disk:,.{int(disk < 9.95)}f} GB" if disk else "",
+    ]  # fmt: skip
 
 
-def wall_time(jobs: Sequence[Job], count: float | None = None, gpus: bool = False) -> list[float]:
-    """On so many GPUs or cores: no less than the longest chain of jobs, nor than all work over all
-    of them; and if jobs never wait for a GPU, no more."""
+def wall_time(jobs: Sequence[Job], gpus: float | None = None) -> list[float]:
+    """On so many GPUs: no less than the longest chain of jobs, nor than all work over all of them;
+    and if jobs never wait for a GPU, no more."""
     walls = []
     for power in POWERS:
         ends, work = [0.0], 0.0
         for job in jobs:
             ends.append(max(ends[place + 1] for place in [-1, *job.after]) + job.seconds(power))
-            work += job.seconds(power) * (job.gpus if gpus else min(job.cores, count or 1))
-        walls.append(max(*ends, work / count if count else 0))
+            work += job.seconds(power) * job.gpus
+        walls.append(max(*ends, work / gpus if gpus else 0))
     return walls
 
 
-def to_text(plan: dict[str, Any]) -> str:
-    total, targets = plan["total"], " ".join(plan["targets"]) or "everything"
+def to_text(graph: Graph, *, targets: Sequence[str] = (), gpus: float | None = None) -> str:
+    jobs, gpus = graph.jobs, gpus or graph.gpus
+    largest = ceil(max((job.gpus for job in jobs), default=0))
+    if gpus is not None and gpus < largest:
+        raise InputError(f"--gpus {gpus:g}: one job needs {largest}; give at least {largest}")
     rows = [["rule", "jobs", "to run", "GPUs", "longest", "all", "GPU time", "range", "disk"]]
-    for rule in [*plan["rules"], total]:
-        counts = [rule["rule"], f"{rule['jobs']:,}", f"{rule['to_run']:,}", f"{rule['gpus']:.3g}"]
-        times = [rule["longest"], rule["seconds"][0], rule["gpu_seconds"][0]]
-        span = _range(rule["gpu_seconds"] if times[2] else rule["seconds"])
-        disk = rule["disk"] / 1e9
-        gigabytes = f"{disk:,.{int(disk < 9.95)}f} GB" if disk else ""
-        rows.append([*counts, *map(duration, times), span, gigabytes])
-    jobs = f"{total['jobs']:,} jobs, {total['to_run']:,} still to run"
-    lines = [f"{plan['run']}: {targets}, {jobs}", "", *table(rows), ""]
-    if total["to_run"]:
-        walls = plan["walls"].items()
-        lines += table([[f"wall time {on}", duration(wall[0]), _range(wall)] for on, wall in walls])
-    scaled = [f"{r['rule']} ({r['scaled']} of {r['jobs']})" for r in plan["rules"] if r["scaled"]]
-    notes = {
-        "missing files": plan["missing"],
-        "figures of": plan["machines"],
-        f"ranges are half to twice; {SCALED:g} times less to more where the figure is of another "
-        "work, kernel or size": scaled,
-    }
-    for note, names in notes.items():
-        lines += wrap(f"{note}: {'; '.join(names)}", 99, subsequent_indent="  ") if names else []
+    for rule in graph.rules:
+        if members := [job for job in jobs if job.rule == rule]:
+            rows.append(row(rule, members))
+    rows.append(row("total", jobs))
+    lines = [f"{graph.run}: {' '.join(targets) or 'everything'}", "", *table(rows), ""]
+    for count in (gpus, None) if gpus else (None,):
+        wall, on = wall_time(jobs, count), f"{count:g}" if count else "enough"
+        lines.append(f"wall time on {on} GPUs: {duration(wall[0])}, {between(wall)}")
+    lines.append(f"range: by {SAME:g} where the same work was measured, by {SCALED:g} elsewhere")
+    lines += [f"missing: {file}" for file in graph.missing]
     return "\n".join(lines) + "\n"
 
 
-def _range(span: Sequence[float]) -> str:
+def between(span: Sequence[float]) -> str:
     return f"{duration(span[1])} to {duration(span[2])}" if span[0] else ""
 
 
@@ -357,5 +323,4 @@ def duration(seconds: float) -> str:
 def table(rows: Sequence[Sequence[str]]) -> list[str]:
     """Aligned, the first column to the left and the others to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    cells = [[row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])] for row in rows]
-    return ["  ".join(row).rstrip() for row in cells]
+    return ["  ".join([r[0].ljust(widths[0]), *map(str.rjust, r[1:], widths[1:])]) for r in rows]

@@ -9,9 +9,8 @@ printed.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +26,12 @@ from reproduction.config import (
     QualityTable,
     RankFigure,
     Recipe,
+    SpectrumFigure,
     cut_shape,
     shape_of,
 )
 from reproduction.config.evaluation import DATA_SETS
-from reproduction.config.needs import needed_corpora, needed_models, needed_tokenizers
+from reproduction.config.needs import needs
 from reproduction.config.section import RECOVERED
 from reproduction.config.sources import matching, tokenizer_files
 from reproduction.import_model import model_files
@@ -57,30 +57,29 @@ class Inputs:
         self.recoveries = {name: v for name, v in self.subjects.items() if v.recovered}
         self.shapes = {shape.name: shape for shape in config.trained_shapes()}
         self.cells = {self.paths.measurement(cell): cell for cell in config.measurements()}
-
-    # ----- what a wildcard may be -----
+        kinds = {name: model.source.kind for name, model in config.models.items()}
+        self.trained = [name for name, kind in kinds.items() if kind == "pretrain"]
+        self.imported = [name for name, kind in kinds.items() if kind != "pretrain"]
 
     def constraints(self) -> dict[str, str]:
         """A pattern for each wildcard: what the configuration does not name is no target."""
-        config = self.config
-        return {
-            "tokenizer": any_of(config.tokenizers),
-            "corpus": any_of(config.corpora),
-            "model": any_of(config.models),
-            "method": any_of(config.methods),
-            "target": "kq|k|q|v",
-            "ratio": any_of({variant.ratio for variant in self.variants}),
-            "seed": r"\d+",
-            "eps": "(-matched)?",
-            "cut": any_of({Path(subject).name for subject in self.recoveries}),
-            "subject": any_of(self.subjects),
-            "suite": any_of(config.evaluation.suites),
-            "shape": any_of(self.shapes),
-            "benchmark": any_of(config.benchmarks),
-            "measured": any_of({Path(cell).stem for cell in self.cells}),
-            "table": any_of(config.tables),
-            "figure": any_of(self.drawable()),
+        names: dict[str, Iterable[object]] = {
+            "tokenizer": self.config.tokenizers,
+            "corpus": self.config.corpora,
+            "model": self.config.models,
+            "method": self.config.methods,
+            "ratio": {variant.ratio for variant in self.variants},
+            "cut": {Path(subject).name for subject in self.recoveries},
+            "subject": self.subjects,
+            "suite": self.config.evaluation.suites,
+            "shape": self.shapes,
+            "benchmark": self.config.benchmarks,
+            "measured": {Path(cell).stem for cell in self.cells},
+            "table": self.config.tables,
+            "figure": self.drawable(),
         }
+        fixed = {"target": "kq|k|q|v", "seed": r"\d+", "eps": "(-matched)?"}
+        return {wildcard: any_of(names[wildcard]) for wildcard in names} | fixed
 
     # ----- settings -----
 
@@ -101,13 +100,16 @@ class Inputs:
     def corpus_settings(self, corpus: str) -> Section:
         return self.settings(corpora={corpus: _changed(self.config.corpora[corpus])})
 
+    def imported_settings(self, model: str) -> Section:
+        spec = _changed(self.config.models[model], "label", "published_as")
+        return self.settings(models={model: {**spec, "label": model}})
+
     def pretraining_settings(self, model: str) -> Section:
-        spec, recipe = self.config.models[model], self.recipe(model)
-        return self.settings(
-            "device",
-            models={model: {**_changed(spec, "label", "published_as"), "label": model}},
-            recipes={spec.source.recipe: recipe.defining(exclude_defaults=True)},  # type: ignore[union-attr]
-        )
+        spec = self.config.models[model]
+        recipe = self.recipe(model).defining(exclude_defaults=True)
+        recipes = {spec.source.recipe: recipe}  # type: ignore[union-attr]
+        models = {model: {**_changed(spec, "label", "published_as"), "label": model}}
+        return self.settings("device", models=models, recipes=recipes)
 
     def recovery_settings(self, model: str, cut: str) -> Section:
         recovery = self.config.recovery_of(self.recoveries[f"recovered/{model}/{cut}"])
@@ -144,44 +146,38 @@ class Inputs:
 
     def table_settings(self, *tables: str, figures: Iterable[str] = ()) -> Section:
         """What tables and figures show: themselves, and what they name."""
-        config, drawn = self.config, {name: self.config.figures[name] for name in figures}
-        of_figures = {t for f in drawn.values() if isinstance(f, QualityFigure) for t in f.tables}
-        shown = {name: config.tables[name] for name in (*tables, *sorted(of_figures - {*tables}))}
-        sections = [*shown.values(), *drawn.values()]
-        timed = {getattr(section, "benchmark", None) for section in sections}
-        benchmarks = {name: spec for name, spec in config.benchmarks.items() if name in timed}
-        models = {getattr(section, "model", None) for section in sections}
-        for section in (*sections, *benchmarks.values()):
-            models |= {*getattr(section, "models", ())}
-        methods = {name for section in sections for name in getattr(section, "methods", ())}
-        quality = [name for name, table in shown.items() if isinstance(table, QualityTable)]
-        suites = {config.suite_name(column) for name in quality for _, column in config.cells(name)}
-        stages = {s for section in sections for s in getattr(section, "stages", ())}
-        stages |= {s for name in quality for s in config.tables[name].columns}  # type: ignore[union-attr]
-        spec, recovery = config.evaluation, config.recovery if stages & {*RECOVERED} else None
+        config, spec = self.config, self.config.evaluation
+        drawn = {name: config.figures[name] for name in figures}
+        curves = [figure for figure in drawn.values() if isinstance(figure, QualityFigure)]
+        of_figures = sorted({table for figure in curves for table in figure.tables} - {*tables})
+        shown = {name: config.tables[name] for name in (*tables, *of_figures)}
+        names = {*words(to_jsonable_python([shown, drawn]))}
+        stages = {s for name in shown for s in getattr(shown[name], "columns", ())}
+        benchmarks = {name: timed for name, timed in config.benchmarks.items() if name in names}
+        names |= {m for timed in benchmarks.values() for m in getattr(timed, "models", ())}
+        style = set() if drawn else {"colour", "dash"}
+        recovery = config.recovery if (names | stages) & {*RECOVERED} else None
         return self.settings(
             "seeds",
             "eps",
             tables=shown,
             figures=drawn,
             benchmarks=benchmarks,
-            models={name: model for name, model in config.models.items() if name in models},
+            models={name: model for name, model in config.models.items() if name in names},
             methods={
-                name: method.model_dump(exclude=set() if drawn else {"colour", "dash"})
+                name: method.model_dump(exclude=style)
                 for name, method in config.methods.items()
-                if name in methods
+                if name in names
             },
             evaluation={
                 "protocol": spec.protocol,
-                "suites": {name: suite for name, suite in spec.suites.items() if name in suites},
+                "suites": {
+                    n: suite for n, suite in spec.suites.items() if names & {n, *suite.columns}
+                },
             },
             # How a batch is divided is no part of what is shown.
             recovery=recovery and recovery.model_copy(update={"gradient_accumulation_steps": 1}),
         )
-
-    def imported_settings(self, model: str) -> Section:
-        spec = _changed(self.config.models[model], "label", "published_as")
-        return self.settings(models={model: {**spec, "label": model}})
 
     # ----- text and models -----
 
@@ -189,17 +185,15 @@ class Inputs:
         """Files that a corpus is read from; what is on the hub is known by its commit."""
         spec = self.config.corpora[corpus]
         if spec.kind == "documentation":
-            return [f"{self.paths.root}/text/{spec.part or spec.kind}.jsonl"]
+            return [f"{self.paths.root}/text/{spec.part}.jsonl"]
         # A pattern that matches nothing stands for itself: a file that is missing.
         patterns = spec.files if spec.kind == "local" else ()
-        return sorted(chain(*([*map(str, matching(pattern))] or [pattern] for pattern in patterns)))
+        return sorted(str(file) for p in patterns for file in matching(p) or [Path(p)])
 
-    def documentation(self) -> dict[str, str | None]:
+    def documentation(self) -> dict[str, str]:
         """Files of the documentation's text that corpora are read from, with the part they hold."""
         corpora = self.config.corpora.items()
-        return {
-            self.text(name)[0]: spec.part for name, spec in corpora if spec.kind == "documentation"
-        }
+        return {self.text(name)[0]: c.part for name, c in corpora if c.kind == "documentation"}
 
     def tokenizer_text(self, tokenizer: str) -> list[str]:
         """What it is trained on, or made from."""
@@ -224,32 +218,20 @@ class Inputs:
 
     def missing(self) -> list[str]:
         """Files that rules read, no rule makes, and that do not exist."""
-        files = [file for model in needed_models(self.config) for file in self.local_model(model)]
-        for tokenizer in needed_tokenizers(self.config):
-            files += self.tokenizer_text(tokenizer)
-        for corpus in needed_corpora(self.config):
-            files += self.text(corpus)
-        for suite in self.config.evaluation.suites:
-            files += self.task_files(suite)
-        made = f"{self.paths.root}/"
-        return sorted(f for f in {*files} if not f.startswith(made) and not Path(f).exists())
-
-    def trained(self) -> list[str]:
-        """Models that the run pretrains."""
-        models = self.config.models.items()
-        return [name for name, model in models if model.source.kind == "pretrain"]
-
-    def imported(self) -> list[str]:
-        """Models that it takes as they are."""
-        return [name for name in self.config.models if name not in self.trained()]
+        read = {"model": self.local_model, "tokenizer": self.tokenizer_text, "corpus": self.text}
+        files: list[str] = []
+        for need in (need for need in needs(self.config) if not need.hub):
+            if need.kind == "task":
+                files += [need.spec.file]
+            else:
+                files += read[need.kind](need.name)
+        return sorted({file for file in files if not Path(file).exists()})
 
     def tokenizer(self, model: str) -> str:
         return f"{self.paths.root}/tokenizers/{self.config.models[model].tokenizer}"
 
     def recipe(self, model: str) -> Recipe:
-        source = self.config.models[model].source
-        assert source.kind == "pretrain"
-        return self.config.recipes[source.recipe]
+        return self.config.recipes[self.config.models[model].source.recipe]  # type: ignore[union-attr]
 
     def preflight(self, model: str, ratio: Cut = 0.0) -> str:
         return self.paths.preflight(shape_of(self.config.models[model], ratio))
@@ -289,9 +271,8 @@ class Inputs:
         """Files of the demo's own tasks, which are made from its text."""
         evaluation = self.config.evaluation
         tasks = [task for suite in evaluation.suites.values() for task in suite.tasks.values()]
-        if not evaluation.made_from:
-            return []
-        return sorted({t.file for t in tasks if t.file and t.task.startswith("demo_")})
+        made = [t.file for t in tasks if t.file and t.task.startswith("demo_")]
+        return sorted({*made}) if evaluation.made_from else []
 
     def task_files(self, suite: str) -> list[str]:
         tasks = self.config.evaluation.suites[suite].tasks.values()
@@ -311,41 +292,37 @@ class Inputs:
 
     def cell_shape(self, benchmark: str, measured: str) -> Section | None:
         """Of a whole model: its shape is part of what is timed."""
-        models = self.config.models
-        subject = self.cell(benchmark, measured).subject
-        return models[subject].fla_config() if subject in models else None
+        model = self.config.models.get(self.cell(benchmark, measured).subject)
+        return model.fla_config() if model else None
 
-    def adapter(self, subject: str) -> str:
+    def adapter(self, model: str) -> str:
         """The module that says all of a model's architecture."""
-        return source_file(MODULES[self.config.models[subject.split("/")[1]].architecture])
+        return source_file(MODULES[self.config.models[model].architecture])
 
     def cell_adapter(self, benchmark: str, measured: str) -> str:
         """The same of what a cell times: a model, or one layer of a family of kernels."""
         subject, spec = self.cell(benchmark, measured).subject, self.config.benchmarks[benchmark]
         if isinstance(spec, MixerBenchmark):
             return source_file(RULES[spec.mixers[subject].architecture].layer.__module__)
-        return self.adapter(f"models/{subject}")
+        return self.adapter(subject)
+
+    def analysed(self, subject: str) -> list[RankFigure]:
+        """The figures that show the states of a model."""
+        return [
+            figure
+            for name, figure in self.config.figures.items()
+            if isinstance(figure, RankFigure)
+            and subject in map(self.paths.subject, self.config.analyses(name))
+        ]
 
     def heads(self, subject: str) -> list[tuple[int, int]]:
         """(layer, head) of every spectrum that a figure shows of a model."""
-        return sorted(
-            {
-                (figure.layer, figure.head)
-                for name, figure in self.config.figures.items()
-                if figure.kind == "spectrum" and subject in self._analysed(name)
-            }
-        )
+        figures = self.analysed(subject)
+        return sorted({(f.layer, f.head) for f in figures if isinstance(f, SpectrumFigure)})
 
     def length(self, subject: str) -> int:
         """The longest stretch of tokens that a figure shows of a model."""
-        return max(
-            figure.tokens
-            for name, figure in self.config.figures.items()
-            if isinstance(figure, RankFigure) and subject in self._analysed(name)
-        )
-
-    def _analysed(self, figure: str) -> set[str]:
-        return {self.paths.subject(variant) for variant in self.config.analyses(figure)}
+        return max(figure.tokens for figure in self.analysed(subject))
 
     # ----- tables and figures -----
 
@@ -384,15 +361,13 @@ class Inputs:
 
     def figures(self) -> dict[str, Figure]:
         """Figures that are shown: in a partial run, those that can be drawn, or were."""
-        if self.config.partial is None:
-            return self.config.figures
-        drawable = self.drawable()
-        return {
-            name: figure
-            for name, figure in self.config.figures.items()
-            if name in drawable
-            or all(Path(self.paths.figure(name, ending)).is_file() for ending in ("pdf", "svg"))
+        figures, drawable = self.config.figures, self.drawable()
+        drawn = {
+            n
+            for n in figures
+            if all(Path(self.paths.figure(n, e)).is_file() for e in ("pdf", "svg"))
         }
+        return {name: figures[name] for name in figures if name in {*drawable, *drawn}}
 
     def shown(self) -> Config:
         """The configuration of what is shown."""
@@ -405,6 +380,15 @@ class Inputs:
 
 def present(paths: Iterable[str | None]) -> list[str]:
     return [path for path in paths if path is not None]
+
+
+def words(value: Any) -> Iterator[str]:
+    """All texts in settings."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from words(part)
 
 
 def without_labels(settings: Any, *, keys: tuple[str, ...] = ("label", "caption")) -> Any:

@@ -12,32 +12,22 @@ import re
 import shlex
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import cache
 from logging import CRITICAL, Logger
 from math import ceil, inf
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from reproduction.dag import build_dag, parse_arguments
 from statecut.errors import InputError
 
-# Errors of sbatch, and names of limits in them, that a later attempt gets, too.
-REFUSED = re.compile(
-    r"Invalid (partition name|account|qos|feature|generic resource|Trackable RESource|--)"
-    r"|invalid partition specified|unrecognized option|reservation is invalid"
-    r"|Requested time limit is invalid|Node count specification invalid"
-    r"|CPU count (specification invalid|per node can not be satisfied)"
-    r"|More processors requested than permitted|Memory required by task is not available"
-    r"|Memory specification can not be satisfied|not permitted to use this partition"
-    r"|appears to be invalid|Partition(TimeLimit|Config)|BadConstraints|Invalid(Account|QOS)"
-    r"|(Account|QOS)NotAllowed|MaxMemPerLimit|(QOS|Assoc)Max\w*Per(Job|Node)|QOSMin"
-    r"|(QOS|Assoc)Grp(?!\w*Run)\w*Minutes"
+# What sbatch refuses for now, and a later attempt may get.
+FOR_NOW = re.compile(
+    r"not available|temporarily|timed out|contact|SubmitJob|Grp\w*Run|down|busy", re.I
 )
 
 
-@dataclass(frozen=True)
-class Node:
+class Node(NamedTuple):
     """What a job may have of a node."""
 
     cpus: float
@@ -48,18 +38,15 @@ class Node:
         return self.gpus.get(kind, 0) if kind else sum(self.gpus.values())
 
 
-@dataclass(frozen=True)
-class Partition:
+class Partition(NamedTuple):
     name: str
     default: bool
-    hidden: bool
     state: str
     minutes: float
     nodes: tuple[Node, ...]
 
 
-@dataclass(frozen=True)
-class Request:
+class Request(NamedTuple):
     """One sbatch command."""
 
     rule: str
@@ -69,10 +56,6 @@ class Request:
     def option(self, name: str, default: str = "0") -> str:
         match = re.search(rf" --?{name}[ =](\S+)", self.command)
         return match[1] if match else default
-
-    @property
-    def partitions(self) -> list[str]:
-        return [*filter(None, self.option("p", "").split(","))]
 
 
 Problem = tuple[str, str]  # the resource that is to change, and why
@@ -99,8 +82,8 @@ def parse_cluster(partitions: str, nodes: str) -> dict[str, Partition]:
         name = fields["PartitionName"]
         members = [node for node in all_nodes if name in node.get("Partitions", "").split(",")]
         cluster[name] = Partition(
-            name, fields["Default"] == "YES", fields.get("Hidden") == "YES", fields["State"],
-            to_minutes(fields["MaxTime"]), tuple(_node(node, fields) for node in members),
+            name, fields["Default"] == "YES", fields["State"], to_minutes(fields["MaxTime"]),
+            tuple(_node(node, fields) for node in members),
         )  # fmt: skip
     return cluster
 
@@ -134,12 +117,11 @@ def to_minutes(time: str) -> float:
 
 def judge(request: Request, cluster: Mapping[str, Partition]) -> list[Problem]:
     """What keeps the partitions that a request names from running it; [] if one of them can."""
-    names = request.partitions or [name for name in cluster if cluster[name].default]
-    if not names:
-        return [("slurm_partition", "names no partition, and the cluster has no default")]
+    default = [name for name in cluster if cluster[name].default]
+    names = request.option("p", ",".join(default)).split(",")
     if unknown := [name for name in names if name not in cluster]:
         known = ", ".join(sorted(cluster))
-        return [("slurm_partition", f"there is no partition {unknown[0]}, only {known}")]
+        return [("slurm_partition", f"there is no partition {unknown[0]!r}, only {known}")]
     return min(([*problems(request, cluster[name])] for name in names), key=len)
 
 
@@ -194,13 +176,9 @@ def refusals(command: str) -> list[Problem]:
         [*shlex.split(command), "--test-only", "--wrap=true"], capture_output=True, text=True
     )
     message = " ".join(test.stderr.split())
-    # "not available" may be for now: nodes that are down or drained count here.
-    if not test.returncode or "not available" in message or not REFUSED.search(message):
+    if not test.returncode or FOR_NOW.search(message):
         return []
-    keys = {"invalid account": "slurm_account", "wall": "runtime", "qos": "qos",
-            "feature": "constraint"}  # fmt: skip
-    key = next((keys[word] for word in keys if word in message.lower()), "slurm_partition")
-    return [(key, f"sbatch refuses it: {message}")]
+    return [("sbatch", message)]
 
 
 def findings(requests: Iterable[Request], cluster: Mapping[str, Partition]) -> list[str]:
@@ -249,16 +227,7 @@ def read_requests(arguments: Any, plugin: Any, partition_file: Path | None) -> s
         return {request(job, attempt) for job in distinct.values() for attempt in attempts}
 
 
-def profile_config(profile: str | None) -> Path:
-    """The configuration that a profile names."""
-    if profile is None:
-        raise InputError("nothing to check: give a configuration's FILE or --profile")
-    if configfiles := parse_arguments(profile).configfile:
-        return Path(configfiles[-1])
-    raise InputError(f"profile {profile!r} names no configuration: give FILE")
-
-
-def unmet_requests(profile: str, configfile: Path) -> tuple[int, list[str]]:
+def unmet_requests(profile: str, configfile: Path | str) -> tuple[int, list[str]]:
     """How many rules submit jobs to the cluster of this machine, and what of that it can never
     meet."""
     from snakemake_interface_executor_plugins.registry import ExecutorPluginRegistry

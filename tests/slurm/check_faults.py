@@ -43,25 +43,18 @@ def states_of(cluster, job):
     return [one["JobState"] for one in cluster.ended() if one["JobId"] == job]
 
 
-def test_cancelled_while_training_and_evaluating(cluster, run, ends_as_ever):
+@pytest.mark.parametrize(
+    ("command", "states"),
+    [(["scancel"], ["CANCELLED"]), (["scontrol", "requeue"], ["PENDING", "COMPLETED"])],
+)
+def test_stopped_while_training_and_evaluating(cluster, run, ends_as_ever, command, states):
     run.start(TRAINED)
-    cancelled = []
+    stopped = []
     for find in (lambda: run.until_training("pretrain"), run.until_evaluating):
-        cancelled.append(find())
-        cluster.run("scancel", cancelled[-1])
+        stopped.append(find())
+        cluster.run(*command, stopped[-1])
     ends_as_ever()
-    assert [states_of(cluster, job) for job in cancelled] == [["CANCELLED"]] * 2
-
-
-def test_requeued_while_training_and_evaluating(cluster, run, ends_as_ever):
-    run.start(TRAINED)
-    requeued = []
-    for find in (lambda: run.until_training("pretrain"), run.until_evaluating):
-        requeued.append(find())
-        cluster.run("scontrol", "requeue", requeued[-1])
-    ends_as_ever()
-    for job in requeued:
-        assert states_of(cluster, job) == ["PENDING", "COMPLETED"]
+    assert [states_of(cluster, job) for job in stopped] == [states] * 2
 
 
 def test_preempted_while_training(cluster, run, ends_as_ever):

@@ -1,8 +1,7 @@
 """A real Slurm on this machine for the length of a test: munged, slurmctld, two slurmd.
 
 Two nodes of 16 pretended CPUs and two pretended GPUs each. Nothing is written outside one folder
-under /tmp, nothing needs root, and everything that was started is ended by its process id, also
-when the test itself is killed: `python cluster.py FOLDER` waits for that beside it.
+under /tmp, nothing needs root, and everything that was started is ended by its process id.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -39,7 +37,6 @@ class Cluster:
         # Short: a socket's path may have 107 characters.
         default_factory=lambda: Path(tempfile.mkdtemp(prefix="statecut-slurm-", dir="/tmp"))
     )
-    keeper: subprocess.Popen[bytes] | None = None
 
     def start(self) -> Cluster:
         try:
@@ -50,10 +47,6 @@ class Cluster:
         return self
 
     def _start(self) -> None:
-        # Its standard input ends when this process does, however that happens.
-        self.keeper = subprocess.Popen(
-            [sys.executable, __file__, self.folder], stdin=subprocess.PIPE, start_new_session=True
-        )
         for name in ("bin", "dev", "state", *NODES):
             (self.folder / name).mkdir()
         self._configure()
@@ -75,8 +68,6 @@ class Cluster:
         for daemon in (*NODES, "slurmctld", "munged"):
             self._end(daemon, signal.SIGTERM)
         shutil.rmtree(self.folder)
-        if self.keeper is not None:
-            self.keeper.communicate()
 
     @property
     def environment(self) -> dict[str, str]:
@@ -224,10 +215,3 @@ def _free_ports(count: int) -> list[int]:
     for one in sockets:
         one.close()
     return ports
-
-
-if __name__ == "__main__":
-    sys.stdin.read()
-    left = Path(sys.argv[1])
-    if left.exists():  # a test that ended by itself removed it
-        Cluster(left).stop()

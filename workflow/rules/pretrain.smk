@@ -43,7 +43,7 @@ rule pretrain:
     benchmark:
         f"{results}/timings/pretrain/{{model}}.tsv"
     wildcard_constraints:
-        model=any_of(inputs.trained()),
+        model=any_of(inputs.trained),
     priority: 3
     conda:
         "../../envs/pretrain.yaml"
@@ -73,7 +73,7 @@ rule import_model:
     benchmark:
         f"{results}/timings/import_model/{{model}}.tsv"
     wildcard_constraints:
-        model=any_of(inputs.imported()),
+        model=any_of(inputs.imported),
     conda:
         "../../envs/model.yaml"
     resources:

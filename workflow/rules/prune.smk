@@ -87,7 +87,7 @@ rule slice:
         code=lambda w: code(
             "scripts/slice.py",
             "src/statecut/pruning/slicing.py",
-            inputs.adapter(f"models/{w.model}"),
+            inputs.adapter(w.model),
         ),
         widths=lambda w: inputs.widths(w.model, w.ratio),
     message:

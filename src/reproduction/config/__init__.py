@@ -8,29 +8,29 @@ is computed (GPUs, memory, time) is no part of it.
 `python -m reproduction.config` writes config/schema.json and config/README.md from these models.
 """
 
-from reproduction.config.benchmarks import (
+from reproduction.config.evaluation import (
+    TASKS,
     DecodingBenchmark,
+    Evaluation,
     MixerBenchmark,
     ModelBenchmark,
-    Preflight,
+    Suite,
+    Task,
 )
-from reproduction.config.evaluation import TASKS, Evaluation, Suite, Task
-from reproduction.config.figures import (
+from reproduction.config.models import Model, cut_shape, shape_of, state_bytes
+from reproduction.config.pruning import BASELINE
+from reproduction.config.reading import load_config, parse_config
+from reproduction.config.run import Config, JobConfig, Measurement, Variant
+from reproduction.config.section import Cut, Stage
+from reproduction.config.sources import Corpus, HubCorpus, LocalCorpus
+from reproduction.config.tables import (
+    DecodingTable,
     Figure,
-    FilterFigure,
     QualityFigure,
+    QualityTable,
     RankFigure,
     SpectrumFigure,
     SweepFigure,
     UtilizationFigure,
 )
-from reproduction.config.models import Model, cut_shape, shape_of, state_bytes
-from reproduction.config.pruning import BASELINE, CalibrationText
-from reproduction.config.reading import load_config, parse_config
-from reproduction.config.run import Config, JobConfig, Measurement, Variant
-from reproduction.config.section import Cut, Stage
-from reproduction.config.sources import Corpus, HubCorpus, LocalCorpus
-from reproduction.config.tables import DecodingTable, QualityTable, SpeedTable
 from reproduction.config.training import Recipe
-from statecut.arguments import width
-from statecut.models.shapes import Kernel, Shape

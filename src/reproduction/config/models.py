@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, PositiveFloat, PositiveInt, create_model, model_validator
 
-from reproduction.config.section import WHICH, Cut, Name, NameOf, Section
+from reproduction.config.section import WHICH, Cut, Name, Section
 from reproduction.config.sources import FromDisk, FromHub
 from statecut.arguments import width
 from statecut.errors import InputError
@@ -21,7 +21,7 @@ class Pretrained(Section):
     """A model trained by this run."""
 
     kind: Literal["pretrain"] = WHICH
-    recipe: Annotated[Name, NameOf("recipes")] = Field(description="one of `recipes`")
+    recipe: Name = Field(description="one of `recipes`")
 
 
 class ModelBase(Section):
@@ -32,21 +32,17 @@ class ModelBase(Section):
     source: Annotated[Pretrained | FromHub | FromDisk, Field(discriminator="kind")] = Field(
         description="where its weights come from"
     )
-    tokenizer: Annotated[Name, NameOf("tokenizers")] = Field(description="one of `tokenizers`")
+    tokenizer: Name = Field(description="one of `tokenizers`")
     vocab_size: PositiveInt = Field(32000, description="rows of the embedding")
     hidden_size: PositiveInt = Field(description="width of the residual stream")
     num_hidden_layers: PositiveInt = Field(description="number of layers")
     num_heads: PositiveInt = Field(description="heads of keys and queries")
     conv_size: PositiveInt = Field(4, description="taps of the short convolutions")
     intermediate_size: PositiveInt | None = Field(
-        None, description="width of the MLP; 8/3 of hidden_size, up to a multiple of 256, if absent"
+        None, description="width of the MLP; if absent 8/3 of hidden_size, up to a multiple of 256"
     )
-    tie_word_embeddings: bool = Field(
-        False, description="whether input and output embeddings are one matrix"
-    )
-    published_as: Name | None = Field(
-        None, description="its name in config/published/values.csv, where that is another"
-    )
+    tie_word_embeddings: bool = Field(False, description="input and output embeddings are one")
+    published_as: Name | None = Field(None, description="its name in config/published/values.csv")
 
     def fla_config(self) -> dict[str, Any]:
         """Arguments of the model's config class, with its model_type."""

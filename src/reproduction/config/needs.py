@@ -1,92 +1,90 @@
-"""What a run needs to be there before it starts: models, tokenizers and text."""
+"""What a run needs to be there before it starts: models, tokenizers, text and tasks."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
 from importlib.util import find_spec
+from typing import Any, NamedTuple
 
-from reproduction.config.evaluation import DATA_SETS, Task
+from reproduction.config.evaluation import DATA_SETS
 from reproduction.config.models import Model
 from reproduction.config.run import Config
-from reproduction.config.sources import Corpus, FromHub, Tokenizer
-from statecut.hub import HubItem, Key
+from statecut.hub import HubItem, Kind
 
-# tokenizer*, special_tokens_map.json and added_tokens.json. One pattern, because a download
-# refuses a pattern that matches nothing, and newer tokenizers have only the first.
-TOKENIZER_FILES = ("*token*",)
+ONLY_TIMED = ("config.json",)
+"""Of a model that only benchmarks name the shape counts, and its weights are random."""
 
-CONFIG_FILE = ("config.json",)
 
-# What `make flame` installs.
-FLAME = ("flame", "torchtitan")
+class Need(NamedTuple):
+    """One thing that the run reads and does not make."""
+
+    kind: str  # tokenizer, model, corpus or task
+    name: str
+    spec: Any  # its section
+    hub: HubItem | None  # None for what is on this machine
+
+
+def needs(config: Config) -> Iterator[Need]:
+    """All of them, tokenizers before the models that use them, each task once."""
+    evaluated = needed_models(config)
+    tokenizers = {m.tokenizer: config.tokenizers[m.tokenizer] for m in evaluated.values()}
+    for name, spec in tokenizers.items():
+        if spec.kind != "train":
+            # One pattern, because a download refuses a pattern that matches nothing, and newer
+            # tokenizers have neither special_tokens_map.json nor added_tokens.json.
+            yield Need("tokenizer", name, spec, _hub("model", spec, ("*token*",)))
+    for name, model in evaluated.items():
+        if model.source.kind != "pretrain":
+            yield Need("model", name, model, _hub("model", model.source))
+    timed = {m for b in config.benchmarks.values() if b.kind != "mixer" for m in b.models}
+    for name in sorted(timed - {*evaluated}):
+        if item := _hub("model", config.models[name].source, ONLY_TIMED):
+            yield Need("model", name, config.models[name], item)
+    texts = [*_used(config), *(spec.corpus for spec in tokenizers.values() if spec.kind == "train")]
+    for name in dict.fromkeys(text.split("/")[0] for text in texts):
+        if (corpus := config.corpora[name]).kind != "documentation":
+            patterns = corpus.files if corpus.kind == "hub" else ()
+            yield Need("corpus", name, corpus, _hub("dataset", corpus, patterns))
+    suites = dict.fromkeys(suite for _, suite in config.evaluations())
+    tasks = [task for name in suites for task in config.evaluation.suites[name].tasks.values()]
+    for task in {(t.task, t.file): t for t in tasks if t.not_attempted is None}.values():
+        if task.file is None:
+            item = HubItem("dataset", DATA_SETS[task.task][0], task.revision)
+            yield Need("task", task.task, task, item)
+        elif task.task in DATA_SETS or config.evaluation.made_from is None:
+            yield Need("task", task.task, task, None)
+
+
+def _hub(kind: Kind, source: Any, patterns: tuple[str, ...] = ()) -> HubItem | None:
+    return HubItem(kind, source.name, source.revision, patterns) if source.kind == "hub" else None
+
+
+def _used(config: Config) -> Iterator[str]:
+    """Slices that models are trained, pruned, recovered, evaluated or analysed on."""
+    for model in needed_models(config).values():
+        if model.source.kind == "pretrain":
+            yield config.recipes[model.source.recipe].data
+    variants = config.variants()
+    calibrated = any(v.pruned and config.methods[v.method].calibrated for v in variants)
+    if config.calibration and (calibrated or any(v.refitted for v in variants)):
+        yield config.calibration.data
+    if config.recovery and any(variant.recovered for variant in variants):
+        yield config.recovery.data
+    if config.evaluation.made_from:
+        yield config.evaluation.made_from
+    if config.analysis and config.analyses():
+        yield config.analysis.data
 
 
 def hub_sources(config: Config) -> tuple[HubItem, ...]:
-    """Everything on the hub that the run needs, each repository once, with the patterns of all."""
-    items: dict[Key, HubItem] = {}
-    for _, item in hub_items(config):
-        known = items.get(item.key, item).patterns
-        items[item.key] = replace(item, patterns=tuple(sorted({*item.patterns, *known})))
-    return tuple(items.values())
-
-
-def hub_items(config: Config) -> Iterator[tuple[str, HubItem]]:
-    """What is needed from the hub, by the path of the section that names it.
-
-    Of a model that only benchmarks name the shape counts, and its weights are random: its config is
-    enough. A task that a local file stands in for, or that is not attempted, needs nothing.
-    """
-    for name, model in needed_models(config).items():
-        if (source := model.source).kind == "hub":
-            yield f"models.{name}.source", HubItem("model", source.name, source.revision)
-    for name, hub in only_timed(config).items():
-        yield f"models.{name}.source", HubItem("model", hub.name, hub.revision, CONFIG_FILE)
-    for name, tokenizer in needed_tokenizers(config).items():
-        if tokenizer.kind == "hub":
-            item = HubItem("model", tokenizer.name, tokenizer.revision, TOKENIZER_FILES)
-            yield f"tokenizers.{name}", item
-    for name, corpus in needed_corpora(config).items():
-        if corpus.kind == "hub":
-            item = HubItem("dataset", corpus.name, corpus.revision, corpus.files)
-            yield f"corpora.{name}", item
-    for path, task in needed_tasks(config):
-        if task.file is None:
-            data_set, _, _ = DATA_SETS[task.task]
-            yield path, HubItem("dataset", data_set, task.revision)
-
-
-def needed_tokenizers(config: Config) -> dict[str, Tokenizer]:
-    """Tokenizers of the models that the run needs."""
-    names = dict.fromkeys(model.tokenizer for model in needed_models(config).values())
-    return {name: config.tokenizers[name] for name in names}
-
-
-def needed_corpora(config: Config) -> dict[str, Corpus]:
-    """Corpora that models are trained, pruned, evaluated or analysed on; and tokenizers'."""
-    sources = [model.source for model in needed_models(config).values()]
-    variants = config.variants()
-    slices = [config.recipes[s.recipe].data for s in sources if s.kind == "pretrain"]
-    calibrated = (v.pruned and config.methods[v.method].calibrated for v in variants)
-    if config.calibration and (any(calibrated) or any(v.refitted for v in variants)):
-        slices.append(config.calibration.data)
-    if config.recovery and any(variant.recovered for variant in variants):
-        slices.append(config.recovery.data)
-    if config.evaluation.made_from:
-        slices.append(config.evaluation.made_from)
-    if config.analysis and config.analyses():
-        slices.append(config.analysis.data)
-    names = [data.split("/")[0] for data in slices]
-    names += [t.corpus for t in needed_tokenizers(config).values() if t.kind == "train"]
-    return {name: config.corpora[name] for name in names}
-
-
-def needed_tasks(config: Config) -> Iterator[tuple[str, Task]]:
-    """Tasks that models are evaluated on, by the path of their section."""
-    for name in dict.fromkeys(suite for _, suite in config.evaluations()):
-        for column, task in config.evaluation.suites[name].tasks.items():
-            if task.not_attempted is None:
-                yield f"evaluation.suites.{name}.tasks.{column}", task
+    """Everything on the hub that the run needs, each revision once, with the patterns of all."""
+    merged: dict[Any, HubItem] = {}
+    for item in (need.hub for need in needs(config) if need.hub):
+        known = merged.get((item.key, item.revision), item).patterns
+        patterns = tuple(sorted({*item.patterns, *known}))
+        merged[item.key, item.revision] = replace(item, patterns=patterns)
+    return tuple(merged.values())
 
 
 def needed_models(config: Config) -> dict[str, Model]:
@@ -96,21 +94,13 @@ def needed_models(config: Config) -> dict[str, Model]:
     return {name: config.models[name] for name in names}
 
 
-def only_timed(config: Config) -> dict[str, FromHub]:
-    """Hub models that benchmarks name and nothing else does: their shape counts."""
-    timed = {m for b in config.benchmarks.values() if b.kind != "mixer" for m in b.models}
-    names = sorted(timed - {*needed_models(config)})
-    sources = {name: config.models[name].source for name in names}
-    return {name: source for name, source in sources.items() if source.kind == "hub"}
-
-
 def without_trainer(config: Config) -> list[str]:
-    """Models that the run trains with flame, if that is not installed here."""
-    if all(find_spec(package) for package in FLAME):
+    """Models that the run trains with flame, if that (`make flame`) is not installed here."""
+    if find_spec("flame") and find_spec("torchtitan"):
         return []
+    sources = {name: model.source for name, model in needed_models(config).items()}
     return [
         name
-        for name, model in needed_models(config).items()
-        if model.source.kind == "pretrain"
-        and config.recipes[model.source.recipe].trainer == "flame"
+        for name, source in sources.items()
+        if source.kind == "pretrain" and config.recipes[source.recipe].trainer == "flame"
     ]

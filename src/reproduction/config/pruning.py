@@ -29,10 +29,7 @@ class CalibrationText(Section):
 
     data: SliceName = Field(description="where its sequences are drawn from, as corpus/slice")
     sequences: PositiveInt = Field(description="number of sequences")
-    rows: PositiveInt = Field(
-        description="rows of keys, and as many of queries, in the sample that methods with "
-        "`rows: sample` see"
-    )
+    rows: PositiveInt = Field(description="rows of keys, and of queries, in the sample of methods")
 
 
 class MethodBase(Section):

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 from pydantic import Field
 
-from reproduction.config.benchmarks import Benchmark, MixerBenchmark, ModelBenchmark, Preflight
-from reproduction.config.evaluation import Evaluation, Suite
-from reproduction.config.figures import Analysis, Figure, QualityFigure, RankFigure
+from reproduction.config.evaluation import (
+    Benchmark,
+    Evaluation,
+    MixerBenchmark,
+    ModelBenchmark,
+    Preflight,
+    Suite,
+)
 from reproduction.config.models import Model, cut_shape, shape_of
 from reproduction.config.pruning import BASELINE, CalibrationText, PruningMethod
 from reproduction.config.section import (
@@ -26,10 +31,17 @@ from reproduction.config.section import (
     Stage,
 )
 from reproduction.config.sources import Corpus, Tokenizer
-from reproduction.config.tables import DecodingTable, QualityTable, Table
+from reproduction.config.tables import (
+    Analysis,
+    DecodingTable,
+    Figure,
+    QualityFigure,
+    QualityTable,
+    RankFigure,
+    Table,
+)
 from reproduction.config.training import Recipe, Recovery
 from statecut.arguments import Eps, Target
-from statecut.errors import InputError, nearest
 from statecut.models.shapes import Kernel, Shape
 
 T = TypeVar("T")
@@ -87,40 +99,24 @@ class Config(Section):
     """One run."""
 
     run: Name = Field(description="name of the run; its results are under results/RUN/")
-    about: str = Field(
-        "", description="what the run is and what it cannot say: stands first in its report"
-    )
-    partial: str | None = Field(
-        None,
-        description="why some results are missing: then nothing is computed, tables are made of "
-        "the results that are there, and a dash with this reason stands for the rest",
-    )
+    about: str = Field("", description="what the run is and cannot say; begins its report")
+    partial: str | None = Field(None, description="why results are missing; then none is computed")
     device: Literal["cuda", "cpu"] = Field(
-        "cuda",
-        description="what models run on: cuda is a GPU, and a job that can use none fails; cpu, "
-        "for toy sizes, uses no GPU",
+        "cuda", description="cuda: a job that can use no GPU fails; cpu, for toy sizes, uses none"
     )
-    seeds: Some[Seed] = Field(
-        description="seeds of whatever is drawn: random channels, calibration text, sampled rows"
-    )
+    seeds: Some[Seed] = Field(description="of random channels, calibration text, sampled rows")
     eps: Eps = Field(
         "matched",
-        description="what a cut does to the eps of the output norms: matched multiplies it by as "
-        "much as the squares that it is added to grow, so that the cut model computes what the "
-        "whole one does with the cut channels set to zero; kept leaves it as it was, as the "
-        "paper's code does",
+        description="eps of the output norms after a cut: matched, multiplied so that the model "
+        "computes what the whole one does with them set to zero; or kept, as in the paper",
     )
     tokenizers: dict[Name, Tokenizer] = Field(description="tokenizers by name")
     corpora: dict[Name, Corpus] = Field(description="text by name")
     recipes: dict[Name, Recipe] = Field({}, description="pretraining recipes by name")
     models: dict[Name, Model] = Field(description="models by name", min_length=1)
-    calibration: CalibrationText | None = Field(
-        None, description="for methods that need text, and for refit"
-    )
+    calibration: CalibrationText | None = Field(None, description="for text and refit")
     methods: dict[Name, PruningMethod] = Field({}, description="pruning methods by name")
-    recovery: Recovery | None = Field(
-        None, description="needed by tables and figures that show recovered models"
-    )
+    recovery: Recovery | None = Field(None, description="needed by what shows recovered models")
     evaluation: Evaluation = Field(description="how models are evaluated")
     benchmarks: dict[Name, Benchmark] = Field({}, description="benchmarks by name")
     preflight: Preflight = Field(description="the check of kernels and widths")
@@ -131,37 +127,27 @@ class Config(Section):
     def slice(self, name: str) -> range:
         """The sequences of a `corpus/slice`, as positions in the packed corpus."""
         corpus, wanted = name.split("/")
-        start = 0
-        for slice_name, sequences in self.corpora[corpus].slices.items():
-            if slice_name == wanted:
-                return range(start, start + sequences)
-            start += sequences
-        raise InputError(f"{name}{nearest(wanted, self.corpora[corpus].slices)}")
+        slices = self.corpora[corpus].slices
+        start = sum([*slices.values()][: [*slices].index(wanted)])
+        return range(start, start + slices[wanted])
 
     def suite_of(self, column: str) -> Suite:
         """The suite that a column of the results belongs to."""
         return self.evaluation.suites[self.suite_name(column)]
 
     def suite_name(self, column: str) -> str:
-        suites = self.evaluation.suites
-        for name, suite in suites.items():
-            if column in suite.columns:
-                return name
-        known = [known for suite in suites.values() for known in suite.columns]
-        raise InputError(f"column {column!r}{nearest(column, known)}")
+        (name,) = (n for n, s in self.evaluation.suites.items() if column in s.columns)
+        return name
 
     def columns(self, table: str, stage: Stage) -> tuple[str, ...]:
         """The columns that a table shows of a stage; of a baseline (none), those of all stages."""
-        spec = self._table(table)
-        stages = spec.columns if stage == "none" else [stage]
-        suites = self.evaluation.suites
-        names = [
+        columns, suites = self._table(table).columns, self.evaluation.suites
+        return _unique(
             column
-            for key in stages
-            for name in spec.columns.get(key, ())
+            for key in (columns if stage == "none" else [stage])
+            for name in columns.get(key, ())
             for column in (suites[name].columns if name in suites else (name,))
-        ]
-        return _unique(names)
+        )
 
     def eps_of(self, table: str) -> tuple[Eps, ...]:
         """What a table shows of cuts with eps kept and matched: the run's own, or what it names."""
@@ -169,18 +155,19 @@ class Config(Section):
 
     def cells(self, table: str) -> tuple[tuple[Variant, str], ...]:
         """Every cell of a table of variants: which variant, and which column of its results."""
-        spec = self._table(table)
+        spec, recovery = self._table(table), self.recovery
+        seeds = spec.recovery_seeds or (recovery and recovery.seeds) or self.seeds
+        variants = (
+            variant
+            for model in spec.models
+            for variant in self._variants(
+                model, spec.methods, spec.ratios, spec.targets, [*spec.columns],
+                self.eps_of(table), seeds,
+            )
+        )  # fmt: skip
         return tuple(
             (variant, column)
-            for variant in self._variants(
-                spec.models,
-                spec.methods,
-                spec.ratios,
-                spec.targets,
-                tuple(spec.columns),
-                self.eps_of(table),
-                spec.recovery_seeds,
-            )
+            for variant in variants
             for column in self.columns(table, variant.rft)
             if self._evaluates(self.suite_of(column), variant)
         )
@@ -190,31 +177,28 @@ class Config(Section):
         return _unique(
             (variant, self.suite_name(column))
             for table in tables or self.tables
-            if isinstance(self._named("tables", table), QualityTable)
+            if isinstance(self.tables[table], QualityTable)
             for variant, column in self.cells(table)
             if not self.suite_of(column).left_out(column)
         )
 
     def analyses(self, *figures: str) -> tuple[Variant, ...]:
         """Variants whose states are analysed, for these figures or for all."""
+        seeds = (self.recovery and self.recovery.seeds) or self.seeds
         return _unique(
             variant
             for name in figures or self.figures
-            if isinstance(figure := self._named("figures", name), RankFigure)
+            if isinstance(figure := self.figures[name], RankFigure)
             for variant in self._variants(
-                (figure.model,), figure.methods, (figure.ratio,), None, figure.stages, (self.eps,)
+                figure.model, figure.methods, [figure.ratio], None, figure.stages, [self.eps], seeds
             )
             if variant.pruned or variant.rft == "none"
         )
 
     def variants(self, *names: str) -> tuple[Variant, ...]:
         """Every variant that these tables and figures need, or that the whole run needs."""
-        for name in names:
-            if name not in self.tables and name not in self.figures:
-                shown = [*self.tables, *self.figures]
-                raise InputError(f"{name!r} is no table or figure{nearest(name, shown)}")
-        tables = [name for name in names if name in self.tables]
         figures = [name for name in names if name in self.figures]
+        tables = [name for name in names if name not in figures]
         for name in figures:
             if isinstance(figure := self.figures[name], QualityFigure):
                 tables += figure.tables
@@ -224,70 +208,50 @@ class Config(Section):
 
     def measurements(self, *benchmarks: str) -> tuple[Measurement, ...]:
         """Every cell of these benchmarks, or of all."""
-        return tuple(
-            cell
-            for name in benchmarks or self.benchmarks
-            for cell in self._measurements(name, self._named("benchmarks", name))
-        )
+        names = benchmarks or self.benchmarks
+        return tuple(cell for name in names for cell in self._measurements(name))
 
     def timings(self, table: str) -> tuple[Measurement, ...]:
         """The cells of a benchmark that a table shows, which are those of one pass."""
-        spec = self._named("tables", table)
-        if isinstance(spec, QualityTable):
-            raise InputError(f"table {table!r} shows variants, not a benchmark")
+        spec = self.tables[table]
+        assert not isinstance(spec, QualityTable)
         mode = "decoding" if isinstance(spec, DecodingTable) else spec.shows
         return tuple(cell for cell in self.measurements(spec.benchmark) if cell.mode == mode)
 
     def trained_shapes(self) -> tuple[Shape, ...]:
         """Delta rules that pretraining and recovery will train, for the preflight."""
-        pretrained = {
-            shape_of(model) for model in self.models.values() if model.source.kind == "pretrain"
-        }
-        recovered = {
-            shape_of(self.models[variant.model], variant.ratio)
-            for variant in self.variants()
-            if variant.recovered
-        }
-        return tuple(sorted(pretrained | recovered))
-
-    def _named(self, section: str, name: str) -> Any:
-        things = getattr(self, section)
-        if name not in things:
-            raise InputError(
-                f"{name!r} is none of the {section} of {self.run}{nearest(name, things)}"
-            )
-        return things[name]
+        models = self.models
+        shapes = {shape_of(model) for model in models.values() if model.source.kind == "pretrain"}
+        shapes |= {shape_of(models[v.model], v.ratio) for v in self.variants() if v.recovered}
+        return tuple(sorted(shapes))
 
     def _table(self, name: str) -> QualityTable:
-        table = self._named("tables", name)
-        if not isinstance(table, QualityTable):
-            raise InputError(f"table {name!r} shows a benchmark, not variants")
+        table = self.tables[name]
+        assert isinstance(table, QualityTable)
         return table
 
     def _variants(
         self,
-        models: Iterable[str],
+        model: str,
         methods: Iterable[str],
         ratios: Iterable[Cut],
         targets: Iterable[Target] | None,
-        stages: Iterable[Stage],
-        some_eps: Iterable[Eps],
-        recovery_seeds: Iterable[Seed] | None = None,
+        stages: Collection[Stage],
+        eps: Iterable[Eps],
+        recovered: Iterable[Seed],
     ) -> Iterator[Variant]:
-        recovered = recovery_seeds or (self.recovery and self.recovery.seeds) or self.seeds
-        for model in models:
-            baseline = Variant(model, BASELINE, "", 0.0, 0, "none")
-            yield baseline
-            if "post" in stages and self.recovery and self.recovery.control:
-                yield replace(baseline, rft="post")
-            for name in methods:
-                method = self.methods[name]
-                for stage, eps in product(stages, some_eps):
-                    seeds = recovered if stage in RECOVERED else self.seeds
-                    for target in targets or (method.target,):
-                        for ratio in ratios:
-                            for seed in seeds if method.drawn or stage in RECOVERED else (0,):
-                                yield Variant(model, name, target, ratio, seed, stage, eps)
+        """A model, its control, and all that is cut from it; `recovered` are the recovery seeds."""
+        baseline = Variant(model, BASELINE, "", 0.0, 0, "none")
+        yield baseline
+        if "post" in stages and self.recovery and self.recovery.control:
+            yield replace(baseline, rft="post")
+        for name in methods:
+            method = self.methods[name]
+            cuts = product(stages, eps, targets or (method.target,), ratios)
+            for stage, kept, target, ratio in cuts:
+                seeds = recovered if stage in RECOVERED else self.seeds if method.drawn else (0,)
+                for seed in seeds:
+                    yield Variant(model, name, target, ratio, seed, stage, kept)
 
     def _evaluates(self, suite: Suite, variant: Variant) -> bool:
         """Whether a suite is evaluated with the seed of a variant, if that draws anything."""
@@ -307,22 +271,20 @@ class Config(Section):
         draw = self.seeds.index(variant.seed) if variant.pruned else 0
         return self.recovery.model_copy(update={"seed": self.recovery.seed + draw})
 
-    def _measurements(self, name: str, benchmark: Any) -> Iterator[Measurement]:
+    def _measurements(self, name: str) -> Iterator[Measurement]:
+        benchmark = self.benchmarks[name]
         if isinstance(benchmark, MixerBenchmark):
-            for subject, mixer in benchmark.mixers.items():
-                for d_k in benchmark.widths:
-                    for mode in benchmark.passes:
-                        yield Measurement(name, subject, mixer.architecture, 0.0, d_k, mode)
+            cells = product(benchmark.mixers.items(), benchmark.widths, benchmark.passes)
+            for (subject, mixer), d_k, mode in cells:
+                yield Measurement(name, subject, mixer.architecture, 0.0, d_k, mode)
             return
-        passes: tuple[str, ...] = ("decoding",)
+        modes: tuple[str, ...] = ("decoding",)
         if isinstance(benchmark, ModelBenchmark):
-            passes = benchmark.passes
-        for subject in benchmark.models:
+            modes = benchmark.passes
+        for subject, ratio, timed in product(benchmark.models, (0.0, *benchmark.ratios), modes):
             model = self.models[subject]
-            for ratio in (0.0, *benchmark.ratios):
-                d_k = cut_shape(model, ratio).width
-                for action in passes:
-                    yield Measurement(name, subject, model.kernel, ratio, d_k, action)
+            d_k = cut_shape(model, ratio).width
+            yield Measurement(name, subject, model.kernel, ratio, d_k, timed)
 
 
 class JobConfig(Config):

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass
-from itertools import chain
-from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
     AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
-    PlainValidator,
     Strict,
     StringConstraints,
-    WithJsonSchema,
+    model_validator,
 )
 
 from statecut.arguments import LARGEST_SEED
+from statecut.errors import nearest
 
 T = TypeVar("T")
 
@@ -31,68 +27,30 @@ RECOVERED: tuple[Stage, ...] = ("post", "refit_post")
 Pass = Literal["forward", "training"]
 
 
-def _read_cut(value: Any) -> float | str:
-    if isinstance(value, str) and re.search(_WIDTHS, value):
-        return value
-    if isinstance(value, float | int) and 0 < value < 1:
-        return float(value)
-    raise ValueError("a ratio must lie in (0, 1); widths that stay are KEYSxVALUES, as 64x32")
-
-
 def _no_repeats(values: tuple[T, ...]) -> tuple[T, ...]:
-    repeated = [value for i, value in enumerate(values) if value in values[:i]]
-    if repeated:
+    if repeated := [value for i, value in enumerate(values) if value in values[:i]]:
         raise ValueError(f"{repeated[0]} stands twice")
     return values
 
 
-@dataclass(frozen=True)
-class NameOf:
-    """In Annotated: the value must name one of these (`reproduction.config.checks`)."""
-
-    what: str
-
-
 # Names become parts of paths and wildcards of the workflow.
-_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
-# What statecut.hub takes.
-_HUB = r"^[A-Za-z0-9_][A-Za-z0-9_.-]*/[A-Za-z0-9_][A-Za-z0-9_.-]*$"
-_SLICE = r"^[\w.-]+/[\w.-]+$"
-_SHA256 = r"^[0-9a-f]{64}$"
-_COLOUR = r"^#[0-9a-fA-F]{6}$"
-_WIDTHS = r"^[1-9]\d*x[1-9]\d*$"
-_TEXT = r"\.(jsonl|txt)(\.(xz|gz|zst))?$"
-Name = Annotated[str, StringConstraints(pattern=_NAME)]
-HubName = Annotated[str, StringConstraints(pattern=_HUB)]
-SliceName = Annotated[str, StringConstraints(pattern=_SLICE), NameOf("slices of corpora")]
-ModelName = Annotated[Name, NameOf("models")]
-MethodName = Annotated[Name, NameOf("methods")]
-Sha256 = Annotated[str, StringConstraints(pattern=_SHA256)]
-TextFile = Annotated[str, StringConstraints(pattern=_TEXT)]
+Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+# What statecut.hub takes: owner/name.
+HubName = Annotated[
+    str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*/[A-Za-z0-9_][A-Za-z0-9_.-]*$")
+]
+SliceName = Annotated[str, StringConstraints(pattern=r"^[\w.-]+/[\w.-]+$")]  # corpus/slice
+Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+TextFile = Annotated[str, StringConstraints(pattern=r"\.(jsonl|txt)(\.(xz|gz|zst))?$")]
 Colour = Annotated[
-    str, StringConstraints(pattern=_COLOUR), Field(description="colour of its curves")
+    str,
+    StringConstraints(pattern=r"^#[0-9a-fA-F]{6}$"),
+    Field(description="colour of its curves"),
 ]
-# The same in words, for who did not keep to it.
-PATTERNS = {
-    _NAME: "should be letters, digits and . _ -, with a letter or digit first",
-    _HUB: "should be owner/name",
-    _SLICE: "should be corpus/slice",
-    _SHA256: "should be 64 hexadecimal digits, as sha256sum prints them",
-    _COLOUR: "should be # and six hexadecimal digits",
-    _TEXT: "should end in .jsonl or .txt, or one of these and .xz, .gz or .zst",
-}
-Cut = Annotated[
-    float | str,
-    PlainValidator(_read_cut),
-    WithJsonSchema(
-        {
-            "anyOf": [
-                {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1},
-                {"type": "string", "pattern": _WIDTHS},
-            ]
-        }
-    ),
-]
+Cut = (
+    Annotated[float, Field(gt=0, lt=1)]
+    | Annotated[str, StringConstraints(pattern=r"^[1-9]\d*x[1-9]\d*$")]
+)
 """A fraction of the key channels that is cut, as in the paper; or KEYSxVALUES, the channels of keys
 and values of a head that stay."""
 Seed = Annotated[int, Field(ge=0, le=LARGEST_SEED)]
@@ -113,11 +71,10 @@ class Section(BaseModel):
         extra="forbid", frozen=True, strict=True, allow_inf_nan=False, defer_build=True
     )
 
-
-def alternatives(annotation: Any) -> tuple[Any, ...]:
-    """The types that a value may have beside None, stripped of what Annotated adds."""
-    while get_origin(annotation) is Annotated:
-        annotation = get_args(annotation)[0]
-    if get_origin(annotation) in (Union, UnionType):
-        return tuple(chain(*map(alternatives, get_args(annotation))))
-    return () if annotation is NoneType else (annotation,)
+    @model_validator(mode="before")
+    @classmethod
+    def _knows_every_key(cls, data: Any) -> Any:
+        for key in data if isinstance(data, dict) else ():
+            if key not in cls.model_fields:
+                raise ValueError(f"unknown key {key!r}{nearest(str(key), cls.model_fields)}")
+        return data

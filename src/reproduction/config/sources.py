@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt
 
-from reproduction.config.section import WHICH, HubName, Name, NameOf, Section, Seed, Some, TextFile
-from reproduction.demo_text import Part
+from reproduction.config.section import WHICH, HubName, Name, Section, Seed, Some, TextFile
+from reproduction.documentation import Part
 
 
 class FromHub(Section):
@@ -23,19 +23,14 @@ class FromDisk(Section):
     """A model or tokenizer from this machine."""
 
     kind: Literal["local"] = WHICH
-    path: str = Field(
-        description="relative to the checkout: a model's folder (safetensors), a tokenizer's "
-        "folder, or a sentencepiece .model file"
-    )
+    path: str = Field(description="a folder, or a sentencepiece .model, relative to the checkout")
 
 
 class TrainedTokenizer(Section):
     """A byte-pair tokenizer trained on the spot."""
 
     kind: Literal["train"] = WHICH
-    corpus: Annotated[Name, NameOf("corpora")] = Field(
-        description="corpus whose text it is trained on"
-    )
+    corpus: Name = Field(description="corpus whose text it is trained on")
     vocab_size: PositiveInt = Field(description="number of tokens")
 
 
@@ -45,13 +40,8 @@ Tokenizer = Annotated[FromHub | FromDisk | TrainedTokenizer, Field(discriminator
 class CorpusBase(Section):
     length: PositiveInt = Field(description="tokens in one sequence")
     seed: Seed = Field(description="seed of the order of the documents")
-    slices: dict[Name, PositiveInt] = Field(
-        description="sequences per use, taken from the packed text one after another, so that no "
-        "two uses share a sequence"
-    )
-    boundary: Literal["eos", "bos"] = Field(
-        "eos", description="what parts documents: eos after each or, as flame does, bos before each"
-    )
+    slices: dict[Name, PositiveInt] = Field(description="sequences per use, which share none")
+    boundary: Literal["eos", "bos"] = Field("eos", description="after each document, or bos before")
 
 
 class HubCorpus(CorpusBase):
@@ -63,11 +53,7 @@ class HubCorpus(CorpusBase):
 
     kind: Literal["hub"] = WHICH
     name: HubName = Field(description="data set on the hub")
-    files: Some[str] = Field(
-        ("*",),
-        description="patterns of its files, where * also crosses folders; they choose among "
-        "its configurations and splits",
-    )
+    files: Some[str] = Field(("*",), description="patterns; * also crosses folders")
     text_field: str = Field("text", description="field of a record that holds the text")
     revision: str = Field("main", description="branch or commit; `download` pins it once")
 
@@ -82,8 +68,7 @@ class LocalCorpus(CorpusBase):
 
     kind: Literal["local"] = WHICH
     files: Some[TextFile] = Field(
-        description="files or patterns, absolute or relative to the checkout: .jsonl or .txt, "
-        "plain or packed as .xz, .gz or .zst"
+        description=".jsonl or .txt, plain, .xz, .gz or .zst; or patterns"
     )
     text_field: str = Field("text", description="field of a jsonl record that holds the text")
 
@@ -92,10 +77,7 @@ class DocumentationCorpus(CorpusBase):
     """Prose found in the installed Python packages: no download."""
 
     kind: Literal["documentation"] = WHICH
-    part: Part | None = Field(
-        None,
-        description="one of its parts, which share no sentence; all of it if absent",
-    )
+    part: Part = Field(description="one of its parts, which share no sentence")
 
 
 Corpus = Annotated[HubCorpus | LocalCorpus | DocumentationCorpus, Field(discriminator="kind")]

@@ -1,23 +1,21 @@
-"""Tables. Their rows and columns decide what is computed."""
+"""Tables and figures. Their rows, columns and curves decide what is computed."""
 
 from __future__ import annotations
 
 from typing import Annotated, Literal, Self, get_args
 
-from pydantic import Field, model_validator
+from pydantic import Field, PositiveInt, model_validator
 
 from reproduction.config.section import (
     WHICH,
     Cut,
     Many,
-    MethodName,
-    ModelName,
     Name,
-    NameOf,
     Pass,
     PrunedStage,
     Section,
     Seed,
+    SliceName,
     Some,
     Stage,
 )
@@ -46,32 +44,17 @@ class QualityTable(TableBase):
     kind: Literal[
         "by_ratio", "by_model", "sharing", "rotation", "targets", "summary", "breakdown", "stages"
     ] = WHICH
-    models: Some[ModelName] = Field(description="models, always with their unpruned baseline")
-    methods: Many[MethodName] = Field((), description="methods")
-    ratios: Many[Cut] = Field(
-        (),
-        description="fractions of the key channels that are cut, or KEYSxVALUES, the channels of "
-        "keys and of values that a head keeps: 0.5, 64x64",
-    )
-    targets: Some[Target] | None = Field(
-        None, description="targets of every method; each method's own if not given"
-    )
-    eps: Some[Eps] | None = Field(
-        None,
-        description="eps of the output norms as it was (kept), multiplied with the cut (matched), "
-        "or both, side by side in a table of kind stages; the run's `eps` if not given",
-    )
-    columns: dict[Stage, Some[Annotated[Name, NameOf("suites and columns")]]] = Field(
-        description="names of suites (all their columns) or of columns, before (pre) and after "
-        "(post) recovery, and of refitted models before (refit) and after it (refit_post); under "
-        "none for a table of baselines alone",
+    models: Some[Name] = Field(description="models, always with their unpruned baseline")
+    methods: Many[Name] = Field((), description="methods")
+    ratios: Many[Cut] = Field((), description="of keys to cut, or KEYSxVALUES to keep")
+    targets: Some[Target] | None = Field(None, description="of every method; if absent, its own")
+    eps: Some[Eps] | None = Field(None, description="kept, matched or both; if absent, the run's")
+    columns: dict[Stage, Some[Name]] = Field(
+        description="suites or columns of models sliced (pre), refitted (refit), recovered (post), "
+        "both (refit_post); under none in a table of baselines alone",
         min_length=1,
     )
-    recovery_seeds: Some[Seed] | None = Field(
-        None,
-        description="which of the run's seeds are recovered for it; those of `recovery` if not "
-        "given",
-    )
+    recovery_seeds: Some[Seed] | None = Field(None, description="if absent, those of `recovery`")
 
     @model_validator(mode="after")
     def _rows_fit_stages(self) -> Self:
@@ -102,9 +85,7 @@ class SpeedTable(TableBase):
     """A table of a benchmark of mixers or models."""
 
     kind: Literal["mixer_speed", "model_speed"] = WHICH
-    benchmark: Annotated[Name, NameOf("benchmarks of kind {kind}")] = Field(
-        description="benchmark of the matching kind"
-    )
+    benchmark: Name = Field(description="benchmark of the matching kind")
     shows: Pass = Field(description="which of its passes is printed")
 
 
@@ -112,9 +93,69 @@ class DecodingTable(TableBase):
     """A table of generation."""
 
     kind: Literal["decoding_speed"] = WHICH
-    benchmark: Annotated[Name, NameOf("benchmarks of kind decoding")] = Field(
-        description="benchmark of kind decoding"
-    )
+    benchmark: Name = Field(description="benchmark of kind decoding")
 
 
 Table = Annotated[QualityTable | SpeedTable | DecodingTable, Field(discriminator="kind")]
+
+
+class Analysis(Section):
+    """The sequence whose states are analysed, one pass per variant."""
+
+    data: SliceName = Field(description="its first sequence is taken, as corpus/slice")
+    skip: int = Field(128, description="first tokens left out of the spectra", ge=0)
+
+
+class FigureBase(Section):
+    caption: str = Field(description="its caption")
+
+
+class RankFigure(FigureBase):
+    model: Name = Field(description="one of `models`")
+    methods: Some[Name] = Field(description="methods; the baseline is drawn too")
+    ratio: Cut = Field(description="fraction of the key channels cut, or KEYSxVALUES left")
+    stages: Some[PrunedStage] = Field(("pre",), description="as in the columns of tables")
+    tokens: PositiveInt = Field(description="tokens of the sequence that are shown")
+
+
+class SpectrumFigure(RankFigure):
+    """Singular values of one head's states, in a model and in its pruned variants."""
+
+    kind: Literal["spectrum"] = WHICH
+    layer: int = Field(description="layer of the head, from 0 on", ge=0)
+    head: int = Field(description="the head, from 0 on", ge=0)
+
+
+class UtilizationFigure(RankFigure):
+    """Rank utilization over tokens, in a model and in its pruned variants."""
+
+    kind: Literal["utilization"] = WHICH
+
+
+class FilterFigure(FigureBase):
+    """Convolution filters of a model."""
+
+    kind: Literal["filters"] = WHICH
+    model: Name = Field(description="one of `models`")
+
+
+class SweepFigure(FigureBase):
+    """Throughput against head width."""
+
+    kind: Literal["sweep"] = WHICH
+    benchmark: Name = Field(description="a mixer benchmark")
+
+
+class QualityFigure(FigureBase):
+    """A number of each method: against the ratio, a panel per model and stage (quality), or against
+    the size of a sequence's state, a panel per model with a curve per method and stage (state)."""
+
+    kind: Literal["quality", "state"] = WHICH
+    tables: Some[Name] = Field(description="tables of methods at several ratios that hold it")
+    column: Name = Field(description="which number, a column of these tables")
+
+
+Figure = Annotated[
+    SpectrumFigure | UtilizationFigure | FilterFigure | SweepFigure | QualityFigure,
+    Field(discriminator="kind"),
+]

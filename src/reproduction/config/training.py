@@ -43,30 +43,16 @@ class Training(Section):
 class Recipe(Training):
     """How a model is pretrained."""
 
-    trainer: Literal["flame", "builtin"] = Field(
-        description="flame, as the paper used, or the trainer that comes with Statecut"
-    )
-    world_size: PositiveInt = Field(
-        1, description="number of GPUs; it stands here because batch x world_size is the real batch"
-    )
+    trainer: Literal["flame", "builtin"] = Field(description="flame, as in the paper, or our own")
+    world_size: PositiveInt = Field(1, description="GPUs; batch x world_size is the real batch")
     dtype: Literal["float32", "bfloat16"] = Field(
-        "float32", description="type of the trained weights in the file; training is in float32"
+        "float32", description="of the weights in the file"
     )
     activation_checkpoint: Literal["none", "selective", "full"] = Field(
         "none",
-        description="flame's only: of no layer, every second or every one the activations are "
-        "computed again for the gradient, which takes time, needs less memory and gives the same; "
-        "changing it reruns nothing",
+        description="flame's: for less memory and the same result, compute activations of every "
+        "second or every layer again; reruns nothing",
     )
-
-    @model_validator(mode="after")
-    def _flame_checkpoints(self) -> Self:
-        if self.trainer != "flame" and self.activation_checkpoint != "none":
-            raise ValueError(
-                f"activation_checkpoint {self.activation_checkpoint!r} is for `trainer: flame`: "
-                "the built-in trainer keeps all activations"
-            )
-        return self
 
     @property
     def sequences(self) -> int:
@@ -95,18 +81,14 @@ class Lora(Section):
 
     rank: PositiveInt = Field(description="rank r")
     alpha: PositiveFloat = Field(description="scale alpha; updates are multiplied by alpha / r")
-    modules: Some[str] | None = Field(
-        None, description="projections that get an adapter; those of q, k and v if absent"
-    )
+    modules: Some[str] | None = Field(None, description="with an adapter; q, k and v if absent")
 
 
 class Distillation(Section):
     """Learning from the unpruned model during recovery."""
 
     temperature: PositiveFloat = Field(description="temperature of both distributions")
-    weight: PositiveFloat = Field(
-        description="weight of the divergence, which is added to the cross-entropy"
-    )
+    weight: PositiveFloat = Field(description="weight of the divergence beside the cross-entropy")
 
 
 class Recovery(Training):
@@ -114,31 +96,20 @@ class Recovery(Training):
     for `norms_and_biases` is frozen."""
 
     gradient_accumulation_steps: PositiveInt = Field(
-        1,
-        description="how many forward and backward passes a step's batch is divided into: more "
-        "need less memory and give the same but for rounding; changing it reruns nothing",
+        1, description="more need less memory; reruns nothing"
     )
-    norms_and_biases: bool = Field(
-        False, description="train the weights of all norms and all biases too"
-    )
+    norms_and_biases: bool = Field(False, description="train all norms and biases too")
     lora: Lora = Field(description="the adapters")
     distillation: Distillation = Field(description="the teacher's part")
-    control: bool = Field(
-        True, description="recover the unpruned model too, wherever a table shows recovered ones"
-    )
+    control: bool = Field(True, description="recover the unpruned model too")
     seeds: Some[Seed] | None = Field(
-        None,
-        description="which of the run's seeds are recovered; all of them if not given. The run's "
-        "first seed recovers with `seed`, the second with `seed` + 1, and so on",
+        None, description="of the run's; if absent, all. The n-th recovers with `seed` + n - 1"
     )
 
     @model_validator(mode="after")
     def _divides_the_batch(self) -> Self:
         if self.batch % self.gradient_accumulation_steps:
-            raise ValueError(
-                f"gradient_accumulation_steps {self.gradient_accumulation_steps} must divide batch "
-                f"{self.batch}"
-            )
+            raise ValueError(f"gradient_accumulation_steps must divide batch {self.batch}")
         return self
 
     def defining(self, **options: Any) -> dict[str, Any]:
@@ -148,10 +119,7 @@ class Recovery(Training):
         return self.model_dump(mode="json", exclude=left_out, **options)
 
     def settings(self) -> settings.Recovery:
-        values = dict(self) | {
-            "lora": settings.Lora(**dict(self.lora)),
-            "distillation": settings.Distillation(**dict(self.distillation)),
-        }
-        return settings.Recovery(
-            **{name: value for name, value in values.items() if name not in ("control", "seeds")}
-        )
+        values = {name: value for name, value in self if name not in ("control", "seeds")}
+        values["lora"] = settings.Lora(**dict(self.lora))
+        values["distillation"] = settings.Distillation(**dict(self.distillation))
+        return settings.Recovery(**values)
