@@ -8,8 +8,9 @@ Each family that the engine knows is served whole and cut, in a process of its o
 once, longer than the engine's chunk of a prefill, and the same prompts again, with prefix caching
 and CUDA graphs on. Compared with Statecut's float32 model on a CPU: the log-probabilities of the
 prompts' tokens (prefill), of the greedy tokens that follow (decoding), and of those when the prompt
-comes from the cache. "right" is a mean error of at most a tenth of the effect of the delta layers:
-what it costs the log-probabilities to put out zeros there.
+comes from the cache. "right" is a median error of at most a twentieth of the effect of the delta
+layers: what it costs the log-probabilities to put out zeros there. Means are shown, too: in 16 bits
+some tokens are routed to other experts than in float32, in an unpruned model as well.
 """
 
 import argparse
@@ -22,12 +23,13 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import product
 from pathlib import Path
+from statistics import mean, median
 
 import torch
 
 SHAPES = ("128x128", "96x128", "64x128", "32x128", "20x128", "64x64", "32x64", "128x64")
 PROMPTS, GENERATED, CHUNK = (400, 150), 24, 192
-RIGHT = 0.1  # of the effect of the delta layers
+RIGHT = 0.05  # of the effect of the delta layers
 TEXT = {
     "hidden_size": 256,
     "num_hidden_layers": 4,
@@ -101,7 +103,7 @@ def reference(folder, sequences):
         for module in modules:
             module.get_parameter(kind.norm).zero_()
     without = [log_probabilities(model, ids) for ids in sequences]
-    return right, mean_error(right, without)
+    return right, mean(errors_of(right, without))
 
 
 def log_probabilities(model, ids):
@@ -111,9 +113,9 @@ def log_probabilities(model, ids):
     return predicted.gather(1, ids[0, 1:, None])[:, 0].tolist()
 
 
-def mean_error(ours, theirs):
-    pairs = [pair for rows in zip(ours, theirs, strict=True) for pair in zip(*rows, strict=True)]
-    return sum(abs(a - b) for a, b in pairs) / len(pairs)
+def errors_of(ours, theirs):
+    rows = zip(ours, theirs, strict=True)
+    return [abs(a - b) for row in rows for a, b in zip(*row, strict=True)]
 
 
 def in_vllm(folder, prompts, arguments):
@@ -201,15 +203,15 @@ ENGINES = {"vllm": in_vllm, "sglang": in_sglang}
 
 
 def compare(folder, prompts, answer):
-    """Mean errors by what was computed, and the effect of the delta layers."""
+    """Errors by what was computed, and the effect of the delta layers."""
     errors = {}
     for part, tokens in (("decoding", "tokens"), ("cached", "tokens_again")):
         whole = [[*a, *b] for a, b in zip(prompts, answer[tokens], strict=True)]
         right, effect = reference(folder, whole)
         if part == "decoding":
             prefill = [row[: len(ids) - 1] for row, ids in zip(right, prompts, strict=True)]
-            errors["prefill"] = mean_error(prefill, answer["prefill"])
-        errors[part] = mean_error([row[-GENERATED:] for row in right], answer[part])
+            errors["prefill"] = errors_of(prefill, answer["prefill"])
+        errors[part] = errors_of([row[-GENERATED:] for row in right], answer[part])
     return errors, effect
 
 
@@ -230,10 +232,10 @@ def serve(engine, root, prompts, arguments, environment, cell):
         return {**row, "outcome": "does not start", "message": (errors or lines or [""])[-1][-300:]}
     answer = json.loads((folder / "answer.json").read_text())
     errors, effect = compare(folder, prompts, answer)
-    right = max(errors.values()) <= RIGHT * effect
+    medians, means = ({key: f(e) for key, e in errors.items()} for f in (median, mean))
+    outcome = "right" if max(medians.values()) <= RIGHT * effect else "WRONG"
     kept = {key: answer[key] for key in ("version", "from_cache")}
-    outcome = "right" if right else "WRONG"
-    return {**row, "outcome": outcome, "errors": errors, "effect": effect, **kept}
+    return {**row, "outcome": outcome, "medians": medians, "means": means, "effect": effect, **kept}
 
 
 def table(rows):
@@ -242,8 +244,8 @@ def table(rows):
     yield "|---|---|---|---|---|---|---|---|"
     for row in rows:
         outcome = row["outcome"] + (", with the plugin" if row["plugin"] else "")
-        if errors := row.get("errors"):
-            numbers = [f"{errors[part]:.3f}" for part in parts]
+        if medians := row.get("medians"):
+            numbers = [f"{medians[part]:.3f} ({row['means'][part]:.3f})" for part in parts]
             numbers += [f"{row['effect']:.2f}", str(max(row["from_cache"]))]
         else:
             outcome, numbers = f"{outcome}: {row['message']}", [""] * 5

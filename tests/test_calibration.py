@@ -14,12 +14,23 @@ from statecut.errors import InputError
 from statecut.models import create, load, save
 from statecut.models.capture import mixers
 from statecut.models.checkpoint import Checkpoint
+from statecut.models.kernels import check_gradients
 from statecut.pruning.calibration import (
     Calibration,
     calibrate,
     calibrate_layerwise,
     sampled_positions,
 )
+
+
+def test_gradients_that_would_be_wrong_are_refused_before_the_model_is_loaded(monkeypatch):
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda: (9, 0))
+    check_gradients("cuda")
+    monkeypatch.setattr("triton.__version__", "3.6.0")
+    check_gradients("cpu")
+    with pytest.raises(InputError, match=r"Triton 3\.6\.0 .*: install .* or give --method drrqr"):
+        check_gradients("cuda")
+
 
 NAMES = ["delta_net", "shared_head", "gated", "gated_value_heads", "kda_value_heads"]
 ROWS, SEED = 50, 11

@@ -32,3 +32,18 @@ def checked_device(name: str | None) -> str:
         devices = "cpu or cuda" if torch.cuda.is_available() else "cpu, there is no GPU"
         raise InputError(f"--device {name}: give {devices}")
     return name
+
+
+def check_gradients(device: str) -> None:
+    """An error where flash-linear-attention refuses gradients: on a Hopper, Triton before 3.7.1
+    computes them wrong (its issue 640). vLLM 0.26 brings such a Triton."""
+    import torch
+    import triton
+
+    version = tuple(map(int, triton.__version__.split(".")[:3]))
+    if device == "cuda" and torch.cuda.get_device_capability()[0] == 9 and version < (3, 7, 1):
+        raise InputError(
+            f"Triton {triton.__version__} computes gradients of the delta rule wrong on a Hopper GPU: "
+            "install triton 3.7.1 in an environment of its own, or give --method drrqr, which "
+            "needs none"
+        )

@@ -45,6 +45,7 @@ from statecut.models.architectures.base import Architecture, ChannelTensor
 from statecut.models.capture import capture_rule_inputs, mixers
 from statecut.models.checkpoint import Checkpoint, load, read_tensors
 from statecut.models.delta_rule import l2_normalised
+from statecut.models.kernels import check_gradients
 from statecut.models.layerwise import LayerwiseModel
 from statecut.models.loaded import Loaded
 from statecut.models.shapes import MixerShape
@@ -332,6 +333,7 @@ def calibrate_source(
     if not gradients:
         given = {**options, "device": device, "dtype": dtype, "provenance": about}
         return calibrate_layerwise(source, batches, **given)
+    check_gradients(device)
     if isinstance(source, Loaded):
         model = source.model
     else:
