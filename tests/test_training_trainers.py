@@ -6,7 +6,7 @@ from training_runs import packed
 
 from reproduction.config import load_config
 from reproduction.new_tokenizers import train_tokenizer
-from reproduction.pretraining import trainers
+from reproduction.pretraining.pretrain import pretrain_model
 from statecut.errors import InputError
 from statecut.models import load
 from statecut.recovery.checkpoints import Checkpoints, Output
@@ -37,7 +37,7 @@ def train(root, config, out, model="delta_net_head", gpus=0, version=1):
         files={"README.md": "a card"},
         version=version,
     )
-    return trainers.pretrain_model(config, model, root / "tokens", output, gpus=gpus)
+    return pretrain_model(config, model, root / "tokens", output, gpus=gpus)
 
 
 def test_the_built_in_trainer_makes_a_model_with_all_that_belongs_to_it(root, tmp_path):
