@@ -23,7 +23,7 @@ from reproduction.suites.demo import make_demo_tasks
 from reproduction.suites.harness import SHIPPED, make_task, measure, task_file
 from reproduction.suites.language_model import LanguageModel
 from reproduction.suites.protocol import SUITES, check_protocol, check_task_file
-from reproduction.suites.statistics import standard_error
+from reproduction.suites.statistics import spread
 from reproduction.suites.suite import evaluate
 from statecut.data.packing import pack
 from statecut.data.sources import Source
@@ -152,7 +152,7 @@ def test_the_numbers_are_those_of_lm_evals_evaluator(lm, task, tmp_path):
     assert set(record["metrics"]) >= set(TASKS[task])
     for metric, measured in record["metrics"].items():
         assert measured["value"] == plain["results"][task][f"{metric},none"]
-        assert measured["stderr"] == standard_error(metric, [one[metric] for one in samples])
+        assert measured["stderr"] == spread(metric, [one[metric] for one in samples])[0]
 
 
 # The language model

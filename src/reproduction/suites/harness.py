@@ -16,7 +16,7 @@ from lm_eval.tasks._yaml_loader import load_yaml
 
 from reproduction.suites.data import Document
 from reproduction.suites.language_model import LanguageModel
-from reproduction.suites.statistics import kept_resamples, standard_error
+from reproduction.suites.statistics import spread
 from statecut.files import digest, sha256
 
 Record = dict[str, Any]
@@ -106,11 +106,10 @@ def measure(lm: LanguageModel, name: str, documents: list[Document]) -> Record:
     metrics = {}
     for metric in samples[0]:
         items = [sample[metric] for sample in samples]
-        metrics[metric] = {
-            "value": math.nan if lm.non_finite else float(task.aggregation()[metric](items)),
-            "stderr": None if lm.non_finite else standard_error(metric, items),
-            "draws": None if lm.non_finite else kept_resamples(metric, items),
-        }
+        value, error, draws = math.nan, None, None
+        if not lm.non_finite:
+            value, (error, draws) = task.aggregation()[metric](items), spread(metric, items)
+        metrics[metric] = {"value": float(value), "stderr": error, "draws": draws}
     return {
         "task": name,
         "version": task.VERSION,
