@@ -1,14 +1,12 @@
 from pathlib import Path
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from reproduction.benchmarking import cell as cells
 from reproduction.benchmarking.decoding import (
     FINENESS,
-    Generation,
     largest,
     many_first,
     state_size,
@@ -97,30 +95,6 @@ def test_a_batch_that_does_not_fit_is_reported_as_such(demo: Config, tmp_path: P
 
 
 # --- decoding ---
-
-
-def lively(config: Config, subject: str):
-    """A model whose tokens depend on its states; at a random start the last one is repeated."""
-    model = random_model(config.models[subject], 16, "cpu").eval()
-    with torch.no_grad():
-        for name, weight in model.named_parameters():
-            if name.endswith("proj.weight"):
-                weight.mul_(30)
-    return model
-
-
-@pytest.mark.parametrize("subject", ["delta_net", "gated_deltanet"])
-def test_what_is_timed_is_greedy_generation(demo: Config, subject: str) -> None:
-    model = lively(demo, subject)
-    torch.manual_seed(3)
-    ids = torch.randint(0, model.config.vocab_size, (2, 5))
-    torch.manual_seed(3)
-    generation = Generation(model, 2, 5)
-    written = torch.cat([generation.run(3)[0], generation.run(3)[0]], 1)  # the second goes on
-    with torch.inference_mode():
-        for _ in range(7):
-            ids = torch.cat([ids, model(input_ids=ids).logits[:, -1:].argmax(-1)], 1)
-    assert torch.equal(written, ids[:, 6:])
 
 
 @pytest.mark.parametrize("subject", ["delta_net", "gated_deltanet"])

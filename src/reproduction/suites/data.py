@@ -68,13 +68,12 @@ def source(task: Task) -> Source:
     """Which data it is: a file by its digest, a download by its commit."""
     if task.file is None:
         return Source("/".join(filter(None, DATA_SETS[task.task])), _downloaded(task).name)
-    found = sha256(task.file)
-    if task.sha256 not in (None, found):
+    digest = sha256(task.file)
+    if task.sha256 not in (None, digest):
         raise InputError(
-            f"{task.file}: its sha256 is {found}, the configuration says {task.sha256} for "
-            f"{task.task}"
+            f"{task.file}: its sha256 is {digest}, the configuration says {task.sha256}"
         )
-    return Source(Path(task.file).name, f"sha256:{found}")
+    return Source(Path(task.file).name, f"sha256:{digest}")
 
 
 def documents(task: Task) -> list[Document]:

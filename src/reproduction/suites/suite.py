@@ -132,8 +132,5 @@ def _columns(spec: Suite, records: Mapping[str, Record]) -> Record:
 def _mean(columns: list[Record]) -> Record:
     """The tasks share no document, so their errors are independent."""
     errors = [column["stderr"] for column in columns]
-    known = all(error is not None for error in errors)
-    return {
-        "value": sum(column["value"] for column in columns) / len(columns),
-        "stderr": math.hypot(*errors) / len(columns) if known else None,
-    }
+    error = None if None in errors else math.hypot(*errors) / len(columns)
+    return {"value": sum(column["value"] for column in columns) / len(columns), "stderr": error}
