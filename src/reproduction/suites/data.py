@@ -71,7 +71,8 @@ def source(task: Task) -> Source:
     digest = sha256(task.file)
     if task.sha256 not in (None, digest):
         raise InputError(
-            f"{task.file}: its sha256 is {digest}, the configuration says {task.sha256}"
+            f"{task.file}: its sha256 is {digest}, the configuration says {task.sha256} for "
+            f"{task.task}"
         )
     return Source(Path(task.file).name, f"sha256:{digest}")
 
