@@ -107,12 +107,11 @@ def _recall(pages: list[str], rng: random.Random) -> Iterator[dict[str, Any]]:
     """Pairs of words, then the first word of a pair again: the answer is its second."""
     known = sorted({word for page in pages for word in re.findall(r"\b[a-z]{4,8}\b", page)})
     for _ in range(QUESTIONS if len(known) >= 2 * PAIRS else 0):
-        sampled: list[str] = []
+        sampled: dict[str, None] = {}  # each word once, in the order of the draws
         while len(sampled) < 2 * PAIRS:
-            word = known[int(rng.random() * len(known))]
-            if word not in sampled:
-                sampled.append(word)
-        pairs = [(sampled[i], sampled[i + PAIRS]) for i in range(PAIRS)]
+            sampled[known[int(rng.random() * len(known))]] = None
+        words = list(sampled)
+        pairs = list(zip(words[:PAIRS], words[PAIRS:], strict=True))
         key, value = pairs[int(rng.random() * PAIRS)]
         yield {
             "context": " ".join(f"The {first} is {second}." for first, second in pairs),
