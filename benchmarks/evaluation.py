@@ -387,7 +387,7 @@ def unstoppable(lm: Any) -> None:
 
 
 def throughput(settings: Settings) -> dict[str, Any]:
-    from reproduction.suites.harness import make_requests, measure
+    from reproduction.suites.harness import measure
 
     found = language_model(settings)
     # On a GPU the first run compiles kernels. A busy machine takes nothing from CPU seconds.
@@ -410,7 +410,7 @@ def throughput(settings: Settings) -> dict[str, Any]:
         times = []
         for _ in range(runs):
             started = clock()
-            record = measure(lm, task, make_requests(task, documents))
+            record = measure(lm, task, documents)
             times.append(clock() - started)
         seconds[name] = min(times)
         values[name] = {key: one["value"] for key, one in record["metrics"].items()}

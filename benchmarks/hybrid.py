@@ -48,9 +48,15 @@ from arguments import existing
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
-from reproduction.benchmarking.decoding import free, largest, many_first, peak_bytes, why_not
+from reproduction.benchmarking.decoding import largest, many_first, why_not
 from reproduction.benchmarking.passes import random_tokens
-from reproduction.benchmarking.timing import memory_for, out_of_memory, time_runs
+from reproduction.benchmarking.timing import (
+    free,
+    memory_for,
+    out_of_memory,
+    peak_bytes,
+    time_runs,
+)
 from reproduction.generation import GreedyGeneration
 from statecut import logs
 from statecut.models import create, save
@@ -88,7 +94,6 @@ WEIGHTS = {"layerwise": 2, "decode": 1, "gradients": 2, "refit": 4}  # shares of
 WAYS = ("generate", "step", "graph")
 FAILED = 3  # the exit code of a job that has written why
 REPORTED_TOKENS = 4096  # where the computed cache of a sequence is reported
-SEARCH_S = 12.0  # to find how many sequences fit
 FEW, MANY = 16, 64  # sequences, from which a first guess is made
 GIB = 2**30
 Row = dict[str, Any]
@@ -446,10 +451,10 @@ def most(bench: Bench, model: Any, context: int) -> Row:
     few, many = peak(FEW), peak(MANY)
     per_sequence = (many - few) / (MANY - FEW)
     start = FEW + int((room - few) / per_sequence)
-    sequences, limit = largest(misfit, start, until=time.monotonic() + SEARCH_S)
+    sequences, limit = largest(misfit, start)
     row = {
         "sequences": sequences,
-        "limited_by": limit or "the time of the search",
+        "limited_by": limit,
         "peak_bytes_per_sequence": round(per_sequence),
         "cache_bytes_per_sequence": allocated(partial(Step, model, prompt, MANY)) // MANY,
     }

@@ -76,7 +76,7 @@ def one(arguments: argparse.Namespace, cell: str) -> dict[str, Any]:
     """Train, convert and load one model, with one way of activation checkpointing."""
     import torch
 
-    from reproduction.pretraining.trainers import pretrain_model, recipe_of
+    from reproduction.pretraining.pretrain import pretrain_model, recipe_of
     from statecut.data.packing import PackedTokens
     from statecut.models import load
     from statecut.recovery.checkpoints import Output

@@ -225,7 +225,7 @@ def warm(config: Config, shapes: list[Alike], options: argparse.Namespace) -> No
             return f"warm {name(cell)}: {outcome.seconds:.0f} s {outcome.reason}"
         with tempfile.TemporaryDirectory() as folder:
             out = Path(folder) / "cell.json"
-            found = measure(small, cell, out, limit_s=limit_s, own_process=True)
+            found = measure(small, cell, out, limit_s=limit_s)
         reasons = {f.reason for f in found.results.values() if f.reason}
         return f"warm {name(cell)}: {found.seconds:.0f} s {'; '.join(sorted(reasons))}"
 
@@ -319,7 +319,6 @@ def time_cells(
                 cell,
                 options.out / "cells" / f"{key.replace(' ', '-')}.json",
                 limit_s=min(CELL_LIMIT_S, left),
-                own_process=True,
                 seconds=options.seconds,
                 worker=worker,
             )

@@ -15,7 +15,7 @@ import csv
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from arguments import existing
 from reproduction.benchmarking.record import CellRecord, Reading, from_json
 from reproduction.config import load_config
 from reproduction.pretraining import verdicts
-from statecut.files import read_json
+from statecut.files import read_json, write_json
 
 ROOT = Path(__file__).parent.parent
 LABELS = {
@@ -265,7 +265,7 @@ def plot_widths(record: dict[str, Any], out: Path) -> None:
         for number, cell in enumerate(config.measurements(figure.benchmark)):
             sources.append(Path(folder) / f"{number}.json")
             found = known[cell.subject, cell.width, cell.mode]
-            replace(found, cell=cell).write(sources[-1])
+            write_json(sources[-1], asdict(replace(found, cell=cell)))
         draw(config, name, sources, [out])
     # Figures take the colours of the page they are set in; as a file of its own it has none.
     out.write_text(out.read_text().replace("<svg ", f"<svg {ON_WHITE} ", 1))

@@ -6,7 +6,7 @@ VERSION = 1
 with job(snakemake) as run:
     import torch
 
-    from reproduction.pretraining.trainers import pretrain_model, recipe_of
+    from reproduction.pretraining.pretrain import pretrain_model, recipe_of
     from reproduction.pretraining.verdicts import padding
     from statecut.data.packing import PackedTokens
     from statecut.record import Record

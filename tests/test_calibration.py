@@ -22,16 +22,6 @@ from statecut.pruning.calibration import (
     sampled_positions,
 )
 
-
-def test_gradients_that_would_be_wrong_are_refused_before_the_model_is_loaded(monkeypatch):
-    monkeypatch.setattr("torch.cuda.get_device_capability", lambda: (9, 0))
-    check_gradients("cuda")
-    monkeypatch.setattr("triton.__version__", "3.6.0")
-    check_gradients("cpu")
-    with pytest.raises(InputError, match=r"Triton 3\.6\.0 .*: install .* or give --method drrqr"):
-        check_gradients("cuda")
-
-
 NAMES = ["delta_net", "shared_head", "gated", "gated_value_heads", "kda_value_heads"]
 ROWS, SEED = 50, 11
 
@@ -213,3 +203,12 @@ def test_a_bad_number_is_named_where_it_comes_up_not_where_it_goes(case, bad, tm
         save(model, tmp_path / "model")
         with pytest.raises(InputError, match=message):
             calibrate_layerwise(Checkpoint(tmp_path / "model"), batches())
+
+
+def test_gradients_that_would_be_wrong_are_refused_before_the_model_is_loaded(monkeypatch):
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda: (9, 0))
+    check_gradients("cuda")
+    monkeypatch.setattr("triton.__version__", "3.6.0")
+    check_gradients("cpu")
+    with pytest.raises(InputError, match=r"Triton 3\.6\.0 .*: install .* or give --method drrqr"):
+        check_gradients("cuda")

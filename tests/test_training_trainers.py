@@ -6,7 +6,7 @@ from training_runs import packed
 
 from reproduction.config import load_config
 from reproduction.new_tokenizers import train_tokenizer
-from reproduction.pretraining import trainers
+from reproduction.pretraining.pretrain import pretrain_model
 from statecut.errors import InputError
 from statecut.models import load
 from statecut.recovery.checkpoints import Checkpoints, Output
@@ -29,34 +29,24 @@ def config_with(**changes):
     return config.model_copy(update={"recipes": {"demo": recipe}})
 
 
-def train(root, config, out, model="delta_net_head", gpus=0, version=1):
-    output = Output(
-        out,
-        root / "running",
-        tokenizer=root / "tokenizer",
-        files={"README.md": "a card"},
-        version=version,
-    )
-    return trainers.pretrain_model(config, model, root / "tokens", output, gpus=gpus)
+def train(root, config, out, gpus=0, version=1):
+    kept = {"tokenizer": root / "tokenizer", "files": {"README.md": "a card"}, "version": version}
+    output = Output(out, root / "running", **kept)
+    return pretrain_model(config, "delta_net_head", root / "tokens", output, gpus=gpus)
 
 
 def test_the_built_in_trainer_makes_a_model_with_all_that_belongs_to_it(root, tmp_path):
-    config = config_with()
-    assert train(root, config, tmp_path / "out") == {}
-    model = load(tmp_path / "out")
+    for dtype in ("float32", "bfloat16"):
+        config = config_with(dtype=dtype)
+        assert train(root, config, tmp_path / dtype) == {}
+    files = {path.name for path in (tmp_path / "float32").iterdir()}
+    assert {"loss.csv", "README.md", "tokenizer.json", "config.json"} <= files
+    assert (tmp_path / "float32" / "README.md").read_text() == "a card"
+    model, rounded = (load(tmp_path / dtype) for dtype in ("float32", "bfloat16"))
     spec = config.models["delta_net_head"]
     assert sum(p.numel() for p in model.parameters()) == spec.parameters
-    there = {path.name for path in (tmp_path / "out").iterdir()}
-    assert {"loss.csv", "README.md", "tokenizer.json", "config.json"} <= there
-    assert (tmp_path / "out" / "README.md").read_text() == "a card"
-
-
-def test_weights_are_written_in_the_recipes_type(root, tmp_path):
-    for dtype in ("float32", "bfloat16"):
-        train(root, config_with(dtype=dtype), tmp_path / dtype)
-    written = load(tmp_path / "bfloat16").state_dict()
+    trained, written = model.state_dict(), rounded.state_dict()
     assert {tensor.dtype for tensor in written.values()} == {torch.bfloat16}
-    trained = load(tmp_path / "float32").state_dict()
     assert all(torch.equal(written[name], trained[name].bfloat16()) for name in trained)
 
 

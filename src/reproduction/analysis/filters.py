@@ -29,9 +29,7 @@ class Filters:
 
 def filters(checkpoint: Checkpoint) -> Filters:
     """All q, k and v filters of a model folder; nothing else of it is read."""
-    shape = checkpoint.shape
-    stored = checkpoint.stored
-    mixer = checkpoint.architecture.mixer
+    shape, stored = checkpoint.shape, checkpoint.stored
     heads = {"q": shape.heads, "k": shape.heads, "v": shape.value_heads}
     sides: dict[str, list[np.ndarray]] = {side: [] for side in heads}
 
@@ -41,7 +39,7 @@ def filters(checkpoint: Checkpoint) -> Filters:
         return checkpoint.tensor(stored[name])[:, 0].float().numpy()
 
     for layer in shape.layers:
-        at = mixer.format(layer=layer)
+        at = checkpoint.architecture.mixer.format(layer=layer)
         if f"{at}conv1d.weight" in stored:  # those of q, k and v in one
             keys = shape.heads * shape.width
             weights = np.split(read(f"{at}conv1d.weight"), [keys, 2 * keys])

@@ -35,25 +35,15 @@ class RankAnalysis:
 
     def save(self, path: Path | str, *, force: bool = False) -> None:
         """One .npz file, the same bytes for the same result."""
-        about = {
-            "layers": self.layers,
-            "capacity": self.capacity,
-            "skip": self.skip,
-            "heads": self.heads,
-            "provenance": self.provenance,
-        }
+        about = dict(vars(self))
+        arrays = {name: about.pop(name) for name in ("effective_rank", "spectra")}
         with atomic_write(path, force=force) as aside, open(aside, "wb") as file:
-            np.savez(
-                file,
-                about=np.array(canonical_json(about)),
-                effective_rank=self.effective_rank,
-                spectra=self.spectra,
-            )
+            np.savez(file, about=np.array(canonical_json(about)), **arrays)
 
     @classmethod
     def load(cls, path: Path | str) -> RankAnalysis:
         with np.load(path, allow_pickle=False) as arrays:
-            about = json.loads(str(arrays["about"]))
-            values = {name: arrays[name] for name in ("effective_rank", "spectra")}
-        heads = tuple((layer, head) for layer, head in about.pop("heads"))
-        return cls(layers=tuple(about.pop("layers")), heads=heads, **about, **values)
+            about = {**arrays} | json.loads(str(arrays["about"]))
+        del about["about"]
+        about["layers"], about["heads"] = tuple(about["layers"]), tuple(map(tuple, about["heads"]))
+        return cls(**about)

@@ -12,9 +12,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from importlib.metadata import version
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,8 +29,7 @@ from statecut.version import __version__
 BLOCK_BYTES = 2**28  # of states; what is computed from them takes about three times as much
 
 
-@dataclass(frozen=True)
-class Writes:
+class Writes(NamedTuple):
     """What a sequence of T tokens writes into H states; heads of all layers, one after the other.
 
     In float32: k (T, H, d_k) as the rule uses it, v (T, H, d_v), beta and the log decay g (T, H).
@@ -79,7 +77,7 @@ def analyse_rank(
         capacity=min(shape.width, shape.value_width),
         skip=skip,
         effective_rank=torch.cat(ranks, -1).numpy(),
-        heads=tuple((int(layer), int(head)) for layer, head in heads),
+        heads=tuple(heads),
         spectra=torch.cat(spectra, 1).numpy(),
         provenance={
             "model_digest": model_digest,
@@ -97,19 +95,15 @@ def analyse_rank(
 @torch.no_grad()
 def writes(model: Any, ids: Tensor) -> Writes:
     """What the tokens `ids` (T) write into the states of `model`, from one forward pass."""
-    parts: list[tuple[Tensor, ...]] = []
-    was_training = model.training
+    parts: list[Writes] = []
     model.eval()
-    try:
-        with capture_rule_inputs(model, lambda _, arguments: parts.append(layer_writes(arguments))):
-            model.base_model(ids[None].to(next(model.parameters()).device), use_cache=False)
-    finally:
-        model.train(was_training)
+    with capture_rule_inputs(model, lambda _, arguments: parts.append(layer_writes(arguments))):
+        model.base_model(ids[None].to(next(model.parameters()).device), use_cache=False)
     return Writes(*(torch.cat(layers, 1) for layers in zip(*parts, strict=True)))
 
 
-def layer_writes(rule: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """k, v, beta and g of one layer as `Writes` has them, from the arguments of its rule.
+def layer_writes(rule: dict[str, Any]) -> Writes:
+    """Those of one layer, from the arguments of its rule.
 
     What the kernels would do first is done here: normalise keys, repeat them for several value
     heads, and for Gated DeltaNet the sigmoid of beta and the gate.
@@ -120,12 +114,10 @@ def layer_writes(rule: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     k = k.repeat_interleave(v.shape[1] // k.shape[1], 1)
     if rule.get("use_beta_sigmoid_in_kernel"):
         beta = beta.sigmoid() * (2 if rule["allow_neg_eigval"] else 1)
-    if "g" not in rule:
-        return k, v, beta, torch.zeros_like(beta)
-    g = rule["g"][0]
-    if rule.get("A_log") is None:  # transformers' models compute the gate before their rule
-        return k, v, beta, g.float()
-    return k, v, beta, log_decay(g, rule["A_log"], rule["dt_bias"])
+    g = rule["g"][0].float() if "g" in rule else torch.zeros_like(beta)
+    if rule.get("A_log") is not None:  # transformers' models compute the gate before their rule
+        g = log_decay(rule["g"][0], rule["A_log"], rule["dt_bias"])
+    return Writes(k, v, beta, g)
 
 
 def states_in_blocks(w: Writes, block_bytes: int = BLOCK_BYTES) -> Iterator[Tensor]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from reproduction.benchmarking.record import CellRecord, Reading, metrics
 from reproduction.config import Config, Measurement, Model
+from statecut.files import write_json
 from statecut.process import Worker, run_work
 
 LIMIT_S = 3000.0  # less than the hour that its job has, or nobody would write down the reason
@@ -37,15 +39,13 @@ def measure(
     *,
     device: str | None = None,
     limit_s: float = LIMIT_S,
-    own_process: bool | None = None,
     seconds: float | None = None,
     worker: Worker | None = None,
 ) -> CellRecord:
     """Time one of `config.measurements()` and write it to `out` as JSON.
 
     A shape that its kernels cannot train leaves the reason as its result. On a GPU it runs in a
-    process of its own, unless `own_process` says otherwise; `worker` is one that was started
-    before. `seconds` bounds the timed runs.
+    process of its own; `worker` is one that was started before. `seconds` bounds the timed runs.
     """
     from statecut.preflight import default_device
 
@@ -53,11 +53,10 @@ def measure(
     benchmark = config.benchmarks[cell.benchmark]
     outcome = run_work(
         readings, benchmark, config.models.get(cell.subject), cell, device, seconds,
-        limit_s=limit_s, worker=worker,
-        own_process=device == "cuda" if own_process is None else own_process,
+        limit_s=limit_s, worker=worker, own_process=device == "cuda" or worker is not None,
     )  # fmt: skip
     values = dict(outcome.values)
-    missing = Reading.missing(outcome.reason)
+    missing = Reading.missing(outcome.reason or "no GPU")
     record = CellRecord(
         cell=cell,
         results={metric: values.get(metric, missing) for metric in metrics(config, cell)},
@@ -66,7 +65,7 @@ def measure(
         machine=values.get("machine", {}),
         seconds=outcome.seconds,
     )
-    record.write(out)
+    write_json(out, asdict(record))
     return record
 
 

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-import gc
-import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
 
 from reproduction.benchmarking.passes import cut_model, random_tokens
 from reproduction.benchmarking.record import Reading
-from reproduction.benchmarking.timing import Clock, memory_for, out_of_memory, time_runs
+from reproduction.benchmarking.timing import (
+    Clock,
+    free,
+    memory_for,
+    out_of_memory,
+    peak_bytes,
+    time_runs,
+)
 from reproduction.config import DecodingBenchmark, Measurement, Model
 from reproduction.generation import GenerationGraph, GreedyGeneration, put, state_tensors
 from statecut.preflight import default_device, relative_error
@@ -21,7 +26,6 @@ from statecut.process import NotMeasured, in_one_line
 
 MIB = 2**20
 FINENESS = 64  # the largest batch is found to one part in this many
-SEARCH_S = 30.0  # time for that
 FEW_TOKENS = 4
 TRIES = 4
 
@@ -34,9 +38,10 @@ def readings(
     for batch in many_first(benchmark.batches):
         yield from _speeds(model, benchmark, batch, device, clock)
     yield "state_mib", state_size(model)
-    most = _largest_batch(model, max(benchmark.batches), device)
-    yield "largest_batch", most
-    yield "tokens_per_s_largest", _speed_at(model, most, device)
+    if device == "cuda":
+        most = _largest_batch(model, max(benchmark.batches))
+        yield "largest_batch", most
+        yield "tokens_per_s_largest", _speed_at(model, most)
 
 
 def tune(benchmark: DecodingBenchmark, spec: Model, cell: Measurement) -> Iterator[int]:
@@ -61,20 +66,20 @@ def _speeds(
 ) -> Iterator[tuple[str, Reading]]:
     """As Python runs it, and as a graph."""
     tokens = benchmark.tokens
-    generations: list[Generation] = []
+
+    @cache
+    def generation() -> Generation:
+        return Generation(model, batch, benchmark.prompt)
 
     def as_python() -> Reading:
-        generations.append(Generation(model, batch, benchmark.prompt))
-        return clock(partial(generations[0].run, tokens)).rate(batch * tokens)
+        return clock(partial(generation().run, tokens)).rate(batch * tokens)
 
     def as_graph() -> Reading:
-        if not generations:
-            raise NotMeasured(f"out of memory at batch {batch}")
-        return clock(capture_graph(generations[0], tokens)).rate(batch * tokens)
+        return clock(capture_graph(generation(), tokens)).rate(batch * tokens)
 
     yield f"tokens_per_s_{batch}", _or_reason(as_python, batch)
-    graph = Reading.missing("no GPU") if device == "cpu" else _or_reason(as_graph, batch)
-    yield f"graph_tokens_per_s_{batch}", graph
+    if device == "cuda":
+        yield f"graph_tokens_per_s_{batch}", _or_reason(as_graph, batch)
 
 
 def _or_reason(read: Callable[[], Reading], batch: int) -> Reading:
@@ -125,58 +130,35 @@ def state_size(model: Any) -> Reading:
     return Reading(sum(sizes.values()), note=", ".join(parts))
 
 
-def _largest_batch(model: Any, start: int, device: str) -> Reading:
-    if device == "cpu":
-        return Reading.missing("no GPU")
-
-    def peak(batch: int) -> int:
-        """Bytes that real steps take, from a prompt of one token."""
-        return peak_bytes(lambda: Generation(model, batch, 1).run(FEW_TOKENS))
-
+def _largest_batch(model: Any, start: int) -> Reading:
     def misfit(batch: int) -> str:
-        return why_not(partial(peak, batch))
+        """Why real steps, from a prompt of one token, do not run."""
+        return why_not(lambda: peak_bytes(lambda: Generation(model, batch, 1).run(FEW_TOKENS)))
 
-    until = time.monotonic() + SEARCH_S
-    free()
-    room = torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved()
-    batch, limit = largest(misfit, first_guess(peak, start, room), until=until)
+    batch, limit = largest(misfit, start)
     if not batch:
         return Reading.missing(f"not even one sequence: {limit}")
-    return Reading(batch, note=f"limited by {limit}" if limit else "the search ran out of time")
+    return Reading(batch, note=f"limited by {limit}")
 
 
-def _speed_at(model: Any, most: Reading, device: str) -> Reading:
+def _speed_at(model: Any, most: Reading) -> Reading:
     """Where the state's traffic outweighs everything else. No prompt, few tokens: only they fit,
     and where memory is that full, sometimes a little less than was found to."""
-    if most.value is None:
-        return most
-    for parts in range(FINENESS, FINENESS - TRIES, -1):
-        batch = int(most.value) * parts // FINENESS
 
-        def speed(batch: int = batch) -> Reading:
-            free()
-            run = partial(Generation(model, batch, 1).run, FEW_TOKENS)
-            return time_runs(run, device, warmup=0, repeats=3).rate(batch * FEW_TOKENS)
+    def speed(batch: int) -> Reading:
+        free()
+        run = partial(Generation(model, batch, 1).run, FEW_TOKENS)
+        reading = time_runs(run, "cuda", warmup=0, repeats=3).rate(batch * FEW_TOKENS)
+        return replace(reading, note=f"batch {batch:,}")
 
-        reading = _or_reason(speed, batch)
-        if reading.value is not None:
-            return replace(reading, note=f"batch {batch:,}")
+    reading = most
+    if most.value is not None:
+        for parts in range(FINENESS, FINENESS - TRIES, -1):
+            batch = int(most.value) * parts // FINENESS
+            reading = _or_reason(partial(speed, batch), batch)
+            if reading.value is not None:
+                break
     return reading
-
-
-def free() -> None:
-    """Free what failed attempts and dropped graphs still hold."""
-    gc.collect()
-    torch.cuda.empty_cache()
-
-
-def peak_bytes(run: Callable[[], object]) -> int:
-    """Of a GPU's memory, while something runs on it."""
-    free()
-    torch.cuda.reset_peak_memory_stats()
-    run()
-    torch.cuda.synchronize()
-    return torch.cuda.max_memory_allocated()
 
 
 def why_not(run: Callable[[], object]) -> str:
@@ -188,38 +170,14 @@ def why_not(run: Callable[[], object]) -> str:
     return ""
 
 
-def first_guess(peak: Callable[[int], int], batch: int, room: int) -> int:
-    """The batch that would fill the free memory, extrapolated from two small ones."""
-    try:
-        few, many = peak(batch), peak(4 * batch)
-    except RuntimeError:  # the search finds out why, if it is not memory
-        return batch
-    return max(batch, batch + int((room - few) * 3 * batch / (many - few)))
-
-
-def largest(
-    misfit: Callable[[int], str], start: int, *, until: float = float("inf")
-) -> tuple[int, str]:
-    """The largest batch that fits, to one part in FINENESS, and what limits it.
-
-    Goes up or down from `start`, at first by as little as that, until one fits and one does not,
-    then halves the gap: two tries if `start` is right. The limit is empty if time ran out before
-    anything failed to fit.
-    """
-    fits, fails, limit = 0, 0, ""
-    batch, step = start, max(1, start // (FINENESS + 2))
-    while not (fits and fails) and fails != 1 and time.monotonic() < until:
-        if why := misfit(batch):
-            fails, limit = batch, why
-            batch = max(1, batch - step)
-        else:
-            fits = batch
-            batch += step
-        step *= 2
-    while fits and fails - fits > max(1, fits // FINENESS) and time.monotonic() < until:
-        batch = (fits + fails) // 2
+def largest(misfit: Callable[[int], str], start: int) -> tuple[int, str]:
+    """The largest batch that fits, to one part in FINENESS, and what limits it: doubles `start`
+    until one does not fit, then halves the gap."""
+    fits, fails, limit, batch = 0, 0, "", start
+    while not fails or fails - fits > max(1, fits // FINENESS):
         if why := misfit(batch):
             fails, limit = batch, why
         else:
             fits = batch
+        batch = (fits + fails) // 2 if fails else 2 * fits
     return fits, limit

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from reproduction.benchmarking.record import Reading
-from reproduction.benchmarking.timing import Clock, memory_for, peak_memory
+from reproduction.benchmarking.timing import Clock, memory_for, peak_bytes
 from reproduction.config import Measurement, MixerBenchmark, Model, ModelBenchmark, cut_shape
 from statecut.models import create
 from statecut.models.architectures import architecture
@@ -18,6 +18,7 @@ from statecut.preflight import random_layer, relative_error, used_dtype
 from statecut.process import NotMeasured
 
 PassBenchmark = MixerBenchmark | ModelBenchmark
+GIB = 2**30
 
 
 def readings(
@@ -32,11 +33,10 @@ def readings(
             assert spec is not None
             run = model_pass(benchmark, cut_model(spec, cell, device), cell.trains)
         yield "tokens_per_s", clock(run).rate(tokens)
-        yield "peak_memory_gib", peak_memory(run, device)
-        if isinstance(benchmark, ModelBenchmark) and benchmark.graphs(cell.mode):
-            on_cpu = device == "cpu"
-            graph = Reading.missing("no GPU") if on_cpu else clock(capture_graph(run)).rate(tokens)
-            yield "graph_tokens_per_s", graph
+        if device == "cuda":
+            yield "peak_memory_gib", Reading(peak_bytes(run) / GIB)
+            if isinstance(benchmark, ModelBenchmark) and benchmark.graphs(cell.mode):
+                yield "graph_tokens_per_s", clock(capture_graph(run)).rate(tokens)
 
 
 def cut_model(spec: Model, cell: Measurement, device: str) -> Any:

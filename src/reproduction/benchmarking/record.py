@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 from reproduction.config import Config, DecodingBenchmark, Measurement, ModelBenchmark
-from statecut.files import read_json, write_json
 
 
 @dataclass(frozen=True)
@@ -58,9 +56,6 @@ class CellRecord:
     machine: dict[str, Any]  # device, gpu, driver, backend, versions
     seconds: float = 0.0
 
-    def write(self, path: Path | str) -> None:
-        write_json(path, asdict(self))
-
 
 def metrics(config: Config, cell: Measurement) -> tuple[str, ...]:
     """Everything that a cell is measured for."""
@@ -70,11 +65,6 @@ def metrics(config: Config, cell: Measurement) -> tuple[str, ...]:
     if isinstance(benchmark, ModelBenchmark) and benchmark.graphs(cell.mode):
         return ("tokens_per_s", "graph_tokens_per_s", "peak_memory_gib")
     return ("tokens_per_s", "peak_memory_gib")
-
-
-def read(path: Path | str) -> CellRecord:
-    """What `CellRecord.write` wrote."""
-    return from_json(read_json(path))
 
 
 def from_json(record: dict[str, Any]) -> CellRecord:

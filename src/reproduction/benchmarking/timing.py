@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,11 +11,10 @@ from itertools import pairwise
 import numpy as np
 import torch
 
-from reproduction.benchmarking.record import Reading, Runs
+from reproduction.benchmarking.record import Runs
 from statecut.process import NotMeasured
 
 Clock = Callable[[Callable[[], object]], Runs]  # times the runs of something
-GIB = 2**30
 FEWEST = 3  # runs, however little time there is
 
 
@@ -61,15 +61,19 @@ def _seconds(run: Callable[[], object], device: str, repeats: int) -> list[float
     return [a.elapsed_time(b) / 1e3 for a, b in pairwise(marks)]
 
 
-def peak_memory(run: Callable[[], object], device: str) -> Reading:
-    """All that is allocated at the worst moment of a run, weights and inputs included."""
-    if device == "cpu":
-        return Reading.missing("no GPU")
-    torch.cuda.synchronize()
+def free() -> None:
+    """Free what failed attempts and dropped graphs still hold."""
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
+def peak_bytes(run: Callable[[], object]) -> int:
+    """All of a GPU's memory that is allocated at the worst moment of a run, weights included."""
+    free()
     torch.cuda.reset_peak_memory_stats()
     run()
     torch.cuda.synchronize()
-    return Reading(torch.cuda.max_memory_allocated() / GIB)
+    return torch.cuda.max_memory_allocated()
 
 
 def out_of_memory(error: BaseException) -> bool:

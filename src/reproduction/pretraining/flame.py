@@ -35,7 +35,6 @@ import torch.distributed.checkpoint as dcp
 
 from reproduction.config.training import Recipe
 from reproduction.pretraining import flame_entry
-from reproduction.pretraining.pretrain import smaller_batches
 from statecut.data.packing import PackedTokens
 from statecut.data.progress import Progress
 from statecut.data.tokenizer import check_vocabulary, load_tokenizer
@@ -54,6 +53,10 @@ PATIENT_SECONDS = 3600
 # Slurm's warning, SIGUSR1, goes to every process of a job, and would end torchrun.
 WITHOUT_WARNINGS = ("sh", "-c", "trap '' USR1; exec \"$@\"", "sh")
 
+LESS_MEMORY = (
+    "raise `activation_checkpoint` of the recipe (none, selective, full) and start again, or halve "
+    "its `batch` and double `world_size`, which starts anew"
+)
 STEP = re.compile(r"step: +(\d+) +loss: +(\S+) +memory: +(\S+)GiB.* tps: ([\d,]+)")
 NORM = re.compile(r"lr: \S+ gnorm: +(\S+)")
 
@@ -81,9 +84,8 @@ def pretrain_with_flame(
         command = write_job(folder, model, data, recipe, output, gpus)
         reached = last_whole(folder)
         if reached < recipe.steps:
-            length = tokens.manifest.sequence_length
-            reader = LogReader(recipe, recipe.batch * recipe.world_size * length, gpus, reached)
-            pace = run_flame(command, checkpoints, reader)
+            step_tokens = recipe.batch * recipe.world_size * tokens.manifest.sequence_length
+            pace = run_flame(command, checkpoints, LogReader(recipe, step_tokens, gpus, reached))
         trained = load_flame_checkpoint(checkpoint_folder(folder, recipe.steps), model)
         files = [folder / "command.txt", folder / "job.toml"]
         output.write(trained.to(getattr(torch, recipe.dtype)), checkpoints, files)
@@ -111,13 +113,13 @@ def write_job(
     """The files that flame reads, and its command. What is not set here is flame's default."""
     batch, accumulation = share(recipe, gpus)
     length = PackedTokens(data).manifest.sequence_length
-    beta1, beta2 = recipe.betas
     sections: dict[str, dict[str, Any]] = {
         "job": {"dump_folder": str(folder / "flame"), "print_args": False},
         "model": {"config": str(folder / "config.json"),
                   "tokenizer_path": str(Path(output.tokenizer or "").resolve())},
-        "optimizer": {"name": "AdamW", "lr": recipe.learning_rate, "beta1": beta1, "beta2": beta2,
-                      "eps": recipe.eps, "weight_decay": recipe.weight_decay},
+        "optimizer": {"name": "AdamW", "lr": recipe.learning_rate, "beta1": recipe.betas[0],
+                      "beta2": recipe.betas[1], "eps": recipe.eps,
+                      "weight_decay": recipe.weight_decay},
         "lr_scheduler": {"warmup_steps": recipe.warmup, "decay_type": "cosine",
                          "lr_min": recipe.floor},
         "training": {
@@ -198,8 +200,7 @@ def run_flame(command: list[str], checkpoints: Checkpoints, reader: LogReader) -
             stdout=sink,
             stderr=subprocess.STDOUT,
             env={**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"},
-            # Ctrl-C is for this process, which then ends flame.
-            start_new_session=True,
+            start_new_session=True,  # Ctrl-C is for this process, which then ends flame
             # So that nobody starts the run a second time if only this process is killed.
             pass_fds=[checkpoints.lock],
         )
@@ -226,20 +227,11 @@ def run_flame(command: list[str], checkpoints: Checkpoints, reader: LogReader) -
         logger.info(f"pretraining: saved at step {reached}, to be resumed")
         raise SystemExit(loop.EXIT_UNFINISHED)
     full = next((line for line in printed if loop.OUT_OF_MEMORY in line), None)
-    advice = f"\n{loop.first_sentences(full)}; {less_memory(recipe)}" if full else ""
+    advice = f"\n{loop.first_sentences(full)}; {LESS_MEMORY}" if full else ""
     raise InputError(
         f"flame ended with code {code} after step {reader.step}; its last checkpoint is of step "
         f"{reached}. The end of {log}:\n{''.join(printed[-SHOWN:])}{advice}"
     )
-
-
-def less_memory(recipe: Recipe) -> str:
-    """What to change where flame does not fit into a GPU."""
-    more = {"none": "selective", "selective": "full"}.get(recipe.activation_checkpoint)
-    if more is None:
-        return f"`activation_checkpoint` is 'full' already; {smaller_batches(recipe)}"
-    mode = recipe.activation_checkpoint
-    return f"`activation_checkpoint` of the recipe is {mode!r}: try {more!r} and start again"
 
 
 @dataclass
@@ -267,18 +259,16 @@ class LogReader:
                 self.gibibytes = max(self.gibibytes, float(match[3]))
                 self.seconds = self.step_tokens / max(self.speeds[-1], 1)
             elif match := NORM.search(line):
-                yield self._row(float(match[1]))
-
-    def _row(self, norm: float) -> str:
-        step, loss = self.step, self.loss
-        self.failed = 0 if math.isfinite(loss + norm) else self.failed + 1
-        if self.failed == loop.PATIENCE:
-            raise InputError(
-                f"pretraining: {loop.PATIENCE} steps in a row were not finite, the last of them "
-                f"step {step} (loss {loss}, gradient norm {norm}); try a lower learning rate"
-            )
-        rate = flame_rate(step, self.recipe)
-        return loop.curve_row(step, step * self.step_tokens, loss, loss, None, rate, norm)
+                step, loss, norm = self.step, self.loss, float(match[1])
+                self.failed = 0 if math.isfinite(loss + norm) else self.failed + 1
+                if self.failed == loop.PATIENCE:
+                    raise InputError(
+                        f"pretraining: {loop.PATIENCE} steps in a row were not finite, the last of "
+                        f"them step {step} (loss {loss}, gradient norm {norm}); try a lower "
+                        "learning rate"
+                    )
+                rate = flame_rate(step, self.recipe)
+                yield loop.curve_row(step, step * self.step_tokens, loss, loss, None, rate, norm)
 
 
 def flame_rate(step: int, recipe: Recipe) -> float:

@@ -1,21 +1,54 @@
-"""The built-in trainer: a new model, one device, the recipe of the configuration.
+"""Pretraining a model of a configuration, with flame or with the built-in trainer.
 
-flame trains on many GPUs; this one on the CPU of a laptop or on one GPU, in the same way: where
-the recipe counts on several GPUs, a step goes through that many batches one after the other.
+flame trains on many GPUs; the built-in trainer on the CPU of a laptop or on one GPU, in the same
+way: where the recipe counts on several GPUs, a step goes through that many batches one after the
+other.
 """
 
 from __future__ import annotations
 
-import hashlib
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from reproduction.config.training import Recipe
+from reproduction.config import Config, Recipe
 from statecut.data.packing import PackedTokens
+from statecut.errors import InputError
+from statecut.models.checkpoint import create
 from statecut.recovery.checkpoints import Output
 from statecut.recovery.loop import Losses, check_data, explain_out_of_memory, train
+
+SMALLER_BATCHES = "halve `batch` of the recipe and double `world_size`, which starts anew"
+
+
+def recipe_of(config: Config, model: str) -> Recipe:
+    source = config.models[model].source
+    assert source.kind == "pretrain"
+    return config.recipes[source.recipe]
+
+
+def pretrain_model(
+    config: Config, model: str, data: Path | str, output: Output, *, gpus: int
+) -> dict[str, float]:
+    """Train `model` of the configuration on the packed corpus in `data`.
+
+    `gpus` is how many of this machine to use; 0 is a CPU, which only the built-in trainer knows.
+    Returns the pace that flame logged.
+    """
+    recipe = recipe_of(config, model)
+    sizes = config.models[model].fla_config()
+    if recipe.trainer == "flame":
+        from reproduction.pretraining.flame import pretrain_with_flame
+
+        return pretrain_with_flame(sizes, data, recipe, output, gpus=gpus)
+    if gpus > 1:
+        raise InputError(f"{gpus} GPUs for {model}: the built-in trainer uses one; flame uses many")
+    tokens = PackedTokens(data, slice_name=recipe.data.partition("/")[2])
+    new = create(sizes, seed=recipe.seed).to(torch.device("cuda" if gpus else "cpu"))
+    pretrain(new, tokens, recipe, output)
+    return {}
 
 
 def pretrain(model: Any, data: PackedTokens, recipe: Recipe, output: Output) -> None:
@@ -29,39 +62,12 @@ def pretrain(model: Any, data: PackedTokens, recipe: Recipe, output: Output) -> 
         ce = model(ids, labels=ids, use_cache=False).loss
         return Losses(ce, ce)
 
-    run = output.checkpoints_of(
-        "pretraining",
-        data,
-        model=fingerprint(model),
-        recipe=recipe.defining(),
-        device=model.device.type,
-    )
+    defining = {"model": model.config.to_dict(), "recipe": recipe.defining()}
+    run = output.checkpoints_of("pretraining", data, **defining, device=model.device.type)
     with run as checkpoints:
-        with explain_out_of_memory("pretraining", smaller_batches(recipe)):
+        with explain_out_of_memory("pretraining", SMALLER_BATCHES):
             train(
                 model, loss, data, recipe.settings(), checkpoints,
                 work="pretraining", save_seconds=output.save_seconds,
             )  # fmt: skip
         output.write(model.to(getattr(torch, recipe.dtype)), checkpoints)
-
-
-def smaller_batches(recipe: Recipe) -> str:
-    """What to change where a batch does not fit into a GPU."""
-    batch, share = recipe.batch, recipe.world_size
-    if batch == 1:
-        return "batch is 1 already: use a GPU with more memory"
-    fewer = batch // next(n for n in range(2, batch + 1) if batch % n == 0)
-    return (
-        f"`batch` of the recipe is {batch}, and `world_size` {share}: with {fewer} and "
-        f"{batch * share // fewer} a step has the same sequences in smaller batches, and the run "
-        "starts anew"
-    )
-
-
-def fingerprint(model: Any) -> str:
-    """A digest of a model in memory: its config and its weights as they start."""
-    hashed = hashlib.sha256(model.config.to_json_string().encode())
-    for name, tensor in model.state_dict().items():
-        hashed.update(name.encode())
-        hashed.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
-    return hashed.hexdigest()

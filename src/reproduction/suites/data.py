@@ -5,21 +5,19 @@ from __future__ import annotations
 import re
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from reproduction.config import Task
 from reproduction.config.evaluation import DATA_SETS
-from reproduction.suites.retrieval import TEXTS, Document
+from reproduction.suites.retrieval import Document
 from statecut.data.sources import Source, json_lines
 from statecut.errors import InputError
 from statecut.files import sha256
 from statecut.hub import resolve
 
 
-@dataclass(frozen=True)
-class Form:
+class Form(NamedTuple):
     """What a task reads of a document, and whether the document has its right answer: those of
     splits without labels would be scored as wrong answers."""
 
@@ -58,14 +56,11 @@ FORMS = {
     "based_triviaqa": QUESTION,
     "demo_prose": PAGE,
     "demo_last_word": TEXT,
-    "demo_choice": Form(
-        {"query": str, "choices": list, "gold": int},
-        lambda d: d["gold"] in range(len(d["choices"])),
-    ),
+    "demo_choice": Form({"query": str, "choices": list, "gold": int}),
     "demo_recall": QUESTION,
 }
-# What tasks whose text is cut around the answer read if a document has it: other names of the
-# answer, and the place of its token.
+# What else retrieval tasks read if a document has it: other names of the answer, and the place of
+# its token.
 OPTIONAL: dict[str, type] = {"alt_answers": list, "tok_pos": int}
 
 
@@ -73,13 +68,13 @@ def source(task: Task) -> Source:
     """Which data it is: a file by its digest, a download by its commit."""
     if task.file is None:
         return Source("/".join(filter(None, DATA_SETS[task.task])), _downloaded(task).name)
-    found = sha256(task.file)
-    if task.sha256 not in (None, found):
+    digest = sha256(task.file)
+    if task.sha256 not in (None, digest):
         raise InputError(
-            f"{task.file}: its sha256 is {found}, the configuration says {task.sha256} for "
+            f"{task.file}: its sha256 is {digest}, the configuration says {task.sha256} for "
             f"{task.task}"
         )
-    return Source(Path(task.file).name, f"sha256:{found}")
+    return Source(Path(task.file).name, f"sha256:{digest}")
 
 
 def documents(task: Task) -> list[Document]:
@@ -129,9 +124,10 @@ def _rows(task: Task, folder: Path) -> Iterator[tuple[str, Document]]:
 
 def _checked(task: str, document: Document, place: str) -> Document:
     """A document with the fields that the task reads; others may be anything."""
-    fields = dict(FORMS[task].fields)
-    if task in TEXTS and TEXTS[task].around:
-        fields |= {f: kind for f, kind in OPTIONAL.items() if document.get(f) is not None}
+    fields, answered = FORMS[task]
+    fields = fields | {
+        field: kind for field, kind in OPTIONAL.items() if document.get(field) is not None
+    }
     for field, kind in fields.items():
         if not isinstance(document.get(field), kind):
             raise InputError(
@@ -139,6 +135,6 @@ def _checked(task: str, document: Document, place: str) -> Document:
                 f"is {str(document)[:200]}"
             )
     needed = {field: document[field] for field in fields}
-    if not FORMS[task].answered(needed):
+    if not answered(needed):
         raise InputError(f"{place}: has no right answer among its choices: {str(needed)[:200]}")
     return needed

@@ -21,8 +21,6 @@ CHOICES = 4
 PAIRS = 4
 QUESTIONS = 200  # of a task: errors of some 0.03, and a second or two a model
 
-_SENTENCE_END = re.compile(r"(?<=[.!?]) (?=[A-Z])")
-
 
 def make_demo_tasks(
     tokens: Path | str, tokenizer: Path | str, out: Path | str, *, slice_name: str, force: bool
@@ -40,8 +38,7 @@ def make_demo_tasks(
         for name, documents in tasks.items():
             if not documents:
                 raise InputError(f"{tokens}: its slice {slice_name} is too small for {name}")
-            lines = [canonical_json(document) + "\n" for document in documents]
-            (aside / f"{name}.jsonl").write_text("".join(lines))
+            (aside / f"{name}.jsonl").write_text("\n".join(map(canonical_json, documents)) + "\n")
 
 
 def _some(documents: list[dict[str, Any]], rng: random.Random) -> list[dict[str, Any]]:
@@ -65,7 +62,7 @@ def _sentences(pages: list[str]) -> Iterator[tuple[list[str], list[str]]]:
     for page in pages:
         for paragraph in page.split("\n\n"):
             before: list[str] = []
-            for sentence in _SENTENCE_END.split(paragraph):
+            for sentence in re.split(r"(?<=[.!?]) (?=[A-Z])", paragraph):
                 yield before, sentence.split()
                 before = before + sentence.split()
 
@@ -90,8 +87,8 @@ def _choices(pages: list[str], rng: random.Random) -> Iterator[dict[str, Any]]:
             words = sentence[half:]
             places = sorted(range(len(words)), key=lambda _: rng.random())
             first, second = places[:2], places[2:4]
-            wrong = [_exchanged(words, *first), _exchanged(words, *second)]
-            wrong.append(_exchanged(wrong[0], *second))
+            once = _exchanged(words, *first)
+            wrong = [once, _exchanged(words, *second), _exchanged(once, *second)]
             choices = [" ".join(choice) for choice in wrong]
             gold = int(rng.random() * CHOICES)
             choices.insert(gold, " ".join(words))
@@ -109,15 +106,12 @@ def _exchanged(words: list[str], first: int, second: int) -> list[str]:
 def _recall(pages: list[str], rng: random.Random) -> Iterator[dict[str, Any]]:
     """Pairs of words, then the first word of a pair again: the answer is its second."""
     known = sorted({word for page in pages for word in re.findall(r"\b[a-z]{4,8}\b", page)})
-    if len(known) < 2 * PAIRS:
-        return
-    for _ in range(QUESTIONS):
-        sampled: list[str] = []
+    for _ in range(QUESTIONS if len(known) >= 2 * PAIRS else 0):
+        sampled: dict[str, None] = {}  # each word once, in the order of the draws
         while len(sampled) < 2 * PAIRS:
-            word = known[int(rng.random() * len(known))]
-            if word not in sampled:
-                sampled.append(word)
-        pairs = [(sampled[i], sampled[i + PAIRS]) for i in range(PAIRS)]
+            sampled[known[int(rng.random() * len(known))]] = None
+        words = list(sampled)
+        pairs = list(zip(words[:PAIRS], words[PAIRS:], strict=True))
         key, value = pairs[int(rng.random() * PAIRS)]
         yield {
             "context": " ".join(f"The {first} is {second}." for first, second in pairs),

@@ -1,10 +1,9 @@
-"""Tasks of lm-eval: their files, what they ask about documents, and how they score answers."""
+"""Tasks of lm-eval: their files, and their metrics of a model on documents."""
 
 from __future__ import annotations
 
 import logging
 import math
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -12,13 +11,12 @@ from typing import Any
 import datasets
 import lm_eval.api.task
 import lm_eval.utils
-from lm_eval.api.instance import Instance
 from lm_eval.api.task import ConfigurableTask
 from lm_eval.tasks._yaml_loader import load_yaml
 
 from reproduction.suites.data import Document
-from reproduction.suites.language_model import Encoder, LanguageModel
-from reproduction.suites.statistics import kept_resamples, standard_error
+from reproduction.suites.language_model import LanguageModel
+from reproduction.suites.statistics import spread
 from statecut.files import digest, sha256
 
 Record = dict[str, Any]
@@ -34,15 +32,6 @@ SHIPPED = {
     "piqa": "piqa/piqa.yaml",
     "winogrande": "winogrande/default.yaml",
 }
-
-
-@dataclass(frozen=True)
-class Requests:
-    """What a task asks of a model, the same for every model."""
-
-    kind: str  # lm-eval's name of the method that answers them
-    documents: list[Document]  # as lm-eval scores them
-    arguments: list[list[Any]]  # for each document the arguments of its requests
 
 
 def task_file(name: str) -> dict[str, Any]:
@@ -79,14 +68,13 @@ def set_up_lm_eval() -> None:
     lm_eval.utils.env.from_string = lru_cache(lm_eval.utils.env.from_string)
 
 
-def make_task(name: str, documents: list[Document], *, processed: bool = False) -> ConfigurableTask:
+def make_task(name: str, documents: list[Document]) -> ConfigurableTask:
     """lm-eval's task on these documents, whatever split they came from."""
     set_up_lm_eval()
     config = task_file(name)
     rows = datasets.Dataset.from_list(documents)
     # lm-eval would process them again each time it reads the documents.
-    process = config.pop("process_docs", None)
-    if process and not processed:
+    if process := config.pop("process_docs", None):
         rows = process(rows)
     return ConfigurableTask(
         config={
@@ -100,47 +88,28 @@ def make_task(name: str, documents: list[Document], *, processed: bool = False) 
     )
 
 
-def make_requests(name: str, documents: list[Document], encoder: Encoder | None = None) -> Requests:
-    """What lm-eval's task asks about these documents, in tokens if there is an encoder."""
-    task = make_task(name, documents)
-    task.build_all_requests()
-    instances = task.instances
-    kind = instances[0].request_type
-    encoded = getattr(encoder, kind)(instances) if encoder else [each.args for each in instances]
-    processed = list(task.eval_docs)
-    arguments: list[list[Any]] = [[] for _ in processed]
-    for instance, values in zip(instances, encoded, strict=True):
-        arguments[instance.doc_id].append(values)
-    return Requests(kind, processed, arguments)
-
-
-def measure(lm: LanguageModel, name: str, requests: Requests) -> Record:
+def measure(lm: LanguageModel, name: str, documents: list[Document]) -> Record:
     """Every metric of a task: its value, its standard error, and its value on draws of documents.
 
     The values are those of lm-eval's evaluator, which does more with each document than these
     tasks need. A model with a logit that is not finite has NaN for all of them.
     """
-    task = make_task(name, requests.documents[:1], processed=True)  # all documents have one form
+    task = make_task(name, documents)
+    task.build_all_requests()
     lm.non_finite = False
-    pairs = list(zip(requests.documents, requests.arguments, strict=True))
-    instances = [
-        Instance(requests.kind, document, tuple(values), index, (name, number, 1))
-        for number, (document, arguments) in enumerate(pairs)
-        for index, values in enumerate(arguments)
-    ]
-    answers = iter(getattr(lm, requests.kind)(instances))
-    samples = [
-        task.process_results(document, [next(answers) for _ in arguments])
-        for document, arguments in pairs
-    ]
+    answers = getattr(lm, task.instances[0].request_type)(task.instances, disable_tqdm=True)
+    scored = list(task.eval_docs)
+    by_document: list[list[Any]] = [[] for _ in scored]
+    for instance, answer in zip(task.instances, answers, strict=True):
+        by_document[instance.doc_id].append(answer)
+    samples = list(map(task.process_results, scored, by_document))
     metrics = {}
     for metric in samples[0]:
         items = [sample[metric] for sample in samples]
-        metrics[metric] = {
-            "value": math.nan if lm.non_finite else float(task.aggregation()[metric](items)),
-            "stderr": None if lm.non_finite else standard_error(metric, items),
-            "draws": None if lm.non_finite else kept_resamples(metric, items),
-        }
+        value, error, draws = math.nan, None, None
+        if not lm.non_finite:
+            value, (error, draws) = task.aggregation()[metric](items), spread(metric, items)
+        metrics[metric] = {"value": float(value), "stderr": error, "draws": draws}
     return {
         "task": name,
         "version": task.VERSION,

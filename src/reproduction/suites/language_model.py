@@ -7,7 +7,7 @@ computes the logits of every position and leaves generation to transformers.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from torch.nn.functional import cross_entropy
 
 from reproduction.generation import generate
 from statecut.data.progress import Progress
-from statecut.data.tokenizer import Tokenizer, load_tokenizer
+from statecut.data.tokenizer import load_tokenizer
 from statecut.errors import InputError
 from statecut.models import load
 
@@ -33,13 +33,25 @@ LOGITS_AT_ONCE = 1 << 11  # positions; those of a vocabulary of 32,000 are 250 M
 GRAIN = {"cpu": 1, "cuda": 64}
 
 
-class Encoder(TemplateLM):
-    """Answers a request with the request's own arguments, in tokens instead of texts: encoded once,
-    they can be used for every `LanguageModel`."""
+class LanguageModel(TemplateLM):
+    """A model folder, scored and continued at most `window` tokens at a time."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self,
+        folder: Path | str,
+        window: int,
+        batch: int | None = None,  # requests in one; by default as many as fit
+        device: str = "cpu",
+        dtype: torch.dtype | None = None,
+    ) -> None:
         super().__init__()
-        self.tokenizer = tokenizer
+        self.tokenizer = load_tokenizer(folder)
+        self._device = torch.device(device)
+        self.model = load(folder, dtype=dtype, device=self._device)
+        self.window, self.batch = window, batch
+        self.tokens_at_once = TOKENS_AT_ONCE[self._device.type]
+        self.grain = GRAIN[self._device.type]
+        self.non_finite = False  # whether a logit was ever NaN or infinite
 
     @property
     def eot_token_id(self) -> int:
@@ -50,46 +62,8 @@ class Encoder(TemplateLM):
         """The token before a text: bos, or eos where there is no bos."""
         return self.tokenizer.eos if self.tokenizer.bos is None else self.tokenizer.bos
 
-    def tok_encode(self, string: Any, add_special_tokens: Any = None, **kwargs: Any) -> list[int]:
-        return self.tokenizer.encode(string).tolist() if isinstance(string, str) else string
-
-    def _encode_pair(self, context: Any, continuation: Any) -> tuple[list[int], list[int]]:
-        if isinstance(context, str):
-            context, continuation = super()._encode_pair(context, continuation)
-        return context, continuation
-
-    def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = True) -> list[Any]:
-        return super().loglikelihood(requests, disable_tqdm=disable_tqdm)
-
-    def _loglikelihood_tokens(self, requests: list[Any], **kwargs: Any) -> list[Any]:
-        return [(context, continuation) for _, context, continuation in requests]
-
-    def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = True) -> Any:
-        return [(self.tok_encode(request.args[0]),) for request in requests]
-
-    def generate_until(self, requests: list[Instance], disable_tqdm: bool = True) -> list[Any]:
-        return [(self.tok_encode(text), rest) for text, rest in (r.args for r in requests)]
-
-
-class LanguageModel(Encoder):
-    """A model folder, scored and continued at most `window` tokens at a time."""
-
-    def __init__(
-        self,
-        folder: Path | str,
-        window: int,
-        batch: int | None = None,  # requests in one; by default as many as fit
-        device: str = "cpu",
-        dtype: torch.dtype | None = None,
-        tokenizer: Tokenizer | None = None,
-    ) -> None:
-        super().__init__(tokenizer or load_tokenizer(folder))
-        self._device = torch.device(device)
-        self.model = load(folder, dtype=dtype, device=self._device)
-        self.window, self.batch = window, batch
-        self.tokens_at_once = TOKENS_AT_ONCE[self._device.type]
-        self.grain = GRAIN[self._device.type]
-        self.non_finite = False  # whether a logit was ever NaN or infinite
+    def tok_encode(self, string: str, add_special_tokens: Any = None, **_: Any) -> list[int]:
+        return self.tokenizer.encode(string).tolist()
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = True) -> Any:
         """Windows of all documents are scored together, and summed by document."""
@@ -141,11 +115,6 @@ class LanguageModel(Encoder):
         for request in requests:
             text, settings = request.args
             limit = settings["max_gen_toks"]
-            if limit >= self.window:
-                raise InputError(
-                    f"{request.task_name}: {limit} tokens to generate leave no room for a prompt "
-                    f"in a window of {self.window}"
-                )
             ids = self.tok_encode(text)[limit - self.window :] or [self.prefix_token_id]
             prompts.append((ids, tuple(settings["until"]), limit))
         return self._in_batches(
@@ -220,20 +189,15 @@ class LanguageModel(Encoder):
             longest = length(items[order[len(results)]])
             size = self.batch or max(1, self.tokens_at_once // self._width(longest))
             chosen = order[len(results) : len(results) + size]
+            may_shrink = self.batch is None and len(chosen) > 1
             computed = None
             # Not in an `except` block: an error refers to its frames, and so keeps their memory.
-            with suppress(torch.OutOfMemoryError):
+            with suppress(torch.OutOfMemoryError) if may_shrink else nullcontext():
                 computed = compute([items[i] for i in chosen])
             if computed is None:
-                if self.batch or len(chosen) == 1:
-                    raise InputError(
-                        f"{len(chosen)} requests of {longest} tokens do not fit into the memory "
-                        f"of {self._device}: ask for a smaller batch or window"
-                    )
                 self.tokens_at_once = len(chosen) * self._width(longest) // 2
                 torch.cuda.empty_cache()
                 continue
             results.update(zip(chosen, computed, strict=True))
-            tokens = sum(length(items[i]) for i in chosen)
-            progress.add(documents=len(chosen), tokens=tokens)
+            progress.add(documents=len(chosen), tokens=sum(length(items[i]) for i in chosen))
         return [results[i] for i in range(len(items))]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 from statecut.data.tokenizer import Tokenizer
 from statecut.errors import InputError
@@ -23,26 +23,18 @@ ANSWER_TOKENS = 50
 EXAMPLES = "Summary of information above..."
 
 
-class LongText(NamedTuple):
-    """The field of a task's long text, and those it is cut around; none: its beginning stays."""
-
-    field: str
-    around: tuple[str, ...] = ()
-
-
-TEXTS = {
-    "based_drop": LongText("context"),
-    "based_fda": LongText("text", around=("key", "value")),
-    "based_nq": LongText("context", around=("answers",)),
-    "based_squadv2": LongText("text", around=("value",)),
-    "based_swde": LongText("text", around=("key", "value")),
-    "based_triviaqa": LongText("context"),
+# The field of a task's long text, and those it is cut around; without any its beginning stays.
+TEXTS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "based_drop": ("context", ()),
+    "based_fda": ("text", ("key", "value")),
+    "based_nq": ("context", ("answers",)),
+    "based_squadv2": ("text", ("value",)),
+    "based_swde": ("text", ("key", "value")),
+    "based_triviaqa": ("context", ()),
 }
 
 
-def cut(
-    documents: Iterable[Document], task: str, tokenizer: Tokenizer, window: int
-) -> list[Document]:
+def cut(documents: list[Document], task: str, tokenizer: Tokenizer, window: int) -> list[Document]:
     """The documents, their texts cut to the window less the answer.
 
     As in the reference, documents with an answer of fewer than two characters are left out where
@@ -72,17 +64,14 @@ def _cut(
     where the tokenizer adds one, counts. An answer that does not occur has the place -1, before the
     last character; in a text of more than `length` tokens `tok_pos` replaces it.
     """
-
-    def encode(text: str) -> list[int]:
-        return tokenizer.backend.encode(text).ids
-
-    text = document[field].strip()
+    encode, text = tokenizer.backend.encode, document[field].strip()
     place = _place(text, sought, document.get("alt_answers") or ()) if sought else 0
-    middle = len(encode(text[:place]))
+    middle = len(encode(text[:place]).ids)
     if place == -1 and middle > length:
         middle = document.get("tok_pos", middle)
     start = max(0, middle - length // 2)
-    return tokenizer.backend.decode(encode(text)[start : start + length], skip_special_tokens=True)
+    kept = encode(text).ids[start : start + length]
+    return tokenizer.backend.decode(kept, skip_special_tokens=True)
 
 
 def _place(text: str, sought: list[str], others: Iterable[str]) -> int:

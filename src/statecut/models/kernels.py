@@ -43,7 +43,7 @@ def check_gradients(device: str) -> None:
     version = tuple(map(int, triton.__version__.split(".")[:3]))
     if device == "cuda" and torch.cuda.get_device_capability()[0] == 9 and version < (3, 7, 1):
         raise InputError(
-            f"Triton {triton.__version__} computes gradients of the delta rule wrong on a Hopper GPU: "
+            f"Triton {triton.__version__} computes the delta rule's gradients wrong on a Hopper: "
             "install triton 3.7.1 in an environment of its own, or give --method drrqr, which "
             "needs none"
         )
