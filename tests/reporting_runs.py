@@ -13,21 +13,18 @@ from reproduction.config.evaluation import FRACTIONS
 from reproduction.reporting.figures import draw
 from reproduction.reporting.frame import (
     LOWER_IS_BETTER,
-    from_frame,
     make_frame,
     read_published,
-    table_frame,
+    table_results,
     variant_key,
 )
 from reproduction.reporting.jobs import result_records
-from reproduction.reporting.verdict import make_verdict
+from reproduction.reporting.verdict import PUBLISHED, make_verdict
 from reproduction.running.paths import PROVENANCE
 from statecut.arguments import width
 from statecut.files import canonical_json, digest, write_json
 
 ROOT = Path(__file__).parents[1]
-TEMPLATES = ROOT / "workflow" / "templates"
-PUBLISHED = ROOT / "config" / "published"
 DEMO = load_config(ROOT / "config" / "demo.yaml")
 PAPERS_RUN = load_config(ROOT / "config" / "paper.yaml")
 PRINTED = read_published(PUBLISHED / "values.csv")
@@ -196,7 +193,7 @@ def in_print(config, table):
     known = {"protocol": config.evaluation.protocol, "source": "the paper", "reason": ""}
     return [
         result._replace(value=values[result.key], **known)
-        for result in from_frame(table_frame(config, table, []))
+        for result in table_results(config, table, [])
         if result.key in values
     ]
 
@@ -252,8 +249,8 @@ def report_inputs(config, folder, *, drawn):
     frames = list(frame_files(config, folder).values())
     for path in sorted((folder / "evaluations").glob("*.json")):
         write_json(f"{path}{PROVENANCE}", record("evaluate", 20.0, ("NVIDIA H200",)))
-    make_verdict(config, frames, folder / "verdict", PUBLISHED, ROOT / "config" / "claims.yaml")
-    for part in ("figures", "timings", "selections"):
+    make_verdict(config, frames, folder / "verdict")
+    for part in ("figures", "selections"):
         (folder / part).mkdir()
     figures = [folder / "figures" / f"{name}.svg" for name in config.figures]
     for name, path in zip(config.figures, figures, strict=True):
@@ -261,10 +258,6 @@ def report_inputs(config, folder, *, drawn):
             draw(config, name, figure_sources(config, name, folder), [path])
         else:
             path.write_text('<svg width="9pt"><path id="m" d="M 0 0"/></svg>')
-    timings = {}
-    for rule, seconds in (("pretrain", 3000.0), ("evaluate", 25.5)):
-        timings[rule] = [folder / "timings" / f"{rule}.tsv"]
-        timings[rule][0].write_text(f"s\th:m:s\tmax_rss\n{seconds}\t0:00:01\t2048.0\n")
     steps = {}
     for variant in config.variants():
         if variant.pruned:
@@ -278,8 +271,6 @@ def report_inputs(config, folder, *, drawn):
         "verdict": folder / "verdict",
         "figures": figures,
         "curves": curve_files(config, folder / "curves"),
-        "timings": timings,
         "records": result_records(folder).values(),
         "steps": steps,
-        "templates": TEMPLATES,
     }

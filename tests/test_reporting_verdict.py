@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from reporting_runs import DEMO, PAPERS_RUN, PRINTED, PUBLISHED, ROOT, in_print
+from reporting_runs import DEMO, PAPERS_RUN, PRINTED, in_print
 from scipy.stats import t as student
 
 from reproduction.cli import main
@@ -23,9 +23,8 @@ from reproduction.reporting.frame import (
     Printed,
     Result,
     cells,
-    table_frame,
+    table_results,
     timing_key,
-    to_frame,
 )
 from reproduction.reporting.verdict import PaperVerdict, judge, read_judgements, write_verdict
 from statecut.errors import InputError
@@ -35,9 +34,8 @@ L1 = Key("gated_deltanet_1.3B", "none", "l1", "kq", 0.5, None, "pre", "wikitext_
 GRAD = L1._replace(method="grad")
 BASE = L1._replace(method="baseline", target="", compression=0.0, rft="none")
 CELL = Cell(17.4, None, None, 3, frozenset({"paper"}), "")
-ERRATA = verdict.read_errata(PUBLISHED / "errata.csv")
-FILE = ROOT / "config" / "claims.yaml"
-CLAIMS = {claim.id: claim for claim in read_claims(FILE)}
+ERRATA = verdict.read_errata(verdict.PUBLISHED / "errata.csv")
+CLAIMS = {claim.id: claim for claim in read_claims(verdict.CLAIMS)}
 BEST = CLAIMS["best_before_recovery"]
 
 
@@ -45,7 +43,7 @@ BEST = CLAIMS["best_before_recovery"]
 def frames():
     """The paper's numbers, as if they had been measured."""
     names = dict.fromkeys(printed.table for printed in PRINTED)
-    return {name: table_frame(PAPERS_RUN, name, in_print(PAPERS_RUN, name)) for name in names}
+    return {name: table_results(PAPERS_RUN, name, in_print(PAPERS_RUN, name)) for name in names}
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +66,7 @@ def measured(key, *values, stderr=0.0, protocol="paper", note=""):
 
 
 def judgement(key, results, *errata, table=TABLE):
-    judged = judge(PAPERS_RUN, {table: to_frame(results)}, PRINTED, errata)
+    judged = judge(PAPERS_RUN, {table: results}, PRINTED, errata)
     return next(part for part in judged if part[:2] == (table, key))
 
 
@@ -190,7 +188,7 @@ def test_tolerance_is_what_seeds_rounding_and_kernels_can_change():
 
 
 def test_the_papers_numbers_reproduce_themselves(frames, tmp_path):
-    reached = verdict.reach_verdict(PAPERS_RUN, frames, PUBLISHED, FILE)
+    reached = verdict.reach_verdict(PAPERS_RUN, frames)
     write_verdict(reached, tmp_path)
     verdict.verify(tmp_path / "cells.csv")
     assert read_judgements(tmp_path / "cells.csv") == reached.cells
@@ -210,7 +208,7 @@ def test_the_papers_numbers_reproduce_themselves(frames, tmp_path):
 def test_numbers_of_other_data_are_judged_and_say_so(tmp_path):
     note = "wikitext: from data/wiki.jsonl, 173c87a53759"
     results = measured(L1, 30.0, note=note) + measured(BASE, 16.8)
-    judged = judge(PAPERS_RUN, {TABLE: to_frame(results)}, PRINTED)
+    judged = judge(PAPERS_RUN, {TABLE: results}, PRINTED)
     write_verdict(PaperVerdict("", judged, ()), tmp_path)
     written = {j.key: j for j in read_judgements(tmp_path / "cells.csv") if j.table == TABLE}
     assert (written[L1].word, written[L1].note) == ("direction only", note)
@@ -222,7 +220,7 @@ def test_numbers_of_other_data_are_judged_and_say_so(tmp_path):
 
 def test_verify_fails_when_a_decided_number_is_outside(tmp_path, caplog):
     def check(l1, base):
-        frame = to_frame(measured(L1, l1) + measured(BASE, base))
+        frame = measured(L1, l1) + measured(BASE, base)
         write_verdict(PaperVerdict("", judge(PAPERS_RUN, {TABLE: frame}, PRINTED), ()), tmp_path)
         verdict.verify(tmp_path / "cells.csv")
 
@@ -241,14 +239,14 @@ def small():
     """The verdict of a run in which the cut is cheap for the paper's models, dear for another."""
     numbers = {"l1": 40.0, "rand": 41.0, "s_wanda": 39.0, "grad": 30.0, "drrqr": 31.0}
     frames = {
-        name: table_frame(DEMO, name, [
+        name: table_results(DEMO, name, [
             Result(key, 0, 90.0 if (key.model, key.method) == ("hybrid", "drrqr")
                    else numbers.get(key.method, 29.0), 0.0, "demo", "x.json")
-            for key in cells(table_frame(DEMO, name, []))
+            for key in cells(table_results(DEMO, name, []))
         ])
         for name in ("by_model", "hybrid")
     }  # fmt: skip
-    return verdict.reach_verdict(DEMO, frames, PUBLISHED, FILE)
+    return verdict.reach_verdict(DEMO, frames)
 
 
 def test_a_run_of_another_size_compares_claims_only(small, tmp_path):
@@ -421,7 +419,7 @@ def test_a_timing_is_as_uncertain_as_its_repeats(metric, value, stderr, expected
 def test_a_claim_that_rests_on_few_draws_says_so_wherever_it_stands(tmp_path):
     def answered(*values):
         results = measured(GRAD, *values) + measured(L1, 26.5)
-        return answer(PAPERS_RUN, BEST, cells(to_frame(results)))
+        return answer(PAPERS_RUN, BEST, cells(results))
 
     few, enough = answered(17.4), answered(17.4, 17.5, 17.3)
     assert few.counts == "1 of 1 comparisons true, 1 decided by fewer than 3 draws"
@@ -429,8 +427,8 @@ def test_a_claim_that_rests_on_few_draws_says_so_wherever_it_stands(tmp_path):
     # A claim that other comparisons refute fails whatever those of few draws say.
     refuted = Claim(**BEST.model_dump() | {"against": {"method": ["l1", "s_wanda"]}})
     three = measured(GRAD, 30.0, 30.1, 29.9)
-    others = {L1: cells(to_frame(measured(L1, 26.5)))[L1], L1._replace(method="s_wanda"): CELL}
-    mixed = answer(PAPERS_RUN, refuted, cells(to_frame(three)) | others)
+    others = {L1: cells(measured(L1, 26.5))[L1], L1._replace(method="s_wanda"): CELL}
+    mixed = answer(PAPERS_RUN, refuted, cells(three) | others)
     assert (mixed.answer, mixed.few_draws) == ("fails", "")
     write_verdict(PaperVerdict("a scope", (), (few, enough)), tmp_path)
     text = (tmp_path / "verdict.txt").read_text()

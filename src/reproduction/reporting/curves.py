@@ -26,7 +26,7 @@ DASHES: tuple[style.Dash, ...] = (
 
 def draw_curves(config: Config, curves: Mapping[Variant, Path | str]) -> dict[str, str]:
     """SVGs of `pretraining` and `recovery`, as far as there are curves."""
-    points = {variant: read_curve(path) for variant, path in curves.items()}
+    points = {variant: read_curve(path) for variant, path in curves.items() if Path(path).is_file()}
     trained = {variant.model: curve for variant, curve in points.items() if variant.rft == "none"}
     recovered = {
         variant: curve

@@ -18,10 +18,15 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, groupby
 from typing import Any, Literal, TypeVar
 
-import pandas as pd
-
 from reproduction.config import BASELINE, Config, Cut, Measurement, Stage, Variant
-from reproduction.reporting.frame import Key, cells, lower_is_better, timing_key, variant_key
+from reproduction.reporting.frame import (
+    Key,
+    Result,
+    cells,
+    lower_is_better,
+    timing_key,
+    variant_key,
+)
 from statecut.arguments import Eps
 
 T = TypeVar("T")
@@ -134,12 +139,12 @@ def protocol_note(protocols: Iterable[str]) -> str:
 
 
 class TableBuilder:
-    """Turns the frame of a table into boxes: numbers, marks and notes."""
+    """Turns the results of a table into boxes: numbers, marks and notes."""
 
-    def __init__(self, config: Config, name: str, frame: pd.DataFrame) -> None:
+    def __init__(self, config: Config, name: str, results: Iterable[Result]) -> None:
         self.config, self.name = config, name
         self.table: Any = config.tables[name]
-        self.cells = cells(frame)
+        self.cells = cells(results)
         self.letters: dict[str, str] = {}
         self.marks = self._marks() if self.table.kind in MARKED_KINDS else {}
 

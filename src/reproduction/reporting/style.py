@@ -25,6 +25,7 @@ from statecut.files import atomic_write
 INK = "#010203"  # no other part of a figure has this colour
 COLUMN = 3.3  # inches: the column of a paper
 PAGE = 6.8
+OVER_SEEDS = "Bars are one standard deviation over seeds."
 
 Dash = tuple[float, tuple[float, ...]]
 SOLID: Dash = (0, ())
@@ -57,7 +58,7 @@ STYLE: Any = {
     "path.simplify_threshold": 0.3,
 }
 # Without dates and versions.
-METADATA: dict[str, dict[str, Any]] = {
+METADATA: Any = {
     ".svg": {"Date": None, "Creator": None},
     ".pdf": {"CreationDate": None, "Creator": None, "Producer": None},
     ".png": {"Software": None},
@@ -92,15 +93,12 @@ def save(figure: Figure, outs: Iterable[Path | str]) -> None:
 def to_svg(figure: Figure) -> str:
     written = io.StringIO()
     figure.savefig(written, format="svg", metadata=METADATA[".svg"])
-    return _PATH.sub(_two_digits, written.getvalue()).replace(INK, "currentColor")
 
+    def two_digits(path: re.Match[str]) -> str:
+        """A hundredth of a point is exact enough for a line, and half of the bytes."""
+        return re.sub(r"(\.\d\d)\d+", r"\1", path[0])
 
-_PATH = re.compile(r' d="[^"]+"')
-
-
-def _two_digits(path: re.Match[str]) -> str:
-    """A hundredth of a point is exact enough for a line, and half of the bytes."""
-    return re.sub(r"(\.\d\d)\d+", r"\1", path[0])
+    return re.sub(r' d="[^"]+"', two_digits, written.getvalue()).replace(INK, "currentColor")
 
 
 def colour(config: Config, method: str) -> str:

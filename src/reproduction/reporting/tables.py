@@ -7,13 +7,12 @@ alignment are in the templates.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import product
 
-import pandas as pd
-
 from reproduction.config import BASELINE, Config, Cut, Stage, state_bytes
+from reproduction.reporting.frame import Result
 from reproduction.reporting.grid import (
     Box,
     Form,
@@ -301,6 +300,6 @@ LAYOUTS: dict[str, Callable[[TableBuilder], Grid]] = {
 }
 
 
-def lay_out(config: Config, name: str, frame: pd.DataFrame) -> Grid:
-    """A table of the configuration, from its frame (`reproduction.reporting.frame.table_frame`)."""
-    return LAYOUTS[config.tables[name].kind](TableBuilder(config, name, frame))
+def lay_out(config: Config, name: str, results: Iterable[Result]) -> Grid:
+    """A table of the configuration, from its results (`frame.table_results`)."""
+    return LAYOUTS[config.tables[name].kind](TableBuilder(config, name, results))

@@ -64,16 +64,21 @@ from reproduction.reporting.frame import (
     Cell,
     Key,
     Printed,
+    Result,
     cells,
     published_name,
-    read_frame,
     read_key,
     read_published,
+    read_results,
 )
+from reproduction.running.code import ROOT
 from statecut.errors import InputError
 from statecut.files import atomic_write
 
 logger = logging.getLogger(__name__)
+
+PUBLISHED = ROOT / "config/published"
+CLAIMS = ROOT / "config/claims.yaml"
 
 Word = Literal[
     "reproduced",
@@ -145,12 +150,12 @@ class Judgement(NamedTuple):
 
 def judge(
     config: Config,
-    frames: Mapping[str, pd.DataFrame],
+    tables: Mapping[str, Iterable[Result]],
     published: Sequence[Printed],
     errata: Iterable[Erratum] = (),
 ) -> list[Judgement]:
-    """A word for every printed number, from the frames of the tables, by table."""
-    ours = {table: cells(frame) for table, frame in frames.items()}
+    """A word for every printed number, from the results of the tables."""
+    ours = {table: cells(results) for table, results in tables.items()}
     unpruned = {_subject(p): p for p in published if p.key.method == BASELINE}
     by_cell: dict[tuple[str, Key], list[Erratum]] = {}
     for erratum in errata:
@@ -263,29 +268,20 @@ class PaperVerdict:
     claims: Sequence[Answered]
 
 
-def reach_verdict(
-    config: Config, frames: Mapping[str, pd.DataFrame], published: Path | str, claims: Path | str
-) -> PaperVerdict:
-    """From the frames of a run's tables, by table; `published` is the folder of the paper's numbers
-    and errata, `claims` the file of its claims."""
+def reach_verdict(config: Config, tables: Mapping[str, Iterable[Result]]) -> PaperVerdict:
+    """From the results of a run's tables, by table."""
     scope, judgements = claims_only(config), []
     if not scope:
-        errata = read_errata(Path(published) / "errata.csv")
-        judgements = judge(config, frames, read_published(Path(published) / "values.csv"), errata)
-    ours = {key: cell for frame in frames.values() for key, cell in cells(frame).items()}
-    return PaperVerdict(scope, judgements, answer_all(config, read_claims(claims), ours))
+        published, errata = (PUBLISHED / name for name in ("values.csv", "errata.csv"))
+        judgements = judge(config, tables, read_published(published), read_errata(errata))
+    ours = {key: cell for results in tables.values() for key, cell in cells(results).items()}
+    return PaperVerdict(scope, judgements, answer_all(config, read_claims(CLAIMS), ours))
 
 
-def make_verdict(
-    config: Config,
-    frames: Sequence[Path | str],
-    out: Path | str,
-    published: Path | str,
-    claims: Path | str,
-) -> None:
+def make_verdict(config: Config, frames: Iterable[Path | str], out: Path | str) -> None:
     """cells.csv, claims.csv and verdict.txt in a folder, from the frames of all tables in order."""
-    tables = dict(zip(config.tables, map(read_frame, frames), strict=True))
-    write_verdict(reach_verdict(config, tables, published, claims), out)
+    tables = dict(zip(config.tables, map(read_results, frames), strict=True))
+    write_verdict(reach_verdict(config, tables), out)
 
 
 def write_verdict(verdict: PaperVerdict, folder: Path | str) -> None:
@@ -341,13 +337,11 @@ def tally(answers: Iterable[Answered]) -> str:
     """How many claims got which answer."""
     asked = list(answers)
     words = Counter(answered.answer.removesuffix(" so far") for answered in asked)
-    forms = {
-        "holds": "hold",
-        "fails": "fail",
-        "undecided": "undecided",
-        "not measured": "not measured",
-    }
-    counts = [f"{words[word]} {form}" for word, form in forms.items()]
+    forms = {"holds": "hold", "fails": "fail"}
+    counts = [
+        f"{words[word]} {forms.get(word, word)}"
+        for word in ("holds", "fails", "undecided", "not measured")
+    ]
     few = sum(bool(answered.few_draws) for answered in asked)
     remark = f"; {few} of them decided by fewer than {SEEDS} draws" if few else ""
     return f"{len(asked)} claim{'s' * (len(asked) != 1)}: {', '.join(counts)}{remark}"
@@ -396,7 +390,5 @@ def verify(cells: Path | str) -> None:
     for line in count_words(judgements) if judgements else ["this run compares claims only"]:
         logger.info(line)
     if failures := outside(judgements):
-        lines = [f"{len(failures)} numbers are outside:", *map(_describe, failures[:10])]
-        if len(failures) > 10:
-            lines.append(f"and {len(failures) - 10} more")
+        lines = [f"{len(failures)} numbers are outside:", *map(_describe, failures)]
         raise InputError("\n".join(lines))
