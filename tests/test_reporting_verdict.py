@@ -86,25 +86,19 @@ def judgement(key, results, *errata, table=TABLE):
         (GRAD, [18.39, 18.4, 18.41], 0.0, "direction only"),
         (GRAD, [18.3, 18.4, 18.5], 0.0, "reproduced"),  # the spread is not well known either
         (GRAD, [16.1, 16.11, 16.12], 0.0, "differs"),
+        (BASE, [16.84], 0.0, "reproduced"),
+        (BASE, [17.0], 0.0, "differs"),  # it has no direction
     ],
 )
 def test_the_word_for_a_number(key, values, stderr, word):
-    results = measured(key, *values, stderr=stderr) + measured(BASE, 16.8)
-    assert judgement(key, results).word == word
+    results = measured(key, *values, stderr=stderr)
+    assert judgement(key, results + measured(BASE, 16.8) * (key != BASE)).word == word
 
 
-def test_a_baseline_has_no_direction():
-    assert judgement(BASE, measured(BASE, 16.84)).word == "reproduced"
-    assert judgement(BASE, measured(BASE, 17.0)).word == "differs"
-
-
-def test_another_protocol_or_eps_decides_nothing():
+def test_what_is_missing_or_measured_otherwise_says_why():
     other = judgement(L1, measured(L1, 26.5, protocol="window_2048"))
     assert (other.word, other.why) == ("undecided", "measured under protocol window_2048")
     assert judgement(L1, measured(L1._replace(eps="matched"), 26.5)).word == "not attempted"
-
-
-def test_what_was_not_attempted_says_why():
     gone = judgement(L1, [Result(L1, 0, reason="out of memory")])
     assert (gone.word, gone.why, gone.difference) == ("not attempted", "out of memory", None)
     nothing = {(part.word, part.why) for part in judge(PAPERS_RUN, {}, PRINTED)}
@@ -205,23 +199,13 @@ def test_the_papers_numbers_reproduce_themselves(frames, tmp_path):
     assert len(touched) == len({(erratum.table, erratum.key) for erratum in ERRATA})
 
 
-def test_numbers_of_other_data_are_judged_and_say_so(tmp_path):
-    note = "wikitext: from data/wiki.jsonl, 173c87a53759"
-    results = measured(L1, 30.0, note=note) + measured(BASE, 16.8)
-    judged = judge(PAPERS_RUN, {TABLE: results}, PRINTED)
-    write_verdict(PaperVerdict("", judged, ()), tmp_path)
-    written = {j.key: j for j in read_judgements(tmp_path / "cells.csv") if j.table == TABLE}
-    assert (written[L1].word, written[L1].note) == ("direction only", note)
-    assert (written[BASE].word, written[BASE].note) == ("reproduced", "")
-    text = (tmp_path / "verdict.txt").read_text()
-    assert f"     1 with other data ({note})\n" in text
-    assert text.endswith(f"({note})\n")
-
-
 def test_verify_fails_when_a_decided_number_is_outside(tmp_path, caplog):
+    note = "wikitext: from data/wiki.jsonl, 173c87a53759"
+
     def check(l1, base):
-        frame = measured(L1, l1) + measured(BASE, base)
-        write_verdict(PaperVerdict("", judge(PAPERS_RUN, {TABLE: frame}, PRINTED), ()), tmp_path)
+        results = measured(L1, l1, note=note) + measured(BASE, base)
+        judged = judge(PAPERS_RUN, {TABLE: results}, PRINTED)
+        write_verdict(PaperVerdict("", judged, ()), tmp_path)
         verdict.verify(tmp_path / "cells.csv")
 
     with caplog.at_level(logging.INFO):
@@ -232,6 +216,10 @@ def test_verify_fails_when_a_decided_number_is_outside(tmp_path, caplog):
     ]
     with pytest.raises(InputError, match=r"2 numbers are outside:\n.*l1.*direction only.*\+3\.5"):
         check(30.0, 20.0)
+    # Numbers of other data are judged, and say so.
+    text = (tmp_path / "verdict.txt").read_text()
+    assert f"     1 with other data ({note})\n" in text
+    assert f"({note})\n" in text.split("direction only, ")[1]
 
 
 @pytest.fixture(scope="module")
@@ -260,7 +248,6 @@ def test_a_run_of_another_size_compares_claims_only(small, tmp_path):
     assert (missing.answer, missing.counts) == ("not measured", "no cell of it in this run")
     write_verdict(small, tmp_path)
     verdict.verify(tmp_path / "cells.csv")
-    assert list(pd.read_csv(tmp_path / "cells.csv")["word"]) == []
 
 
 def test_compare_begins_with_a_tally_and_explains_its_marks(small, tmp_path, monkeypatch, capsys):
@@ -369,6 +356,14 @@ def test_claims_are_asked_of_cuts_with_the_runs_own_eps(papers_cells):
     assert [part.answer for part in swapped] == [part.answer for part in expected]
 
 
+def test_a_cell_is_not_compared_with_itself():
+    claim = BEST.model_copy(
+        update={"against": BEST.of.model_copy(update={"method": ("grad", "l1")})}
+    )
+    answered = answer(PAPERS_RUN, claim, {GRAD: CELL, L1: replace(CELL, value=18.0)})
+    assert [comparison.of for comparison in answered.comparisons] == [GRAD]
+
+
 @pytest.mark.parametrize(
     ("l1", "noise", "expected"),
     [
@@ -451,13 +446,6 @@ def test_what_was_measured_answers_a_claim():
     close = "1 of 2 comparisons true, 1 not measured, 1 too close to tell"
     assert answered(value=17.4) == ("undecided", close)
     assert answered(value=17.0)[0] == "fails"
-
-
-def test_a_cell_is_not_compared_with_itself():
-    all_methods = BEST.of.model_copy(update={"method": ("grad", "l1")})
-    claim = BEST.model_copy(update={"against": all_methods})
-    answered = answer(PAPERS_RUN, claim, {GRAD: CELL, L1: replace(CELL, value=18.0)})
-    assert [comparison.of for comparison in answered.comparisons] == [GRAD]
 
 
 def test_what_chance_does_to_a_perplexity_is_a_factor():

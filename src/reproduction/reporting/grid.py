@@ -13,7 +13,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, groupby
 from typing import Any, Literal, TypeVar
@@ -246,18 +246,12 @@ class TableBuilder:
     def numbers(self, keys: Iterable[Key], form: Form = one_decimal) -> list[Box]:
         return [self.number(key, form) for key in keys]
 
-    def baseline_rows(
-        self, labels: Iterable[str], boxes: Callable[[Stage], Iterable[Box]]
-    ) -> Iterator[Row]:
+    def baselines(self) -> list[tuple[str, Stage]]:
         """The unpruned model, and the unpruned model after recovery if the run has that control."""
-        yield row([*labels, "Baseline"], boxes("none"), "rule")
-        if self.has_control:
-            yield row([*labels, "Baseline, recovered"], boxes("post"))
-
-    @property
-    def has_control(self) -> bool:
         recovery = self.config.recovery
-        return "post" in self.stages and recovery is not None and recovery.control
+        control = "post" in self.stages and recovery is not None and recovery.control
+        recovered: list[tuple[str, Stage]] = [("Baseline, recovered", "post")] if control else []
+        return [("Baseline", "none"), *recovered]
 
     def title(self, metric: str) -> str:
         """A column's heading in one line: its name, and whether more or less is better."""

@@ -1,30 +1,24 @@
 """The verdict: every number that the paper prints, next to ours, and one of seven words.
 
-Ours is that with eps kept, as the paper's code leaves it (`reproduction.config.section.Eps`).
+Ours is that with eps kept, as the paper's code leaves it. Inside means |ours - paper's| <=
+tolerance, which is what can make two right numbers differ, and nothing else:
 
-Inside means |ours - paper's| <= tolerance. What can make two right numbers differ is in the
-tolerance, and nothing else:
-
-    t s sqrt(1 + 1/n)  s is the standard deviation over our n seeds. Ours is the mean of n draws,
-                       the paper's is one more draw, so their difference has the standard deviation
-                       s sqrt(1 + 1/n). Three seeds say little about s: t, Student's for n - 1
-                       degrees of freedom, makes up for that. One right number in a hundred is
-                       outside by chance
+    t s sqrt(1 + 1/n)  s is the standard deviation over our n seeds: ours is the mean of n draws,
+                       the paper's one more draw. Student's t for n - 1 degrees of freedom makes up
+                       for an s from few seeds; one right number in a hundred is outside by chance
     documents          only where ours are not the paper's (`note`): twice the standard error of the
-                       difference of two samples. Otherwise both runs scored the same documents, and
-                       which ones those are makes no difference. Timings have that of their repeats
+                       difference of two samples. Timings have that of their repeats
     half a digit       the paper's rounding
     NUMERICAL          kernels in bf16 and versions of libraries
 
-Whether a number can be judged depends on what it took to get it, not on how it came out. Chance is
-in the selection of channels (random, or by calibration text), in recovery, in pretraining and in
-timings. The first line that applies gives the word:
+Whether a number can be judged depends on what it took to get it, not on how it came out. The first
+line that applies gives the word:
 
 1. not attempted            we have no number; the reason is given
 2. undecided                ours was measured under another protocol than the paper's, or the
                             paper's other numbers contradict it (an erratum of kind `value`)
-3. agrees, one draw         there is chance, with fewer than three draws: inside or outside, but the
-   disagrees, one draw      tolerance lacks how much other draws would vary
+3. agrees, one draw         there is chance (in selection, recovery, pretraining or timing), with
+   disagrees, one draw      fewer than three draws: inside or outside
 4. reproduced               inside; it says so where the paper's number of the unpruned model is
                             inside too, since this tolerance cannot tell the two apart
 5. direction only           outside, but on the paper's side of the unpruned model, in both by more
