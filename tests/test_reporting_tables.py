@@ -165,18 +165,12 @@ def test_a_missing_cell_is_a_dash_and_reasons_and_notes_stand_below():
     assert "<sup>a</sup> out of memory &amp; 100 % sure" in to_html(grid)
 
 
-def test_rows_of_another_protocol_say_so():
+def test_numbers_of_another_protocol_say_so():
     results = invented(DEMO, "by_model")
-    grid = lay_out(DEMO, "by_model", results)
-    assert grid.notes == (("", "protocol demo, not the paper's"),)
-    mixed = [
-        result if result.key.method == "grad" else result._replace(protocol="paper")
-        for result in results
-    ]
-    grid = lay_out(DEMO, "by_model", mixed)
-    assert grid.notes == (("a", "protocol demo, not the paper's"),)
-    noted = [line.boxes[0].text for line in grid.rows if line.boxes[0].notes]
-    assert noted == ["Grad"]
+    note = "protocol demo, not the paper's"
+    assert lay_out(DEMO, "by_model", results).notes == (("", note),)
+    mixed = [*results[:-1], results[-1]._replace(protocol="paper")]
+    assert lay_out(DEMO, "by_model", mixed).notes == (("", f"in part {note}"),)
 
 
 # --- languages ---

@@ -6,10 +6,9 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from reproduction.running.provenance import PROVENANCE
 from statecut.files import read_json
@@ -19,48 +18,6 @@ RENDERING = frozenset(("table", "figure", "document", "verdict", "page", "archiv
 written again from the same results is the same."""
 
 Record = Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class RuleSummary:
-    """Some jobs, together. Seconds are from start to end of each process."""
-
-    name: str
-    jobs: int
-    seconds: float
-    longest: float
-    peak_mib: float  # resident memory of the largest job; 0 if not known
-    where: tuple[str, ...]  # machines and GPUs
-    gpu_seconds: float
-
-    @classmethod
-    def of(cls, name: str, jobs: Iterable[Record]) -> RuleSummary:
-        jobs = list(jobs)
-        machines, gpus = (
-            {job["machine"] for job in jobs},
-            {gpu for job in jobs for gpu in job["gpus"]},
-        )
-        return cls(
-            name,
-            jobs=len(jobs),
-            seconds=sum(job["seconds"] for job in jobs),
-            longest=max((job["seconds"] for job in jobs), default=0.0),
-            peak_mib=max((job.get("peak_mib", 0) for job in jobs), default=0),
-            where=(*sorted(machines), *sorted(gpus)),
-            gpu_seconds=sum(
-                job["seconds"] * len(job["gpus"]) * job.get("gpu_share", 1) for job in jobs
-            ),
-        )
-
-
-@dataclass(frozen=True)
-class RunSummary:
-    rules: list[RuleSummary]  # in the order in which they first ran
-    all: RuleSummary
-    started: str
-    ended: str
-    commits: dict[str, int]  # and how many jobs ran at each
-    versions: dict[str, list[str]]  # of packages
 
 
 def result_records(results: Path) -> dict[Path, Record]:
@@ -79,7 +36,36 @@ def result_records(results: Path) -> dict[Path, Record]:
     return {path: record for path, record in records.items() if record["rule"] not in RENDERING}
 
 
-def summarize_jobs(records: Iterable[Record]) -> RunSummary:
+class Work(NamedTuple):
+    """Some jobs, together. Seconds are from start to end of each process."""
+
+    name: str
+    jobs: int
+    seconds: float
+    longest: float
+    peak_mib: float  # resident memory of the largest job; 0 if not known
+    gpu_seconds: float
+    where: list[str]  # machines and GPUs
+
+
+def summarize(name: str, jobs: Iterable[Record]) -> Work:
+    jobs = list(jobs)
+    seconds = [job["seconds"] for job in jobs]
+    gpus = [len(job["gpus"]) * job.get("gpu_share", 1) for job in jobs]
+    return Work(
+        name,
+        len(jobs),
+        sum(seconds),
+        max(seconds, default=0.0),
+        max((job.get("peak_mib", 0) for job in jobs), default=0),
+        sum(s * g for s, g in zip(seconds, gpus, strict=True)),
+        [*sorted({job["machine"] for job in jobs}), *sorted({g for j in jobs for g in j["gpus"]})],
+    )
+
+
+def summarize_jobs(records: Iterable[Record]) -> dict[str, Any]:
+    """What a page says of all jobs: by rule, in the order in which they first ran; when, and with
+    which software."""
     jobs = sorted(records, key=lambda job: job["started"])
     by_rule: dict[str, list[Record]] = {}
     versions: dict[str, dict[str, None]] = {}
@@ -87,14 +73,12 @@ def summarize_jobs(records: Iterable[Record]) -> RunSummary:
         by_rule.setdefault(job["rule"], []).append(job)
         for package, version in job["versions"].items():
             versions.setdefault(package, {})[version] = None
-    ends = [
-        datetime.fromisoformat(job["started"]) + timedelta(seconds=job["seconds"]) for job in jobs
-    ]
-    return RunSummary(
-        [RuleSummary.of(*rule) for rule in by_rule.items()],
-        RuleSummary.of("all", jobs),
-        started=jobs[0]["started"] if jobs else "",
-        ended=max(ends).strftime("%Y-%m-%dT%H:%M:%SZ") if jobs else "",
-        commits=dict(Counter(job["commit"] or "no git" for job in jobs)),
-        versions={package: [*names] for package, names in sorted(versions.items())},
-    )
+    ends = (datetime.fromisoformat(j["started"]) + timedelta(seconds=j["seconds"]) for j in jobs)
+    return {
+        "rules": [summarize(*rule) for rule in by_rule.items()],
+        "all": summarize("all", jobs),
+        "started": jobs[0]["started"] if jobs else "",
+        "ended": max(ends).strftime("%Y-%m-%dT%H:%M:%SZ") if jobs else "",
+        "commits": Counter(job["commit"] or "no git" for job in jobs),
+        "versions": {package: [*names] for package, names in sorted(versions.items())},
+    }
