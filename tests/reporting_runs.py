@@ -9,14 +9,12 @@ from safetensors.numpy import save_file
 
 from reproduction.analysis.rank import RankAnalysis
 from reproduction.config import DecodingBenchmark, QualityTable, load_config
-from reproduction.config.evaluation import FRACTIONS
 from reproduction.reporting.figures import draw
 from reproduction.reporting.frame import (
     LOWER_IS_BETTER,
     make_frame,
     read_published,
     table_results,
-    variant_key,
 )
 from reproduction.reporting.jobs import result_records
 from reproduction.reporting.verdict import PUBLISHED, make_verdict
@@ -36,20 +34,16 @@ DRAWN = [random.Random(number).gauss(0, 0.01) for number in range(60)]
 
 
 def evaluation_files(config, folder):
-    """One file per evaluation of a run, as `reproduction.suites` writes them: numbers a little off
-    the paper's where they compare, else invented."""
-    near = {}
-    if config.evaluation.protocol == "paper":
-        near = {printed.key: printed.value for printed in PRINTED}
+    """One file per evaluation of a run, as `reproduction.suites` writes them."""
     files = {}
     for variant, suite in config.evaluations():
         name = ".".join(map(str, [*astuple(variant), suite]))
         files[variant, suite] = folder / f"{name}.json"
-        write_json(files[variant, suite], evaluation(config, variant, suite, near))
+        write_json(files[variant, suite], evaluation(config, variant, suite))
     return files
 
 
-def evaluation(config, variant, suite, near):
+def evaluation(config, variant, suite):
     results, tasks = {}, {}
     for column, task in config.evaluation.suites[suite].tasks.items():
         data = {"name": task.task, "revision": "sha256:0"}
@@ -58,9 +52,6 @@ def evaluation(config, variant, suite, near):
             results[column] = {"not_attempted": task.not_attempted}
             continue
         value = invented(variant, column, lower=task.metric in LOWER_IS_BETTER)
-        if printed := near.get(variant_key(config, variant, column)):
-            off = random.Random(f"{variant} {column} off").gauss(1, 0.02)
-            value = printed * off / (100 if task.metric in FRACTIONS else 1)
         draws = [value * (1 + error) for error in DRAWN]
         results[column] = {"value": value, "stderr": 0.01 * value, "draws": draws}
     return {
