@@ -5,6 +5,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
+import torch
 from reporting_runs import (
     DEMO,
     PAPERS_RUN,
@@ -15,6 +16,7 @@ from reporting_runs import (
 )
 
 from reproduction.config import QualityTable, load_config
+from reproduction.reporting.archive import archived_content
 from reproduction.reporting.frame import (
     cells,
     make_frame,
@@ -29,6 +31,7 @@ from reproduction.reporting.writing import write_document, write_table
 from reproduction.rules import Inputs
 from statecut.errors import InputError
 from statecut.files import read_json, write_json
+from statecut.pruning.selection import Selection, load_selection, save_selections
 
 
 def test_the_labs_results_still_give_its_tables(tmp_path, monkeypatch):
@@ -81,6 +84,18 @@ def test_from_results_to_a_document_and_a_verdict(tmp_path):
     assert r"\caption{Convolution filters, head by head.}" in text
     make_verdict(DEMO, frames.values(), tmp_path / "verdict")
     verify(tmp_path / "verdict" / "cells.csv")
+
+
+def test_of_a_rotation_only_what_it_says_about_itself_is_archived(tmp_path):
+    """That an archive renders the same bytes is tested on the demo (test_demo.py)."""
+    about = {"method": "pca_proper", "width": 1, "full_width": 4}
+    path, archived = tmp_path / "whole.safetensors", tmp_path / "archived.safetensors"
+    save_selections([Selection({"kept": torch.tensor([[[2]]])}, about)], path)
+    assert archived_content(path) == path.read_bytes()
+    save_selections([Selection({"rotation": torch.randn(1, 1, 1, 4)}, about)], path)
+    archived.write_bytes(archived_content(path))
+    read = load_selection(archived, keys=1, values=4)
+    assert (read.tensors, read.about) == ({}, about)
 
 
 # --- what is read ---

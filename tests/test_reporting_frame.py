@@ -67,7 +67,7 @@ def test_the_union_has_every_number_once_and_no_number_twice(tmp_path):
         write_results(tmp_path / name, part)
     make_union([tmp_path / "a", tmp_path / "b"], tmp_path / "all")
     assert read_results(tmp_path / "all") == [RESULT, other, gap]
-    with pytest.raises(InputError, match="or a second one"):
+    with pytest.raises(InputError, match="two values of"):
         make_union([tmp_path / "a", tmp_path / "c"], tmp_path / "two")
 
 

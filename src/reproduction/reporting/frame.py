@@ -12,6 +12,7 @@ from __future__ import annotations
 import csv
 import math
 from base64 import b64decode, b64encode
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -126,15 +127,15 @@ def write_results(path: Path | str, results: Iterable[Result]) -> None:
     """A parquet file of results, each once. Two values of one number are an error, and so are a
     number without a source and a gap without a reason."""
     rows = list(dict.fromkeys(results))
-    seen = set()
     for row in rows:
-        if row.value is None:
-            right = row.reason != ""
-        else:
-            right = math.isfinite(row.value) and row.source != "" and row.reason == ""
-        if not right or (row.key, row.seed) in seen:
-            raise InputError(f"{path}: no number with a source, or a second one: {row}")
-        seen.add((row.key, row.seed))
+        right = row.reason and row.value is None
+        if row.value is not None:
+            right = row.source and not row.reason and math.isfinite(row.value)
+        if not right:
+            raise InputError(f"{path}: not a number with its source or a gap with a reason: {row}")
+    places = Counter((row.key, row.seed) for row in rows)
+    if repeated := [place for place, count in places.items() if count > 1]:
+        raise InputError(f"{path}: two values of {repeated[0]}")
     frame = pd.DataFrame([row.key._asdict() | row._asdict() for row in rows], columns=[*COLUMNS])
     with atomic_write(path, force=True) as aside:
         frame.astype(COLUMNS).to_parquet(aside, index=False)

@@ -56,6 +56,10 @@ class Headline:
                 return headline if headline.ratios and headline.compared else None
         return None
 
+    @property
+    def task(self) -> str:
+        return self.config.suite_of(self.column).tasks[self.column].label
+
     # --- numbers ---
 
     def cell(self, model: str, method: str, ratio: float, stage: Stage) -> Cell | None:
@@ -154,9 +158,8 @@ class Headline:
 
     @property
     def caption(self) -> str:
-        task = self.config.suite_of(self.column).tasks[self.column].label
         return (
-            f"Perplexity on {task} against the state that a sequence needs, cut by "
+            f"Perplexity on {self.task} against the state that a sequence needs, cut by "
             f"{self.config.methods[self.method].label}: {self.chosen_by}. Sliced: channels are "
             "removed, and nothing else. Refitted, Statecut’s way: the matrices behind them are "
             "fitted to what is left, without training. Recovered, the paper’s way: trained again "
@@ -184,9 +187,8 @@ class Headline:
                 label = self.config.models[model].label
                 clauses.append(Markup("{} by {}").format(label, _listed(changes)))
         opening = Markup("Cutting {} of the state by {} ({}) changes perplexity on {} of {}.")
-        task = self.config.suite_of(self.column).tasks[self.column].label
         method = self.config.methods[self.method].label
-        names = _in_words(self.part), method, self.chosen_by, task
+        names = _in_words(self.part), method, self.chosen_by, self.task
         return opening.format(*names, Markup("; of ").join(clauses)) if clauses else None
 
     def gain(self) -> Markup:
