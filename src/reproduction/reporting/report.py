@@ -64,17 +64,13 @@ def write_report(
     answers = pd.read_csv(Path(verdict) / "claims.csv", keep_default_na=False).to_dict("records")
     claims = [claim for claim in answers if not claim["model"]]
     headline = Headline.of(config, cells(dict.fromkeys(chain(*tables.values()))))
+    pictures, caption = (headline.pictures(), headline.caption) if headline else ({}, "")
     numbers = Numbers(config, chain(*tables.values()), steps)
     text = HTML.get_template("report.html.j2").render(
         config=config,
         scope=claims_only(config),
         headline=headline,
-        panels=[
-            inline(svg, f"__headline-{model}", headline.caption)
-            for model, svg in headline.pictures().items()
-        ]
-        if headline
-        else [],
+        panels=[inline(svg, f"__headline-{name}", caption) for name, svg in pictures.items()],
         claims=claims,
         claim_groups=group_claims(claims),
         answers=_count((claim["answer"] for claim in claims), MARKS),
@@ -144,10 +140,11 @@ class Numbers:
         }
 
     def _origin(self, result: Result) -> list[Any]:
-        source = Path(result.source)  # the folder itself if there is none
-        files = map(self.origins.add, filter(Path.is_file, (source, provenance_path(source))))
+        source = result.source
+        paths = (Path(source), provenance_path(source)) if source else ()
+        files = [self.origins.add(path) for path in paths if path.is_file()]
         variant = self.variants.get((result.key._replace(metric=""), result.seed))
-        return [result.seed, result.value, result.stderr, result.reason, [*files], variant]
+        return [result.seed, result.value, result.stderr, result.reason, files, variant]
 
 
 def group_claims(claims: Iterable[dict[str, str]]) -> dict[str, list[dict[str, str]]]:
