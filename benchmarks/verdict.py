@@ -22,11 +22,9 @@ from reproduction.config import Config, load_config
 from reproduction.reporting.frame import (
     Key,
     Printed,
-    from_frame,
     read_frame,
     read_published,
-    table_frame,
-    to_frame,
+    table_results,
 )
 from reproduction.reporting.verdict import DECIDED, OUTSIDE, judge, read_errata
 
@@ -71,7 +69,7 @@ class InventedRun:
         self.results = {
             table: [
                 result
-                for result in from_frame(table_frame(config, table, []))
+                for result in table_results(config, table, [])
                 if (table, result.key) in self.cells
             ]
             for table in dict.fromkeys(printed.table for printed in self.published)
@@ -96,7 +94,7 @@ class InventedRun:
             for key in dict.fromkeys(result.key for result in results):
                 shift = step * draw.choice((-1, 1)) if (table, key) in moved else 0.0
                 centres[key] = self.centre(self.cells[table, key], shift, draw)
-            frames[table] = to_frame(
+            frames[table] = [
                 result._replace(
                     value=centres[result.key]
                     + self.spread(self.cells[table, result.key]) * draw.gauss(0, 1),
@@ -105,7 +103,7 @@ class InventedRun:
                     reason="",
                 )
                 for result in results
-            )
+            ]
         judgements = judge(self.config, frames, self.published, self.errata)
         for judgement in judgements:
             if judgement.word in DECIDED:

@@ -14,9 +14,9 @@ FLAME = ROOT / "envs" / "flame.txt"
 MODEL = [
     "torch", "triton", "flash-linear-attention", "fla-core", "transformers", "peft", "lm_eval",
     "datasets", "safetensors", "huggingface_hub", "tokenizers", "sentencepiece", "pyarrow",
-    "numpy", "scipy", "pandas", "pandera", "matplotlib", "pydantic", "PyYAML",
+    "numpy", "scipy", "pandas", "matplotlib", "pydantic", "PyYAML",
 ]  # fmt: skip
-REPORT = ["pandas", "pandera", "pyarrow", "Jinja2", "matplotlib", "numpy", "pydantic", "PyYAML"]
+REPORT = ["pandas", "pyarrow", "Jinja2", "matplotlib", "numpy", "pydantic", "PyYAML"]
 WORKFLOW = ["snakemake", "snakemake-executor-plugin-slurm"]
 
 ENVIRONMENTS = {

@@ -1,13 +1,9 @@
 from reproduction.running.job import job
 
 with job(snakemake) as run:
-    from reproduction.reporting.writing import write_document
-    from reproduction.running.code import ROOT
+    from reproduction.reporting.writing import compile_document, write_document
 
-    write_document(
-        run,
-        snakemake.input.tables,
-        snakemake.input.figures,
-        snakemake.output[0],
-        ROOT / "workflow/templates",
-    )
+    inputs, (document, *pdf) = snakemake.input, snakemake.output
+    write_document(run, inputs.tables, inputs.figures, document)
+    if pdf:  # where there is a LaTeX to make it
+        compile_document(document, *pdf)

@@ -3,9 +3,4 @@ from reproduction.running.job import job
 with job(snakemake) as run:
     from reproduction.reporting.figures import draw
 
-    draw(
-        run,
-        snakemake.wildcards.figure,
-        snakemake.params.sources,
-        [snakemake.output.pdf, snakemake.output.svg],
-    )
+    draw(run, snakemake.wildcards.figure, snakemake.params.sources, snakemake.output)

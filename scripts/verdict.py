@@ -3,13 +3,6 @@ from reproduction.running.job import job
 with job(snakemake) as run:
     from reproduction.reporting.frame import make_union
     from reproduction.reporting.verdict import make_verdict
-    from reproduction.running.code import ROOT
 
     make_union(snakemake.input, snakemake.output.frame)
-    make_verdict(
-        run,
-        snakemake.input,
-        snakemake.output.folder,
-        ROOT / "config/published",
-        ROOT / "config/claims.yaml",
-    )
+    make_verdict(run, snakemake.input, snakemake.output.folder)

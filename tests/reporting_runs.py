@@ -9,25 +9,20 @@ from safetensors.numpy import save_file
 
 from reproduction.analysis.rank import RankAnalysis
 from reproduction.config import DecodingBenchmark, QualityTable, load_config
-from reproduction.config.evaluation import FRACTIONS
 from reproduction.reporting.figures import draw
 from reproduction.reporting.frame import (
     LOWER_IS_BETTER,
-    from_frame,
     make_frame,
     read_published,
-    table_frame,
-    variant_key,
+    table_results,
 )
 from reproduction.reporting.jobs import result_records
-from reproduction.reporting.verdict import make_verdict
+from reproduction.reporting.verdict import PUBLISHED, make_verdict
 from reproduction.running.paths import PROVENANCE
 from statecut.arguments import width
 from statecut.files import canonical_json, digest, write_json
 
 ROOT = Path(__file__).parents[1]
-TEMPLATES = ROOT / "workflow" / "templates"
-PUBLISHED = ROOT / "config" / "published"
 DEMO = load_config(ROOT / "config" / "demo.yaml")
 PAPERS_RUN = load_config(ROOT / "config" / "paper.yaml")
 PRINTED = read_published(PUBLISHED / "values.csv")
@@ -39,20 +34,16 @@ DRAWN = [random.Random(number).gauss(0, 0.01) for number in range(60)]
 
 
 def evaluation_files(config, folder):
-    """One file per evaluation of a run, as `reproduction.suites` writes them: numbers a little off
-    the paper's where they compare, else invented."""
-    near = {}
-    if config.evaluation.protocol == "paper":
-        near = {printed.key: printed.value for printed in PRINTED}
+    """One file per evaluation of a run, as `reproduction.suites` writes them."""
     files = {}
     for variant, suite in config.evaluations():
         name = ".".join(map(str, [*astuple(variant), suite]))
         files[variant, suite] = folder / f"{name}.json"
-        write_json(files[variant, suite], evaluation(config, variant, suite, near))
+        write_json(files[variant, suite], evaluation(config, variant, suite))
     return files
 
 
-def evaluation(config, variant, suite, near):
+def evaluation(config, variant, suite):
     results, tasks = {}, {}
     for column, task in config.evaluation.suites[suite].tasks.items():
         data = {"name": task.task, "revision": "sha256:0"}
@@ -61,9 +52,6 @@ def evaluation(config, variant, suite, near):
             results[column] = {"not_attempted": task.not_attempted}
             continue
         value = invented(variant, column, lower=task.metric in LOWER_IS_BETTER)
-        if printed := near.get(variant_key(config, variant, column)):
-            off = random.Random(f"{variant} {column} off").gauss(1, 0.02)
-            value = printed * off / (100 if task.metric in FRACTIONS else 1)
         draws = [value * (1 + error) for error in DRAWN]
         results[column] = {"value": value, "stderr": 0.01 * value, "draws": draws}
     return {
@@ -196,7 +184,7 @@ def in_print(config, table):
     known = {"protocol": config.evaluation.protocol, "source": "the paper", "reason": ""}
     return [
         result._replace(value=values[result.key], **known)
-        for result in from_frame(table_frame(config, table, []))
+        for result in table_results(config, table, [])
         if result.key in values
     ]
 
@@ -252,8 +240,8 @@ def report_inputs(config, folder, *, drawn):
     frames = list(frame_files(config, folder).values())
     for path in sorted((folder / "evaluations").glob("*.json")):
         write_json(f"{path}{PROVENANCE}", record("evaluate", 20.0, ("NVIDIA H200",)))
-    make_verdict(config, frames, folder / "verdict", PUBLISHED, ROOT / "config" / "claims.yaml")
-    for part in ("figures", "timings", "selections"):
+    make_verdict(config, frames, folder / "verdict")
+    for part in ("figures", "selections"):
         (folder / part).mkdir()
     figures = [folder / "figures" / f"{name}.svg" for name in config.figures]
     for name, path in zip(config.figures, figures, strict=True):
@@ -261,10 +249,6 @@ def report_inputs(config, folder, *, drawn):
             draw(config, name, figure_sources(config, name, folder), [path])
         else:
             path.write_text('<svg width="9pt"><path id="m" d="M 0 0"/></svg>')
-    timings = {}
-    for rule, seconds in (("pretrain", 3000.0), ("evaluate", 25.5)):
-        timings[rule] = [folder / "timings" / f"{rule}.tsv"]
-        timings[rule][0].write_text(f"s\th:m:s\tmax_rss\n{seconds}\t0:00:01\t2048.0\n")
     steps = {}
     for variant in config.variants():
         if variant.pruned:
@@ -278,8 +262,6 @@ def report_inputs(config, folder, *, drawn):
         "verdict": folder / "verdict",
         "figures": figures,
         "curves": curve_files(config, folder / "curves"),
-        "timings": timings,
         "records": result_records(folder).values(),
         "steps": steps,
-        "templates": TEMPLATES,
     }

@@ -1,41 +1,37 @@
 """Reporting from files to files: what the rules of the workflow call."""
 
+import math
 import tarfile
 from pathlib import Path
 
 import pytest
+import torch
 from reporting_runs import (
     DEMO,
     PAPERS_RUN,
-    PUBLISHED,
     ROOT,
-    TEMPLATES,
     evaluation_files,
     frame_files,
     measurement_files,
 )
 
 from reproduction.config import QualityTable, load_config
-from reproduction.reporting.frame import cells, from_frame, make_frame, read_frame, timing_key
+from reproduction.reporting.archive import archived_content
+from reproduction.reporting.frame import (
+    cells,
+    make_frame,
+    read_evaluation,
+    read_results,
+    table_results,
+    timing_key,
+    variant_key,
+)
 from reproduction.reporting.verdict import make_verdict, verify
 from reproduction.reporting.writing import write_document, write_table
 from reproduction.rules import Inputs
 from statecut.errors import InputError
 from statecut.files import read_json, write_json
-
-
-@pytest.fixture(scope="module")
-def frames(tmp_path_factory):
-    """A frame of every table of the demo, from files."""
-    return frame_files(DEMO, tmp_path_factory.mktemp("run"))
-
-
-def test_every_cell_of_every_table_is_measured_or_says_why(frames):
-    for name, path in frames.items():
-        for result in from_frame(read_frame(path)):
-            assert result.reason != "not measured"
-            if isinstance(DEMO.tables[name], QualityTable):
-                assert result.value is not None
+from statecut.pruning.selection import Selection, load_selection, save_selections
 
 
 def test_the_labs_results_still_give_its_tables(tmp_path, monkeypatch):
@@ -49,7 +45,7 @@ def test_the_labs_results_still_give_its_tables(tmp_path, monkeypatch):
         if name == "eps" or name.startswith("values-"):
             continue  # younger than these results
         make_frame(lab, name, Inputs(lab).table_sources(name), "frame.parquet")
-        write_table(lab, name, "frame.parquet", tmp_path, TEMPLATES)
+        write_table(lab, name, "frame.parquet", tmp_path)
         for path in (Path(f"{name}.csv"), Path(f"{name}.tex")):
             assert path.read_bytes() == (archive / "tables" / path).read_bytes()
 
@@ -60,75 +56,71 @@ def test_a_partial_run_has_a_dash_and_a_reason_where_a_result_is_missing(tmp_pat
     wanted = [evaluations[evaluation] for evaluation in DEMO.evaluations("summary")]
     some = [path if place % 2 else None for place, path in enumerate(wanted)]
     make_frame(partial, "summary", some, tmp_path / "summary.parquet")
-    rows = from_frame(read_frame(tmp_path / "summary.parquet"))
+    rows = read_results(tmp_path / "summary.parquet")
     measured = {str(path) for path in some if path}
     assert {row.source for row in rows if row.value is not None} == measured
     assert all(row.reason.endswith("not measured: no time") for row in rows if row.value is None)
-    write_table(partial, "summary", tmp_path / "summary.parquet", tmp_path, TEMPLATES)
+    write_table(partial, "summary", tmp_path / "summary.parquet", tmp_path)
     assert "not measured: no time" in (tmp_path / "summary.tex").read_text()
-
-
-def test_a_run_that_is_not_partial_misses_nothing(tmp_path):
-    nothing = [None] * len(DEMO.evaluations("summary"))
     with pytest.raises(InputError, match="results are missing, and the run is not `partial`"):
-        make_frame(DEMO, "summary", nothing, tmp_path / "summary.parquet")
+        make_frame(DEMO, "summary", some, tmp_path / "summary.parquet")
 
 
-def test_from_frames_to_a_document_and_a_verdict(frames, tmp_path):
+def test_from_results_to_a_document_and_a_verdict(tmp_path):
+    frames = frame_files(DEMO, tmp_path)
     for name, frame in frames.items():
-        write_table(DEMO, name, frame, tmp_path / "tables", TEMPLATES)
+        for result in read_results(frame):
+            assert result.reason != "not measured"
+            assert result.value is not None or not isinstance(DEMO.tables[name], QualityTable)
+        write_table(DEMO, name, frame, tmp_path / "tables")
     tables = [tmp_path / "tables" / f"{name}.tex" for name in DEMO.tables]
     figures = [tmp_path / "figures" / f"{name}.pdf" for name in DEMO.figures]
-    write_document(DEMO, tables, figures, tmp_path / "document.tex", TEMPLATES)
+    write_document(DEMO, tables, figures, tmp_path / "document.tex")
     text = (tmp_path / "document.tex").read_text()
     places = [text.index(rf"\input{{tables/{name}.tex}}") for name in DEMO.tables] + [
         text.index(f"{{figures/{name}.pdf}}") for name in DEMO.figures
     ]
     assert places == sorted(places)
     assert r"\caption{Convolution filters, head by head.}" in text
-    make_verdict(
-        DEMO,
-        list(frames.values()),
-        tmp_path / "verdict",
-        PUBLISHED,
-        ROOT / "config" / "claims.yaml",
-    )
+    make_verdict(DEMO, frames.values(), tmp_path / "verdict")
     verify(tmp_path / "verdict" / "cells.csv")
-    with pytest.raises(InputError, match="made of 8 figures, not of 7"):
-        write_document(DEMO, tables, figures[1:], tmp_path / "document.tex", TEMPLATES)
+
+
+def test_of_a_rotation_only_what_it_says_about_itself_is_archived(tmp_path):
+    """That an archive renders the same bytes is tested on the demo (test_demo.py)."""
+    about = {"method": "pca_proper", "width": 1, "full_width": 4}
+    path, archived = tmp_path / "whole.safetensors", tmp_path / "archived.safetensors"
+    save_selections([Selection({"kept": torch.tensor([[[2]]])}, about)], path)
+    assert archived_content(path) == path.read_bytes()
+    save_selections([Selection({"rotation": torch.randn(1, 1, 1, 4)}, about)], path)
+    archived.write_bytes(archived_content(path))
+    read = load_selection(archived, keys=1, values=4)
+    assert (read.tensors, read.about) == ({}, about)
 
 
 # --- what is read ---
 
 
 def test_a_measurement_becomes_results_under_the_names_of_its_pass(tmp_path):
-    files = measurement_files(DEMO, tmp_path)
-    cell = DEMO.timings("decoding_speed")[0]
-    make_frame(
-        DEMO,
-        "decoding_speed",
-        [files[cell] for cell in DEMO.timings("decoding_speed")],
-        tmp_path / "d.parquet",
-    )
-    measured = cells(read_frame(tmp_path / "d.parquet"))
-    stated = read_json(files[cell])["results"]
-    speed = measured[timing_key(DEMO, cell, "tokens_per_s_8")]
+    files, timings = measurement_files(DEMO, tmp_path), DEMO.timings("decoding_speed")
+    make_frame(DEMO, "decoding_speed", [files[cell] for cell in timings], tmp_path / "d")
+    measured, stated = cells(read_results(tmp_path / "d")), read_json(files[timings[0]])["results"]
+    speed = measured[timing_key(DEMO, timings[0], "tokens_per_s_8")]
     assert speed.value == stated["tokens_per_s_8"]["value"]
     assert speed.stderr == stated["tokens_per_s_8"]["stderr"]
     for metric in ("graph_tokens_per_s_8", "largest_batch"):
-        without = measured[timing_key(DEMO, cell, metric)]
+        without = measured[timing_key(DEMO, timings[0], metric)]
         assert (without.value, without.reason) == (None, "not measured: no GPU")
 
 
 def test_a_ratio_says_whose_measurement_is_missing(tmp_path):
-    files = measurement_files(DEMO, tmp_path)
-    wide, narrow = DEMO.timings("mixer_speed")[:2]
+    files, timings = measurement_files(DEMO, tmp_path), DEMO.timings("mixer_speed")
+    wide, narrow = timings[:2]
     record = read_json(files[wide])
     record["results"]["tokens_per_s"] = {"value": None, "stderr": None, "reason": "crashes"}
     write_json(files[wide], record)
-    sources = [files[cell] for cell in DEMO.timings("mixer_speed")]
-    make_frame(DEMO, "mixer_speed", sources, tmp_path / "m.parquet")
-    measured = cells(read_frame(tmp_path / "m.parquet"))
+    make_frame(DEMO, "mixer_speed", [files[cell] for cell in timings], tmp_path / "m")
+    measured = cells(read_results(tmp_path / "m"))
     assert measured[timing_key(DEMO, wide, "speedup")].reason == "crashes"
     assert measured[timing_key(DEMO, narrow, "speedup")].reason == "at d_k 32: crashes"
     assert measured[timing_key(DEMO, narrow, "tokens_per_s")].value is not None
@@ -142,17 +134,45 @@ def test_a_table_of_one_pass_needs_no_other():
     )
 
 
-def test_wrong_sources_are_refused(tmp_path):
-    evaluations = evaluation_files(DEMO, tmp_path / "e")
-    measurements = measurement_files(DEMO, tmp_path / "m")
-    right = [evaluations[evaluation] for evaluation in DEMO.evaluations("sharing")]
-    with pytest.raises(InputError, match="table sharing is made of 6 evaluations, not of 5"):
-        make_frame(DEMO, "sharing", right[1:], tmp_path / "x")
-    with pytest.raises(InputError, match="suite 'zero_shot', expected 'ppl'"):
-        make_frame(DEMO, "sharing", right[::-1], tmp_path / "x")
-    timed = [measurements[cell] for cell in DEMO.timings("mixer_speed")]
-    with pytest.raises(InputError, match=r"it measured .*width=16.*, expected .*width=32"):
-        make_frame(DEMO, "mixer_speed", timed[::-1], tmp_path / "x")
-    with pytest.raises(InputError, match="is not a measurement"):
-        make_frame(DEMO, "mixer_speed", right[: len(timed)], tmp_path / "x")
-    assert not (tmp_path / "x").exists()
+def recorded(suite, numbers):
+    """An evaluation, as far as results are made of it."""
+    tasks = {name: {"documents": 9, "data": {"name": name, "revision": "1"}} for name in numbers}
+    return {"suite": suite, "protocol": "demo", "results": numbers, "tasks": tasks}
+
+
+def test_an_evaluation_becomes_results_in_the_papers_units(tmp_path):
+    variant = next(v for v, _ in DEMO.cells("zero_shot") if v.method == "grad")
+    path = tmp_path / "zero_shot.json"
+    numbers = {
+        "choice_acc_norm": {"value": 0.4, "stderr": 0.03, "draws": [0.4, 0.5]},
+        "last_word_acc": {"value": 0.1, "stderr": None, "draws": [0.1, 0.3], "note": "other data"},
+        "zero_shot_avg": {"value": 0.25, "stderr": None},
+    }
+    write_json(path, recorded("zero_shot", numbers))
+    results = list(read_evaluation(DEMO, variant, "zero_shot", path))
+    assert [(result.key.metric, result.value, result.stderr) for result in results] == [
+        ("choice_acc_norm", 40.0, 3.0),
+        ("last_word_acc", 10.0, None),
+    ]
+    assert {(result.protocol, result.source) for result in results} == {("demo", path.as_posix())}
+    assert [result.note for result in results] == ["", "other data"]
+    measured = cells(table_results(DEMO, "zero_shot", results))
+    mean = measured[variant_key(DEMO, variant, "zero_shot_avg")]
+    assert mean.value == 25.0
+    assert mean.draws.values == pytest.approx([25.0, 40.0])
+    alone = measured[variant_key(DEMO, variant, "choice_acc_norm")]
+    assert alone.draws.documents != mean.draws.documents
+
+
+def test_a_perplexity_without_bound_is_a_gap_with_its_reason(tmp_path):
+    variant = next(v for v, _ in DEMO.cells("by_model"))
+    numbers = {
+        "prose_word_ppl": {"value": math.inf, "stderr": None, "draws": None},
+        "last_word_ppl": {"value": 12.5, "stderr": 0.5, "draws": None},
+    }
+    write_json(tmp_path / "a", recorded("ppl", numbers))
+    results = list(read_evaluation(DEMO, variant, "ppl", tmp_path / "a"))
+    assert [(result.value, result.reason) for result in results] == [
+        (None, "the model is broken: inf"),
+        (12.5, ""),
+    ]

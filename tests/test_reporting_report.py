@@ -5,18 +5,15 @@ import math
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
-from types import SimpleNamespace
 
-import jinja2
 import numpy as np
 import pytest
-from docutils.core import publish_parts
 from markupsafe import escape
-from reporting_runs import DEMO, ROOT, record, report_inputs
+from reporting_runs import DEMO, record, report_inputs
 from safetensors.numpy import save_file
 
 from reproduction.reporting.curves import draw_curves, read_curve
-from reproduction.reporting.frame import Cell, Draws, Key, from_frame, make_union, read_frame
+from reproduction.reporting.frame import Cell, Draws, Key, make_union, read_results
 from reproduction.reporting.grid import Box
 from reproduction.reporting.heat import (
     against_baseline,
@@ -30,7 +27,6 @@ from reproduction.reporting.origins import Origins
 from reproduction.reporting.report import group_claims, inline, write_report
 from reproduction.reporting.verdict import Judgement
 from reproduction.running.paths import PROVENANCE
-from statecut.errors import InputError
 from statecut.files import write_json
 
 
@@ -47,12 +43,10 @@ def page(inputs, tmp_path_factory):
 
 
 def test_a_run_without_tables_has_a_report_too(tmp_path):
-    figures = {name: DEMO.figures[name] for name in ("sweep", "filters")}
-    config = DEMO.model_copy(update={"tables": {}, "figures": figures})
+    config = DEMO.model_copy(update={"tables": {}, "figures": {"sweep": DEMO.figures["sweep"]}})
     inputs = report_inputs(config, tmp_path, drawn=False)
     make_union(inputs["frames"], tmp_path / "results.parquet")
     write_report(config, **inputs, out=tmp_path / "report.html")
-    assert "not measured" in (tmp_path / "report.html").read_text()
 
 
 class Elements(HTMLParser):
@@ -75,24 +69,17 @@ def data_of(page):
     return json.loads(Elements(page).scripts[0])
 
 
-def test_nothing_is_loaded_from_elsewhere(page):
-    elements = Elements(page)
-    for _, attributes in elements.tags:
-        for name in ("src", "href", "xlink:href", "action", "poster"):
-            if target := attributes.get(name):
-                assert target.startswith(("#", "data:")), target
-    assert not re.search(r"@import|url\((?!#)", page)
-    assert "fetch(" not in elements.scripts[1]
-
-
-def test_ids_are_unique_and_links_lead_somewhere(page):
+def test_nothing_is_loaded_from_elsewhere_and_links_lead_somewhere(page):
     elements = Elements(page)
     ids = [attributes["id"] for _, attributes in elements.tags if "id" in attributes]
     assert len(ids) == len(set(ids))
     for _, attributes in elements.tags:
-        for name in ("href", "xlink:href", "aria-labelledby"):
-            target = (attributes.get(name) or "").removeprefix("#")
-            assert not target or target.startswith("data:") or target in ids
+        for name in ("src", "href", "xlink:href", "action", "poster"):
+            target = attributes.get(name) or "data:"
+            assert target.startswith("data:") or target[1:] in ids, target
+        assert attributes.get("aria-labelledby") in (None, *ids)
+    assert not re.search(r"@import|url\((?!#)", page)
+    assert "fetch(" not in elements.scripts[1]
 
 
 def test_every_number_of_every_table_has_its_files(inputs, page):
@@ -104,7 +91,7 @@ def test_every_number_of_every_table_has_its_files(inputs, page):
         Key(*key): numbers for key, numbers in zip(data["keys"], data["numbers"], strict=True)
     }
     for frame in inputs["frames"]:
-        for result in from_frame(read_frame(frame)):
+        for result in read_results(frame):
             [[seed, value, stderr, reason, files, _]] = stored[result.key]
             shown = result.seed, result.value, result.stderr, result.reason
             assert (seed, value, stderr, reason) == shown
@@ -172,13 +159,6 @@ def test_claims_stand_by_what_they_are_about_and_measured_ones_first(page):
     assert re.search(r"\d+ hold.*; \d+ of them by fewer than three draws</small>", page, re.DOTALL)
 
 
-def test_a_number_whose_files_are_gone_is_refused(inputs, tmp_path):
-    steps = {next(iter(inputs["steps"])): [tmp_path / "gone.json"]}
-    with pytest.raises(InputError, match=r"gone\.json is missing"):
-        write_report(DEMO, **{**inputs, "steps": steps}, out=tmp_path / "r.html")
-    assert not (tmp_path / "r.html").exists()
-
-
 # --- heat ---
 
 KEY = Key("m", "none", "grad", "kq", 0.5, None, "pre", "prose_word_ppl")
@@ -204,9 +184,9 @@ def test_a_shade_says_which_way_and_how_far(metric, ratio, expected):
 
 def test_inside_the_tolerance_there_is_no_colour():
     line = Judgement("t", KEY, 33.0, 30.0, 3.0, 3.0, 3, "reproduced", "", "N1: 30 -> 31")
-    look = against_paper(DEMO, 4, line, "30.0")
+    look = against_paper(DEMO, line, "30.0")
     assert (look.shade, look.change, look.outside, look.errata) == ("", "+3", False, "N1: 30 -> 31")
-    beyond = against_paper(DEMO, 4, line._replace(tolerance=2.0, word="differs"), "30.0")
+    beyond = against_paper(DEMO, line._replace(tolerance=2.0, word="differs"), "30.0")
     assert (beyond.shade, beyond.outside) == ("worse-3", True)
 
 
@@ -215,7 +195,7 @@ def test_noise_has_no_colour():
 
     def shade(value, **noise):
         cells = {base: replace(CELL, **noise), KEY: replace(CELL, value=value, **noise)}
-        return against_baseline(DEMO, 0, KEY, cells, dict.fromkeys(cells, Box("30.0"))).shade
+        return against_baseline(DEMO, KEY, cells, dict.fromkeys(cells, Box("30.0"))).shade
 
     assert shade(33.0) == "worse-3"
     assert shade(33.0, spread=1.0) == "worse-3"  # 2 sqrt(1 + 1) is 2.8
@@ -268,10 +248,7 @@ def test_of_tensors_only_the_header_is_read(tmp_path):
     save_file({"kept": np.zeros(4)}, path, {"about": '{"method": "grad"}'})
     origins = Origins()
     origins.add(path)
-    assert origins.contents == [{"method": "grad"}]
-    path.write_bytes(path.read_bytes()[:5])
-    with pytest.raises(InputError, match="cut off or damaged"):
-        Origins().add(path)
+    assert origins.to_json()["files"] == [{"method": "grad"}]
 
 
 def test_a_picture_has_ids_of_its_own():
@@ -293,31 +270,23 @@ def test_a_picture_has_ids_of_its_own():
 # --- work and training ---
 
 
-def test_gpu_hours_are_those_of_the_gpus_that_jobs_had(tmp_path):
-    records = []
-    for i, (rule, seconds, gpus) in enumerate(
-        [("evaluate", 10.0, ("H200", "H200")), ("evaluate", 30.0, ("H200",)), ("score", 5.0, ())]
-    ):
-        records.append({**record(rule, seconds, gpus), "started": f"2026-01-0{3 - i}"})
-    (tmp_path / "e.tsv").write_text("s\th:m:s\tmax_rss\n12.5\t0:00:12\t-\n31.0\t0:00:31\t512.0\n")
-    tsv = [tmp_path / "e.tsv"]
-    work = summarize_jobs({"evaluate": tsv, "pretrain": [], "table": tsv}, records)
-    assert [rule.name for rule in work.rules] == ["score", "evaluate"]  # as they first ran
-    score, evaluate = work.rules
-    assert (evaluate.jobs, evaluate.seconds, evaluate.longest) == (2, 43.5, 31.0)
-    assert (evaluate.gpu_seconds, evaluate.gpus, evaluate.peak_mib) == (50.0, ("H200",), 512.0)
-    assert (score.jobs, score.seconds, score.gpu_seconds, score.peak_mib) == (1, 5.0, 0, None)
-    assert (work.jobs, work.gpu_seconds, work.started) == (3, 50.0, "2026-01-01")
-    assert work.ended == "2026-01-03T00:00:10Z"
-    assert work.commits == (("0123456789ab", 3),)
-
-
-def test_jobs_count_also_where_snakemakes_timings_are_not_there(tmp_path):
-    (tmp_path / "e.tsv").write_text("s\th:m:s\tmax_rss\n12.5\t0:00:12\t40.0\n")
-    records = [{**record("evaluate", 25.0, ("H200",)), "peak_mib": peak} for peak in (900, 700)]
-    [evaluate] = summarize_jobs({"evaluate": [tmp_path / "e.tsv"]}, records).rules
-    assert (evaluate.jobs, evaluate.seconds, evaluate.gpu_seconds) == (2, 50.0, 50.0)
-    assert evaluate.peak_mib == 900
+def test_gpu_hours_are_those_of_the_gpus_that_jobs_had():
+    jobs = [("evaluate", 10.0, ("H200", "H200"), {"peak_mib": 512}),
+            ("evaluate", 30.0, ("H200",), {"gpu_share": 0.5, "peak_mib": 400}),
+            ("score", 5.0, (), {})]  # fmt: skip
+    records = [
+        {**record(rule, seconds, gpus), "started": f"2026-01-0{3 - i}", **more}
+        for i, (rule, seconds, gpus, more) in enumerate(jobs)
+    ]
+    work = summarize_jobs(records)
+    score, evaluate = work["rules"]  # as they first ran
+    assert (score.name, score.jobs, score.seconds, score.gpu_seconds) == ("score", 1, 5.0, 0)
+    assert (evaluate.jobs, evaluate.seconds, evaluate.longest) == (2, 40.0, 30.0)
+    assert (evaluate.gpu_seconds, evaluate.where) == (35.0, ["node1", "H200"])
+    assert (evaluate.peak_mib, score.peak_mib) == (512, 0)
+    assert (work["all"].jobs, work["all"].gpu_seconds) == (3, 35.0)
+    assert (work["started"], work["ended"]) == ("2026-01-01", "2026-01-03T00:00:10Z")
+    assert work["commits"] == {"0123456789ab": 3}
 
 
 def test_records_that_come_and_go_meanwhile_are_left_out(tmp_path):
@@ -329,10 +298,7 @@ def test_records_that_come_and_go_meanwhile_are_left_out(tmp_path):
     half.write_text('{"ru')
     # Listed, and no longer there once it is read.
     (tmp_path / f"document.pdf{PROVENANCE}").symlink_to("gone")
-    records = result_records(tmp_path)
-    assert records == {made: record("pretrain", 9.0)}
-    made.unlink()
-    assert summarize_jobs({}, records.values()).seconds == 9.0
+    assert result_records(tmp_path) == {made: record("pretrain", 9.0)}
 
 
 def test_a_curve_is_drawn_by_means_and_without_skipped_steps(tmp_path):
@@ -356,21 +322,3 @@ def test_curves_are_of_what_was_trained(inputs):
     assert draw_curves(DEMO, {}) == {}
     other = {replace(v, eps="kept"): path for v, path in curves.items() if v.pruned}
     assert draw_curves(DEMO, {**curves, **other}) == figures
-
-
-# --- Snakemake's own report ---
-
-
-def test_captions_for_snakemakes_report_name_what_they_stand_under():
-    data = DEMO.model_dump(mode="json")
-    shown = [("table", name, table.caption) for name, table in DEMO.tables.items()]
-    shown += [("figure", name, figure.caption) for name, figure in DEMO.figures.items()]
-    shown += [(name, "", "") for name in ("report", "verdict", "document")]
-    for kind, name, caption in shown:
-        job = SimpleNamespace(config=data, wildcards=SimpleNamespace(**{kind: name}))
-        text = (ROOT / "workflow" / "report" / f"{kind}.rst").read_text()
-        rendered = jinja2.Template(text, undefined=jinja2.StrictUndefined).render(snakemake=job)
-        # Warnings of docutils are errors here.
-        settings = {"halt_level": 2, "report_level": 5}
-        body = publish_parts(rendered, writer="html", settings_overrides=settings)["body"]
-        assert str(escape(caption)).replace("&#39;", "'") in body

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from reporting_runs import DEMO, PAPERS_RUN, PRINTED, PUBLISHED, ROOT, in_print
+from reporting_runs import DEMO, PAPERS_RUN, PRINTED, in_print
 from scipy.stats import t as student
 
 from reproduction.cli import main
@@ -23,9 +23,8 @@ from reproduction.reporting.frame import (
     Printed,
     Result,
     cells,
-    table_frame,
+    table_results,
     timing_key,
-    to_frame,
 )
 from reproduction.reporting.verdict import PaperVerdict, judge, read_judgements, write_verdict
 from statecut.errors import InputError
@@ -35,9 +34,8 @@ L1 = Key("gated_deltanet_1.3B", "none", "l1", "kq", 0.5, None, "pre", "wikitext_
 GRAD = L1._replace(method="grad")
 BASE = L1._replace(method="baseline", target="", compression=0.0, rft="none")
 CELL = Cell(17.4, None, None, 3, frozenset({"paper"}), "")
-ERRATA = verdict.read_errata(PUBLISHED / "errata.csv")
-FILE = ROOT / "config" / "claims.yaml"
-CLAIMS = {claim.id: claim for claim in read_claims(FILE)}
+ERRATA = verdict.read_errata(verdict.PUBLISHED / "errata.csv")
+CLAIMS = {claim.id: claim for claim in read_claims(verdict.CLAIMS)}
 BEST = CLAIMS["best_before_recovery"]
 
 
@@ -45,7 +43,7 @@ BEST = CLAIMS["best_before_recovery"]
 def frames():
     """The paper's numbers, as if they had been measured."""
     names = dict.fromkeys(printed.table for printed in PRINTED)
-    return {name: table_frame(PAPERS_RUN, name, in_print(PAPERS_RUN, name)) for name in names}
+    return {name: table_results(PAPERS_RUN, name, in_print(PAPERS_RUN, name)) for name in names}
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +66,7 @@ def measured(key, *values, stderr=0.0, protocol="paper", note=""):
 
 
 def judgement(key, results, *errata, table=TABLE):
-    judged = judge(PAPERS_RUN, {table: to_frame(results)}, PRINTED, errata)
+    judged = judge(PAPERS_RUN, {table: results}, PRINTED, errata)
     return next(part for part in judged if part[:2] == (table, key))
 
 
@@ -88,25 +86,19 @@ def judgement(key, results, *errata, table=TABLE):
         (GRAD, [18.39, 18.4, 18.41], 0.0, "direction only"),
         (GRAD, [18.3, 18.4, 18.5], 0.0, "reproduced"),  # the spread is not well known either
         (GRAD, [16.1, 16.11, 16.12], 0.0, "differs"),
+        (BASE, [16.84], 0.0, "reproduced"),
+        (BASE, [17.0], 0.0, "differs"),  # it has no direction
     ],
 )
 def test_the_word_for_a_number(key, values, stderr, word):
-    results = measured(key, *values, stderr=stderr) + measured(BASE, 16.8)
-    assert judgement(key, results).word == word
+    results = measured(key, *values, stderr=stderr)
+    assert judgement(key, results + measured(BASE, 16.8) * (key != BASE)).word == word
 
 
-def test_a_baseline_has_no_direction():
-    assert judgement(BASE, measured(BASE, 16.84)).word == "reproduced"
-    assert judgement(BASE, measured(BASE, 17.0)).word == "differs"
-
-
-def test_another_protocol_or_eps_decides_nothing():
+def test_what_is_missing_or_measured_otherwise_says_why():
     other = judgement(L1, measured(L1, 26.5, protocol="window_2048"))
     assert (other.word, other.why) == ("undecided", "measured under protocol window_2048")
     assert judgement(L1, measured(L1._replace(eps="matched"), 26.5)).word == "not attempted"
-
-
-def test_what_was_not_attempted_says_why():
     gone = judgement(L1, [Result(L1, 0, reason="out of memory")])
     assert (gone.word, gone.why, gone.difference) == ("not attempted", "out of memory", None)
     nothing = {(part.word, part.why) for part in judge(PAPERS_RUN, {}, PRINTED)}
@@ -190,7 +182,7 @@ def test_tolerance_is_what_seeds_rounding_and_kernels_can_change():
 
 
 def test_the_papers_numbers_reproduce_themselves(frames, tmp_path):
-    reached = verdict.reach_verdict(PAPERS_RUN, frames, PUBLISHED, FILE)
+    reached = verdict.reach_verdict(PAPERS_RUN, frames)
     write_verdict(reached, tmp_path)
     verdict.verify(tmp_path / "cells.csv")
     assert read_judgements(tmp_path / "cells.csv") == reached.cells
@@ -207,23 +199,13 @@ def test_the_papers_numbers_reproduce_themselves(frames, tmp_path):
     assert len(touched) == len({(erratum.table, erratum.key) for erratum in ERRATA})
 
 
-def test_numbers_of_other_data_are_judged_and_say_so(tmp_path):
-    note = "wikitext: from data/wiki.jsonl, 173c87a53759"
-    results = measured(L1, 30.0, note=note) + measured(BASE, 16.8)
-    judged = judge(PAPERS_RUN, {TABLE: to_frame(results)}, PRINTED)
-    write_verdict(PaperVerdict("", judged, ()), tmp_path)
-    written = {j.key: j for j in read_judgements(tmp_path / "cells.csv") if j.table == TABLE}
-    assert (written[L1].word, written[L1].note) == ("direction only", note)
-    assert (written[BASE].word, written[BASE].note) == ("reproduced", "")
-    text = (tmp_path / "verdict.txt").read_text()
-    assert f"     1 with other data ({note})\n" in text
-    assert text.endswith(f"({note})\n")
-
-
 def test_verify_fails_when_a_decided_number_is_outside(tmp_path, caplog):
+    note = "wikitext: from data/wiki.jsonl, 173c87a53759"
+
     def check(l1, base):
-        frame = to_frame(measured(L1, l1) + measured(BASE, base))
-        write_verdict(PaperVerdict("", judge(PAPERS_RUN, {TABLE: frame}, PRINTED), ()), tmp_path)
+        results = measured(L1, l1, note=note) + measured(BASE, base)
+        judged = judge(PAPERS_RUN, {TABLE: results}, PRINTED)
+        write_verdict(PaperVerdict("", judged, ()), tmp_path)
         verdict.verify(tmp_path / "cells.csv")
 
     with caplog.at_level(logging.INFO):
@@ -234,6 +216,10 @@ def test_verify_fails_when_a_decided_number_is_outside(tmp_path, caplog):
     ]
     with pytest.raises(InputError, match=r"2 numbers are outside:\n.*l1.*direction only.*\+3\.5"):
         check(30.0, 20.0)
+    # Numbers of other data are judged, and say so.
+    text = (tmp_path / "verdict.txt").read_text()
+    assert f"     1 with other data ({note})\n" in text
+    assert f"({note})\n" in text.split("direction only, ")[1]
 
 
 @pytest.fixture(scope="module")
@@ -241,14 +227,14 @@ def small():
     """The verdict of a run in which the cut is cheap for the paper's models, dear for another."""
     numbers = {"l1": 40.0, "rand": 41.0, "s_wanda": 39.0, "grad": 30.0, "drrqr": 31.0}
     frames = {
-        name: table_frame(DEMO, name, [
+        name: table_results(DEMO, name, [
             Result(key, 0, 90.0 if (key.model, key.method) == ("hybrid", "drrqr")
                    else numbers.get(key.method, 29.0), 0.0, "demo", "x.json")
-            for key in cells(table_frame(DEMO, name, []))
+            for key in cells(table_results(DEMO, name, []))
         ])
         for name in ("by_model", "hybrid")
     }  # fmt: skip
-    return verdict.reach_verdict(DEMO, frames, PUBLISHED, FILE)
+    return verdict.reach_verdict(DEMO, frames)
 
 
 def test_a_run_of_another_size_compares_claims_only(small, tmp_path):
@@ -262,7 +248,6 @@ def test_a_run_of_another_size_compares_claims_only(small, tmp_path):
     assert (missing.answer, missing.counts) == ("not measured", "no cell of it in this run")
     write_verdict(small, tmp_path)
     verdict.verify(tmp_path / "cells.csv")
-    assert list(pd.read_csv(tmp_path / "cells.csv")["word"]) == []
 
 
 def test_compare_begins_with_a_tally_and_explains_its_marks(small, tmp_path, monkeypatch, capsys):
@@ -311,21 +296,6 @@ def test_errata_are_about_numbers_that_the_paper_prints():
     assert {erratum.id for erratum in ERRATA if erratum.kind == "value"} == {"N1", "N2", "N3", "N4"}
 
 
-def test_corrected_values_follow_from_the_papers_other_numbers():
-    values = {(printed.table, printed.key): printed.value for printed in PRINTED}
-    by_id = {erratum.id: erratum for erratum in ERRATA}
-    mean = by_id["N1"]
-    tasks = "arc_easy_acc_norm arc_challenge_acc_norm hellaswag_acc_norm winogrande_acc"
-    parts = [*tasks.split(), "piqa_acc_norm", "lambada_acc"]
-    total = sum(values[mean.table, mean.key._replace(metric=metric)] for metric in parts)
-    assert f"{total / 6:.1f}" == mean.follows
-    for erratum in (by_id["N3"], by_id["N4"]):
-        speed = erratum.key._replace(metric="tokens_per_s")
-        whole = speed._replace(method="baseline", compression=0.0, head_k_dim=256)
-        ratio = values[erratum.table, speed] / values[erratum.table, whole]
-        assert f"{ratio:.2f}" == erratum.follows
-
-
 # --- claims ---
 
 
@@ -369,6 +339,14 @@ def test_claims_are_asked_of_cuts_with_the_runs_own_eps(papers_cells):
     run = PAPERS_RUN.model_copy(update={"eps": "matched"})
     swapped = answer_all(run, claims, matched)
     assert [part.answer for part in swapped] == [part.answer for part in expected]
+
+
+def test_a_cell_is_not_compared_with_itself():
+    claim = BEST.model_copy(
+        update={"against": BEST.of.model_copy(update={"method": ("grad", "l1")})}
+    )
+    answered = answer(PAPERS_RUN, claim, {GRAD: CELL, L1: replace(CELL, value=18.0)})
+    assert [comparison.of for comparison in answered.comparisons] == [GRAD]
 
 
 @pytest.mark.parametrize(
@@ -421,7 +399,7 @@ def test_a_timing_is_as_uncertain_as_its_repeats(metric, value, stderr, expected
 def test_a_claim_that_rests_on_few_draws_says_so_wherever_it_stands(tmp_path):
     def answered(*values):
         results = measured(GRAD, *values) + measured(L1, 26.5)
-        return answer(PAPERS_RUN, BEST, cells(to_frame(results)))
+        return answer(PAPERS_RUN, BEST, cells(results))
 
     few, enough = answered(17.4), answered(17.4, 17.5, 17.3)
     assert few.counts == "1 of 1 comparisons true, 1 decided by fewer than 3 draws"
@@ -429,8 +407,8 @@ def test_a_claim_that_rests_on_few_draws_says_so_wherever_it_stands(tmp_path):
     # A claim that other comparisons refute fails whatever those of few draws say.
     refuted = Claim(**BEST.model_dump() | {"against": {"method": ["l1", "s_wanda"]}})
     three = measured(GRAD, 30.0, 30.1, 29.9)
-    others = {L1: cells(to_frame(measured(L1, 26.5)))[L1], L1._replace(method="s_wanda"): CELL}
-    mixed = answer(PAPERS_RUN, refuted, cells(to_frame(three)) | others)
+    others = {L1: cells(measured(L1, 26.5))[L1], L1._replace(method="s_wanda"): CELL}
+    mixed = answer(PAPERS_RUN, refuted, cells(three) | others)
     assert (mixed.answer, mixed.few_draws) == ("fails", "")
     write_verdict(PaperVerdict("a scope", (), (few, enough)), tmp_path)
     text = (tmp_path / "verdict.txt").read_text()
@@ -442,24 +420,14 @@ def test_a_claim_that_rests_on_few_draws_says_so_wherever_it_stands(tmp_path):
 
 
 def test_what_was_measured_answers_a_claim():
-    rand, wanda = (L1._replace(method=method) for method in ("rand", "s_wanda"))
+    rand = L1._replace(method="rand")
     ours = {GRAD: CELL, L1: replace(CELL, value=18.0), rand: replace(CELL, value=None)}
-
-    def answered(**more):
-        part = answer(PAPERS_RUN, BEST, ours | {wanda: replace(CELL, **more)} if more else ours)
-        return part.answer, part.counts
-
-    assert answered() == ("holds so far", "1 of 1 comparisons true, 1 not measured")
-    close = "1 of 2 comparisons true, 1 not measured, 1 too close to tell"
-    assert answered(value=17.4) == ("undecided", close)
-    assert answered(value=17.0)[0] == "fails"
-
-
-def test_a_cell_is_not_compared_with_itself():
-    all_methods = BEST.of.model_copy(update={"method": ("grad", "l1")})
-    claim = BEST.model_copy(update={"against": all_methods})
-    answered = answer(PAPERS_RUN, claim, {GRAD: CELL, L1: replace(CELL, value=18.0)})
-    assert [comparison.of for comparison in answered.comparisons] == [GRAD]
+    some = answer(PAPERS_RUN, BEST, ours)
+    assert some.answer == "holds so far"
+    assert some.counts == "1 of 1 comparisons true, 1 not measured"
+    close = answer(PAPERS_RUN, BEST, ours | {L1._replace(method="s_wanda"): CELL})
+    assert close.answer == "undecided"
+    assert close.counts == "1 of 2 comparisons true, 1 not measured, 1 too close to tell"
 
 
 def test_what_chance_does_to_a_perplexity_is_a_factor():

@@ -29,7 +29,7 @@ def test_the_documentation_says_what_is_asked_of_slurm(jobs):
         "|---|---|---|---|---|---|",
     ]
     for rule, (job, *others) in sorted(jobs.items(), key=lambda one: -gpus(one[1][0])):
-        if rule != "pdf":  # made where Snakemake runs, and only if there is a LaTeX
+        if rule != "document":  # made where Snakemake runs
             asked = [gpus(job), gpus(job) * job.resources["cpus_per_gpu"] or job.threads,
                      job.resources["mem_mb"] / 1000, job.resources["runtime"] / 60]  # fmt: skip
             cells = " | ".join(f"{number:.3g}" for number in (1 + len(others), *asked))

@@ -42,9 +42,7 @@ def counts(said):
 
 
 def test_the_papers_jobs_are_those_that_the_paper_implies(checkout):
-    # Where LaTeX is not installed, `all` is without the PDF.
-    targets = ("all", "results/paper/document.pdf")
-    code, said = snakemake(checkout, *targets, "--configfile", "config/paper.yaml")
+    code, said = snakemake(checkout, "--configfile", "config/paper.yaml")
     assert code == 0, said
     found = counts(said)
     assert found["pretrain"] == 4  # 370M: separate filters, shared in a head, shared by all, gated
@@ -66,7 +64,7 @@ def test_the_papers_jobs_are_those_that_the_paper_implies(checkout):
     assert found["evaluate"] == 890
     assert found["measure"] == 107
     assert found["table"] == 22  # sixteen, and six of ours
-    assert sum(found.values()) == 1751
+    assert sum(found.values()) == 1750
     assert found["figure"] == 9  # six, and three of ours
     assert "demo" not in said
     assert "documentation" not in said
@@ -209,7 +207,7 @@ def test_results_of_another_configuration_are_refused(checkout):
 
 
 def test_every_rule_has_what_a_rule_must_have():
-    """Log, resources, environment, code digest and message; a benchmark where something is made."""
+    """Log, resources, environment, code digest and message; a benchmark where results are made."""
     for file in sorted((ROOT / "workflow/rules").glob("*.smk")):
         for name, body in re.findall(r"^ *rule (\w+):\n((?: .*\n|\n)+)", file.read_text(), re.M):
             if "script:" not in body:
@@ -217,10 +215,11 @@ def test_every_rule_has_what_a_rule_must_have():
             wanted = ["log:", "conda:", "code=", "message:"]
             if file.name == "report.smk":
                 wanted.append("settings=")  # which says whether the run is partial
-            if "output:" in body:
-                wanted += ["benchmark:"]
+            elif "output:" in body:
+                wanted.append("benchmark:")
             if "output:" in body and "localrule" not in body:
                 wanted += ["resources:", "mem_mb=", "runtime="]
+            body = body.replace("**LIGHT", "mem_mb= runtime=")
             missing = [word for word in wanted if word not in body]
             assert not missing, f"{file.name}, rule {name}: {missing}"
             assert (ROOT / f"scripts/{name}.py").is_file()
@@ -252,9 +251,7 @@ def test_a_partial_run_reports_what_is_there_and_computes_nothing(checkout):
     )
     assert code == 0, said
     found = counts(said)
-    assert {*found} <= {
-        "all", "document", "figure", "page", "pdf", "table", "verdict",
-    }  # fmt: skip
+    assert {*found} <= {"all", "document", "figure", "page", "table", "verdict"}
     assert found["figure"] == 2  # of the frames, which have a reason for every gap
 
 

@@ -30,7 +30,7 @@ def made(through_slurm):
     """What stands beside the output of every job of Slurm: all but a PDF, made by Snakemake."""
     beside = through_slurm.folder.glob("results/demo/**/*.provenance.json")
     found = [json.loads(path.read_text()) for path in beside]
-    assert {one["rule"] for one in found if one["slurm_job"] is None} <= {"pdf"}
+    assert {one["rule"] for one in found if one["slurm_job"] is None} <= {"document"}
     return [one for one in found if one["slurm_job"] is not None]
 
 

@@ -2,15 +2,18 @@
 
 REPORTING = code("src/reproduction/reporting", "workflow/templates")
 FRAMES = [paths.frame(table) for table in run_config.tables]
-TABLES = [
-    paths.table(table, ending)
-    for table in run_config.tables
+TABLES = {
+    ending: [paths.table(table, ending) for table in run_config.tables]
     for ending in ("tex", "csv", "html")
-]
+}
 FIGURES = {
     ending: [paths.figure(figure, ending) for figure in inputs.figures()]
     for ending in ("pdf", "svg")
 }
+# The PDF where there is a LaTeX to make it.
+DOCUMENT = [f"{results}/document.tex"]
+DOCUMENT += [f"{results}/document.pdf"] if shutil.which("pdflatex") else []
+LIGHT = {"mem_mb": 4000, "runtime": 10}
 
 
 # A table and its numbers.
@@ -20,12 +23,7 @@ rule table:
     output:
         tex=f"{results}/tables/{{table}}.tex",
         csv=f"{results}/tables/{{table}}.csv",
-        html=report(
-            f"{results}/tables/{{table}}.html",
-            caption="../report/table.rst",
-            category="Tables",
-            labels={"table": "{table}"},
-        ),
+        html=report(f"{results}/tables/{{table}}.html", category="Tables"),
         frame=f"{results}/frames/{{table}}.parquet",
     log:
         f"{results}/logs/table/{{table}}.log",
@@ -34,8 +32,7 @@ rule table:
     conda:
         "../../envs/report.yaml"
     resources:
-        mem_mb=2000,
-        runtime=10,
+        **LIGHT,
     params:
         code=REPORTING | code("scripts/table.py"),
         settings=lambda w: inputs.table_settings(w.table),
@@ -50,22 +47,14 @@ rule figure:
     input:
         lambda w: present(inputs.figure_sources(w.figure)),
     output:
-        pdf=f"{results}/figures/{{figure}}.pdf",
-        svg=report(
-            f"{results}/figures/{{figure}}.svg",
-            caption="../report/figure.rst",
-            category="Figures",
-            labels={"figure": "{figure}"},
-        ),
+        f"{results}/figures/{{figure}}.pdf",
+        report(f"{results}/figures/{{figure}}.svg", category="Figures"),
     log:
         f"{results}/logs/figure/{{figure}}.log",
-    benchmark:
-        f"{results}/timings/figure/{{figure}}.tsv"
     conda:
         "../../envs/model.yaml"
     resources:
-        mem_mb=4000,
-        runtime=10,
+        **LIGHT,
     params:
         code=REPORTING | code("scripts/figure.py"),
         settings=lambda w: without_labels(
@@ -86,20 +75,15 @@ rule verdict:
         folder=report(
             directory(f"{results}/verdict"),
             patterns=["{file}.csv", "{file}.txt"],
-            caption="../report/verdict.rst",
             category="Verdict",
-            labels={"file": "{file}"},
         ),
         frame=f"{results}/results.parquet",
     log:
         f"{results}/logs/verdict.log",
-    benchmark:
-        f"{results}/timings/verdict/verdict.tsv"
     conda:
         "../../envs/report.yaml"
     resources:
-        mem_mb=2000,
-        runtime=10,
+        **LIGHT,
     params:
         code=REPORTING
         | code("scripts/verdict.py", "config/published", "config/claims.yaml"),
@@ -112,19 +96,15 @@ rule verdict:
 
 rule document:
     input:
-        tables=[paths.table(table) for table in run_config.tables],
+        tables=TABLES["tex"],
         figures=FIGURES["pdf"],
     output:
-        f"{results}/document.tex",
+        report(DOCUMENT, category="Report"),
     log:
         f"{results}/logs/document.log",
-    benchmark:
-        f"{results}/timings/document/document.tsv"
+    localrule: True
     conda:
         "../../envs/report.yaml"
-    resources:
-        mem_mb=2000,
-        runtime=10,
     params:
         code=REPORTING | code("scripts/document.py"),
         settings=lambda w: inputs.settings(figures=inputs.figures()),
@@ -134,33 +114,6 @@ rule document:
         "../../scripts/document.py"
 
 
-rule pdf:
-    input:
-        tex=f"{results}/document.tex",
-        tables=[paths.table(table) for table in run_config.tables],
-        figures=FIGURES["pdf"],
-    output:
-        report(
-            f"{results}/document.pdf",
-            caption="../report/document.rst",
-            category="Report",
-        ),
-    log:
-        f"{results}/logs/pdf.log",
-    benchmark:
-        f"{results}/timings/pdf/document.tsv"
-    localrule: True
-    conda:
-        "../../envs/report.yaml"
-    params:
-        code=REPORTING | code("scripts/pdf.py"),
-        settings=inputs.settings(),
-    message:
-        "typesetting the document"
-    script:
-        "../../scripts/pdf.py"
-
-
 rule page:
     input:
         frames=FRAMES,
@@ -168,24 +121,17 @@ rule page:
         results=inputs.results(),
         figures=FIGURES["svg"],
     output:
-        report(
-            f"{results}/report.html", caption="../report/report.rst", category="Report"
-        ),
+        report(f"{results}/report.html", category="Report"),
     log:
         f"{results}/logs/page.log",
-    benchmark:
-        f"{results}/timings/page/report.tsv"
     conda:
         "../../envs/report.yaml"
     resources:
-        mem_mb=2000,
-        runtime=10,
+        **LIGHT,
     params:
         code=REPORTING | code("scripts/page.py"),
         settings=lambda w: inputs.settings("about")
         | inputs.table_settings(*run_config.tables, figures=inputs.figures()),
-        curves=lambda w: [paths.curve(v) for v in inputs.shown().variants()],
-        steps=lambda w: [paths.steps(v) for v in inputs.shown().variants()],
     message:
         "writing the report"
     script:
@@ -194,35 +140,30 @@ rule page:
 
 rule tables:
     input:
-        TABLES,
+        *TABLES.values(),
         f"{results}/results.parquet",
 
 
 rule figures:
     input:
-        FIGURES["pdf"],
-        FIGURES["svg"],
+        *FIGURES.values(),
 
 
-# The PDF where there is a LaTeX to make it.
 rule report:
     input:
         f"{results}/report.html",
-        f"{results}/document.tex",
-        [f"{results}/document.pdf"] if shutil.which("pdflatex") else [],
+        DOCUMENT,
 
 
 # All that the above are made of, without weights and text.
 rule archive:
     input:
-        TABLES,
+        TABLES["tex"],
         FIGURES["pdf"],
     output:
         f"{results}/archive.tar.xz",
     log:
         f"{results}/logs/archive.log",
-    benchmark:
-        f"{results}/timings/archive/archive.tsv"
     localrule: True
     conda:
         "../../envs/model.yaml"

@@ -13,7 +13,7 @@ from pathlib import Path
 from safetensors.numpy import save
 
 from reproduction.config import Config, QualityFigure
-from reproduction.reporting.jobs import RENDERING, result_records
+from reproduction.reporting.jobs import result_records
 from reproduction.rules import Inputs, present
 from reproduction.running.paths import OWNER
 from reproduction.running.provenance import provenance_path
@@ -55,8 +55,4 @@ def archived_files(config: Config) -> Iterator[Path]:
     for source in sources:
         yield from filter(Path.is_file, (Path(source), provenance_path(source)))
     yield from filter(Path.is_file, [root / OWNER])
-    # What the results took.
-    yield from result_records(root)
-    for folder in (root / "timings").iterdir():
-        if folder.name not in RENDERING:
-            yield from folder.rglob("*.tsv")
+    yield from result_records(root)  # what the results took

@@ -3,11 +3,8 @@
 A claim is a comparison, made wherever a run has the cells for it, so that a small run can answer it
 too. A comparison is true or false if the difference is larger than 2 sqrt(spread² + spread² +
 error²), and open otherwise, or if a number is missing. `spread` is over seeds; `error` is that of
-the difference over draws of documents. Numbers of the same documents are correlated, so it is far
-smaller than their own errors. Perplexities are compared by their logarithms, with relative errors:
-what chance does to one of thousands is a factor. The error of a timing is the standard deviation
-over its repeats: they share a process and a clock, so that more of them do not make it smaller.
-Memory is measured once; its error, and the least of a timing, is that of `NUMERICAL`.
+the difference over draws of documents, which is far smaller than that of either number.
+docs/verdict.md says what counts for perplexities and timings.
 
 The paper's models decide its claims. Those that name no model are also asked of every other model
 of a run, each for itself. Of cut models, those count whose eps is the run's own.
@@ -20,7 +17,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 import yaml
@@ -39,13 +36,7 @@ from reproduction.reporting.frame import (
 from statecut.arguments import Target
 
 Answer = Literal["holds", "holds so far", "fails", "undecided", "not measured"]
-MARKS: dict[Answer, str] = {
-    "holds": "✓",
-    "holds so far": "✓",
-    "fails": "✗",
-    "undecided": "?",
-    "not measured": "–",
-}
+MARKS: dict[Answer, str] = dict(zip(get_args(Answer), "✓✓✗?–", strict=True))
 MEANINGS = {
     "✓": "holds: every comparison is true (“so far”: of those that were measured)",
     "✗": "fails: at least one comparison is false",
@@ -56,10 +47,8 @@ MEANINGS = {
 PAPER = ("delta_net", "delta_net_shared_conv", "gated_deltanet")  # the model types that it has
 NUMERICAL = 0.002
 """The numerical margin: of a perplexity or a timing this part, of an accuracy in percent this part
-of 100. The same weights in bf16 through a GPU's kernels and through plain PyTorch have perplexities
-that differ by up to 0.13 %, and accuracies by one question of 200 (docs/measured.md). The smallest
-task of the paper has 1,100 questions; of that many, chance moves sqrt(200 / 1,100) of that part,
-which is 0.2 points."""
+of 100. The same weights in bf16 through other kernels differ by up to 0.13 % in perplexity, and by
+one question of 200, which is 0.2 points of the paper's smallest task (docs/measured.md)."""
 
 
 class Cells(Section):
@@ -180,16 +169,17 @@ class Answered:
         """How many comparisons are true of those that were measured, how many are open and why."""
         if not self.comparisons:
             return "no cell of it in this run"
-        measured = [comparison for comparison in self.comparisons if not comparison.missing]
-        decided = [comparison for comparison in measured if comparison.outcome is not None]
-        counts = {
-            "not measured": len(self.comparisons) - len(measured),
-            "too close to tell": len(measured) - len(decided),
-            f"decided by fewer than {SEEDS} draws": sum(c.few_draws for c in decided),
-        }
-        true = sum(comparison.outcome is True for comparison in decided)
-        summary = [f"{true} of {len(measured)} comparisons true"] if measured else []
-        return ", ".join(summary + [f"{count} {what}" for what, count in counts.items() if count])
+        measured = [c for c in self.comparisons if not c.missing]
+        decided = [c for c in measured if c.outcome is not None]
+        true = sum(c.outcome is True for c in decided)
+        texts = [f"{true} of {len(measured)} comparisons true"] if measured else []
+        for count, what in (
+            (len(self.comparisons) - len(measured), "not measured"),
+            (len(measured) - len(decided), "too close to tell"),
+            (sum(c.few_draws for c in decided), f"decided by fewer than {SEEDS} draws"),
+        ):
+            texts += [f"{count} {what}"] if count else []
+        return ", ".join(texts)
 
 
 def _answer(comparisons: Sequence[Comparison]) -> Answer:

@@ -3,30 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from itertools import product
+from itertools import cycle, product
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from reproduction.config import BASELINE, Config, Cut, Variant
+from reproduction.config import BASELINE, Config, Variant
 from reproduction.reporting import style
 from reproduction.reporting.grid import percent
 
-POINTS = 100
-"""Of a curve."""
-
-# For the models with one kernel, in order.
-DASHES: tuple[style.Dash, ...] = (
-    style.SOLID, (0, (4, 1.5)), (0, (1.5, 1)), (0, (6, 1.5, 1, 1.5)),
-)  # fmt: skip
+POINTS = 100  # of a curve
+DASHES = ("-", (0, (4, 1.5)), (0, (1.5, 1)), (0, (6, 1.5, 1, 1.5)))  # for models of one kernel
 
 
 def draw_curves(config: Config, curves: Mapping[Variant, Path | str]) -> dict[str, str]:
     """SVGs of `pretraining` and `recovery`, as far as there are curves."""
-    points = {variant: read_curve(path) for variant, path in curves.items()}
+    points = {variant: read_curve(path) for variant, path in curves.items() if Path(path).is_file()}
     trained = {variant.model: curve for variant, curve in points.items() if variant.rft == "none"}
     recovered = {
         variant: curve
@@ -56,16 +50,14 @@ def read_curve(path: Path | str) -> np.ndarray:
 def _pretraining(config: Config, trained: Mapping[str, np.ndarray]) -> Figure:
     figure = style.new_figure(style.PAGE, 2.4)
     axes = figure.subplots()
-    ends, kernels = [], list[str]()
-    for model, curve in trained.items():
-        kernel = config.models[model].kernel
-        shown = DASHES[kernels.count(kernel) % len(DASHES)]
-        kernels.append(kernel)
-        axes.plot(*curve.T, color=style.KERNELS[kernel], linestyle=shown)
-        ends.append((float(curve[-1, 1]), config.models[model].label, style.KERNELS[kernel]))
+    dashes = {kernel: cycle(DASHES) for kernel in style.KERNELS}
+    for name, curve in trained.items():
+        model = config.models[name]
+        shade, dash = style.KERNELS[model.kernel], next(dashes[model.kernel])
+        axes.plot(*curve.T, color=shade, linestyle=dash, label=model.label)
     axes.set_ylabel("cross-entropy")
     axes.set_xlabel("million tokens")
-    style.name_ends(axes, ends)
+    style.name_curves(figure, axes)
     return figure
 
 
@@ -75,40 +67,25 @@ def _recovery(config: Config, recovered: Mapping[Variant, np.ndarray]) -> Figure
     ratios = sorted({v.ratio for v in recovered if v.pruned}, key=str) or [0.0]
     figure = style.new_figure(style.PAGE, 0.5 + 1.5 * len(models))
     panels = figure.subplots(len(models), len(ratios), sharex=True, sharey="row", squeeze=False)
-    styles: dict[str, dict[str, Any]] = {}  # by name
+    lines = {}  # by name
     for (i, model), (j, ratio) in product(enumerate(models), enumerate(ratios)):
         axes = panels[i, j]
         cut = percent(ratio) if isinstance(ratio, str) else f"{100 * ratio:g} % cut"
         axes.set_title(cut if i == 0 else "")
         axes.set_ylabel(f"{config.models[model].label}\ncross-entropy" if j == 0 else "")
         axes.set_xlabel("million tokens" if i == len(models) - 1 else "")
-        for (method, refitted), curve in _mean_curves(recovered, model, ratio).items():
+        curves: dict[tuple[str, bool], list[np.ndarray]] = {}
+        for variant, curve in recovered.items():
+            if variant.model == model and variant.ratio in (ratio, 0.0):
+                curves.setdefault((variant.method, variant.refitted), []).append(curve)
+        for (method, refitted), seeds in curves.items():
             name = style.label(config, method) + ", refitted" * refitted
-            shown = {"linestyle": style.dash(config, method), "alpha": 0.5 if refitted else None}
-            styles[name] = {"color": style.colour(config, method), **shown}
-            axes.plot(*curve.T, linewidth=1, **styles[name])
+            look = {"color": style.colour(config, method), "linestyle": style.dash(config, method)}
+            # An incomplete run may have fewer points than the others.
+            mean = np.mean([curve for curve in seeds if len(curve) == len(seeds[0])], 0)
+            alpha = 0.5 if refitted else None
+            [lines[name]] = axes.plot(*mean.T, linewidth=1, alpha=alpha, label=name, **look)
     first = style.label(config, BASELINE)
-    handles = [
-        figure.axes[0].plot([], [], label=name, **styles[name])[0]
-        for name in sorted(styles, key=lambda name: name != first)
-    ]
+    handles = [lines[name] for name in sorted(lines, key=lambda name: name != first)]
     figure.legend(handles=handles, loc="outside lower center", ncols=6, frameon=False, fontsize=7)
     return figure
-
-
-def _mean_curves(
-    recovered: Mapping[Variant, np.ndarray], model: str, ratio: Cut
-) -> dict[tuple[str, bool], np.ndarray]:
-    """The mean curve of each method, as sliced and as refitted; no panel shows the baseline
-    alone."""
-    curves: dict[tuple[str, bool], list[np.ndarray]] = {}
-    for variant, curve in recovered.items():
-        if variant.model == model and variant.ratio in (ratio, 0.0):
-            curves.setdefault((variant.method, variant.refitted), []).append(curve)
-    if ratio and curves.keys() == {(BASELINE, False)}:
-        return {}
-    # An incomplete run may have fewer points than the others.
-    return {
-        key: np.mean([curve for curve in seeds if len(curve) == len(seeds[0])], 0)
-        for key, seeds in curves.items()
-    }

@@ -12,36 +12,29 @@ from __future__ import annotations
 import csv
 import math
 from base64 import b64decode, b64encode
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-import pandera.pandas as pa
-from pandera.errors import SchemaErrors
-from pyarrow import ArrowInvalid
 
-from reproduction.benchmarking.record import from_json
+from reproduction.benchmarking.record import read as read_cell
 from reproduction.config import (
     BASELINE,
     Config,
-    DecodingTable,
     Measurement,
     QualityTable,
     Variant,
     cut_shape,
 )
 from reproduction.config.evaluation import FRACTIONS
-from reproduction.config.section import PrunedStage
-from statecut.arguments import Eps
 from statecut.errors import InputError
 from statecut.files import atomic_write, digest, read_json
-
-PAPER = "arXiv 2602.04852"
-"""The source of a published number."""
 
 LOWER_IS_BETTER = {"word_perplexity", "perplexity", "byte_perplexity", "bits_per_byte"}
 SIZES = ("peak_memory_gib", "memory_ratio", "state_mib")
@@ -57,6 +50,18 @@ RATIOS = {
 
 SEEDS = 3
 """Seeds that are enough to judge a result that depends on them."""
+
+COLUMNS = {
+    **dict.fromkeys(("model", "conv_sharing", "method", "target"), "str"),
+    "compression": "float64",
+    **dict.fromkeys(("head_k_dim", "head_v_dim"), "Int64"),
+    **dict.fromkeys(("rft", "eps"), "str"),
+    "seed": "int64",
+    "metric": "str",
+    **dict.fromkeys(("value", "stderr"), "float64"),
+    **dict.fromkeys(("protocol", "source", "reason", "draws", "note"), "str"),
+}
+"""Of a file of results, with their types."""
 
 
 class Key(NamedTuple):
@@ -84,7 +89,7 @@ class Draws(NamedTuple):
     values: tuple[float, ...]
 
     def to_text(self) -> str:
-        """For a frame, to about seven digits."""
+        """For a file, to about seven digits."""
         return f"{self.documents}:{b64encode(np.array(self.values, '<f4').tobytes()).decode()}"
 
     @classmethod
@@ -118,119 +123,54 @@ class Result(NamedTuple):
     note: str = ""  # printed below tables that show the number
 
 
-def _text(*checks: pa.Check) -> pa.Column:
-    return pa.Column(str, list(checks), nullable=False)
+def write_results(path: Path | str, results: Iterable[Result]) -> None:
+    """A parquet file of results, each once. Two values of one number are an error, and so are a
+    number without a source and a gap without a reason."""
+    rows = list(dict.fromkeys(results))
+    for row in rows:
+        right = row.reason and row.value is None
+        if row.value is not None:
+            right = row.source and not row.reason and math.isfinite(row.value)
+        if not right:
+            raise InputError(f"{path}: not a number with its source or a gap with a reason: {row}")
+    places = Counter((row.key, row.seed) for row in rows)
+    if repeated := [place for place, count in places.items() if count > 1]:
+        raise InputError(f"{path}: two values of {repeated[0]}")
+    frame = pd.DataFrame([row.key._asdict() | row._asdict() for row in rows], columns=[*COLUMNS])
+    with atomic_write(path, force=True) as aside:
+        frame.astype(COLUMNS).to_parquet(aside, index=False)
 
 
-# Value or reason, and never both: a number without a source, or a gap without a reason, is a bug
-# of whatever wrote it.
-SCHEMA = pa.DataFrameSchema(
-    {
-        "model": _text(pa.Check.str_length(min_value=1)),
-        "conv_sharing": _text(pa.Check.isin(["", "none", "head", "all"])),
-        "method": _text(),
-        "target": _text(pa.Check.isin(["", "kq", "k", "q"])),
-        "compression": pa.Column(float, pa.Check.in_range(0, 1, include_max=False), nullable=True),
-        "head_k_dim": pa.Column("Int64", pa.Check.gt(0), nullable=True),
-        "head_v_dim": pa.Column("Int64", pa.Check.gt(0), nullable=True),
-        "rft": _text(pa.Check.isin(["none", *get_args(PrunedStage)])),
-        "eps": _text(pa.Check.isin(get_args(Eps))),
-        "seed": pa.Column("int64", pa.Check.ge(0)),
-        "metric": _text(pa.Check.str_length(min_value=1)),
-        "value": pa.Column(float, pa.Check(lambda v: v.abs() != math.inf), nullable=True),
-        "stderr": pa.Column(
-            float, pa.Check.in_range(0, math.inf, include_max=False), nullable=True
-        ),
-        "protocol": _text(),
-        "source": _text(),
-        "reason": _text(),
-        "draws": _text(),
-        "note": _text(),
-    },
-    checks=[
-        pa.Check(lambda f: f["value"].isna() == (f["reason"] != ""), name="a value or a reason"),
-        pa.Check(lambda f: f["value"].isna() | (f["source"] != ""), name="a value has a source"),
-    ],
-    unique=[*Key._fields, "seed"],
-    strict=True,
-    ordered=True,
-)
-COLUMNS = tuple(SCHEMA.columns)
+def read_frame(path: Path | str) -> pd.DataFrame:
+    frame = pd.read_parquet(path)
+    if "eps" not in frame:  # from before cuts could match it
+        frame["eps"] = "kept"
+    if "head_v_dim" not in frame:  # from before values could be cut
+        frame["head_v_dim"] = pd.Series(pd.NA, frame.index, "Int64")
+    return frame[[*COLUMNS]]
 
 
-def to_frame(results: Iterable[Result]) -> pd.DataFrame:
-    rows = [result.key._asdict() | result._asdict() for result in results]
-    frame = pd.DataFrame(rows, columns=list(COLUMNS)).astype(
-        {name: str(column.dtype) for name, column in SCHEMA.columns.items()}
-    )
-    return validate(frame, "results")
-
-
-def from_frame(frame: pd.DataFrame) -> list[Result]:
-    columns = frame.astype(object).where(frame.notna(), None)
+def read_results(path: Path | str) -> list[Result]:
+    frame = read_frame(path).astype(object)
     return [
         Result(
             Key(*(row[field] for field in Key._fields)),
             *(row[field] for field in Result._fields[1:]),
         )
-        for row in columns.to_dict("records")
+        for row in frame.where(frame.notna(), None).to_dict("records")
     ]
-
-
-def validate(frame: pd.DataFrame, name: str) -> pd.DataFrame:
-    """The frame itself, or an error that names the first things wrong with it."""
-    try:
-        return SCHEMA.validate(frame, lazy=True)
-    except SchemaErrors as error:
-        cases = [
-            f"{case['column'] or 'frame'}: {case['check']} (row {case['index']}: "
-            f"{case['failure_case']!r})"
-            for case in error.failure_cases.head(3).to_dict("records")
-        ]
-        raise InputError(f"{name}: not a frame of results: {'; '.join(cases)}") from None
-
-
-def write_frame(path: Path | str, frame: pd.DataFrame) -> None:
-    with atomic_write(path, force=True) as aside:
-        validate(frame, str(path)).to_parquet(aside, index=False)
-
-
-def read_frame(path: Path | str) -> pd.DataFrame:
-    try:
-        frame = pd.read_parquet(path)
-    except ArrowInvalid as error:
-        raise InputError(f"{path}: not a parquet file ({error})") from None
-    if "rft" in frame and "eps" not in frame:  # from before cuts could match it
-        frame.insert(frame.columns.get_loc("rft") + 1, "eps", "kept")
-    if "head_k_dim" in frame and "head_v_dim" not in frame:  # from before values could be cut
-        missing = pd.Series(pd.NA, frame.index, "Int64")
-        frame.insert(frame.columns.get_loc("head_k_dim") + 1, "head_v_dim", missing)
-    return validate(frame, str(path))
 
 
 def make_frame(
     config: Config, table: str, sources: Sequence[Path | str | None], out: Path | str
 ) -> None:
     """The numbers of one table, from what was measured for it (`read_sources`)."""
-    write_frame(out, table_frame(config, table, read_sources(config, table, sources)))
+    write_results(out, table_results(config, table, read_sources(config, table, sources)))
 
 
-def make_union(frames: Sequence[Path | str], out: Path | str) -> None:
-    """The numbers of all tables, each once. Two values of one number are an error."""
-    write_frame(out, join_frames(map(read_frame, frames)))
-
-
-def join_frames(frames: Iterable[pd.DataFrame]) -> pd.DataFrame:
-    """The rows of all frames, each once."""
-    frames = list(frames) or [to_frame([])]  # a run may have figures and no table
-    return pd.concat(frames, ignore_index=True).drop_duplicates(ignore_index=True)
-
-
-def check_count(name: str, parts: str, expected: int, actual: int) -> None:
-    if expected != actual:
-        raise InputError(
-            f"{name} is made of {expected} {parts}, not of {actual}: give each of them"
-        )
+def make_union(frames: Iterable[Path | str], out: Path | str) -> None:
+    """The numbers of all tables."""
+    write_results(out, chain(*map(read_results, frames)))
 
 
 # --- which numbers a table shows ---
@@ -274,43 +214,42 @@ def lower_is_better(config: Config, metric: str) -> bool:
     return metric.endswith(SIZES)
 
 
-def table_frame(config: Config, table: str, results: Iterable[Result]) -> pd.DataFrame:
-    """A row for every cell of a table and every seed: measured, derived, or missing and why."""
-    by_key = {(result.key, result.seed): result for result in results}
+Known = Mapping[tuple[Key, int], Result]
+"""Results by key and seed."""
+
+
+def table_results(config: Config, table: str, results: Iterable[Result]) -> list[Result]:
+    """Every cell of a table and every seed: measured, derived, or missing and why."""
+    known = {(result.key, result.seed): result for result in results}
     if isinstance(config.tables[table], QualityTable):
-        rows = (_evaluated(config, *cell, by_key) for cell in config.cells(table))
+        rows = (_evaluated(config, *cell, known) for cell in config.cells(table))
     else:
-        rows = (_timed(config, *cell, by_key) for cell in _timing_cells(config, table))
-    return to_frame(dict.fromkeys(rows))
+        metrics = _timed_metrics(config, table)
+        rows = (
+            _timed(config, c, metric, known) for c in config.timings(table) for metric in metrics
+        )
+    return list(dict.fromkeys(rows))
 
 
-def _timing_cells(config: Config, table: str) -> list[tuple[Measurement, str]]:
-    """Every cell of a table of timings: the measurement, and which of its numbers."""
-    spec = config.tables[table]
-    metrics: tuple[str, ...] = ("tokens_per_s", "speedup")
-    assert not isinstance(spec, QualityTable)
+def _timed_metrics(config: Config, table: str) -> tuple[str, ...]:
+    spec: Any = config.tables[table]
     benchmark = config.benchmarks[spec.benchmark]
     if benchmark.kind == "decoding":
-        metrics = (*benchmark.speeds(), "state_mib", "largest_batch")
-    elif benchmark.kind == "mixer":
-        metrics += ("peak_memory_gib", "memory_ratio")
-    elif not isinstance(spec, DecodingTable) and benchmark.graphs(spec.shows):
-        metrics += ("graph_tokens_per_s", "graph_speedup")
-    return [(cell, metric) for cell in config.timings(table) for metric in metrics]
+        return (*benchmark.speeds(), "state_mib", "largest_batch")
+    if benchmark.kind == "mixer":
+        return ("tokens_per_s", "speedup", "peak_memory_gib", "memory_ratio")
+    graphs = ("graph_tokens_per_s", "graph_speedup") if benchmark.graphs(spec.shows) else ()
+    return ("tokens_per_s", "speedup", *graphs)
 
 
-Results = Mapping[tuple[Key, int], Result]
-"""By key and seed."""
-
-
-def _evaluated(config: Config, variant: Variant, metric: str, results: Results) -> Result:
+def _evaluated(config: Config, variant: Variant, metric: str, known: Known) -> Result:
     key, seed = variant_key(config, variant, metric), variant.seed
     suite = config.suite_of(metric)
     if reason := suite.left_out(metric):
         return Result(key, seed, reason=f"not attempted: {reason}")
-    if (key, seed) in results or metric != suite.mean:
-        return _measured(config, key, seed, results)
-    parts = [_measured(config, key._replace(metric=task), seed, results) for task in suite.tasks]
+    if (key, seed) in known or metric != suite.mean:
+        return _measured(config, key, seed, known)
+    parts = [_measured(config, key._replace(metric=task), seed, known) for task in suite.tasks]
     for part in parts:
         if part.value is None:
             return part._replace(key=key, reason=f"{part.key.metric}: {part.reason}")
@@ -325,10 +264,10 @@ def _evaluated(config: Config, variant: Variant, metric: str, results: Results) 
     )
 
 
-def _timed(config: Config, cell: Measurement, metric: str, results: Results) -> Result:
+def _timed(config: Config, cell: Measurement, metric: str, known: Known) -> Result:
     key = timing_key(config, cell, metric)
-    if (key, 0) in results or metric not in RATIOS:
-        return _measured(config, key, 0, results)
+    if (key, 0) in known or metric not in RATIOS:
+        return _measured(config, key, 0, known)
     # Of the unpruned model, or of the mixer's first width.
     first = next(
         other
@@ -336,7 +275,7 @@ def _timed(config: Config, cell: Measurement, metric: str, results: Results) -> 
         if (other.subject, other.mode) == (cell.subject, cell.mode)
     )
     own, reference = (
-        _measured(config, timing_key(config, part, RATIOS[metric]), 0, results)
+        _measured(config, timing_key(config, part, RATIOS[metric]), 0, known)
         for part in (cell, first)
     )
     if own.value is None:
@@ -351,9 +290,9 @@ def _timed(config: Config, cell: Measurement, metric: str, results: Results) -> 
     return own._replace(key=key, value=value, stderr=stderr)
 
 
-def _measured(config: Config, key: Key, seed: int, results: Results) -> Result:
+def _measured(config: Config, key: Key, seed: int, known: Known) -> Result:
     reason = f"not measured: {config.partial}" if config.partial else "not measured"
-    return results.get((key, seed)) or Result(key, seed, reason=reason)
+    return known.get((key, seed)) or Result(key, seed, reason=reason)
 
 
 # --- what was measured ---
@@ -370,15 +309,11 @@ def read_sources(
     if config.partial is None and None in sources:
         raise InputError(f"table {table}: results are missing, and the run is not `partial`")
     if isinstance(config.tables[table], QualityTable):
-        evaluations = config.evaluations(table)
-        check_count(f"table {table}", "evaluations", len(evaluations), len(sources))
-        for (variant, suite), path in zip(evaluations, sources, strict=True):
+        for (variant, suite), path in zip(config.evaluations(table), sources, strict=True):
             if path is not None:
                 yield from read_evaluation(config, variant, suite, path)
     else:
-        cells = config.timings(table)
-        check_count(f"table {table}", "measurements", len(cells), len(sources))
-        for cell, path in zip(cells, sources, strict=True):
+        for cell, path in zip(config.timings(table), sources, strict=True):
             if path is not None:
                 yield from read_measurement(config, cell, path)
 
@@ -388,11 +323,9 @@ def read_evaluation(
 ) -> Iterator[Result]:
     """The numbers of one variant in the file that `reproduction.suites` wrote for a suite.
 
-    Means are left to `table_frame`: they follow from the tasks.
+    Means are left to `table_results`: they follow from the tasks.
     """
-    record = _read_record(path, "an evaluation", {"suite", "protocol", "results", "tasks"})
-    if record["suite"] != suite:
-        raise InputError(f"{path}: an evaluation of suite {record['suite']!r}, expected {suite!r}")
+    record = read_json(path)
     for column, task in config.evaluation.suites[suite].tasks.items():
         result, key = record["results"][column], variant_key(config, variant, column)
         if "not_attempted" in result:
@@ -422,9 +355,7 @@ def read_measurement(config: Config, cell: Measurement, path: Path | str) -> Ite
 
     The protocol `paper` needs the paper's GPU: on another GPU it is that GPU's name.
     """
-    record = from_json(_read_record(path, "a measurement", {"cell", "results", "machine"}))
-    if record.cell != cell:
-        raise InputError(f"{path}: it measured {record.cell}, expected {cell}")
+    record = read_cell(path)
     protocol, source = config.evaluation.protocol, Path(path).as_posix()
     gpu = record.machine.get("gpu") or "CPU"
     if protocol == "paper" and PAPERS_GPU not in gpu:
@@ -435,13 +366,6 @@ def read_measurement(config: Config, cell: Measurement, path: Path | str) -> Ite
             yield Result(key, 0, reason=reading.reason)
         else:
             yield Result(key, 0, reading.value, reading.stderr, protocol, source)
-
-
-def _read_record(path: Path | str, kind: str, keys: set[str]) -> dict[str, Any]:
-    record = read_json(path)
-    if not isinstance(record, dict) or not keys <= record.keys():
-        raise InputError(f"{path} is not {kind}: it lacks one of {', '.join(sorted(keys))}")
-    return record
 
 
 # --- a number over its seeds ---
@@ -461,11 +385,11 @@ class Cell:
     note: str = ""
 
 
-def cells(frame: pd.DataFrame) -> dict[Key, Cell]:
+def cells(results: Iterable[Result]) -> dict[Key, Cell]:
     by_key: dict[Key, list[Result]] = {}
-    for result in from_frame(frame):
+    for result in results:
         by_key.setdefault(result.key, []).append(result)
-    return {key: _cell(results) for key, results in by_key.items()}
+    return {key: _cell(own) for key, own in by_key.items()}
 
 
 def _cell(results: list[Result]) -> Cell:

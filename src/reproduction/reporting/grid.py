@@ -7,21 +7,26 @@
 - Tables of kind by_ratio, by_model and summary mark every column, breakdowns perplexities and means
   only, others none: as the paper does.
 - Several seeds give mean ± standard deviation, and a note says so. A missing cell is a dash, with
-  the reason below the table. Notes name a protocol other than `paper`, and tasks whose data is from
+  the reason below the table. Notes name protocols other than `paper`, and tasks whose data is from
   elsewhere.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate, groupby
 from typing import Any, Literal, TypeVar
 
-import pandas as pd
-
 from reproduction.config import BASELINE, Config, Cut, Measurement, Stage, Variant
-from reproduction.reporting.frame import Key, cells, lower_is_better, timing_key, variant_key
+from reproduction.reporting.frame import (
+    Key,
+    Result,
+    cells,
+    lower_is_better,
+    timing_key,
+    variant_key,
+)
 from statecut.arguments import Eps
 
 T = TypeVar("T")
@@ -126,20 +131,22 @@ def percent(cut: Cut) -> str:
 
 def protocol_note(protocols: Iterable[str]) -> str:
     """Names those other than the paper's; empty if there is none."""
-    others = ", ".join(sorted({*protocols} - {"paper"}))
-    return f"protocol {others}, not the paper's" if others else ""
+    names = {*protocols}
+    others = ", ".join(sorted(names - {"paper"}))
+    part = "in part " if "paper" in names else ""
+    return f"{part}protocol {others}, not the paper's" if others else ""
 
 
 # --- building ---
 
 
 class TableBuilder:
-    """Turns the frame of a table into boxes: numbers, marks and notes."""
+    """Turns the results of a table into boxes: numbers, marks and notes."""
 
-    def __init__(self, config: Config, name: str, frame: pd.DataFrame) -> None:
+    def __init__(self, config: Config, name: str, results: Iterable[Result]) -> None:
         self.config, self.name = config, name
         self.table: Any = config.tables[name]
-        self.cells = cells(frame)
+        self.cells = cells(results)
         self.letters: dict[str, str] = {}
         self.marks = self._marks() if self.table.kind in MARKED_KINDS else {}
 
@@ -159,32 +166,14 @@ class TableBuilder:
         return self.letters.setdefault(note, new)
 
     def grid(self, groups: Sequence[int], heads: Sequence[Row], rows: Sequence[Row]) -> Grid:
-        """The table, with notes about protocols: on rows, or once if all rows agree."""
-        protocols = [self._protocol_note(row) for row in rows]
-        distinct = {note for note in protocols if note is not None}
-        if len(distinct) == 1:
-            general = [("", note) for note in distinct if note]
-        else:
-            general = []
-            rows = [self._add_note(*pair) for pair in zip(rows, protocols, strict=True)]
+        """The table, with notes about protocols and seeds."""
+        general = [protocol_note(p for cell in self.cells.values() for p in cell.protocols)]
         if any(cell.spread is not None for cell in self.cells.values()):
-            general.append(("", SPREAD_NOTE))
-        notes = (*general, *((letter, text) for text, letter in self.letters.items()))
+            general.append(SPREAD_NOTE)
+        notes = [("", text) for text in general if text]
+        notes += [(letter, text) for text, letter in self.letters.items()]
         kind, caption = self.table.kind, self.table.caption
-        return Grid(self.name, kind, caption, tuple(groups), tuple(heads), tuple(rows), notes)
-
-    def _protocol_note(self, row: Row) -> str | None:
-        """Names protocols other than the paper's. None if nothing in the row was measured."""
-        protocols = {p for box in row.boxes if box.key for p in self.cells[box.key].protocols}
-        return protocol_note(protocols) if protocols else None
-
-    def _add_note(self, row: Row, note: str | None) -> Row:
-        """The row with a note on its first label that is not empty."""
-        if not note:
-            return row
-        i = next(i for i, box in enumerate(row.boxes) if box.text and not box.key)
-        label = replace(row.boxes[i], notes=(*row.boxes[i].notes, self.letter(note)))
-        return replace(row, boxes=(*row.boxes[:i], label, *row.boxes[i + 1 :]))
+        return Grid(self.name, kind, caption, (*groups,), (*heads,), (*rows,), (*notes,))
 
     def _marks(self) -> dict[Key, Mark]:
         """Of methods compared with each other, everything else being equal."""
@@ -241,18 +230,12 @@ class TableBuilder:
     def numbers(self, keys: Iterable[Key], form: Form = one_decimal) -> list[Box]:
         return [self.number(key, form) for key in keys]
 
-    def baseline_rows(
-        self, labels: Iterable[str], boxes: Callable[[Stage], Iterable[Box]]
-    ) -> Iterator[Row]:
+    def baselines(self) -> list[tuple[str, Stage]]:
         """The unpruned model, and the unpruned model after recovery if the run has that control."""
-        yield row([*labels, "Baseline"], boxes("none"), "rule")
-        if self.has_control:
-            yield row([*labels, "Baseline, recovered"], boxes("post"))
-
-    @property
-    def has_control(self) -> bool:
         recovery = self.config.recovery
-        return "post" in self.stages and recovery is not None and recovery.control
+        control = "post" in self.stages and recovery is not None and recovery.control
+        recovered: list[tuple[str, Stage]] = [("Baseline, recovered", "post")] if control else []
+        return [("Baseline", "none"), *recovered]
 
     def title(self, metric: str) -> str:
         """A column's heading in one line: its name, and whether more or less is better."""

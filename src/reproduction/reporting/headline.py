@@ -1,5 +1,4 @@
-"""What a reader of a report sees first: two sentences from a run's numbers, and the points
-of a picture (`reproduction.reporting.picture`).
+"""What a reader of a report sees first: a picture, and two sentences from a run's numbers.
 
 They are about the models and the perplexity of the run's first figure of kind `state`, or else
 `quality`, and about the best method of the run's tables: the one whose perplexity, divided by the
@@ -20,8 +19,10 @@ from statistics import fmean
 
 from markupsafe import Markup
 
-from reproduction.config import BASELINE, Config, QualityFigure, Stage, Variant, state_bytes
+from reproduction.config import BASELINE, Config, Cut, QualityFigure, Stage, Variant, state_bytes
+from reproduction.reporting import style
 from reproduction.reporting.claims import differ
+from reproduction.reporting.figures.quality import Panel, state_figure
 from reproduction.reporting.frame import Cell, Key, published_name, variant_key
 from reproduction.reporting.heat import format_change
 
@@ -30,7 +31,7 @@ IN_WORDS: dict[Stage, str] = {
     "pre": "as sliced",
     "refit": "refitted",
     "post": "recovered",
-    "refit_post": "with both",
+    "refit_post": "refitted and recovered",
 }
 
 
@@ -58,10 +59,6 @@ class Headline:
     @property
     def task(self) -> str:
         return self.config.suite_of(self.column).tasks[self.column].label
-
-    def label(self, name: str) -> str:
-        config = self.config
-        return config.models[name].label if name in config.models else config.methods[name].label
 
     # --- numbers ---
 
@@ -124,43 +121,50 @@ class Headline:
         stage, methods = self.compared
         mean = ", mean over models" if len(self.models) > 1 else ""
         close = [
-            self.label(other)
+            self.config.methods[other].label
             for other in methods
             if other != self.method and not any(self._differ(m, other, stage) for m in self.models)
         ]
         remark = f"; too close to tell apart: {', '.join(close)}" if close else ""
-        name = "refitted and recovered" if stage == "refit_post" else IN_WORDS[stage]
-        return f"of {len(methods)} methods the lowest perplexity {name}{mean}{remark}"
+        return f"of {len(methods)} methods the lowest perplexity {IN_WORDS[stage]}{mean}{remark}"
 
     def _differ(self, model: str, other: str, stage: Stage) -> bool:
         own, others = (self.cell(model, name, self.part, stage) for name in (self.method, other))
         return own is not None and others is not None and differ(own, others)
 
-    def points(self, model: str, stage: Stage) -> list[tuple[float, float, float]]:
-        """Perplexities of the method by ratio, with their spread, from the whole model on; empty
-        if no cut one was measured."""
-        cut = [(ratio, self.cell(model, self.method, ratio, stage)) for ratio in self.ratios]
-        if not any(cell for _, cell in cut):
-            return []
-        return [
-            (ratio, cell.value, cell.spread or 0.0)
-            for ratio, cell in [(0.0, self.whole(model)), *cut]
-            if cell and cell.value is not None
-        ]
+    # --- the picture ---
 
-    def timings(self, model: str) -> dict[str, tuple[Cell, Cell]]:
-        """What was timed of the cut model and of the whole one."""
-        name = published_name(self.config, model)
-        cut, whole = (
-            {
-                key.metric: cell
-                for key, cell in self.cells.items()
-                if (key.model, key.conv_sharing, key.compression) == (*name, part)
-                if key.head_k_dim and cell.value
-            }
-            for part in (self.part, 0.0)
+    def pictures(self) -> dict[str, str]:
+        """An SVG for every model of which a cut was measured, small enough for a phone."""
+        drawn = {}
+        with style.drawing():
+            for model in self.models:
+                if panels := self._panels(model):
+                    size = style.COLUMN, 2.2
+                    figure = state_figure(self.config, self.column, panels, size, names=3)
+                    drawn[model] = style.to_svg(figure)
+        return drawn
+
+    def _panels(self, model: str) -> list[Panel]:
+        panels, whole = [], self.whole(model)
+        baseline = whole.value if whole else None
+        for stage in IN_WORDS:
+            cuts = ((ratio, self.cell(model, self.method, ratio, stage)) for ratio in self.ratios)
+            curve: dict[Cut, Cell] = {ratio: cell for ratio, cell in cuts if cell}
+            if curve and whole:
+                curve[0.0] = whole
+            panels += [Panel(model, stage, baseline, {self.method: curve})] if curve else []
+        return panels
+
+    @property
+    def caption(self) -> str:
+        return (
+            f"Perplexity on {self.task} against the state that a sequence needs, cut by "
+            f"{self.config.methods[self.method].label}: {self.chosen_by}. Sliced: channels are "
+            "removed, and nothing else. Refitted, Statecut’s way: the matrices behind them are "
+            "fitted to what is left, without training. Recovered, the paper’s way: trained again "
+            f"for a while. {style.OVER_SEEDS}"
         )
-        return {metric: (cell, whole[metric]) for metric, cell in cut.items() if metric in whole}
 
     # --- sentences ---
 
@@ -173,30 +177,34 @@ class Headline:
         for model in self.models:
             whole = self.whole(model)
             changes = [
-                Markup("{} {}").format(_describe(cell, whole), name)
+                Markup("<strong>{}</strong>{} {}").format(
+                    format_change(_ratio(cell, whole)), _noise(cell, whole), name
+                )
                 for stage, name in IN_WORDS.items()
                 if whole and (cell := self.cell(model, self.method, self.part, stage))
             ]
             if changes:
-                clauses.append(Markup("{} by {}").format(self.label(model), _listed(changes)))
+                label = self.config.models[model].label
+                clauses.append(Markup("{} by {}").format(label, _listed(changes)))
         opening = Markup("Cutting {} of the state by {} ({}) changes perplexity on {} of {}.")
-        names = _in_words(self.part), self.label(self.method), self.chosen_by, self.task
+        method = self.config.methods[self.method].label
+        names = _in_words(self.part), method, self.chosen_by, self.task
         return opening.format(*names, Markup("; of ").join(clauses)) if clauses else None
 
     def gain(self) -> Markup:
         """What the smaller state gives, of the first model with timings, or the first."""
         timed = {model: self._speeds(model) for model in self.models}
         model = next((model for model, speeds in timed.items() if speeds), self.models[0])
-        sizes = (state_bytes(self.config.models[model], part) for part in (self.part, 0.0))
+        spec = self.config.models[model]
+        sizes = (format_bytes(state_bytes(spec, part)) for part in (self.part, 0.0))
         opening = "With {} cut, {}’s state is <strong>{}</strong> a sequence instead of {}{}."
         speeds = Markup("; the model {}").format(_listed(timed[model])) if timed[model] else ""
-        texts = map(format_bytes, sizes)
-        return Markup(opening).format(_in_words(self.part), self.label(model), *texts, speeds)
+        return Markup(opening).format(_in_words(self.part), spec.label, *sizes, speeds)
 
     def _speeds(self, model: str) -> list[Markup]:
         """How many times as fast, with how many times as many sequences: as a CUDA graph where that
         was timed, and generation at the largest batch."""
-        timed = self.timings(model)
+        timed = self._timings(model)
         decoding = {
             (bool(match[1]), int(match[2])): match[0]
             for metric in timed
@@ -209,20 +217,25 @@ class Headline:
             sentences[metric] = f"generates text {{}} times as fast at a batch of {batch}"
         sentences["decoding_largest_batch"] = "fits {} times as many sequences on a GPU"
         return [
-            Markup(sentence).format(_strong(f"{_ratio(*timed[metric]):.2f}"))
+            Markup(sentence).format(Markup(f"<strong>{_ratio(*timed[metric]):.2f}</strong>"))
             + _noise(*timed[metric])
             for metric, sentence in sentences.items()
             if metric in timed
         ]
 
-
-def _describe(cell: Cell, whole: Cell) -> Markup:
-    """By how much a cell differs from that of the whole model."""
-    return _strong(format_change(_ratio(cell, whole))) + _noise(cell, whole)
-
-
-def _strong(text: str) -> Markup:
-    return Markup("<strong>{}</strong>").format(text)
+    def _timings(self, model: str) -> dict[str, tuple[Cell, Cell]]:
+        """What was timed of the cut model and of the whole one."""
+        name = published_name(self.config, model)
+        cut, whole = (
+            {
+                key.metric: cell
+                for key, cell in self.cells.items()
+                if (key.model, key.conv_sharing, key.compression) == (*name, part)
+                if key.head_k_dim and cell.value
+            }
+            for part in (self.part, 0.0)
+        )
+        return {metric: (cell, whole[metric]) for metric, cell in cut.items() if metric in whole}
 
 
 def _ratio(cell: Cell, whole: Cell) -> float:

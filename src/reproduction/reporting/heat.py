@@ -24,7 +24,6 @@ STEPS = (0.01, 0.03, 0.1, 0.3)
 class Look:
     """What a page shows of a number in addition to the number."""
 
-    place: int  # of its key in the page's data
     shade: str = ""  # better-1 .. better-4, worse-1 .. worse-4, or empty
     theirs: str = ""  # what it is compared with
     change: str = ""
@@ -32,30 +31,30 @@ class Look:
     errata: str = ""
 
 
-def against_paper(config: Config, place: int, judgement: Judgement, theirs: str) -> Look:
+def against_paper(config: Config, judgement: Judgement, theirs: str) -> Look:
     """The look of one of the paper's numbers; `theirs` is how a table prints it."""
     ours, difference, tolerance = judgement.ours, judgement.difference, judgement.tolerance
     if ours is None or difference is None or tolerance is None:
-        return Look(place, theirs=theirs, errata=judgement.errata)
+        return Look(theirs=theirs, errata=judgement.errata)
     shade, outside = "", judgement.word in OUTSIDE
     if not is_inside(difference, tolerance):
         shade = shade_of(config, judgement.key.metric, ours, judgement.paper)
-    return Look(place, shade, theirs, f"{difference:+.3g}", outside, judgement.errata)
+    return Look(shade, theirs, f"{difference:+.3g}", outside, judgement.errata)
 
 
 def against_baseline(
-    config: Config, place: int, key: Key, cells: Mapping[Key, Cell], boxes: Mapping[Key, Box]
+    config: Config, key: Key, cells: Mapping[Key, Cell], boxes: Mapping[Key, Box]
 ) -> Look:
     """The look of a number compared with the unpruned model's in the same table."""
     baseline = reference(key, cells)
     if baseline is None or key == baseline:
-        return Look(place)
+        return Look()
     ours, theirs, text = cells[key].value, cells[baseline].value, boxes[baseline].text
     if ours is None or not theirs:
-        return Look(place, theirs=text)
+        return Look(theirs=text)
     clear = differ(cells[key], cells[baseline])
     shade = shade_of(config, key.metric, ours, theirs) if clear else ""
-    return Look(place, shade, text, format_change(ours / theirs))
+    return Look(shade, text, format_change(ours / theirs))
 
 
 def reference(key: Key, cells: Mapping[Key, Cell]) -> Key | None:

@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, get_args
 
@@ -15,39 +16,23 @@ from markupsafe import Markup
 from reproduction.config import Config, Figure, Variant
 from reproduction.reporting.claims import MARKS
 from reproduction.reporting.curves import draw_curves
-from reproduction.reporting.frame import (
-    Key,
-    Result,
-    cells,
-    from_frame,
-    join_frames,
-    read_frame,
-    variant_key,
-)
+from reproduction.reporting.frame import Key, Result, cells, read_results, variant_key
 from reproduction.reporting.grid import protocol_note
 from reproduction.reporting.headline import Headline
 from reproduction.reporting.heat import STEPS, Look, against_baseline, against_paper
-from reproduction.reporting.jobs import summarize_jobs
+from reproduction.reporting.jobs import Record, summarize_jobs
 from reproduction.reporting.origins import Origins
-from reproduction.reporting.picture import OVER_SEEDS, describe_headline, draw_headline
-from reproduction.reporting.style import COLUMN
+from reproduction.reporting.style import COLUMN, OVER_SEEDS
 from reproduction.reporting.tables import lay_out
 from reproduction.reporting.verdict import Judgement, Word, claims_only, read_judgements
-from reproduction.reporting.writing import html_environment, to_html
-from reproduction.running.provenance import PROVENANCE
+from reproduction.reporting.writing import HTML, to_html
+from reproduction.running.provenance import provenance_path
 from statecut.files import atomic_write, canonical_json
 from statecut.version import __version__
-
-Files = Mapping[Variant, Sequence[Path | str]]
 
 CURVES = {
     "pretraining": "Cross-entropy while the models were pretrained.",
     "recovery": "Cross-entropy during recovery, by model and ratio; mean over seeds.",
-}
-BARS = {  # by kind of figure
-    "quality": OVER_SEEDS,
-    "state": OVER_SEEDS,
-    "sweep": "Bars are two standard errors over repeats.",
 }
 
 
@@ -58,40 +43,34 @@ def write_report(
     verdict: Path | str,
     figures: Sequence[Path | str],
     curves: Mapping[Variant, Path | str],
-    timings: Mapping[str, Sequence[Path | str]],
-    steps: Files,
+    steps: Mapping[Variant, Sequence[Path | str]],
+    records: Iterable[Record],
     out: Path | str,
-    templates: Path | str,
-    records: Iterable[Mapping[str, Any]] = (),
 ) -> None:
     """One HTML page of a run.
 
-    frames:        of every table of the configuration, in its order
-    verdict:       the folder that `make_verdict` wrote
-    figures:       the SVG of every figure, in the configuration's order
-    curves:        the loss curve (.csv) of what was trained (rft none) or recovered
-    timings:       files with the time and memory of jobs (.tsv: `s`, `max_rss`), by rule
-    steps:         files that say how a variant was made, in order (.json, .safetensors)
-    records:       what jobs wrote about themselves (`jobs.result_records`)
+    frames:   of every table of the configuration, in its order
+    verdict:  the folder that `make_verdict` wrote
+    figures:  the SVG of every figure, in the configuration's order
+    curves:   the loss curve (.csv) of what was trained (rft none) or recovered
+    steps:    files that say how a variant was made, in order (.json, .safetensors)
+    records:  what jobs wrote about themselves (`jobs.result_records`)
 
-    Also read are the files that frames name as sources, and their provenance.
+    Curves and steps that do not exist are left out. Also read are the files that frames name as
+    sources, and their provenance.
     """
-    tables = dict(zip(config.tables, map(read_frame, frames), strict=True))
+    tables = dict(zip(config.tables, map(read_results, frames), strict=True))
     judgements = read_judgements(Path(verdict) / "cells.csv")
     answers = pd.read_csv(Path(verdict) / "claims.csv", keep_default_na=False).to_dict("records")
     claims = [claim for claim in answers if not claim["model"]]
-    headline = Headline.of(config, cells(join_frames(tables.values())))
-    about = describe_headline(headline) if headline else ""
-    numbers = Numbers(config, tables.values(), steps)
-    page = html_environment(Path(templates)).get_template("report.html.j2")
-    text = page.render(
+    headline = Headline.of(config, cells(dict.fromkeys(chain(*tables.values()))))
+    pictures, caption = (headline.pictures(), headline.caption) if headline else ({}, "")
+    numbers = Numbers(config, chain(*tables.values()), steps)
+    text = HTML.get_template("report.html.j2").render(
         config=config,
         scope=claims_only(config),
-        sentences=headline.sentences() if headline else [],
-        panels=[
-            _picture("headline", model, about, svg)
-            for model, svg in (draw_headline(headline) if headline else {}).items()
-        ],
+        headline=headline,
+        panels=[inline(svg, f"__headline-{name}", caption) for name, svg in pictures.items()],
         claims=claims,
         claim_groups=group_claims(claims),
         answers=_count((claim["answer"] for claim in claims), MARKS),
@@ -101,8 +80,8 @@ def write_report(
         words=_count((judgement.word for judgement in judgements), get_args(Word)),
         steps=STEPS,
         tables=[
-            _heat_map(config, name, frame, judgements, numbers, Path(templates))
-            for name, frame in tables.items()
+            _heat_map(config, name, results, judgements, numbers)
+            for name, results in tables.items()
         ],
         figures=[
             _picture("figure", name, _with_bars(config, figure), Path(file).read_text())
@@ -112,7 +91,7 @@ def write_report(
             _picture("training", name, CURVES[name], svg)
             for name, svg in draw_curves(config, curves).items()
         ],
-        work=summarize_jobs(timings, records),
+        work=summarize_jobs(records),
         # Whatever texts are in it, this JSON does not end the <script> around it.
         data=Markup(canonical_json(numbers.to_json(judgements)).replace("<", "\\u003c")),
         version=__version__,
@@ -127,18 +106,20 @@ class Numbers:
     def __init__(
         self,
         config: Config,
-        tables: Iterable[pd.DataFrame],
-        steps: Files,
+        results: Iterable[Result],
+        steps: Mapping[Variant, Sequence[Path | str]],
     ) -> None:
         self.config, self.origins = config, Origins()
-        self.steps = [[self.origins.add(path) for path in paths] for paths in steps.values()]
+        self.steps = [
+            [self.origins.add(path) for path in paths if Path(path).is_file()]
+            for paths in steps.values()
+        ]
         self.variants = {
             (variant_key(config, variant, ""), variant.seed): i for i, variant in enumerate(steps)
         }
         self.results: dict[Key, dict[Result, None]] = {}
-        for table in tables:
-            for result in from_frame(table):
-                self.results.setdefault(result.key, {})[result] = None
+        for result in results:
+            self.results.setdefault(result.key, {})[result] = None
         self.places = {key: i for i, key in enumerate(self.results)}
 
     def to_json(self, judgements: Iterable[Judgement]) -> dict[str, Any]:
@@ -150,7 +131,6 @@ class Numbers:
                 judged.setdefault(j.table, {})[self.places[j.key]] = shown
         labelled: dict[str, Any] = {**self.config.models, **self.config.methods}
         return {
-            "columns": list(Key._fields),
             "labels": {name: part.label for name, part in labelled.items()},
             "keys": [list(key) for key in self.places],
             "numbers": [[self._origin(result) for result in r] for r in self.results.values()],
@@ -160,11 +140,9 @@ class Numbers:
         }
 
     def _origin(self, result: Result) -> list[Any]:
-        files = []
-        if result.source:
-            files.append(self.origins.add(result.source))
-            if Path(provenance := f"{result.source}{PROVENANCE}").is_file():
-                files.append(self.origins.add(provenance))
+        source = result.source
+        paths = (Path(source), provenance_path(source)) if source else ()
+        files = [self.origins.add(path) for path in paths if path.is_file()]
         variant = self.variants.get((result.key._replace(metric=""), result.seed))
         return [result.seed, result.value, result.stderr, result.reason, files, variant]
 
@@ -180,29 +158,25 @@ def group_claims(claims: Iterable[dict[str, str]]) -> dict[str, list[dict[str, s
 def _heat_map(
     config: Config,
     name: str,
-    frame: pd.DataFrame,
+    results: Sequence[Result],
     judgements: Iterable[Judgement],
     numbers: Numbers,
-    templates: Path,
 ) -> dict[str, Any]:
     """Compared with the paper's numbers where it has them, elsewhere with the unpruned model."""
-    grid, ours = lay_out(config, name, frame), cells(frame)
+    grid, ours = lay_out(config, name, results), cells(results)
     # The page says once that a run's settings are its own.
     own = protocol_note([config.evaluation.protocol])
     grid = replace(grid, notes=tuple(note for note in grid.notes if note != ("", own)))
     boxes = {box.key: box for row in grid.rows for box in row.boxes if box.key}
     judged = {judgement.key: judgement for judgement in judgements if judgement.table == name}
-    looks = {}
+    looks = {key: Look() for key in ours}  # of a row that the paper does not have
     for key in ours:
-        place = numbers.places[key]
         if not judged:
-            looks[key] = against_baseline(config, place, key, ours, boxes)
+            looks[key] = against_baseline(config, key, ours, boxes)
         elif key in judged:
-            theirs = boxes[key].form(judged[key].paper)
-            looks[key] = against_paper(config, place, judged[key], theirs)
-        else:
-            looks[key] = Look(place)  # a row that the paper does not have
-    return {"name": name, "paper": bool(judged), "html": Markup(to_html(grid, templates, looks))}
+            looks[key] = against_paper(config, judged[key], boxes[key].form(judged[key].paper))
+    html = Markup(to_html(grid, looks=looks, places=numbers.places))
+    return {"name": name, "paper": bool(judged), "html": html}
 
 
 def _count(values: Iterable[str], names: Iterable[str]) -> dict[str, int]:
@@ -211,17 +185,19 @@ def _count(values: Iterable[str], names: Iterable[str]) -> dict[str, int]:
 
 
 def _with_bars(config: Config, figure: Figure) -> str:
-    if len(config.seeds) == 1 and figure.kind != "sweep":
-        return figure.caption
-    return " ".join(filter(None, [figure.caption, BARS.get(figure.kind)]))
+    if figure.kind == "sweep":
+        return f"{figure.caption} Bars are two standard errors over repeats."
+    seeds = figure.kind in ("quality", "state") and len(config.seeds) > 1
+    return f"{figure.caption} {OVER_SEEDS}" if seeds else figure.caption
 
 
 def _picture(section: str, name: str, caption: str, svg: str) -> dict[str, Any]:
     """`broad`: whether it has several panels side by side, too small for a phone."""
     width = re.search(r'width="([\d.]+)pt"', svg)
     broad = width is not None and float(width[1]) > 72 * COLUMN * 1.5
-    drawn = inline(svg, f"__{section}-{name}", caption)
-    return {"section": section, "name": name, "caption": caption, "svg": drawn, "broad": broad}
+    id_ = f"__{section}-{name}"
+    drawn = inline(svg, id_, caption)
+    return {"id": id_, "name": name, "caption": caption, "svg": drawn, "broad": broad}
 
 
 def inline(svg: str, prefix: str, caption: str) -> Markup:

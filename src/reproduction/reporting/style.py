@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import matplotlib
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -25,6 +26,7 @@ from statecut.files import atomic_write
 INK = "#010203"  # no other part of a figure has this colour
 COLUMN = 3.3  # inches: the column of a paper
 PAGE = 6.8
+OVER_SEEDS = "Bars are one standard deviation over seeds."
 
 Dash = tuple[float, tuple[float, ...]]
 SOLID: Dash = (0, ())
@@ -57,7 +59,7 @@ STYLE: Any = {
     "path.simplify_threshold": 0.3,
 }
 # Without dates and versions.
-METADATA: dict[str, dict[str, Any]] = {
+METADATA: Any = {
     ".svg": {"Date": None, "Creator": None},
     ".pdf": {"CreationDate": None, "Creator": None, "Producer": None},
     ".png": {"Software": None},
@@ -92,15 +94,12 @@ def save(figure: Figure, outs: Iterable[Path | str]) -> None:
 def to_svg(figure: Figure) -> str:
     written = io.StringIO()
     figure.savefig(written, format="svg", metadata=METADATA[".svg"])
-    return _PATH.sub(_two_digits, written.getvalue()).replace(INK, "currentColor")
 
+    def two_digits(path: re.Match[str]) -> str:
+        """A hundredth of a point is exact enough for a line, and half of the bytes."""
+        return re.sub(r"(\.\d\d)\d+", r"\1", path[0])
 
-_PATH = re.compile(r' d="[^"]+"')
-
-
-def _two_digits(path: re.Match[str]) -> str:
-    """A hundredth of a point is exact enough for a line, and half of the bytes."""
-    return re.sub(r"(\.\d\d)\d+", r"\1", path[0])
+    return re.sub(r' d="[^"]+"', two_digits, written.getvalue()).replace(INK, "currentColor")
 
 
 def colour(config: Config, method: str) -> str:
@@ -115,34 +114,8 @@ def label(config: Config, method: str) -> str:
     return "Baseline" if method == BASELINE else config.methods[method].label
 
 
-def name_ends(axes: Axes, ends: Sequence[tuple[float, str, str]]) -> None:
-    """Name curves at their right ends (height, name, colour), without overlaps."""
-    figure = axes.figure
-    assert isinstance(figure, Figure)
-    figure.get_layout_engine().execute(figure)  # type: ignore[union-attr] # final sizes of axes
-    low, high = axes.get_ylim()
-    inches = figure.get_figheight() * axes.get_position().height
-    apart = 9.5 / 72 / inches  # a line of text, as a fraction of the axes
-    ends = sorted(ends)
-    wanted = [(height - low) / (high - low) for height, _, _ in ends]
-    for place, (_, name, shade) in zip(spread(wanted, apart), ends, strict=True):
-        axes.annotate(
-            name, (1.01, place), xycoords="axes fraction", va="center", color=shade,
-            annotation_clip=False,
-        )  # fmt: skip
-
-
-def spread(places: Sequence[float], apart: float) -> list[float]:
-    """Ascending places, moved as little as possible until neighbours are `apart` or more.
-
-    Places that are too near are pooled around their mean, as in isotonic regression.
-    """
-    pools: list[tuple[float, int]] = []  # mean of (place - i * apart), how many
-    for i, place in enumerate(places):
-        mean, count = place - i * apart, 1
-        while pools and pools[-1][0] > mean:
-            before, others = pools.pop()
-            mean, count = (mean * count + before * others) / (count + others), count + others
-        pools.append((mean, count))
-    flat = [mean for mean, count in pools for _ in range(count)]
-    return [mean + i * apart for i, mean in enumerate(flat)]
+def name_curves(figure: Figure, axes: Axes) -> None:
+    """The names of curves, beside the axes, in the order of their last points from the top."""
+    lines = [line for line in axes.lines if not str(line.get_label()).startswith("_")]
+    lines.sort(key=lambda line: -np.append(0, line.get_ydata())[-1])
+    figure.legend(handles=lines, loc="outside right center", frameon=False, fontsize=7)

@@ -7,13 +7,12 @@ alignment are in the templates.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from functools import partial
-from itertools import product
-
-import pandas as pd
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import groupby, product
+from typing import Any
 
 from reproduction.config import BASELINE, Config, Cut, Stage, state_bytes
+from reproduction.reporting.frame import Result
 from reproduction.reporting.grid import (
     Box,
     Form,
@@ -22,6 +21,7 @@ from reproduction.reporting.grid import (
     Separator,
     TableBuilder,
     fixed,
+    one_decimal,
     percent,
     row,
     scientific_if_large,
@@ -41,35 +41,137 @@ WAYS = {
 STAGES = {**WAYS, "pre": "Before recovery", "post": "After recovery"}
 RECOVERED = {"none": "", "pre": "×", "refit": "refit, ×", "post": "✓", "refit_post": "refit, ✓"}
 
+Place = dict[str, Any]
+"""A part of what `TableBuilder.key` takes: of a column, or of a section of rows."""
+Group = tuple[str, Sequence[Place]]
+"""A heading, and the columns below it."""
+
+
+def _methods(
+    t: TableBuilder,
+    labels: Sequence[str],
+    groups: Sequence[Group],
+    sections: Iterable[tuple[Sequence[str], Place, Sequence[str] | None]],
+    *,
+    form: Form = one_decimal,
+    repeat: bool = False,
+    heads: Sequence[Row] = (),
+) -> Grid:
+    """Methods down, section by section, groups of columns across.
+
+    sections:  labels, the place of their rows, and where the unpruned model follows, its labels
+    repeat:    whether the labels of a section stand on all of its rows
+    heads:     in place of the line below that of the groups
+    """
+    places = [place for _, group in groups for place in group]
+    titles = row([*labels, "Method", *(t.title(place["metric"]) for place in places)])
+    groups_line = row([""] * (len(labels) + 1), (Box(name, len(group)) for name, group in groups))
+    rows: list[Row] = []
+    for names, place, last in sections:
+        for i, method in enumerate(t.table.methods):
+            numbers = t.numbers((t.key(method=method, **place, **p) for p in places), form)
+            shown = [name if repeat or not i else "" for name in names]
+            rows.append(row([*shown, t.method(method)], numbers, _rule_between(i, rows)))
+        if last is not None:
+            for name, rft in t.baselines():
+                boxes = _baseline(t, place, groups, rft, form)
+                rows.append(row([*last, name], boxes, "rule" if rft == "none" else ""))
+    sizes = [len(group) for _, group in groups]
+    return t.grid([len(labels) + 1, *sizes], [groups_line, *(heads or [titles])], rows)
+
+
+def _baseline(
+    t: TableBuilder, section: Place, groups: Iterable[Group], rft: Stage, form: Form
+) -> Iterator[Box]:
+    """The unpruned model: once for all ratios and targets, and if recovered, at that stage only."""
+    for _, places in groups:
+        other_ratio = places[0].get("ratio", t.table.ratios[0]) != t.table.ratios[0]
+        if other_ratio or (rft != "none" and places[0].get("rft", rft) != rft):
+            yield Box("", len(places))
+            continue
+        keys = (t.baseline((section | p)["model"], rft, p["metric"]) for p in places)
+        for key, same in groupby(keys):
+            yield t.number(key, form, len(list(same)))
+
 
 def _by_ratio_or_model(t: TableBuilder) -> Grid:
-    """Methods down, ratios of one model or models at one ratio across."""
-    [stage], ratios = t.stages, t.table.ratios
-    columns = t.columns(stage)
-    blocks = [(model, ratio) for model in t.table.models for ratio in ratios]
-
-    def baseline(rft: Stage) -> Iterator[Box]:
-        for model, ratio in blocks:
-            if ratio == ratios[0]:
-                yield from t.numbers(t.baseline(model, rft, column) for column in columns)
-            else:  # it is the same for all ratios
-                yield Box("", len(columns))
-
-    by_ratio = t.table.kind == "by_ratio"
-    names = [f"{percent(r)} compression" if by_ratio else t.model(m) for m, r in blocks]
-    heads = [
-        row([""], (Box(name, len(columns)) for name in names)),
-        row(["Method", *(t.title(column) for _ in blocks for column in columns)]),
-    ]
-    rows = [
-        row(
-            [t.method(name)],
-            t.numbers(t.key(m, name, r, stage, c) for m, r in blocks for c in columns),
+    """Ratios of one model or models at one ratio across."""
+    [stage] = t.stages
+    groups = [
+        (
+            f"{percent(ratio)} compression" if t.table.kind == "by_ratio" else t.model(model),
+            [{"model": model, "ratio": ratio, "metric": column} for column in t.columns(stage)],
         )
-        for name in t.table.methods
+        for model, ratio in product(t.table.models, t.table.ratios)
     ]
-    groups = [1, *(len(columns) for _ in blocks)]
-    return t.grid(groups, heads, [*rows, *t.baseline_rows([], baseline)])
+    return _methods(t, [], groups, [([], {"rft": stage}, [])])
+
+
+def _rotation(t: TableBuilder) -> Grid:
+    """Ratios down, models across."""
+    [stage] = t.stages
+    groups = [
+        (
+            FILTERS[t.config.models[model].filter_sharing],
+            [{"model": model, "metric": column} for column in t.columns(stage)],
+        )
+        for model in t.table.models
+    ]
+    sections = [
+        ([percent(ratio)], {"ratio": ratio, "rft": stage}, [percent(0)] if last else None)
+        for ratio, last in _with_last(t.table.ratios)
+    ]
+    return _methods(t, ["Compr."], groups, sections, form=scientific_if_large)
+
+
+def _targets(t: TableBuilder) -> Grid:
+    """Models and what was scored across."""
+    [stage], [ratio], targets = t.stages, t.table.ratios, t.table.targets or ("kq",)
+    pairs = [*product(t.columns(stage), targets)]
+    groups = [
+        (t.model(model), [{"model": model, "metric": c, "target": target} for c, target in pairs])
+        for model in t.table.models
+    ]
+    columns = [*t.columns(stage)] * len(groups)
+    heads = [
+        row([""], (Box(t.title(column), len(targets)) for column in columns)),
+        row(["Method", *(TARGETS[target] for _, target in pairs * len(groups))]),
+    ]
+    return _methods(t, [], groups, [([], {"ratio": ratio, "rft": stage}, [])], heads=heads)
+
+
+def _summary(t: TableBuilder) -> Grid:
+    """Models down, before and after recovery across."""
+    [ratio] = t.table.ratios
+    groups = [
+        (STAGES[stage], [{"rft": stage, "metric": column} for column in t.columns(stage)])
+        for stage in t.stages
+    ]
+    sections = [([t.model(m)], {"model": m, "ratio": ratio}, [""]) for m in t.table.models]
+    return _methods(t, ["Model"], groups, sections)
+
+
+def _stages(t: TableBuilder) -> Grid:
+    """Models and ratios with the size of the state down; stages across, each with eps kept and
+    matched where the table has both."""
+    groups = [
+        (
+            WAYS[stage] + f", eps {eps}" * (len(t.eps) > 1),
+            [{"rft": stage, "metric": column, "eps": eps} for column in t.columns(stage)],
+        )
+        for stage, eps in product(t.stages, t.eps)
+    ]
+
+    def labels(model: str, ratio: Cut) -> list[str]:
+        state = state_bytes(t.config.models[model], ratio) / 1024
+        return [t.model(model), percent(ratio), f"{state:,.10g}"]
+
+    sections = [
+        (labels(m, ratio), {"model": m, "ratio": ratio}, labels(m, 0.0) if last else None)
+        for m in t.table.models
+        for ratio, last in _with_last(t.table.ratios)
+    ]
+    return _methods(t, ["Model", "Compr.", "State, KiB"], groups, sections, repeat=True)
 
 
 def _sharing(t: TableBuilder) -> Grid:
@@ -77,116 +179,10 @@ def _sharing(t: TableBuilder) -> Grid:
     columns = t.columns("none")
     rows = []
     for model in t.table.models:
-        keys = [t.baseline(model, "none", column) for column in columns]
-        rows.append(row([SHARED[keys[0].conv_sharing]], t.numbers(keys)))
+        numbers = t.numbers(t.baseline(model, "none", column) for column in columns)
+        rows.append(row([SHARED[t.config.models[model].filter_sharing]], numbers))
     heads = t.two_line_heads(["Shared by"], ["heads, channels"], columns)
     return t.grid([1, *t.suite_sizes(columns)], heads, rows)
-
-
-def _rotation(t: TableBuilder) -> Grid:
-    """Ratios and methods down, models across."""
-    models, [stage] = t.table.models, t.stages
-    columns = t.columns(stage)
-
-    def numbers(method: str, ratio: Cut, rft: Stage) -> list[Box]:
-        keys = (t.key(m, method, ratio, rft, column) for m in models for column in columns)
-        return t.numbers(keys, scientific_if_large)
-
-    filters = [t.baseline(model, "none", columns[0]).conv_sharing for model in models]
-    heads = [
-        row(["", ""], (Box(FILTERS[sharing], len(columns)) for sharing in filters)),
-        row(["Compr.", "Method", *(t.title(column) for _ in models for column in columns)]),
-    ]
-    rows: list[Row] = []
-    for ratio in t.table.ratios:
-        for i, method in enumerate(t.table.methods):
-            labels = ["" if i else percent(ratio), t.method(method)]
-            rows.append(row(labels, numbers(method, ratio, stage), _rule_between(i, rows)))
-    rows += t.baseline_rows([percent(0)], lambda rft: numbers(BASELINE, 0.0, rft))
-    return t.grid([2, *(len(columns) for _ in models)], heads, rows)
-
-
-def _targets(t: TableBuilder) -> Grid:
-    """Methods down, models and what was scored across."""
-    models, [stage], [ratio] = t.table.models, t.stages, t.table.ratios
-    targets, columns = t.table.targets or ("kq",), t.columns(stage)
-    size, pairs = len(columns) * len(targets), [(m, c) for m in models for c in columns]
-
-    def baseline(rft: Stage) -> Iterator[Box]:
-        for model, column in pairs:  # it is the same for all targets
-            yield t.number(t.baseline(model, rft, column), span=len(targets))
-
-    heads = [
-        row([""], (Box(t.model(model), size) for model in models)),
-        row([""], (Box(t.title(column), len(targets)) for _, column in pairs)),
-        row(["Method", *(TARGETS[target] for _ in pairs for target in targets)]),
-    ]
-    rows = []
-    for name in t.table.methods:
-        keys = (t.key(m, name, ratio, stage, c, target) for m, c in pairs for target in targets)
-        rows.append(row([t.method(name)], t.numbers(keys)))
-    groups = [1, *(size for _ in models)]
-    return t.grid(groups, heads, [*rows, *t.baseline_rows([], baseline)])
-
-
-def _summary(t: TableBuilder) -> Grid:
-    """Models and methods down, before and after recovery across."""
-    [ratio] = t.table.ratios
-    columns = {stage: t.columns(stage) for stage in t.stages}
-    pairs = [(stage, column) for stage in t.stages for column in columns[stage]]
-    heads = [
-        row(["", ""], (Box(STAGES[stage], len(columns[stage])) for stage in t.stages)),
-        row(["Model", "Method", *(t.title(column) for _, column in pairs)]),
-    ]
-    rows: list[Row] = []
-    for model in t.table.models:
-        for i, method in enumerate(t.table.methods):
-            numbers = t.numbers(t.key(model, method, ratio, *pair) for pair in pairs)
-            labels = ["" if i else t.model(model), t.method(method)]
-            rows.append(row(labels, numbers, _rule_between(i, rows)))
-        rows += t.baseline_rows([""], partial(_baseline_by_stage, t, model))
-    return t.grid([2, *map(len, columns.values())], heads, rows)
-
-
-def _baseline_by_stage(t: TableBuilder, model: str, rft: Stage) -> Iterator[Box]:
-    """The unpruned model below every stage, or below its own once it is recovered."""
-    for stage, _ in product(t.stages, t.eps):  # it is the same whatever a cut does to eps
-        columns = t.columns(stage)
-        if rft in ("none", stage):
-            yield from t.numbers(t.baseline(model, rft, column) for column in columns)
-        else:
-            yield Box("", len(columns))
-
-
-def _stages(t: TableBuilder) -> Grid:
-    """Models, ratios with the size of the state, and methods down; stages across, each with eps
-    kept and matched where the table has both."""
-    groups = [*product(t.stages, t.eps)]
-    sizes = [len(t.columns(stage)) for stage, _ in groups]
-    names = [WAYS[stage] + f", eps {eps}" * (len(t.eps) > 1) for stage, eps in groups]
-    places = [(stage, column, eps) for stage, eps in groups for column in t.columns(stage)]
-    titles = (t.title(column) for _, column, _ in places)
-    heads = [
-        row([""] * 4, map(Box, names, sizes)),
-        row(["Model", "Compr.", "State, KiB", "Method", *titles]),
-    ]
-
-    def labels(model: str, ratio: Cut) -> list[str]:
-        state = state_bytes(t.config.models[model], ratio) / 1024
-        return [t.model(model), percent(ratio), f"{state:,.10g}"]
-
-    rows: list[Row] = []
-    for model in t.table.models:
-        for ratio in t.table.ratios:
-            for i, method in enumerate(t.table.methods):
-                numbers = t.numbers(
-                    t.key(model, method, ratio, stage, column, eps=eps)
-                    for stage, column, eps in places
-                )
-                names = [*labels(model, ratio), t.method(method)]
-                rows.append(row(names, numbers, _rule_between(i, rows)))
-        rows += t.baseline_rows(labels(model, 0.0), partial(_baseline_by_stage, t, model))
-    return t.grid([4, *sizes], heads, rows)
 
 
 def _breakdown(t: TableBuilder) -> Grid:
@@ -194,10 +190,7 @@ def _breakdown(t: TableBuilder) -> Grid:
     columns = t.columns("none")
     models, stages = len(t.table.models) > 1, len(t.stages) > 1  # whether they have labels
 
-    def line(model: str, method: str, rft: Stage, ratio: Cut, above: Separator) -> Row:
-        name = "Baseline" if method == BASELINE else t.method(method)
-        if method == BASELINE and rft == "post" and not stages:
-            name = "Baseline, recovered"
+    def line(model: str, method: str, rft: Stage, ratio: Cut, above: Separator, name: str) -> Row:
         labels = [t.model(model)] * models + [RECOVERED[rft]] * stages + [name, percent(ratio)]
         measured = t.columns(rft)
         numbers = (
@@ -208,14 +201,13 @@ def _breakdown(t: TableBuilder) -> Grid:
 
     rows: list[Row] = []
     for model in t.table.models:
-        for ratio in t.table.ratios:
-            for s, stage in enumerate(t.stages):
-                for i, method in enumerate(t.table.methods):
-                    above: Separator = "space" if s and not i else _rule_between(i, rows)
-                    rows.append(line(model, method, stage, ratio, above))
-        rows.append(line(model, BASELINE, "none", 0.0, "rule"))
-        if t.has_control:
-            rows.append(line(model, BASELINE, "post", 0.0, ""))
+        for ratio, (s, stage) in product(t.table.ratios, enumerate(t.stages)):
+            for i, method in enumerate(t.table.methods):
+                above: Separator = "space" if s and not i else _rule_between(i, rows)
+                rows.append(line(model, method, stage, ratio, above, t.method(method)))
+        for name, rft in t.baselines():
+            above, name = ("rule", name) if rft == "none" else ("", "Baseline" if stages else name)
+            rows.append(line(model, BASELINE, rft, 0.0, above, name))
     labels = ["Model"] * models + ["RFT"] * stages + ["Method", "Compr."]
     heads = t.two_line_heads(labels, [""] * len(labels), columns)
     return t.grid([len(labels), *t.suite_sizes(columns)], heads, rows)
@@ -229,14 +221,34 @@ def _mixer_speed(t: TableBuilder) -> Grid:
         "peak_memory_gib": fixed(2, unit="GiB"),
         "memory_ratio": fixed(2),
     }
+    heads = [row(["Model", "dₖ", "Tokens/s ↑", "Speedup ↑", "Memory ↓", "Ratio ↓"])]
+    return t.grid([2, 2, 2], heads, _speeds(t, forms))
+
+
+def _decoding_speed(t: TableBuilder) -> Grid:
+    """Models and ratios down; throughput at each batch, without and with a CUDA graph; the size of
+    the state."""
+    batches = [str(batch) for batch in t.benchmark.batches]
+    forms: dict[str, Form] = dict.fromkeys(t.benchmark.speeds(), throughput)
+    forms |= {"state_mib": fixed(2), "largest_batch": fixed(0)}
+    speeds = ("Tokens/s ↑ at a batch of", "The same as one CUDA graph ↑")
+    groups = [*(Box(text, len(batches)) for text in speeds), Box("State"), Box("Largest")]
+    titles = row(["Model", "Compr.", *batches, *batches, "MiB ↓", "batch ↑"])
+    sizes = [2, len(batches), len(batches), 2]
+    return t.grid(sizes, [row(["", ""], groups), titles], _speeds(t, forms))
+
+
+def _speeds(t: TableBuilder, forms: Mapping[str, Form]) -> list[Row]:
+    """A row per mixer and width, or per model and ratio."""
     rows: list[Row] = []
-    for mixer, measurements in t.by_subject().items():
+    for subject, measurements in t.by_subject().items():
+        mixer = t.benchmark.kind == "mixer"
+        label = t.benchmark.mixers[subject].label if mixer else t.model(subject)
         for i, cell in enumerate(measurements):
-            labels = ["" if i else t.benchmark.mixers[mixer].label, str(cell.width)]
+            labels = ["" if i else label, str(cell.width) if mixer else percent(cell.ratio)]
             numbers = [t.timing(cell, metric, form) for metric, form in forms.items()]
             rows.append(row(labels, numbers, _rule_between(i, rows)))
-    heads = [row(["Model", "dₖ", "Tokens/s ↑", "Speedup ↑", "Memory ↓", "Ratio ↓"])]
-    return t.grid([2, 2, 2], heads, rows)
+    return rows
 
 
 def _model_speed(t: TableBuilder) -> Grid:
@@ -259,31 +271,13 @@ def _model_speed(t: TableBuilder) -> Grid:
     return t.grid([1, *(len(forms) for _ in subjects)], heads, rows)
 
 
-def _decoding_speed(t: TableBuilder) -> Grid:
-    """Models and ratios down; throughput at each batch, without and with a CUDA graph; the size of
-    the state."""
-    batches = [str(batch) for batch in t.benchmark.batches]
-    forms: dict[str, Form] = dict.fromkeys(t.benchmark.speeds(), throughput)
-    forms |= {"state_mib": fixed(2), "largest_batch": fixed(0)}
-    rows: list[Row] = []
-    for model, measurements in t.by_subject().items():
-        for i, cell in enumerate(measurements):
-            labels = ["" if i else t.model(model), percent(cell.ratio)]
-            numbers = [t.timing(cell, metric, form) for metric, form in forms.items()]
-            rows.append(row(labels, numbers, _rule_between(i, rows)))
-    speeds = ("Tokens/s ↑ at a batch of", "The same as one CUDA graph ↑")
-    heads = [
-        row(
-            ["", ""], [*(Box(text, len(batches)) for text in speeds), Box("State"), Box("Largest")]
-        ),
-        row(["Model", "Compr.", *batches, *batches, "MiB ↓", "batch ↑"]),
-    ]
-    return t.grid([2, len(batches), len(batches), 2], heads, rows)
-
-
 def _rule_between(i: int, rows: list[Row]) -> Separator:
     """A rule above the first row of every section but the first."""
     return "rule" if rows and not i else ""
+
+
+def _with_last(ratios: Sequence[Cut]) -> list[tuple[Cut, bool]]:
+    return [(ratio, ratio == ratios[-1]) for ratio in ratios]
 
 
 LAYOUTS: dict[str, Callable[[TableBuilder], Grid]] = {
@@ -301,6 +295,6 @@ LAYOUTS: dict[str, Callable[[TableBuilder], Grid]] = {
 }
 
 
-def lay_out(config: Config, name: str, frame: pd.DataFrame) -> Grid:
-    """A table of the configuration, from its frame (`reproduction.reporting.frame.table_frame`)."""
-    return LAYOUTS[config.tables[name].kind](TableBuilder(config, name, frame))
+def lay_out(config: Config, name: str, results: Iterable[Result]) -> Grid:
+    """A table of the configuration, from its results (`frame.table_results`)."""
+    return LAYOUTS[config.tables[name].kind](TableBuilder(config, name, results))

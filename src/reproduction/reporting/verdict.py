@@ -1,30 +1,24 @@
 """The verdict: every number that the paper prints, next to ours, and one of seven words.
 
-Ours is that with eps kept, as the paper's code leaves it (`reproduction.config.section.Eps`).
+Ours is that with eps kept, as the paper's code leaves it. Inside means |ours - paper's| <=
+tolerance, which is what can make two right numbers differ, and nothing else:
 
-Inside means |ours - paper's| <= tolerance. What can make two right numbers differ is in the
-tolerance, and nothing else:
-
-    t s sqrt(1 + 1/n)  s is the standard deviation over our n seeds. Ours is the mean of n draws,
-                       the paper's is one more draw, so their difference has the standard deviation
-                       s sqrt(1 + 1/n). Three seeds say little about s: t, Student's for n - 1
-                       degrees of freedom, makes up for that. One right number in a hundred is
-                       outside by chance
+    t s sqrt(1 + 1/n)  s is the standard deviation over our n seeds: ours is the mean of n draws,
+                       the paper's one more draw. Student's t for n - 1 degrees of freedom makes up
+                       for an s from few seeds; one right number in a hundred is outside by chance
     documents          only where ours are not the paper's (`note`): twice the standard error of the
-                       difference of two samples. Otherwise both runs scored the same documents, and
-                       which ones those are makes no difference. Timings have that of their repeats
+                       difference of two samples. Timings have that of their repeats
     half a digit       the paper's rounding
     NUMERICAL          kernels in bf16 and versions of libraries
 
-Whether a number can be judged depends on what it took to get it, not on how it came out. Chance is
-in the selection of channels (random, or by calibration text), in recovery, in pretraining and in
-timings. The first line that applies gives the word:
+Whether a number can be judged depends on what it took to get it, not on how it came out. The first
+line that applies gives the word:
 
 1. not attempted            we have no number; the reason is given
 2. undecided                ours was measured under another protocol than the paper's, or the
                             paper's other numbers contradict it (an erratum of kind `value`)
-3. agrees, one draw         there is chance, with fewer than three draws: inside or outside, but the
-   disagrees, one draw      tolerance lacks how much other draws would vary
+3. agrees, one draw         there is chance (in selection, recovery, pretraining or timing), with
+   disagrees, one draw      fewer than three draws: inside or outside
 4. reproduced               inside; it says so where the paper's number of the unpruned model is
                             inside too, since this tolerance cannot tell the two apart
 5. direction only           outside, but on the paper's side of the unpruned model, in both by more
@@ -64,16 +58,21 @@ from reproduction.reporting.frame import (
     Cell,
     Key,
     Printed,
+    Result,
     cells,
     published_name,
-    read_frame,
     read_key,
     read_published,
+    read_results,
 )
+from reproduction.running.code import ROOT
 from statecut.errors import InputError
 from statecut.files import atomic_write
 
 logger = logging.getLogger(__name__)
+
+PUBLISHED = ROOT / "config/published"
+CLAIMS = ROOT / "config/claims.yaml"
 
 Word = Literal[
     "reproduced",
@@ -145,12 +144,12 @@ class Judgement(NamedTuple):
 
 def judge(
     config: Config,
-    frames: Mapping[str, pd.DataFrame],
+    tables: Mapping[str, Iterable[Result]],
     published: Sequence[Printed],
     errata: Iterable[Erratum] = (),
 ) -> list[Judgement]:
-    """A word for every printed number, from the frames of the tables, by table."""
-    ours = {table: cells(frame) for table, frame in frames.items()}
+    """A word for every printed number, from the results of the tables."""
+    ours = {table: cells(results) for table, results in tables.items()}
     unpruned = {_subject(p): p for p in published if p.key.method == BASELINE}
     by_cell: dict[tuple[str, Key], list[Erratum]] = {}
     for erratum in errata:
@@ -263,29 +262,20 @@ class PaperVerdict:
     claims: Sequence[Answered]
 
 
-def reach_verdict(
-    config: Config, frames: Mapping[str, pd.DataFrame], published: Path | str, claims: Path | str
-) -> PaperVerdict:
-    """From the frames of a run's tables, by table; `published` is the folder of the paper's numbers
-    and errata, `claims` the file of its claims."""
+def reach_verdict(config: Config, tables: Mapping[str, Iterable[Result]]) -> PaperVerdict:
+    """From the results of a run's tables, by table."""
     scope, judgements = claims_only(config), []
     if not scope:
-        errata = read_errata(Path(published) / "errata.csv")
-        judgements = judge(config, frames, read_published(Path(published) / "values.csv"), errata)
-    ours = {key: cell for frame in frames.values() for key, cell in cells(frame).items()}
-    return PaperVerdict(scope, judgements, answer_all(config, read_claims(claims), ours))
+        published, errata = (PUBLISHED / name for name in ("values.csv", "errata.csv"))
+        judgements = judge(config, tables, read_published(published), read_errata(errata))
+    ours = {key: cell for results in tables.values() for key, cell in cells(results).items()}
+    return PaperVerdict(scope, judgements, answer_all(config, read_claims(CLAIMS), ours))
 
 
-def make_verdict(
-    config: Config,
-    frames: Sequence[Path | str],
-    out: Path | str,
-    published: Path | str,
-    claims: Path | str,
-) -> None:
+def make_verdict(config: Config, frames: Iterable[Path | str], out: Path | str) -> None:
     """cells.csv, claims.csv and verdict.txt in a folder, from the frames of all tables in order."""
-    tables = dict(zip(config.tables, map(read_frame, frames), strict=True))
-    write_verdict(reach_verdict(config, tables, published, claims), out)
+    tables = dict(zip(config.tables, map(read_results, frames), strict=True))
+    write_verdict(reach_verdict(config, tables), out)
 
 
 def write_verdict(verdict: PaperVerdict, folder: Path | str) -> None:
@@ -341,13 +331,11 @@ def tally(answers: Iterable[Answered]) -> str:
     """How many claims got which answer."""
     asked = list(answers)
     words = Counter(answered.answer.removesuffix(" so far") for answered in asked)
-    forms = {
-        "holds": "hold",
-        "fails": "fail",
-        "undecided": "undecided",
-        "not measured": "not measured",
-    }
-    counts = [f"{words[word]} {form}" for word, form in forms.items()]
+    forms = {"holds": "hold", "fails": "fail"}
+    counts = [
+        f"{words[word]} {forms.get(word, word)}"
+        for word in ("holds", "fails", "undecided", "not measured")
+    ]
     few = sum(bool(answered.few_draws) for answered in asked)
     remark = f"; {few} of them decided by fewer than {SEEDS} draws" if few else ""
     return f"{len(asked)} claim{'s' * (len(asked) != 1)}: {', '.join(counts)}{remark}"
@@ -396,7 +384,5 @@ def verify(cells: Path | str) -> None:
     for line in count_words(judgements) if judgements else ["this run compares claims only"]:
         logger.info(line)
     if failures := outside(judgements):
-        lines = [f"{len(failures)} numbers are outside:", *map(_describe, failures[:10])]
-        if len(failures) > 10:
-            lines.append(f"and {len(failures) - 10} more")
+        lines = [f"{len(failures)} numbers are outside:", *map(_describe, failures)]
         raise InputError("\n".join(lines))

@@ -8,35 +8,28 @@ from __future__ import annotations
 import csv
 import os
 import re
-import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import jinja2
 
 from reproduction.config import Config
-from reproduction.reporting.frame import Key, check_count, read_frame
+from reproduction.reporting.frame import Key, read_results
 from reproduction.reporting.grid import Box, Grid
 from reproduction.reporting.heat import Look
 from reproduction.reporting.tables import lay_out
+from reproduction.running.code import ROOT
 from statecut.errors import InputError
 from statecut.files import atomic_write
 
 _TEX = str.maketrans(
     {
         "\\": r"\textbackslash{}",
-        "{": r"\{",
-        "}": r"\}",
-        "&": r"\&",
-        "%": r"\%",
-        "#": r"\#",
-        "$": r"\$",
-        "_": r"\_",
         "^": r"\textasciicircum{}",
         "~": r"\textasciitilde{}",
+        **{letter: f"\\{letter}" for letter in "{}&%#$_"},
         "–": "--",
         "×": r"$\times$",
         "±": r"$\pm$",
@@ -57,14 +50,42 @@ def format_powers(text: str, before: str, after: str) -> str:
     return re.sub(r"(?<=\d)e(\d+)", lambda match: f"{before}{match[1]}{after}", text)
 
 
-def to_tex(grid: Grid, templates: Path) -> str:
-    return _tex_environment(templates).get_template("table.tex.j2").render(table=grid)
+def _environment(**options: Any) -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(ROOT / "workflow/templates"),
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        undefined=jinja2.StrictUndefined,
+        **options,
+    )
+    environment.filters |= {"tex": escape_tex, "powers": format_powers}
+    return environment
 
 
-def to_html(grid: Grid, templates: Path, looks: Mapping[Key, Look] | None = None) -> str:
-    """A <table> without a page around it; with `looks`, a heat map whose numbers are buttons."""
-    template = html_environment(templates).get_template("table.html.j2")
-    return template.render(table=grid, looks=looks or {})
+HTML = _environment(autoescape=True)
+TEX = _environment(
+    # Braces and percent signs belong to LaTeX.
+    variable_start_string="<<",
+    variable_end_string=">>",
+    block_start_string="<%",
+    block_end_string="%>",
+    comment_start_string="<#",
+    comment_end_string="#>",
+)
+
+
+def to_tex(grid: Grid) -> str:
+    return TEX.get_template("table.tex.j2").render(table=grid)
+
+
+def to_html(
+    grid: Grid, looks: Mapping[Key, Look] | None = None, places: Mapping[Key, int] | None = None
+) -> str:
+    """A <table> without a page around it; with `looks`, a heat map whose numbers are buttons that
+    have their key's place in the page's data."""
+    template = HTML.get_template("table.html.j2")
+    return template.render(table=grid, looks=looks or {}, places=places)
 
 
 def to_rows(grid: Grid) -> list[list[str]]:
@@ -84,12 +105,10 @@ def to_rows(grid: Grid) -> list[list[str]]:
     ]
 
 
-def write_table(
-    config: Config, name: str, frame: Path | str, folder: Path | str, templates: Path | str
-) -> None:
+def write_table(config: Config, name: str, frame: Path | str, folder: Path | str) -> None:
     """NAME.tex, NAME.csv and NAME.html in a folder, from the frame of the table."""
-    grid, templates = lay_out(config, name, read_frame(frame)), Path(templates)
-    for ending, text in (("tex", to_tex(grid, templates)), ("html", to_html(grid, templates))):
+    grid = lay_out(config, name, read_results(frame))
+    for ending, text in (("tex", to_tex(grid)), ("html", to_html(grid))):
         with atomic_write(Path(folder) / f"{name}.{ending}", force=True) as aside:
             aside.write_text(text)
     with (
@@ -100,32 +119,23 @@ def write_table(
 
 
 def write_document(
-    config: Config,
-    tables: Sequence[Path | str],
-    figures: Sequence[Path | str],
-    out: Path | str,
-    templates: Path | str,
+    config: Config, tables: Sequence[Path | str], figures: Sequence[Path | str], out: Path | str
 ) -> None:
-    """A LaTeX document of tables (.tex) and of the figures (.pdf, .png) of the configuration.
+    """A LaTeX document of tables (.tex) and of the figures (.pdf) of the configuration.
 
     It refers to them by paths relative to its own folder.
     """
-    check_count(f"the document of {config.run}", "figures", len(config.figures), len(figures))
 
     def relative(file: Path | str) -> str:
         return Path(os.path.relpath(file, Path(out).parent)).as_posix()
 
-    text = (
-        _tex_environment(Path(templates))
-        .get_template("document.tex.j2")
-        .render(
-            title=f"Statecut: results of the run {config.run}",
-            tables=[relative(table) for table in tables],
-            figures=[
-                (relative(file), figure.caption, name)
-                for (name, figure), file in zip(config.figures.items(), figures, strict=True)
-            ],
-        )
+    text = TEX.get_template("document.tex.j2").render(
+        title=f"Statecut: results of the run {config.run}",
+        tables=map(relative, tables),
+        figures=[
+            (relative(file), figure.caption, name)
+            for (name, figure), file in zip(config.figures.items(), figures, strict=True)
+        ],
     )
     with atomic_write(out, force=True) as aside:
         aside.write_text(text)
@@ -133,12 +143,7 @@ def write_document(
 
 def compile_document(document: Path | str, pdf: Path | str) -> None:
     """One PDF of a document, the same bytes every time."""
-    document, pdf = Path(document), Path(pdf)
-    if not shutil.which("pdflatex"):
-        raise InputError(
-            f"{pdf}: pdflatex is not installed; on Debian it is in texlive-latex-base, and "
-            "booktabs in texlive-latex-recommended"
-        )
+    document = Path(document)
     with atomic_write(pdf, force=True) as aside:
         command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error"]
         command += [f"-output-directory={aside.parent.resolve()}", f"-jobname={aside.stem}"]
@@ -155,35 +160,3 @@ def compile_document(document: Path | str, pdf: Path | str) -> None:
             )
             if process.returncode:
                 raise InputError(f"{document}: LaTeX failed\n{process.stdout[-1500:]}")
-
-
-@cache
-def html_environment(templates: Path) -> jinja2.Environment:
-    return _environment(templates, autoescape=True)
-
-
-@cache
-def _tex_environment(templates: Path) -> jinja2.Environment:
-    return _environment(
-        templates,
-        # Braces and percent signs belong to LaTeX.
-        variable_start_string="<<",
-        variable_end_string=">>",
-        block_start_string="<%",
-        block_end_string="%>",
-        comment_start_string="<#",
-        comment_end_string="#>",
-    )
-
-
-def _environment(templates: Path, **options: Any) -> jinja2.Environment:
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(templates),
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-        undefined=jinja2.StrictUndefined,
-        **options,
-    )
-    environment.filters |= {"tex": escape_tex, "powers": format_powers}
-    return environment

@@ -27,7 +27,7 @@ SOCKET, FORKED = "REPRODUCTION_PRELOAD", "forked"  # the variable with its name;
 LIBRARIES = (
     "torch", "transformers", "transformers.modeling_utils", "transformers.models.auto",
     "fla", "fla.models", "peft", "datasets", "lm_eval.api.task", "lm_eval.evaluator",
-    "safetensors.torch", "pandas", "pandera", "scipy.linalg", "matplotlib.pyplot",
+    "safetensors.torch", "pandas", "scipy.linalg", "matplotlib.pyplot",
     "torch._inductor.compile_fx", "torch.distributed._tensor",
 )  # fmt: skip
 

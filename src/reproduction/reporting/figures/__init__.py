@@ -1,13 +1,4 @@
-"""Figures: one file per kind of data, from what a run has measured to PDF for LaTeX and SVG.
-
-Which data a figure is drawn of follows from the configuration:
-
-    spectrum, utilization   the analysis (.npz) of every variant of `config.analyses(name)`, or None
-                            where a partial run does not have it
-    filters                 the folder of the model
-    sweep                   the JSON of every cell of `config.measurements(figure.benchmark)`
-    quality, state          the frame of every table that it names
-"""
+"""Figures: one file per kind of data, from what a run has measured to PDF for LaTeX and SVG."""
 
 from __future__ import annotations
 
@@ -24,7 +15,7 @@ from reproduction.reporting.figures.rank import draw_spectrum, draw_utilization
 from reproduction.reporting.figures.sweep import draw_sweep
 from reproduction.reporting.style import drawing, save
 
-KINDS: dict[str, Callable[[Config, Any, Sequence[Any]], Figure]] = {
+KINDS: dict[str, Callable[[Config, str, Sequence[Any]], Figure]] = {
     "spectrum": draw_spectrum,
     "utilization": draw_utilization,
     "filters": draw_filters,
@@ -37,7 +28,8 @@ KINDS: dict[str, Callable[[Config, Any, Sequence[Any]], Figure]] = {
 def draw(
     config: Config, name: str, sources: Sequence[Path | str | None], outs: Sequence[Path | str]
 ) -> None:
-    """Draw a figure of the configuration, and write it in the form that each file's ending says."""
+    """Draw a figure of the configuration from the files that `rules.Inputs.figure_sources` names,
+    and write it in the form that each file's ending says."""
     paths = [source and Path(source) for source in sources]
     with drawing():
         save(KINDS[config.figures[name].kind](config, name, paths), outs)

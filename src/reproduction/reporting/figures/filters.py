@@ -12,7 +12,6 @@ from matplotlib.figure import Figure
 from reproduction.analysis.filters import filters
 from reproduction.config import Config
 from reproduction.reporting.style import PAGE, new_figure
-from statecut.models.checkpoint import Checkpoint
 
 SIDES = {"q": "Queries", "k": "Keys", "v": "Values"}
 # Few shades: a page holds the pixels of every layer.
@@ -22,6 +21,8 @@ LINES = "#333333"  # on the pixels, which are light on any page
 
 def draw_filters(config: Config, name: str, sources: Sequence[Path]) -> Figure:
     """Queries, keys and values below each other: channels across, layers and their taps down."""
+    from statecut.models.checkpoint import Checkpoint  # loads torch, which no other figure needs
+
     model = filters(Checkpoint(sources[0]))
     weights = {side: getattr(model, side) for side in SIDES}
     limit = max(float(np.quantile(np.abs(w), 0.995)) for w in weights.values())

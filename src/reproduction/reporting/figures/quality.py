@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import groupby
 from pathlib import Path
 from textwrap import fill
@@ -16,17 +15,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator
 
-from reproduction.config import (
-    BASELINE,
-    Config,
-    Cut,
-    QualityFigure,
-    QualityTable,
-    Stage,
-    state_bytes,
-)
+from reproduction.config import BASELINE, Config, Cut, Stage, state_bytes
 from reproduction.config.models import Model
-from reproduction.reporting.frame import Cell, cells, read_frame, variant_key
+from reproduction.reporting.frame import Cell, cells, read_results, variant_key
 from reproduction.reporting.style import INK, PAGE, SOLID, colour, dash, label, new_figure
 
 STAGES = {
@@ -46,6 +37,7 @@ LOOKS: dict[str, dict[str, Any]] = {
     "post": {"linestyle": DASHED},
     "refit_post": {"linestyle": SOLID},
 }
+PLAIN = FuncFormatter(lambda value, _: f"{value:,.10g}")
 
 
 @dataclass(frozen=True)
@@ -64,22 +56,22 @@ def draw_quality(config: Config, name: str, sources: Sequence[Path]) -> Figure:
     figure = new_figure(PAGE, 0.6 + 1.8 * len(rows))
     grid = figure.add_gridspec(len(rows), max(map(len, rows)))
     first: dict[str, Axes] = {}  # the panels of a model share their scale
+    names: dict[str, Any] = {}
     places = ((grid[r, c], panel) for r, row in enumerate(rows) for c, panel in enumerate(row))
     for place, panel in places:
         axes = figure.add_subplot(place, sharey=first.get(panel.model))
         _draw_baseline(config, axes, panel)
         for method in panel.curves:
             look = {"linestyle": dash(config, method), "markersize": 2.5}
-            _draw_curve(config, axes, panel, method, lambda ratio: 100 * ratio, look)
+            _draw_curve(config, axes, panel, method, lambda _, ratio: 100 * ratio, look)
         axes.set_title(f"{fill(config.models[panel.model].label, TITLE)}\n{STAGES[panel.stage]}")
         axes.set_xlabel("channels cut, %")
         axes.set_xlim(left=0)
-        _finish(config, name, axes, [panel], labelled=panel.model not in first)
+        column = config.figures[name].column  # type: ignore[union-attr]
+        _finish(config, column, axes, [panel], labelled=panel.model not in first)
         if panel.model in first:
             axes.tick_params(labelleft=False)
         first.setdefault(panel.model, axes)
-    names: dict[str, Any] = {}
-    for axes in figure.axes:
         lines, texts = axes.get_legend_handles_labels()
         names |= zip(texts, lines, strict=True)
     _legend(figure, list(names.values()), len(names))
@@ -87,10 +79,21 @@ def draw_quality(config: Config, name: str, sources: Sequence[Path]) -> Figure:
 
 
 def draw_state(config: Config, name: str, sources: Sequence[Path]) -> Figure:
-    """A panel per model, a curve per method and stage, each from the unpruned model on."""
     panels = list(read_panels(config, name, sources))
+    return state_figure(config, config.figures[name].column, panels)  # type: ignore[union-attr]
+
+
+def state_figure(
+    config: Config,
+    column: str,
+    panels: Sequence[Panel],
+    size: tuple[float, float] = (PAGE, 2.8),
+    names: int = 5,
+) -> Figure:
+    """Axes per model, a curve per method and stage, each from the unpruned model on; `names`:
+    how many stand side by side below them."""
     models = list(dict.fromkeys(panel.model for panel in panels))
-    figure = new_figure(PAGE, 2.8)
+    figure = new_figure(*size)
     for axes, model in zip(figure.subplots(1, len(models), squeeze=False)[0], models, strict=True):
         spec, parts = config.models[model], [panel for panel in panels if panel.model == model]
         _draw_baseline(config, axes, parts[0])
@@ -98,27 +101,27 @@ def draw_state(config: Config, name: str, sources: Sequence[Path]) -> Figure:
         for panel in parts:
             for method in panel.curves:
                 look = LOOKS[panel.stage] | {"markersize": 3}
-                sizes |= _draw_curve(config, axes, panel, method, partial(_kib, spec), look)
+                sizes |= _draw_curve(config, axes, panel, method, _kib, look)
         axes.set_title(spec.label)
         axes.set_xscale("log")
         axes.xaxis.set_major_locator(FixedLocator(sorted(sizes)))
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
+        axes.xaxis.set_major_formatter(PLAIN)
         axes.minorticks_off()
         axes.set_xlabel("state of a sequence, KiB")
-        _finish(config, name, axes, parts, labelled=model == models[0])
+        _finish(config, column, axes, parts, labelled=model == models[0])
     methods = dict.fromkeys(method for panel in panels for method in panel.curves)
     lines = [Line2D([], [], color=colour(config, m), label=label(config, m)) for m in methods]
-    names = {**STAGES, "pre": "sliced"}
+    stages = {**STAGES, "pre": "sliced"}
     for stage in dict.fromkeys(panel.stage for panel in panels):
         look = LOOKS[stage] | {"color": INK, "marker": "o", "markersize": 3}
-        lines.append(Line2D([], [], label=names[stage], **look))
+        lines.append(Line2D([], [], label=stages[stage], **look))
     lines.append(Line2D([], [], color=INK, linestyle=dash(config, BASELINE), label="Baseline"))
-    _legend(figure, lines, min(5, len(lines)))
+    _legend(figure, lines, min(names, len(lines)))
     return figure
 
 
-def _kib(model: Model, ratio: Cut) -> float:
-    return state_bytes(model, ratio) / 1024
+def _kib(model: Model, cut: Cut) -> float:
+    return state_bytes(model, cut) / 1024
 
 
 def in_rows(panels: Iterable[Panel]) -> list[list[Panel]]:
@@ -143,14 +146,14 @@ def _draw_curve(
     axes: Axes,
     panel: Panel,
     method: str,
-    place: Callable[[Any], float],
+    place: Callable[[Model, Any], float],
     look: dict[str, Any],
 ) -> set[float]:
     """A curve with bars of one standard deviation over seeds; its places on the x axis."""
-    cuts = panel.curves[method].items()
+    cuts, spec = panel.curves[method].items(), config.models[panel.model]
     measured = [
-        (place(cut), cell.value, cell.spread or 0.0)
-        for cut, cell in sorted(cuts, key=lambda one: -_kib(config.models[panel.model], one[0]))
+        (place(spec, cut), cell.value, cell.spread or 0.0)
+        for cut, cell in sorted(cuts, key=lambda item: -_kib(spec, item[0]))
         if cell.value is not None
     ]
     x, y, bars = zip(*measured, strict=True) if measured else ((), (), ())
@@ -160,10 +163,9 @@ def _draw_curve(
 
 
 def _finish(
-    config: Config, name: str, axes: Axes, panels: Sequence[Panel], *, labelled: bool
+    config: Config, column: str, axes: Axes, panels: Sequence[Panel], *, labelled: bool
 ) -> None:
     """The y axis: logarithmic of perplexities, and none of what a partial run has nothing of."""
-    column = config.figures[name].column  # type: ignore[union-attr]
     task = config.suite_of(column).tasks[column]
     curves = [curve for panel in panels for curve in panel.curves.values()]
     if panels[0].baseline is None and all(c.value is None for k in curves for c in k.values()):
@@ -185,7 +187,7 @@ def set_logarithmic(axes: Axes, baseline: float | None) -> None:
     """Up to HIGHEST times the baseline."""
     axes.set_yscale("log")
     axes.yaxis.set_major_locator(LogLocator(10, subs=TICKS))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
+    axes.yaxis.set_major_formatter(PLAIN)
     axes.minorticks_off()
     if baseline is not None:
         axes.set_ylim(top=min(axes.get_ylim()[1], HIGHEST * baseline))
@@ -193,19 +195,17 @@ def set_logarithmic(axes: Axes, baseline: float | None) -> None:
 
 def read_panels(config: Config, figure: str, sources: Sequence[Path]) -> Iterator[Panel]:
     """Every curve begins at its unpruned model, after recovery if the run has that."""
-    spec = config.figures[figure]
-    assert isinstance(spec, QualityFigure)
+    spec: Any = config.figures[figure]
     for name, source in zip(spec.tables, sources, strict=True):
-        measured, table = cells(read_frame(source)), config.tables[name]
-        assert isinstance(table, QualityTable)
-        for model in table.models:
+        measured, table = cells(read_results(source)), config.tables[name]
+        for model in table.models:  # type: ignore[union-attr]
             variants = {
                 variant: measured[variant_key(config, variant, column)]
                 for variant, column in config.cells(name)
                 if (variant.model, column) == (model, spec.column)
             }
             unpruned = {v.recovered: cell for v, cell in variants.items() if not v.pruned}
-            for stage in table.columns:
+            for stage in table.columns:  # type: ignore[union-attr]
                 if spec.column not in config.columns(name, stage):
                     continue
                 curves: dict[str, dict[Cut, Cell]] = {}
@@ -213,8 +213,6 @@ def read_panels(config: Config, figure: str, sources: Sequence[Path]) -> Iterato
                     if spec.kind == "quality" and isinstance(variant.ratio, str):
                         continue  # no fraction of the keys
                     if variant.pruned and variant.rft == stage:
-                        start: dict[Cut, Cell] = {
-                            0.0: unpruned.get(variant.recovered, unpruned[False])
-                        }
-                        curves.setdefault(variant.method, start)[variant.ratio] = cell
+                        start = unpruned.get(variant.recovered, unpruned[False])
+                        curves.setdefault(variant.method, {0.0: start})[variant.ratio] = cell
                 yield Panel(model, stage, unpruned[False].value, curves)

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from textwrap import fill
+from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
 
 from reproduction.analysis.rank import RankAnalysis
-from reproduction.config import Config, RankFigure, SpectrumFigure, UtilizationFigure
-from reproduction.reporting.style import COLUMN, PAGE, colour, dash, label, name_ends, new_figure
-from statecut.errors import InputError
+from reproduction.config import Config, SpectrumFigure, UtilizationFigure
+from reproduction.reporting.style import COLUMN, PAGE, colour, dash, label, name_curves, new_figure
 
 BINS = 60
 DECADES = 4  # below the largest singular value; smaller ones are only counted
-NOTE = 44  # characters in a line below an axis
 STAGES = {
     "none": "",
     "pre": "",
@@ -31,31 +29,12 @@ Analyses = dict[tuple[str, str], list[RankAnalysis]]
 
 
 def read_analyses(config: Config, name: str, sources: Sequence[Path | None]) -> Analyses:
-    variants, figure = config.analyses(name), config.figures[name]
-    assert isinstance(figure, RankFigure)
+    """Those that a partial run has."""
     analyses: Analyses = {}
-    for variant, path in zip(variants, sources, strict=True):
-        if path is None:
-            continue
-        analysis = RankAnalysis.load(path)
-        tokens = analysis.effective_rank.shape[-1]
-        if tokens < figure.tokens:
-            raise InputError(f"{path}: {tokens} tokens, figure {name} shows {figure.tokens}")
-        analyses.setdefault((variant.method, variant.rft), []).append(analysis)
-    return analyses
-
-
-def missing_note(config: Config, name: str, sources: Sequence[Path | None]) -> str:
-    """Lines that name what a partial run does not have; empty if nothing is missing."""
-    seeds: dict[str, list[bool]] = {}  # whether each of them was measured
     for variant, path in zip(config.analyses(name), sources, strict=True):
-        seeds.setdefault(label(config, variant.method) + STAGES[variant.rft], []).append(bool(path))
-    names = [
-        name if not any(measured) else f"{name} ({measured.count(False)} of {len(measured)} seeds)"
-        for name, measured in seeds.items()
-        if not all(measured)
-    ]
-    return "\n" + fill("not measured: " + "; ".join(names), NOTE) if names else ""
+        if path is not None:
+            analyses.setdefault((variant.method, variant.rft), []).append(RankAnalysis.load(path))
+    return analyses
 
 
 def draw_spectrum(config: Config, name: str, sources: Sequence[Path | None]) -> Figure:
@@ -90,7 +69,7 @@ def draw_spectrum(config: Config, name: str, sources: Sequence[Path | None]) -> 
             axes.text(0.02, 0.9, f"← {below:.1f} below", transform=axes.transAxes, fontsize=7)
     panels[0].set_ylim(0, 1.2 * panels[0].get_ylim()[1])  # room for the number of those below
     panels[0].set_ylabel("number per state")
-    figure.supxlabel("singular value" + missing_note(config, name, sources), fontsize=8)
+    figure.supxlabel("singular value", fontsize=8)
     return figure
 
 
@@ -110,19 +89,18 @@ def draw_utilization(config: Config, name: str, sources: Sequence[Path | None]) 
     figure = new_figure(COLUMN + 0.7, 2.3)
     axes = figure.subplots()
     t = np.arange(1, spec.tokens + 1)
-    ends = []
     for (method, stage), analyses in read_analyses(config, name, sources).items():
         # (seeds, T)
         used = np.stack([a.utilization[..., : spec.tokens].mean((0, 1)) for a in analyses])
-        shade, name_ = colour(config, method), label(config, method) + STAGES[stage]
-        axes.plot(t, used.mean(0), color=shade, linestyle=dash(config, method))
+        look: Any = {"color": colour(config, method), "linestyle": dash(config, method)}
+        text = f"{label(config, method)}{STAGES[stage]} ({analyses[0].capacity})"
+        axes.plot(t, used.mean(0), label=text, **look)
         if len(used) > 1:
-            axes.fill_between(t, used.min(0), used.max(0), color=shade, alpha=0.2, linewidth=0)
-        ends.append((float(used[:, -1].mean()), f"{name_} ({analyses[0].capacity})", shade))
+            axes.fill_between(t, used.min(0), used.max(0), color=look["color"], alpha=0.2, lw=0)
     axes.set_xlim(1, spec.tokens)
     axes.set_ylim(bottom=0)
-    axes.set_xlabel("token $t$" + missing_note(config, name, sources))
+    axes.set_xlabel("token $t$")
     axes.set_ylabel("rank utilization $u(S_t)$")
     axes.set_title("capacity $d$ in brackets", loc="right", fontsize=7)
-    name_ends(axes, ends)
+    name_curves(figure, axes)
     return figure

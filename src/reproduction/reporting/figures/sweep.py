@@ -11,7 +11,7 @@ from matplotlib.ticker import EngFormatter
 
 from reproduction.config import Config, MixerBenchmark, SweepFigure
 from reproduction.reporting.frame import read_measurement, timing_key
-from reproduction.reporting.style import COLUMN, KERNELS, PAGE, SOLID, Dash, name_ends, new_figure
+from reproduction.reporting.style import COLUMN, KERNELS, PAGE, SOLID, Dash, name_curves, new_figure
 
 PASSES = {"forward": "Forward", "training": "Forward and backward"}
 GATED: dict[bool, Dash] = {False: SOLID, True: (0, (4, 1.5))}
@@ -30,7 +30,6 @@ def draw_sweep(config: Config, name: str, sources: Sequence[Path]) -> Figure:
     figure = new_figure(PAGE if len(benchmark.passes) > 1 else COLUMN + 0.9, 2.3)
     panels = np.atleast_1d(figure.subplots(1, len(benchmark.passes), sharex=True))
     for axes, mode in zip(panels, benchmark.passes, strict=True):
-        ends = []
         for subject, mixer in benchmark.mixers.items():
             shade = KERNELS[mixer.architecture]
             points = [
@@ -42,11 +41,9 @@ def draw_sweep(config: Config, name: str, sources: Sequence[Path]) -> Figure:
             if missing:
                 axes.plot(missing, [0] * len(missing), "x", color=shade, clip_on=False)
             known = np.array([p for p in points if p[1] is not None], float).reshape(-1, 3)
-            axes.errorbar(
-                known[:, 0], known[:, 1], yerr=2 * known[:, 2], color=shade, marker="o",
-                markersize=3, elinewidth=0.8, linestyle=GATED[mixer.use_gate],
-            )  # fmt: skip
-            ends.append((known[-1, 1] if len(known) else 0.0, mixer.label, shade))
+            look = {"color": shade, "linestyle": GATED[mixer.use_gate]}
+            axes.plot(known[:, 0], known[:, 1], label=mixer.label, marker="o", markersize=3, **look)
+            axes.errorbar(known[:, 0], known[:, 1], yerr=2 * known[:, 2], fmt="none", ecolor=shade)
         axes.set_title(PASSES[mode])
         axes.set_ylim(bottom=0)
         axes.set_xlim(0, max(benchmark.widths) * 1.02)
@@ -54,7 +51,7 @@ def draw_sweep(config: Config, name: str, sources: Sequence[Path]) -> Figure:
         axes.yaxis.set_major_formatter(EngFormatter(sep=""))
         axes.set_xlabel("head width $d_k$")
     panels[0].set_ylabel("tokens per second")
-    name_ends(panels[-1], ends)
+    name_curves(figure, panels[-1])
     return figure
 
 
