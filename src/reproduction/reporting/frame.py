@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from reproduction.benchmarking.record import read as read_cell
+from reproduction.benchmarking.record import from_json
 from reproduction.config import (
     BASELINE,
     Config,
@@ -355,7 +355,7 @@ def read_measurement(config: Config, cell: Measurement, path: Path | str) -> Ite
 
     The protocol `paper` needs the paper's GPU: on another GPU it is that GPU's name.
     """
-    record = read_cell(path)
+    record = from_json(read_json(path))
     protocol, source = config.evaluation.protocol, Path(path).as_posix()
     gpu = record.machine.get("gpu") or "CPU"
     if protocol == "paper" and PAPERS_GPU not in gpu:
