@@ -59,10 +59,14 @@ VISION = {
     "num_position_embeddings": 16,
 }
 FAMILIES = {
-    "qwen3_next": {**TEXT, "num_experts": 0, "mlp_only_layers": [*range(4)]},
-    "qwen3_next, experts": {**TEXT, **EXPERTS},
+    "qwen3_next": {**TEXT, **EXPERTS},
     "qwen3_5": TEXT,
     "qwen3_5_moe": {**TEXT, **EXPERTS},
+    "qwen3_5_text": TEXT,
+}
+KNOWN = {
+    "vllm": ["qwen3_next", "qwen3_5", "qwen3_5_moe"],
+    "sglang": ["qwen3_next", "qwen3_5_text"],
 }
 
 
@@ -70,14 +74,16 @@ def make_whole(family, folder):
     """The unpruned model, in bfloat16 so that engine and reference have the same weights."""
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
-    kind, text = family.split(",")[0], FAMILIES[family]
-    text = {**text, "linear_key_head_dim": 128, "linear_value_head_dim": 128}
+    text = {**FAMILIES[family], "linear_key_head_dim": 128, "linear_value_head_dim": 128}
     auto, config = AutoModelForCausalLM, text
-    if kind != "qwen3_next":  # which engines know with its vision tower only
+    if family in ("qwen3_5", "qwen3_5_moe"):  # vLLM knows them with their vision tower alone
         auto, config = AutoModelForImageTextToText, {"text_config": text, "vision_config": VISION}
     torch.manual_seed(4)
-    model = auto.from_config(AutoConfig.for_model(kind, **config))
+    model = auto.from_config(AutoConfig.for_model(family, **config))
     model.to(torch.bfloat16).save_pretrained(folder)
+    saved = json.loads((folder / "config.json").read_text())
+    saved.get("text_config", saved)["full_attention_interval"] = 4  # SGLang reads no layer_types
+    (folder / "config.json").write_text(json.dumps(saved))
 
 
 def make_cut(whole, folder, shape):
@@ -168,33 +174,30 @@ def in_sglang(folder, prompts, arguments):
         model_path=str(folder),
         skip_tokenizer_init=True,
         dtype="bfloat16",
-        context_length=512,
         max_running_requests=4,
         chunked_prefill_size=CHUNK,
         max_total_tokens=8192,
-        mem_fraction_static=0.05,
+        max_mamba_cache_size=64,
+        mamba_radix_cache_strategy="extra_buffer",  # its own choice, but for text-only Qwen3.5
         mamba_ssm_dtype="float32",
-        cuda_graph_max_bs=4,
-        log_level="warning",
+        cuda_graph_max_bs_decode=4,
         **arguments,
     )
     options = {"temperature": 0, "max_new_tokens": GENERATED, "ignore_eos": True}
     ask = partial(engine.generate, input_ids=prompts, sampling_params=options, return_logprob=True)
-    first, again = ask(logprob_start_len=0), ask()
+    # With the log-probabilities of a prompt nothing comes from the cache.
+    first, again = ask(logprob_start_len=0), ask(logprob_start_len=[len(p) - 1 for p in prompts])
 
-    def tokens(outputs):
-        return [output["output_ids"] for output in outputs]
-
-    def numbers(outputs, which):
-        return [[entry[0] for entry in output["meta_info"][which]] for output in outputs]
+    def entries(outputs, which, place):
+        return [[entry[place] for entry in output["meta_info"][which]] for output in outputs]
 
     return {
         "version": sglang.__version__,
-        "prefill": [row[1:] for row in numbers(first, "input_token_logprobs")],
-        "tokens": tokens(first),
-        "decoding": numbers(first, "output_token_logprobs"),
-        "tokens_again": tokens(again),
-        "cached": numbers(again, "output_token_logprobs"),
+        "prefill": [row[1:] for row in entries(first, "input_token_logprobs", 0)],
+        "tokens": entries(first, "output_token_logprobs", 1),
+        "decoding": entries(first, "output_token_logprobs", 0),
+        "tokens_again": entries(again, "output_token_logprobs", 1),
+        "cached": entries(again, "output_token_logprobs", 0),
         "from_cache": [output["meta_info"]["cached_tokens"] for output in again],
     }
 
@@ -218,7 +221,7 @@ def compare(folder, prompts, answer):
 def serve(engine, root, prompts, arguments, environment, cell):
     """One row of the table."""
     family, shape = cell
-    folder = root / f"{family.replace(', ', '_')}-{shape}"
+    folder = root / f"{family}-{shape}"
     row = {"engine": engine, "family": family, "shape": shape}
     command = [sys.executable, __file__, engine, "--serve", str(folder), "--arguments", arguments]
     with open(f"{folder}.log", "w") as log:
@@ -257,7 +260,7 @@ def main():
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("engine", choices=ENGINES)
-    parser.add_argument("--families", nargs="*", default=[*FAMILIES], choices=FAMILIES)
+    parser.add_argument("--families", nargs="*", choices=FAMILIES, help="(default: all it knows)")
     parser.add_argument(
         "--shapes", nargs="*", default=SHAPES, help=f"(default: {' '.join(SHAPES)})"
     )
@@ -280,12 +283,11 @@ def main():
     with tempfile.TemporaryDirectory() as temporary, ThreadPoolExecutor(options.jobs) as pool:
         root = options.logs or Path(temporary)
         root.mkdir(parents=True, exist_ok=True)
-        cells = [*product(options.families, options.shapes)]
+        cells = [*product(options.families or KNOWN[options.engine], options.shapes)]
         for family, shape in cells:
-            name = family.replace(", ", "_")
-            if not (root / name).exists():
-                make_whole(family, root / name)
-            make_cut(root / name, root / f"{name}-{shape}", shape)
+            if not (root / family).exists():
+                make_whole(family, root / family)
+            make_cut(root / family, root / f"{family}-{shape}", shape)
         rows = []
         work = partial(serve, options.engine, root, prompts, options.arguments, environment)
         for row in pool.map(work, cells):

@@ -46,16 +46,11 @@ LINES = {
 }
 
 
-def make(family, width, folder):
+def make(width, folder):
     keys, values = map(int, width.split("x"))
     text = {**TEXT, "linear_key_head_dim": keys, "linear_value_head_dim": values}
-    if family == "qwen3_next":
-        dense = {"num_experts": 0, "mlp_only_layers": [*range(32)], "tie_word_embeddings": False}
-        config = AutoConfig.for_model(family, **{**text, **dense})
-        config.architectures = ["Qwen3NextForCausalLM"]
-    else:
-        config = AutoConfig.for_model(family, text_config=text, tie_word_embeddings=True)
-        config.architectures = ["Qwen3_5ForConditionalGeneration"]
+    config = AutoConfig.for_model("qwen3_5", text_config=text, tie_word_embeddings=True)
+    config.architectures = ["Qwen3_5ForConditionalGeneration"]
     config.dtype = "bfloat16"
     config.save_pretrained(folder)
 
@@ -108,7 +103,7 @@ def serve(folder, settings, arguments):
 def measure(root, settings, arguments):
     name = "-".join(map(str, settings.values()))
     folder = root / name
-    make(settings["family"], settings["width"], folder)
+    make(settings["width"], folder)
     given = json.dumps([str(folder), settings, arguments])
     with open(f"{folder}.log", "w") as log:
         command = [sys.executable, __file__, "--serve"]
@@ -125,7 +120,6 @@ def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--family", default="qwen3_5", choices=["qwen3_5", "qwen3_next"])
     parser.add_argument("--widths", nargs="*", default=WIDTHS, help="d_k x d_v, such as 64x128")
     parser.add_argument("--states", nargs="*", default=["float32", "bfloat16"])
     parser.add_argument("--prefix-cache", nargs="*", type=int, default=[0, 1], help="0, 1 or both")
@@ -142,7 +136,7 @@ def main():
         (Path(folder) / "figures.json").write_text(json.dumps(figures))
         os._exit(0)  # engines end slowly
     cells = [
-        {"family": options.family, "width": width, "state": state, "prefix_cache": bool(cached),
+        {"width": width, "state": state, "prefix_cache": bool(cached),
          "cache_gb": options.cache_gb, "warm_up": bool(options.warm_up)}
         for cached, state, width in product(options.prefix_cache, options.states, options.widths)
     ]  # fmt: skip
