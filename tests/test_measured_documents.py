@@ -156,3 +156,20 @@ def test_what_is_forgotten():
             stage = ("sliced", "refitted", "recovered")[place % 3]
             shares = found[model, names[method], int(width), stage]
             assert number == f"{100 * shares['16']:.0f}, {100 * shares['64']:.0f}"
+
+
+def test_what_vllm_computed():
+    measured = {}
+    alone = {}
+    for row in json.loads((ROWS / "serving.json").read_text()):
+        if row["installed"] == "vllm":
+            alone[row["shape"]] = {"right": "runs"}.get(row["outcome"], row["outcome"])
+        if "medians" in row:
+            parts = [
+                f"{row['medians'][p]:.3f} ({row['means'][p]:.3f})" for p in ("prefill", "decoding")
+            ]
+            measured[row["family"], row["shape"]] = parts
+    for shape, outcome, *cells in tables("vLLM", "engines.md"):
+        name = shape.replace(" ", "")
+        assert outcome == alone[name]
+        assert cells == [*measured["qwen3_5", name], *measured["qwen3_next", name]]
