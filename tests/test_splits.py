@@ -75,7 +75,7 @@ def test_splits_keep_to_the_budget_the_grid_and_the_engine(
     [
         ((128, 128), 0.5, None, STEPS, 16, "64 x 128, 80 x 96, 96 x 80, 128 x 64"),
         ((128, 128), 0.25, None, STEPS, 16, "32 x 128, 48 x 80, 64 x 64, 80 x 48, 128 x 32"),
-        ((128, 128), 0.25, "mlx", STEPS, 16, "32 x 128"),  # it was read for d_v 128 alone
+        ((128, 128), 0.25, "tensorrt-llm", STEPS, 16, "32 x 128"),  # read for d_v 128 alone
         ((128, 128), 0.25, "llama.cpp", STEPS, 16, "64 x 64"),
         ((128, 128), 0.5, "llama.cpp", STEPS, 16, "64 x 64"),  # there is none that is closer
         ((256, 512), 0.25, None, STEPS, 16, "64 x 512, 96 x 336, 128 x 256, 176 x 176, 256 x 128"),
@@ -223,7 +223,7 @@ BAD = [
 BAD_FOR_ENGINES = [
     ({"state": 0.1, "engine": "llama.cpp"}, "the smallest is 16 x 16: give --state 0.25 or more"),
     ({"keys": 16, "values": 24, "engine": "llama.cpp"}, "does not take d_k 16 with d_v 24; it"),
-    ({"keys": 24, "engine": "mlx"}, "mlx-lm does not take d_k 24 with d_v 32; it takes mul"),
+    ({"keys": 24, "engine": "sglang"}, "SGLang does not take d_k 24 with d_v 32; it takes d_k"),
 ]
 
 
