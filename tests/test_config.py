@@ -227,6 +227,9 @@ def test_a_repository_that_is_model_and_tokenizer_is_one_item(demo_data: dict[st
     assert hub_sources(parse_config(data, "mine")) == (
         HubItem("model", "owner/model", "v1", patterns),
     )
+    data = edit(data, "tokenizers/demo/revision", "v2")
+    with pytest.raises(InputError, match="owner/model: the run asks for revisions v2 and v1; give"):
+        hub_sources(parse_config(data, "mine"))
 
 
 def test_a_figure_of_filters_needs_the_weights(demo_data: dict[str, Any]) -> None:
@@ -336,6 +339,7 @@ WRONG = [
     ("seeds", [], "seeds: Tuple should have at least 1 item"),
     ("seeds", [1, 1], "seeds: 1 stands twice"),
     ("recipes/demo/trainer", "flame", "recipes.demo.trainer: flame needs GPUs, and `device`"),
+    ("recipes/demo/activation_checkpoint", "full", "the built-in trainer keeps all activations"),
     ("recipes/demo/warmup", 300, "recipes.demo: warmup 300 must be less than steps 300"),
     ("recipes/demo/steps", 500, "recipes.demo: 500 steps need 4000 sequences"),
     ("recipes/demo/data", "documentation/pretrain", "did you mean 'documentation/pretraining'?"),

@@ -12,7 +12,10 @@ from statecut import cli as statecut
 from statecut.models.architectures.base import Architecture
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [
+    *(ROOT / name for name in ("README.md", "config/README.md", "models/README.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
 
 
 def anchor(heading):

@@ -226,7 +226,7 @@ def test_a_batch_that_does_not_fit_is_halved_unless_its_size_was_asked_for(model
         assert halved == (pytest.approx(whole[0]), whole[1])
     assert max(sizes) == 2
     lm.batch = 4
-    with pytest.raises(torch.OutOfMemoryError):
+    with pytest.raises(InputError, match="give the suite a smaller batch or window"):
         lm.loglikelihood(requests)
 
 

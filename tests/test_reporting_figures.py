@@ -64,12 +64,12 @@ def test_a_curve_of_utilization_is_the_mean_over_layers_and_heads(sources):
 
 
 @pytest.mark.parametrize("name", ["utilization", "spectrum"])
-def test_a_partial_run_draws_what_is_there(sources, name, tmp_path):
+def test_a_partial_run_draws_what_is_there_and_names_the_rest(sources, name, tmp_path):
     some = [None, *sources[name][1:]]
     draw(DEMO.model_copy(update={"partial": "no time"}), name, some, [tmp_path / "x.svg"])
     svg = (tmp_path / "x.svg").read_text()
-    assert "Baseline" not in svg
-    assert "Grad" in svg
+    assert "not measured: Baseline (1 of 1 seeds)<" in svg
+    assert svg.count("Baseline") == 1
 
 
 def test_pixels_stand_by_layer_and_tap_down_and_by_head_and_channel_across():

@@ -2,11 +2,14 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 
 import pytest
+
+from reproduction.running.preload import check_user
 
 # A server that has loaded nothing, and a command beside it.
 SERVER = """
@@ -112,3 +115,13 @@ def test_what_a_script_imports_to_hand_itself_over_is_light():
     code += "print({'pydantic', 'yaml', 'torch', 'reproduction.config'} & {*sys.modules})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout == "set()\n", done.stderr
+
+
+def test_the_socket_of_another_user_is_refused(monkeypatch):
+    for connection in socket.socketpair():
+        with connection:
+            check_user(connection)
+            monkeypatch.setattr(os, "getuid", lambda: 4321)
+            with pytest.raises(PermissionError):
+                check_user(connection)
+            monkeypatch.undo()

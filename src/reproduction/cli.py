@@ -44,7 +44,12 @@ def parser() -> argparse.ArgumentParser:
         "for Slurm, ask the cluster which requests it can never meet. Exits with 2 for a mistake, "
         "and with 1 if something is missing or a request can never be met.",
     ).add_argument
-    add("config", metavar="CONFIG", nargs="?", help="a configuration; the profile's if not given")
+    add(
+        "config",
+        metavar="CONFIG",
+        nargs="?",
+        help="a configuration (default: the profile's, or the demo)",
+    )
     add("--profile", help="profile of snakemake, as profiles/slurm")
     add = command(
         "plan",

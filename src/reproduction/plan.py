@@ -292,8 +292,7 @@ def wall_time(jobs: Sequence[Job], gpus: float | None = None) -> list[float]:
 
 
 def to_text(graph: Graph, *, targets: Sequence[str] = (), gpus: float | None = None) -> str:
-    jobs, gpus = graph.jobs, gpus or graph.gpus
-    largest = ceil(max((job.gpus for job in jobs), default=0))
+    jobs, largest = graph.jobs, ceil(max((job.gpus for job in graph.jobs), default=0))
     if gpus is not None and gpus < largest:
         raise InputError(f"--gpus {gpus:g}: one job needs {largest}; give at least {largest}")
     rows = [["rule", "jobs", "to run", "GPUs", "longest", "all", "GPU time", "range", "disk"]]
@@ -302,9 +301,10 @@ def to_text(graph: Graph, *, targets: Sequence[str] = (), gpus: float | None = N
             rows.append(row(rule, members))
     rows.append(row("total", jobs))
     lines = [f"{graph.run}: {' '.join(targets) or 'everything'}", "", *table(rows), ""]
-    for count in (gpus, None) if gpus else (None,):
-        wall, on = wall_time(jobs, count), f"{count:g}" if count else "enough"
-        lines.append(f"wall time on {on} GPUs: {duration(wall[0])}, {between(wall)}")
+    for count in dict.fromkeys((gpus or graph.gpus, None)) if largest else ():
+        if (wall := wall_time(jobs, count))[0]:
+            on = f"{count:g}" if count else "enough"
+            lines.append(f"wall time on {on} GPUs: {duration(wall[0])}, {between(wall)}")
     lines.append(f"range: by {SAME:g} where the same work was measured, by {SCALED:g} elsewhere")
     lines += [f"missing: {file}" for file in graph.missing]
     return "\n".join(lines) + "\n"

@@ -23,7 +23,9 @@ from statecut.errors import InputError
 
 # What sbatch refuses for now, and a later attempt may get.
 FOR_NOW = re.compile(
-    r"not available|temporarily|timed out|contact|SubmitJob|Grp\w*Run|down|busy", re.I
+    r"not available|temporarily|timed out|unable to contact|transmitted|connect|standby|SubmitJob"
+    r"|Grp(?!\w*Minutes)|down|busy",
+    re.I,
 )
 
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from reproduction.config.evaluation import DATA_SETS
 from reproduction.config.models import Model
 from reproduction.config.run import Config
+from statecut.errors import InputError
 from statecut.hub import HubItem, Kind
 
 ONLY_TIMED = ("config.json",)
@@ -78,12 +79,15 @@ def _used(config: Config) -> Iterator[str]:
 
 
 def hub_sources(config: Config) -> tuple[HubItem, ...]:
-    """Everything on the hub that the run needs, each revision once, with the patterns of all."""
+    """Everything on the hub that the run needs, each once, with the patterns of all."""
     merged: dict[Any, HubItem] = {}
     for item in (need.hub for need in needs(config) if need.hub):
-        known = merged.get((item.key, item.revision), item).patterns
-        patterns = tuple(sorted({*item.patterns, *known}))
-        merged[item.key, item.revision] = replace(item, patterns=patterns)
+        known = merged.get(item.key, item)
+        if known.revision != item.revision:
+            both = f"{known.revision} and {item.revision}"
+            raise InputError(f"{item.name}: the run asks for revisions {both}; give it one")
+        patterns = tuple(sorted({*item.patterns, *known.patterns}))
+        merged[item.key] = replace(item, patterns=patterns)
     return tuple(merged.values())
 
 

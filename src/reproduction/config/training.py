@@ -54,6 +54,12 @@ class Recipe(Training):
         "second or every layer again; reruns nothing",
     )
 
+    @model_validator(mode="after")
+    def _flame_checkpoints(self) -> Self:
+        if self.trainer != "flame" and self.activation_checkpoint != "none":
+            raise ValueError("activation_checkpoint: the built-in trainer keeps all activations")
+        return self
+
     @property
     def sequences(self) -> int:
         return super().sequences * self.world_size

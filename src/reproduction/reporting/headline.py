@@ -158,12 +158,17 @@ class Headline:
 
     @property
     def caption(self) -> str:
+        shown = {panel.stage for model in self.models for panel in self._panels(model)}
+        refitted, recovered = shown & {"refit", "refit_post"}, shown & {"post", "refit_post"}
         return (
             f"Perplexity on {self.task} against the state that a sequence needs, cut by "
             f"{self.config.methods[self.method].label}: {self.chosen_by}. Sliced: channels are "
-            "removed, and nothing else. Refitted, Statecut’s way: the matrices behind them are "
-            "fitted to what is left, without training. Recovered, the paper’s way: trained again "
-            f"for a while. {style.OVER_SEEDS}"
+            "removed, and nothing else."
+            + " Refitted, Statecut’s way: the matrices behind them are fitted to what is left, "
+            "without training."
+            * bool(refitted)
+            + " Recovered, the paper’s way: trained again for a while." * bool(recovered)
+            + f" {style.OVER_SEEDS}" * (len(self.config.seeds) > 1)
         )
 
     # --- sentences ---

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from reproduction.running.provenance import PROVENANCE
 from statecut.files import read_json
 
-RENDERING = frozenset(("table", "figure", "document", "verdict", "page", "archive"))
+RENDERING = frozenset(("table", "figure", "document", "pdf", "verdict", "page", "archive"))
 """Rules that show results. They are no part of what the results took, and left out, a page that is
 written again from the same results is the same."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import os
 import re
+import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -144,6 +145,8 @@ def write_document(
 def compile_document(document: Path | str, pdf: Path | str) -> None:
     """One PDF of a document, the same bytes every time."""
     document = Path(document)
+    if not shutil.which("pdflatex"):  # in a container, say, of a machine that has it
+        raise InputError(f"{pdf}: there is no pdflatex here; {document} needs none")
     with atomic_write(pdf, force=True) as aside:
         command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error"]
         command += [f"-output-directory={aside.parent.resolve()}", f"-jobname={aside.stem}"]

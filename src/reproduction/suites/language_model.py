@@ -7,7 +7,7 @@ computes the logits of every position and leaves generation to transformers.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -192,8 +192,13 @@ class LanguageModel(TemplateLM):
             may_shrink = self.batch is None and len(chosen) > 1
             computed = None
             # Not in an `except` block: an error refers to its frames, and so keeps their memory.
-            with suppress(torch.OutOfMemoryError) if may_shrink else nullcontext():
+            with suppress(torch.OutOfMemoryError):
                 computed = compute([items[i] for i in chosen])
+            if computed is None and not may_shrink:
+                raise InputError(
+                    f"{work}: {len(chosen)} x {longest} tokens do not fit into the GPU's memory; "
+                    "give the suite a smaller batch or window"
+                )
             if computed is None:
                 self.tokens_at_once = len(chosen) * self._width(longest) // 2
                 torch.cuda.empty_cache()

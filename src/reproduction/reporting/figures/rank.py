@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,19 @@ def read_analyses(config: Config, name: str, sources: Sequence[Path | None]) -> 
         if path is not None:
             analyses.setdefault((variant.method, variant.rft), []).append(RankAnalysis.load(path))
     return analyses
+
+
+def missing_note(config: Config, name: str, sources: Sequence[Path | None]) -> str:
+    """A line that names what a partial run does not have; empty if nothing is missing."""
+    seeds: dict[str, list[bool]] = {}  # whether each of them was measured
+    for variant, path in zip(config.analyses(name), sources, strict=True):
+        seeds.setdefault(label(config, variant.method) + STAGES[variant.rft], []).append(bool(path))
+    absent = [
+        f"{name} ({measured.count(False)} of {len(measured)} seeds)"
+        for name, measured in seeds.items()
+        if not all(measured)
+    ]
+    return "\n" + fill("not measured: " + "; ".join(absent), 44) if absent else ""
 
 
 def draw_spectrum(config: Config, name: str, sources: Sequence[Path | None]) -> Figure:
@@ -69,7 +83,7 @@ def draw_spectrum(config: Config, name: str, sources: Sequence[Path | None]) -> 
             axes.text(0.02, 0.9, f"← {below:.1f} below", transform=axes.transAxes, fontsize=7)
     panels[0].set_ylim(0, 1.2 * panels[0].get_ylim()[1])  # room for the number of those below
     panels[0].set_ylabel("number per state")
-    figure.supxlabel("singular value", fontsize=8)
+    figure.supxlabel("singular value" + missing_note(config, name, sources), fontsize=8)
     return figure
 
 
@@ -99,7 +113,7 @@ def draw_utilization(config: Config, name: str, sources: Sequence[Path | None]) 
             axes.fill_between(t, used.min(0), used.max(0), color=look["color"], alpha=0.2, lw=0)
     axes.set_xlim(1, spec.tokens)
     axes.set_ylim(bottom=0)
-    axes.set_xlabel("token $t$")
+    axes.set_xlabel("token $t$" + missing_note(config, name, sources))
     axes.set_ylabel("rank utilization $u(S_t)$")
     axes.set_title("capacity $d$ in brackets", loc="right", fontsize=7)
     name_curves(figure, axes)
