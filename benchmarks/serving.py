@@ -222,7 +222,9 @@ def serve(engine, root, prompts, arguments, environment, cell):
     """One row of the table."""
     family, shape = cell
     folder = root / f"{family}-{shape}"
-    row = {"engine": engine, "family": family, "shape": shape}
+    alone = environment.get("VLLM_PLUGINS") == ""
+    row = {"engine": engine, "installed": engine if alone else f"{engine} and statecut"}
+    row |= {"family": family, "shape": shape}
     command = [sys.executable, __file__, engine, "--serve", str(folder), "--arguments", arguments]
     with open(f"{folder}.log", "w") as log:
         options = {"env": environment, "input": json.dumps(prompts), "text": True}

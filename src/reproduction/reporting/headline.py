@@ -160,16 +160,21 @@ class Headline:
     def caption(self) -> str:
         shown = {panel.stage for model in self.models for panel in self._panels(model)}
         refitted, recovered = shown & {"refit", "refit_post"}, shown & {"post", "refit_post"}
-        return (
+        sentences = [
             f"Perplexity on {self.task} against the state that a sequence needs, cut by "
             f"{self.config.methods[self.method].label}: {self.chosen_by}. Sliced: channels are "
-            "removed, and nothing else."
-            + " Refitted, Statecut’s way: the matrices behind them are fitted to what is left, "
-            "without training."
-            * bool(refitted)
-            + " Recovered, the paper’s way: trained again for a while." * bool(recovered)
-            + f" {style.OVER_SEEDS}" * (len(self.config.seeds) > 1)
-        )
+            "removed, and nothing else.",
+        ]
+        if refitted:
+            sentences.append(
+                "Refitted, Statecut’s way: the matrices behind them are fitted to what is left, "
+                "without training."
+            )
+        if recovered:
+            sentences.append("Recovered, the paper’s way: trained again for a while.")
+        if len(self.config.seeds) > 1:
+            sentences.append(style.OVER_SEEDS)
+        return " ".join(sentences)
 
     # --- sentences ---
 

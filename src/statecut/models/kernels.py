@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 
 from statecut.errors import InputError
@@ -40,7 +41,7 @@ def check_gradients(device: str) -> None:
     import torch
     import triton
 
-    version = tuple(map(int, triton.__version__.split(".")[:3]))
+    version = tuple(map(int, re.findall(r"\d+", triton.__version__)[:3]))
     if device == "cuda" and torch.cuda.get_device_capability()[0] == 9 and version < (3, 7, 1):
         raise InputError(
             f"Triton {triton.__version__} computes the delta rule's gradients wrong on a Hopper: "

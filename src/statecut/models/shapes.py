@@ -78,11 +78,11 @@ class Cache:
     taps: int  # of a convolution filter: 0 where there is none
     softmax: tuple[SoftmaxLayers, ...] = ()
 
-    def filter_bytes(self) -> int:
-        """The last inputs of the convolutions of queries, keys and values."""
+    def filter_bytes(self, drafts: int = 0) -> int:
+        """The last inputs of the convolutions of queries, keys and values, and those of drafts."""
         shape = self.shape
         channels = 2 * shape.heads * shape.width + shape.value_heads * shape.value_width
-        return len(shape.layers) * channels * max(self.taps - 1, 0) * 2
+        return len(shape.layers) * channels * (self.taps - 1 + drafts if self.taps else 0) * 2
 
     def state_bytes(self) -> int:
         """All that does not grow with the sequence."""

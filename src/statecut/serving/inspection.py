@@ -88,20 +88,21 @@ class Inspection:
 
     def _requests(self, load: Load, label: str) -> Iterator[str]:
         """A line for each cut."""
-        caches = load.memory * SHARE - 2 * self.parameters
         extras = ", a prefix cache" * load.prefix_cache
         extras += f", {load.drafts} draft tokens" if load.drafts else ""
         yield (
             f"requests of {load.tokens:,} tokens that fit as {label} counts{extras}: of "
-            f"{load.memory / 1e9:g} GB {size(caches)} are left for caches"
+            f"{load.memory / 1e9:g} GB {size(load.left_for_caches(self.parameters))} are left for "
+            "caches"
         )
         yield "  d_k  state of a request   block  requests"
         for cut in self.cuts:
             if room := cut.room:
                 state = f"{room.states} x {size(room.state_bytes)}"
-                more = room.requests / self.cuts[0].room.requests if self.cuts[0].room else 0
-                block = room.block or "-"
-                yield f"{cut.width:5}{state:>20}{block:>8}{room.requests:10,}  ({more:.2f} times)"
+                whole, block = self.cuts[0].room, room.block or "-"
+                fits = whole and whole.requests
+                more = f"  ({room.requests / fits:.2f} times)" if fits else ""
+                yield f"{cut.width:5}{state:>20}{block:>8}{room.requests:10,}{more}"
 
 
 def _line(cut: Cut) -> str:
@@ -124,7 +125,7 @@ def inspect(
     shape, kind = model.shape, model.architecture
     cache = kind.cache(model.config)
     count = COUNTED.get(engine.name) if engine and cache.softmax else None
-    memory = load.memory * SHARE - 2 * model.parameters if load else 0
+    memory = load.left_for_caches(model.parameters) if load else 0
     if count and load and memory <= 0:
         raise InputError(
             f"--memory {load.memory / 1e9:g}: the weights take {2 * model.parameters / 1e9:.1f} GB "

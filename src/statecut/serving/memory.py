@@ -23,7 +23,10 @@ class Load:
     tokens: int = 4096  # of each request
     drafts: int = 0  # tokens of speculative decoding, each with a state of its own
     prefix_cache: bool = False
-    state_bytes: int = 4  # per number of a recurrent state
+
+    def left_for_caches(self, parameters: int) -> float:
+        """Bytes, beside weights in 16 bits."""
+        return self.memory * SHARE - 2 * parameters
 
 
 @dataclass(frozen=True)
@@ -37,9 +40,7 @@ class Room:
 def vllm(cache: Cache, memory: float, load: Load) -> Room:
     """A state of one layer takes a page, and the blocks of softmax layers are made as large."""
     shape, (softmax,) = cache.shape, cache.softmax
-    channels = 2 * shape.heads * shape.width + shape.value_heads * shape.value_width
-    state = shape.value_heads * shape.value_width * shape.width * load.state_bytes
-    page = state + channels * (cache.taps - 1 + load.drafts) * 2
+    page = (shape.state_bytes() + cache.filter_bytes(load.drafts)) // len(shape.layers)
     per_token = softmax.cache_bytes(1) // softmax.layers
     block = 16 * -(-page // (16 * per_token))
     few, many = sorted((len(shape.layers), softmax.layers))
@@ -54,7 +55,7 @@ def vllm(cache: Cache, memory: float, load: Load) -> Room:
 def sglang(cache: Cache, memory: float, load: Load) -> Room:
     """States have a pool of slots, which takes 0.9 parts where tokens take one; a request holds 5
     slots with the prefix cache, and one for each draft."""
-    slot = cache.filter_bytes() + cache.shape.state_bytes(load.state_bytes)
+    slot = cache.state_bytes()
     states, drafts = 5 if load.prefix_cache else 1, load.drafts
     pool = memory * 0.9 / 1.9
     slots = (pool - slot * (1 + drafts)) // (slot * (1 + drafts / states))
