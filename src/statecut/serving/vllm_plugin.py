@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 KNOWN = (*(f"0.{minor}" for minor in range(25, 34)),)  # whose sources were read; 0.26 was run
-L2_EPS = 1e-6
 logger = logging.getLogger("vllm.statecut")  # of whose name vLLM shows what is logged
 
 
@@ -100,11 +99,13 @@ def prepare(
     """q, k and v by head, the log of the decay (or the decay) and beta, both float32."""
     from torch.nn.functional import softplus
 
+    from statecut.models.delta_rule import l2_normalised
+
     keys, values = num_k_heads * head_k_dim, len(A_log) * head_v_dim
     q, k, v = conv_output.split([keys, keys, values], dim=-1)
     q, k = (x.unflatten(-1, (num_k_heads, head_k_dim)).float() for x in (q, k))
     if apply_l2norm:
-        q, k = (x * (x.square().sum(-1, keepdim=True) + L2_EPS).rsqrt() for x in (q, k))
+        q, k = l2_normalised(q), l2_normalised(k)
     g = -A_log.float().exp() * softplus(a.float() + dt_bias.float())
     return (
         q.to(conv_output.dtype).contiguous(),
