@@ -222,8 +222,8 @@ def serve(engine, root, prompts, arguments, environment, cell):
     """One row of the table."""
     family, shape = cell
     folder = root / f"{family}-{shape}"
-    alone = environment.get("VLLM_PLUGINS") == ""
-    row = {"engine": engine, "installed": engine if alone else f"{engine} and statecut"}
+    plugin = engine == "vllm" and environment.get("VLLM_PLUGINS") != ""
+    row = {"engine": engine, "installed": f"{engine} and statecut" if plugin else engine}
     row |= {"family": family, "shape": shape}
     command = [sys.executable, __file__, engine, "--serve", str(folder), "--arguments", arguments]
     with open(f"{folder}.log", "w") as log:
@@ -233,8 +233,11 @@ def serve(engine, root, prompts, arguments, environment, cell):
     said = [line.split("] ")[-1] for line in lines if "statecut" in line and "INFO" in line]
     row["plugin"] = sorted({line for line in said if line.startswith("statecut ")})
     if done.returncode:
-        errors = [line for line in lines if "Error" in line]
-        return {**row, "outcome": "does not start", "message": (errors or lines or [""])[-1][-300:]}
+        errors = [place for place, line in enumerate(lines) if "Error" in line]
+        after = lines[errors[-1] if errors else -1 :]
+        reason = [line for line in after[1:20] if line[:1].islower()]  # Triton's, below its code
+        message = " ".join([*after[:1], *reason[:1]])[-300:]
+        return {**row, "outcome": "does not start", "message": message}
     answer = json.loads((folder / "answer.json").read_text())
     errors, effect = compare(folder, prompts, answer)
     medians, means = ({key: f(e) for key, e in errors.items()} for f in (median, mean))

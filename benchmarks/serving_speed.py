@@ -4,28 +4,34 @@
 
 A model with the shapes of Qwen3.5-4B (24 of 32 layers with a delta rule, 16 heads of keys, 32 of
 values) and no weights of its own (vLLM's `dummy` format) is served at each width, in a process of
-its own, one after the other. `short` is 1,024 requests of 128 tokens, `long` 128 of 4,096; each is
-answered with 256 tokens. What vLLM itself logs about its cache is kept with the figures.
-`--warm-up` only starts the engines, side by side, so that their compiled code is in vLLM's cache.
+its own. Engines start side by side, since that takes a minute or two, and are measured one after
+the other while the rest wait. Each has `--cache-gb` for states and attention. `short` is 1,024
+requests of 128 tokens, `long` 128 of 4,096; each is answered with 256 tokens. What vLLM itself logs
+about its cache is kept with the figures. vLLM records CUDA graphs for at most 512 requests unless it
+is told otherwise; with narrow states more run at once, so they are recorded for all 1,024 here.
+
+`--preparation` compares the plugin's preparation of queries, keys and values with vLLM's, instead.
 """
 
 import argparse
 import json
 import os
+import random
 import re
 import subprocess
 import sys
 import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from pathlib import Path
 
 from transformers import AutoConfig
 
 WIDTHS = ("128x128", "96x128", "64x128", "32x128", "64x64")
-LOADS = {"short": (1024, 128), "long": (128, 4096)}
+REQUESTS = 1024  # at once, at most
+LOADS = {"short": (REQUESTS, 128), "long": (128, 4096)}
 GENERATED = 256
+WARM_UP = 8  # requests before those that are measured
 TEXT = {
     "hidden_size": 2560,
     "num_hidden_layers": 32,
@@ -56,37 +62,39 @@ def make(width, folder):
 
 
 def serve(folder, settings, arguments):
-    """In a process of its own: the figures of one width."""
-    import random
-
+    """In a process of its own: starts an engine, waits until it is its turn, measures."""
     import vllm
 
-    memory = settings["cache_gb"] and {"kv_cache_memory_bytes": int(settings["cache_gb"] * 1e9)}
     begin = time.perf_counter()
     engine = vllm.LLM(
         str(folder),
         load_format="dummy",
         skip_tokenizer_init=True,
         max_model_len=4352,
-        max_num_seqs=1024,
+        max_num_seqs=REQUESTS,
+        compilation_config={"max_cudagraph_capture_size": REQUESTS},
         enable_prefix_caching=settings["prefix_cache"],
         mamba_ssm_cache_dtype=settings["state"],
         disable_log_stats=False,
-        **memory or {},
+        kv_cache_memory_bytes=int(settings["cache_gb"] * 1e9),
+        gpu_memory_utilization=0.05,  # not used, but checked
         language_model_only=True,
         **arguments,
     )
     figures = {"start_s": time.perf_counter() - begin, "version": vllm.__version__}
+    (folder / "ready").touch()
+    sys.stdin.readline()
     options = vllm.SamplingParams(
         temperature=0, max_tokens=GENERATED, ignore_eos=True, detokenize=False
     )
     draw = random.Random(3)
-    for name, (requests, length) in LOADS.items() if not settings["warm_up"] else ():
-        drawn = [[draw.randrange(1000) for _ in range(length)] for _ in range(requests)]
+    for name in settings["loads"]:
+        requests, length = LOADS[name]
+        drawn = [[draw.randrange(1000) for _ in range(length)] for _ in range(requests + WARM_UP)]
         prompts = [{"prompt_token_ids": ids} for ids in drawn]
-        engine.generate(prompts[:8], options, use_tqdm=False)  # the first requests compile kernels
+        engine.generate(prompts[:WARM_UP], options, use_tqdm=False)  # compiles kernels
         begin = time.perf_counter()
-        outputs = engine.generate(prompts[8:], options, use_tqdm=False)
+        outputs = engine.generate(prompts[WARM_UP:], options, use_tqdm=False)
         seconds = time.perf_counter() - begin
         tokens = sum(len(output.outputs[0].token_ids) for output in outputs)
         per_token = [
@@ -97,23 +105,55 @@ def serve(folder, settings, arguments):
             "tokens_per_s": tokens / seconds,
             "ms_per_token": 1000 * sum(per_token) / len(per_token),
         }
-    return figures
+    (folder / "figures.json").write_text(json.dumps(figures))
 
 
-def measure(root, settings, arguments):
-    name = "-".join(map(str, settings.values()))
-    folder = root / name
+def start(root, settings, arguments):
+    """A process that serves, and its folder."""
+    names = (settings["width"], settings["state"], f"prefix_cache-{settings['prefix_cache']}")
+    folder = root / "-".join(names)
     make(settings["width"], folder)
-    given = json.dumps([str(folder), settings, arguments])
+    command = [sys.executable, __file__, "--serve", json.dumps([str(folder), settings, arguments])]
     with open(f"{folder}.log", "w") as log:
-        command = [sys.executable, __file__, "--serve"]
-        done = subprocess.run(command, input=given, stdout=log, stderr=log, text=True)
+        options = {"stdin": subprocess.PIPE, "stdout": log, "stderr": log, "text": True}
+        return subprocess.Popen(command, **options), folder
+
+
+def result(process, folder):
+    """What a process measures, or what went wrong."""
+    process.communicate("go\n")
     log = Path(f"{folder}.log").read_text(errors="replace")
-    if done.returncode:
-        return {**settings, "error": [line for line in log.splitlines() if "Error" in line][-3:]}
+    if process.returncode:
+        return {"error": [line for line in log.splitlines() if "Error" in line][-3:]}
     logged = {key: re.findall(line, log) for key, line in LINES.items()}
     numbers = {key: float(value[-1]) for key, value in logged.items() if value}
-    return {**settings, **json.loads((folder / "figures.json").read_text()), "vllm_logs": numbers}
+    return {**json.loads((folder / "figures.json").read_text()), "vllm_logs": numbers}
+
+
+def preparation(widths):
+    """Milliseconds that queries, keys and values of a prompt take to prepare, in one layer."""
+    import torch
+    from triton.compiler.errors import CompilationError
+    from triton.testing import do_bench
+    from vllm.third_party.flash_linear_attention.ops import fused_gdn_prefill_post_conv as vllm
+
+    from statecut.serving.vllm_kernels import prepare_on_gpu
+
+    heads, value_heads = TEXT["linear_num_key_heads"], TEXT["linear_num_value_heads"]
+    for width, tokens in product(widths, (64, 1024, 8192)):
+        keys, values = map(int, width.split("x"))
+        channels = 2 * heads * keys + value_heads * values
+        sizes = {"dtype": torch.bfloat16, "device": "cuda"}
+        mixed, a, b = (torch.randn(tokens, n, **sizes) for n in (channels, *[value_heads] * 2))
+        rates = torch.rand(2, value_heads, device="cuda")
+        given = (mixed, a, b, *rates, heads, keys, values)
+        row = {"width": width, "tokens": tokens}
+        for name, function in (("vllm", vllm.fused_post_conv_prep), ("statecut", prepare_on_gpu)):
+            try:
+                row[name] = do_bench(lambda function=function, given=given: function(*given))
+            except CompilationError:
+                row[name] = None
+        yield row
 
 
 def main():
@@ -123,34 +163,46 @@ def main():
     parser.add_argument("--widths", nargs="*", default=WIDTHS, help="d_k x d_v, such as 64x128")
     parser.add_argument("--states", nargs="*", default=["float32", "bfloat16"])
     parser.add_argument("--prefix-cache", nargs="*", type=int, default=[0, 1], help="0, 1 or both")
-    parser.add_argument("--cache-gb", type=float, help="(default: all memory that is left)")
+    parser.add_argument("--loads", nargs="*", default=[*LOADS], choices=LOADS)
+    parser.add_argument("--cache-gb", type=float, default=20, help="of one engine (default: 20)")
+    parser.add_argument("--at-once", type=int, default=4, help="that start together (default: 4)")
     parser.add_argument("--arguments", type=json.loads, default={}, help="of vLLM, as JSON")
-    parser.add_argument("--warm-up", type=int, default=0, metavar="N", help="start N side by side")
     parser.add_argument("--logs", type=Path, help="logs stay there (default: nowhere)")
     parser.add_argument("--out", type=Path, help="write the figures there, as JSON")
-    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--preparation", action="store_true")
+    parser.add_argument("--serve", type=json.loads, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:
-        folder, settings, arguments = json.load(sys.stdin)
-        figures = serve(folder, settings, arguments)
-        (Path(folder) / "figures.json").write_text(json.dumps(figures))
+        folder, *settings = options.serve
+        serve(Path(folder), *settings)
         os._exit(0)  # engines end slowly
-    cells = [
-        {"width": width, "state": state, "prefix_cache": bool(cached),
-         "cache_gb": options.cache_gb, "warm_up": bool(options.warm_up)}
-        for cached, state, width in product(options.prefix_cache, options.states, options.widths)
-    ]  # fmt: skip
     rows = []
-    with (
-        tempfile.TemporaryDirectory() as temporary,
-        ThreadPoolExecutor(options.warm_up or 1) as pool,
-    ):
+
+    def keep(row):
+        print(json.dumps(row), flush=True)
+        rows.append(row)
+        if options.out:
+            options.out.write_text(json.dumps(rows, indent=1))
+
+    if options.preparation:
+        for row in preparation(options.widths):
+            keep(row)
+        return
+    same = {"loads": options.loads, "cache_gb": options.cache_gb}
+    chosen = product(options.prefix_cache, options.states, options.widths)
+    cells = [
+        {"width": width, "state": state, "prefix_cache": bool(cached), **same}
+        for cached, state, width in chosen
+    ]
+    with tempfile.TemporaryDirectory() as temporary:
         root = options.logs or Path(temporary)
-        for row in pool.map(lambda cell: measure(root, cell, options.arguments), cells):
-            print(json.dumps(row), flush=True)
-            rows.append(row)
-            if options.out:
-                options.out.write_text(json.dumps(rows, indent=1))
+        for first in range(0, len(cells), options.at_once):
+            some = cells[first : first + options.at_once]
+            started = [start(root, cell, options.arguments) for cell in some]
+            while any(p.poll() is None and not (f / "ready").exists() for p, f in started):
+                time.sleep(0.2)
+            for cell, engine in zip(some, started, strict=True):
+                keep({**cell, **result(*engine)})
 
 
 if __name__ == "__main__":

@@ -100,8 +100,8 @@ def test_a_hybrid_and_its_json(models, capsys, tmp_path):
 
 def test_engines_are_named_with_the_widths_they_take(models):
     shown = str(statecut.inspect(models / "qwen3_next"))
-    run = "transformers, vllm.statecut, mlx"
-    assert re.search(rf"    0.5   32 .*%  {run}; sglang, tensorrt-llm\n", shown)
+    run = "transformers, vllm.statecut, sglang, mlx"
+    assert re.search(rf"    0.5   32 .*%  {run}; tensorrt-llm\n", shown)
     assert re.search(r"   0.75   16 .*%  transformers, mlx; vllm.statecut, sglang, tens", shown)
     shown = str(statecut.inspect(models / "qwen3_next", engine="tensorrt-llm"))
     assert "compared, for tensorrt-llm\n    0.5  32 x 128\n   0.25  16 x 128\n" in shown

@@ -2,6 +2,8 @@
 benchmarks/serving.py."""
 
 import importlib.metadata
+import os
+import subprocess
 import sys
 from types import SimpleNamespace
 
@@ -9,7 +11,7 @@ import pytest
 import torch
 
 from statecut.models.delta_rule import l2_normalised
-from statecut.serving import vllm_plugin
+from statecut.serving import vllm_kernels, vllm_plugin
 
 MODULES = {
     "third_party/flash_linear_attention/ops/fused_gdn_prefill_post_conv.py": """
@@ -57,7 +59,7 @@ def arguments(heads=2, value_heads=4, d_k=6, d_v=10, tokens=5):
 
 @pytest.mark.parametrize("when", ["before vLLM's modules", "after them"])
 def test_only_widths_that_do_not_compile_are_prepared_here(vllm, when, caplog, monkeypatch):
-    monkeypatch.setattr(torch, "compile", lambda function, dynamic: function)
+    monkeypatch.setattr(vllm_kernels, "prepare_on_gpu", vllm_kernels.prepare)
     caplog.set_level("INFO")
     if when == "after them":
         importlib.import_module(LAYER)
@@ -88,17 +90,35 @@ def test_an_error_that_is_not_the_compilers_stays_one(vllm):
 
 def test_what_is_prepared_is_what_the_rule_takes():
     given, a, b, A_log, dt_bias, heads, d_k, d_v = arguments()
-    q, k, v, g, beta = vllm_plugin.prepare(*arguments())
+    q, k, v, g, beta = vllm_kernels.prepare(*arguments())
     keys = heads * d_k
     torch.testing.assert_close(q, l2_normalised(given[:, :keys].reshape(5, heads, d_k)))
     torch.testing.assert_close(k, l2_normalised(given[:, keys : 2 * keys].reshape(5, heads, d_k)))
     assert torch.equal(v, given[:, 2 * keys :].reshape(5, 4, d_v))
     torch.testing.assert_close(g, -A_log.exp() * (1 + (a + dt_bias).exp()).log())
     torch.testing.assert_close(beta, 1 / (1 + (-b).exp()))
-    decay = vllm_plugin.prepare(*arguments(), apply_l2norm=False, output_g_exp=True)
+    decay = vllm_kernels.prepare(*arguments(), apply_l2norm=False, output_g_exp=True)
     assert torch.equal(decay[3], g.exp())
     assert torch.equal(decay[0].reshape(5, keys), given[:, :keys])
     assert all(tensor.is_contiguous() for tensor in (q, k, v))
+
+
+def test_the_kernel_computes_the_same():
+    # Triton decides when it is imported whether it interprets kernels.
+    compared = subprocess.run([sys.executable, "-c", """
+import random, torch
+from statecut.serving.vllm_kernels import prepare, prepare_on_gpu
+draw, _ = random.Random(5), torch.manual_seed(5)
+for case in range(8):
+    heads, d_k, d_v, tokens = (draw.randint(1, n) for n in (3, 40, 70, 40))
+    value_heads = heads * draw.randint(1, 3)
+    mixed = torch.randn(tokens, 2 * heads * d_k + value_heads * d_v + 3)[:, :-3]
+    a, b = (20 * torch.randn(tokens, 2 * value_heads)).chunk(2, dim=1)
+    given = (mixed, a, b, *torch.randn(2, value_heads), heads, d_k, d_v, case % 2, case % 3 == 0)
+    torch.testing.assert_close(prepare_on_gpu(*given), prepare(*given))
+print("compared")
+"""], env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True)  # fmt: skip
+    assert compared.stdout == "compared\n", compared.stderr
 
 
 def test_installed_statecut_is_found_by_vllm():

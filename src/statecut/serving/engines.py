@@ -151,8 +151,13 @@ ENGINES = {
                 width <= WIDEST and (_rounded(width), _rounded(values)) == (width, values)
             ),
             widths="d_k and d_v that are powers of two",
-            note="with its default kernels, Triton's; config.json must have "
-            "`full_attention_interval`",
+            evidence=H200,
+            ran=(
+                *((width, 128) for width in (128, 64, 32)),
+                *((width, 64) for width in (128, 64, 32)),
+            ),
+            note="at others it does not start: a Triton kernel does not compile; config.json must "
+            "have `full_attention_interval`",
         ),
         Engine(
             "tensorrt-llm",

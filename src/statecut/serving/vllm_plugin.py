@@ -17,10 +17,7 @@ from collections.abc import Callable
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from typing import Any
 
 KNOWN = (*(f"0.{minor}" for minor in range(25, 34)),)  # whose sources were read; 0.26 was run
 logger = logging.getLogger("vllm.statecut")  # of whose name vLLM shows what is logged
@@ -63,13 +60,14 @@ def replace(module: ModuleType) -> None:
 
 def prepared(stock: Callable[..., Any]) -> Callable[..., Any]:
     """vLLM's preparation, or ours at widths for which that does not compile."""
-    ours: dict[tuple[int, int], Callable[..., Any]] = {}
+    ours: set[tuple[int, int]] = set()
     signature = inspect.signature(stock)
 
     @functools.wraps(stock)
     def chosen(*args: Any, **options: Any) -> Any:
-        import torch
         from triton.compiler.errors import CompilationError
+
+        from statecut.serving.vllm_kernels import prepare_on_gpu
 
         given = signature.bind(*args, **options).arguments
         widths = given["head_k_dim"], given["head_v_dim"]
@@ -78,42 +76,10 @@ def prepared(stock: Callable[..., Any]) -> Callable[..., Any]:
                 return stock(*args, **options)
             except CompilationError:
                 announce("prepares queries, keys and values for d_k %d and d_v %d", *widths)
-                ours[widths] = torch.compile(prepare, dynamic=True)
-        return ours[widths](**given)
+                ours.add(widths)
+        return prepare_on_gpu(**given)
 
     return chosen
-
-
-def prepare(
-    conv_output: Tensor,  # (tokens, 2 heads d_k + value_heads d_v)
-    a: Tensor,  # (tokens, value_heads), as b
-    b: Tensor,
-    A_log: Tensor,  # (value_heads,), as dt_bias
-    dt_bias: Tensor,
-    num_k_heads: int,
-    head_k_dim: int,
-    head_v_dim: int,
-    apply_l2norm: bool = True,
-    output_g_exp: bool = False,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """q, k and v by head, the log of the decay (or the decay) and beta, both float32."""
-    from torch.nn.functional import softplus
-
-    from statecut.models.delta_rule import l2_normalised
-
-    keys, values = num_k_heads * head_k_dim, len(A_log) * head_v_dim
-    q, k, v = conv_output.split([keys, keys, values], dim=-1)
-    q, k = (x.unflatten(-1, (num_k_heads, head_k_dim)).float() for x in (q, k))
-    if apply_l2norm:
-        q, k = l2_normalised(q), l2_normalised(k)
-    g = -A_log.float().exp() * softplus(a.float() + dt_bias.float())
-    return (
-        q.to(conv_output.dtype).contiguous(),
-        k.to(conv_output.dtype).contiguous(),
-        v.unflatten(-1, (len(A_log), head_v_dim)).contiguous(),
-        g.exp() if output_g_exp else g,
-        b.float().sigmoid(),
-    )
 
 
 def backend(stock: Callable[..., tuple[str, str]]) -> Callable[..., tuple[str, str]]:
