@@ -7,8 +7,8 @@ values) and no weights of its own (vLLM's `dummy` format) is served at each widt
 its own. Engines start side by side, since that takes a minute or two, and are measured one after
 the other while the rest wait. Each has `--cache-gb` for states and attention. `short` is 1,024
 requests of 128 tokens, `long` 128 of 4,096; each is answered with 256 tokens. What vLLM itself logs
-about its cache is kept with the figures. vLLM records CUDA graphs for at most 512 requests unless it
-is told otherwise; with narrow states more run at once, so they are recorded for all 1,024 here.
+about its cache is kept with the figures. vLLM records CUDA graphs for at most 512 requests unless
+told otherwise; with narrow states more run at once, so they are recorded for all 1,024 here.
 
 `--preparation` compares the plugin's preparation of queries, keys and values with vLLM's, instead.
 """
