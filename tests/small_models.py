@@ -43,6 +43,23 @@ EXPERTS = {
     "moe_intermediate_size": 16,
     "shared_expert_intermediate_size": 16,
 }
+STREAMS = {  # of Qwen4-Exp: residual streams, embeddings of n-grams, and an indexer
+    "hc_count": 2,
+    "hc_lowrank": 8,
+    "ple_layer_ids": [1, 3],
+    "ple_embed_dim": 16,
+    "heads_per_ngram": 1,
+    "ngram_vocab_size_base": 40,
+    "make_ngram_vocab_size_divisible_by": 8,
+    "split_ngram_parts": 2,
+    "eos_token_id": 0,
+    "indexer_n_heads": 2,
+    "indexer_kv_heads": 1,
+    "indexer_head_dim": 16,
+    "indexer_budget": 32,
+    "indexer_compress_ratio": 4,
+    "output_gate_type": "sigmoid",
+}
 VISION = {
     "depth": 1,
     "hidden_size": 16,
@@ -74,6 +91,7 @@ SMALL = {
     "qwen3_5": {"model_type": "qwen3_5_text", **LINEAR, "linear_num_value_heads": 2},
     "qwen3_5_tied": {"model_type": "qwen3_5_text", "tie_word_embeddings": True, **LINEAR},
     "qwen3_5_moe": {"model_type": "qwen3_5_moe_text", **LINEAR, **EXPERTS},
+    "qwen4_exp": {"model_type": "qwen4_exp_text", **LINEAR, **EXPERTS, **STREAMS},
     "olmo_hybrid": {"model_type": "olmo_hybrid", "num_key_value_heads": 2, "pad_token_id": None,
                     "eos_token_id": None, **LINEAR},
     "gated_tied": {"model_type": "gated_deltanet", "head_dim": 16, "expand_v": 1.5,

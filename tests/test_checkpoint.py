@@ -30,10 +30,11 @@ def test_a_seed_gives_the_same_model_and_another_seed_another():
 
 @pytest.mark.parametrize("name", SMALL)
 def test_every_parameter_has_a_start_of_the_right_size(name):
-    """Norms at one, matrices and filters with the spread that the config names."""
+    """Norms at one, matrices and filters with the spread that the config names; those of n-grams
+    at zero."""
     spread = SMALL[name]["initializer_range"]
     for key, parameter in create(SMALL[name], seed=1).named_parameters():
-        if parameter.numel() > 100:
+        if parameter.numel() > 100 and not key.endswith("ple.conv1d.weight"):
             assert parameter.std().item() == pytest.approx(spread, rel=0.25), key
         assert parameter.abs().max().item() < 10, key
 

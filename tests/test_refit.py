@@ -40,7 +40,8 @@ def fit(student, teacher, ridge=None):
 
 
 def rows(model, layer, projection, ids):
-    """Of a whole model: what enters a projection of a layer, and the residual stream behind it."""
+    """Of a whole model: what enters a projection of a layer, and the residual stream behind it. Of
+    several streams a row each, with what enters times what the stream gets of the output."""
     block, seen = model.model.layers[layer], {}
     block.mlp.fuse_swiglu = False
     hooks = [
@@ -52,9 +53,21 @@ def rows(model, layer, projection, ids):
             lambda m, x, o: seen.update(behind=o[0] if isinstance(o, tuple) else o)
         ),
     ]
+    if hasattr(block, "mlp_hyper_connection"):
+        hooks += [
+            block.attn_hyper_connection.register_forward_hook(
+                lambda m, x, o: seen.update(shares=o[2])
+            ),
+            block.mlp_hyper_connection.register_forward_pre_hook(
+                lambda m, x: seen.update(streams=x[0])
+            ),
+        ]
     logits(model, ids)
     for hook in hooks:
         hook.remove()
+    if "shares" in seen:
+        X = torch.einsum("bts,bti->btsi", seen["shares"], seen["X"])
+        return X.flatten(0, 2), seen["streams"].unflatten(-1, (X.shape[2], -1)).flatten(0, 2)
     stream = seen["behind"] if projection.startswith("mlp") else seen["h"] + seen["o"]
     return seen["X"].flatten(0, 1), stream.flatten(0, 1)
 

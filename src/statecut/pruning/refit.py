@@ -191,24 +191,35 @@ def observe(
     model: LayerwiseModel, index: int, batch: int, projection: str
 ) -> tuple[Tensor, Tensor]:
     """One batch through a filled layer: what enters a projection, and the residual stream behind
-    it; float32 or wider, (tokens, ...)."""
-    layer = model.layers[index]
+    it; float32 or wider, (tokens, ...). Several streams are as many rows of a token, with the
+    inputs times what each stream gets of the output: so theirs is one least squares problem."""
+    layer, streams = model.layers[index], model.source.architecture.streams
     if projection == DOWN_PROJ and hasattr(layer.mlp, "fuse_swiglu"):
         layer.mlp.fuse_swiglu = False  # fla's fused kernel takes its weight without a call
-    captured: list[Tensor] = []
+    captured: dict[str, tuple[Tensor, Any]] = {}
 
-    def keep(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
-        captured.extend([args[0], output])
+    def keep(name: str, module: nn.Module, args: tuple[Tensor, ...], output: Any) -> None:
+        captured[name] = args[0], output
 
-    hook = layer.get_submodule(projection).register_forward_hook(keep)
+    hooks = [
+        layer.get_submodule(name).register_forward_hook(partial(keep, name))
+        for name in filter(None, (projection, streams))
+    ]
     try:
         model.run(index, batch)
     finally:
-        hook.remove()
-    inputs, output = map(wide, captured)
-    behind_mlp = wide(model.next[batch])
-    stream = behind_mlp if projection == DOWN_PROJ else wide(model.states[batch]) + output
-    return inputs.flatten(0, 1), stream.flatten(0, 1)
+        for hook in hooks:
+            hook.remove()
+    inputs, output = map(wide, captured[projection])
+    if projection == DOWN_PROJ:
+        stream = wide(model.next[batch])
+    elif streams:
+        _, before, shares = map(wide, captured[streams][1])
+        inputs, output = (x.unsqueeze(-2) * shares.unsqueeze(-1) for x in (inputs, output))
+        stream = before.view_as(output) + output
+    else:
+        stream = wide(model.states[batch]) + output
+    return inputs.flatten(0, -2), stream.flatten(0, -2)
 
 
 @dataclass
