@@ -93,14 +93,23 @@ def plain_queries_and_keys(model, index, x):
     if kind.model_type == "qwen3_next":
         blocks = mixer.in_proj_qkvz.weight.view(shape.heads, -1, x.shape[-1])
         q, k = blocks[:, : shape.width], blocks[:, shape.width : 2 * shape.width]
+    elif kind.model_type == "nemotron_h":
+        start = 2 * shape.value_heads * shape.value_width
+        k, q = mixer.in_proj.weight[start : start + 2 * keys].split(keys)
     elif kind.model_type == "olmo_hybrid":
         q, k = mixer.q_proj.weight, mixer.k_proj.weight
     else:
         q, k = mixer.in_proj_qkv.weight[:keys], mixer.in_proj_qkv.weight[keys : 2 * keys]
     weight = torch.cat([q.reshape(keys, -1), k.reshape(keys, -1)])
-    filters = mixer.conv1d.weight[: 2 * keys]
+    filters, bias = mixer.conv1d.weight[: 2 * keys], None
+    if kind.model_type == "nemotron_h":  # values come first, and keys before queries
+        values = shape.value_heads * shape.value_width
+        filters, bias = (
+            torch.cat([part[values + keys :], part[values : values + keys]])
+            for part in (mixer.conv1d.weight, mixer.conv1d.bias)
+        )
     y = F.pad((x @ weight.mT).mT, (filters.shape[-1] - 1, 0))
-    y = F.silu(F.conv1d(y, filters, groups=2 * keys)).mT
+    y = F.silu(F.conv1d(y, filters, bias, groups=2 * keys)).mT
     return [part.unflatten(-1, (shape.heads, -1)) for part in y.split(keys, -1)]
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from statecut.data.packing import PackedTokens, pack
 from statecut.data.sources import describe, read
 from statecut.data.tokenizer import check_vocabulary, load_tokenizer
-from statecut.models.checkpoint import Checkpoint, tied_weights
+from statecut.models.checkpoint import Checkpoint
 from statecut.models.layerwise import LayerwiseModel
 from statecut.models.loaded import Loaded
 
@@ -41,16 +41,11 @@ def perplexity(
             with stream.filled(index):
                 stream.run_all(index)
             stream.step()
-        head = "lm_head.weight"
-        tied = head in tied_weights(stream.model)
-        weight = embedding(checkpoint) if tied else checkpoint.tensor(checkpoint.stored[head])
-        weight = weight.to(device, dtype)
+        stream.fill_head()
         # A sequence at a time: the logits are by far the largest tensor.
         losses = [
             F.cross_entropy(
-                F.linear(stream.decoder.norm(hidden[:-1]), weight).float(),
-                targets[1:].to(device),
-                reduction="sum",
+                stream.logits(hidden[None, :-1])[0].float(), targets[1:].to(device), reduction="sum"
             )
             for hidden, targets in zip(torch.cat(stream.states), ids, strict=True)
         ]

@@ -2,26 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from statecut.models.checkpoint import Checkpoint, check_parameters, in_memory, unfilled
+from statecut.models.checkpoint import (
+    Checkpoint,
+    check_parameters,
+    in_memory,
+    tied_weights,
+    unfilled,
+)
 from statecut.models.loaded import Loaded
 
 
-class _Skip(nn.Module):
-    """In the place of a layer that is not to run."""
+@contextmanager
+def _skipped(layers: Iterable[nn.Module], output: Callable[[Tensor], Any]) -> Iterator[None]:
+    """While open, these layers do not run. They stay in their places: a model may ask a layer what
+    mask it needs."""
 
-    def __init__(self, output: Callable[[Tensor], Any]):
-        super().__init__()
-        self.output = output
+    def forward(hidden: Tensor, *_: Any, **__: Any) -> Any:
+        return output(hidden)
 
-    def forward(self, hidden: Tensor, *_: Any, **__: Any) -> Any:
-        return self.output(hidden)
+    layers = list(layers)
+    for layer in layers:
+        vars(layer)["forward"] = forward
+    try:
+        yield
+    finally:
+        for layer in layers:
+            del vars(layer)["forward"]
 
 
 class LayerwiseModel:
@@ -29,7 +42,8 @@ class LayerwiseModel:
     of a model that is in memory all layers are.
 
     The model's own forward pass calls the layer, with all others skipped, so that it gets the mask
-    and the rotary tables that it always gets.
+    and the rotary tables that it always gets; and what is before and behind the layers is computed
+    as the model does, multipliers included.
     """
 
     def __init__(
@@ -51,9 +65,8 @@ class LayerwiseModel:
         self.layers = list(self.decoder.layers)
         elsewhere = (self.prefix, "lm_head.", *source.architecture.passthrough)
         self._fill(self.model, "", lambda name: not name.startswith(elsewhere))
-        embeddings = self.model.get_input_embeddings()
-        self.states = [embeddings(ids.to(device)) for ids in batches]
-        self._empty(embeddings)
+        self.states = [self._embedded(ids.to(device)) for ids in batches]
+        self._empty(self.model.get_input_embeddings())
         self.next: list[Tensor] = list(self.states)
 
     def _empty(self, module: nn.Module) -> None:
@@ -79,25 +92,59 @@ class LayerwiseModel:
         """While open, this layer is in memory and `run` runs it."""
         layer, at = self.layers[index], f"{self.prefix}{index}."
         self._fill(layer, at, lambda name: name.startswith(at))
-        skip, layers = _Skip(self.source.architecture.layer_output), self.decoder.layers
-        self.decoder.layers = nn.ModuleList([*[skip] * index, layer])
+        others = [other for other in self.layers if other is not layer]
         try:
-            yield layer
+            with _skipped(others, self.source.architecture.layer_output):
+                yield layer
         finally:
-            self.decoder.layers = layers
             self._empty(layer)
 
     def run(self, index: int, batch: int) -> None:
         """One batch through a filled layer, to the states before the next."""
 
+        states = self.states[batch]
+
+        def enter(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+            return states, *args[1:]  # the model may have multiplied what it was given
+
         def keep(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
             self.next[batch] = output[0] if isinstance(output, tuple) else output
 
-        hook = self.layers[index].register_forward_hook(keep)
+        layer = self.layers[index]
+        hooks = [layer.register_forward_pre_hook(enter), layer.register_forward_hook(keep)]
         try:
-            self.decoder(inputs_embeds=self.states[batch], use_cache=False)
+            self.decoder(inputs_embeds=states, use_cache=False)
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def _embedded(self, ids: Tensor) -> Tensor:
+        """What enters the first layer."""
+        entering: list[Tensor] = []
+
+        def keep(module: nn.Module, args: tuple[Any, ...]) -> None:
+            entering.append(args[0])
+
+        hook = self.layers[0].register_forward_pre_hook(keep)
+        try:
+            with _skipped(self.layers, self.source.architecture.layer_output):
+                self.decoder(input_ids=ids, use_cache=False)
         finally:
             hook.remove()
+        return entering[0]
+
+    def fill_head(self) -> None:
+        """Before the first `logits`."""
+        name = "lm_head.weight"
+        original = tied_weights(self.model).get(name, name)
+        self._fill(self.model, "", lambda name: name == original)
+        self.model.tie_weights()
+
+    def logits(self, states: Tensor) -> Tensor:
+        """(B, T, vocabulary), of states behind the last layer."""
+        output = self.source.architecture.layer_output
+        with _skipped(self.layers, lambda _: output(states)):
+            return self.model(inputs_embeds=states, use_cache=False).logits
 
     def run_all(self, index: int) -> None:
         for batch in range(len(self.states)):
