@@ -20,7 +20,7 @@ from small_models import (
 )
 
 from statecut.errors import InputError
-from statecut.models import load, save
+from statecut.models import create, load, save
 from statecut.models.architectures import REFUSED, architecture
 from statecut.models.capture import capture_rule_inputs, mixers
 from statecut.models.checkpoint import Checkpoint, check_parameters
@@ -125,12 +125,25 @@ def test_the_rule_is_shown_the_models_own_queries_and_keys(folders, name):
                 torch.testing.assert_close(rule[side], values, rtol=1e-5, atol=1e-6)
 
 
-def test_experts_in_one_tensor_are_read_as_well(folders, tmp_path):
-    """Files may have each expert's matrices apart, or those of all in one, as in memory."""
-    model = load(folders / "qwen3_5_moe")
-    model.save_pretrained(tmp_path / "joined", save_original_format=False)
-    assert any("experts.gate_up_proj" in name for name in Checkpoint(tmp_path / "joined").files)
-    assert torch.equal(logits(load(tmp_path / "joined"), IDS), logits(model, IDS))
+NEMOTRON_EXPERTS = {
+    **SMALL["nemotron_h"],
+    "layers_block_type": ["linear_attention", "full_attention", "moe"],
+    "n_routed_experts": 4,
+    "moe_intermediate_size": 16,
+    "moe_shared_expert_intermediate_size": 16,
+}
+
+
+@pytest.mark.parametrize("config", [SMALL["qwen3_5_moe"], NEMOTRON_EXPERTS])
+@pytest.mark.parametrize("apart", [True, False])
+def test_files_have_experts_apart_or_in_one_tensor(tmp_path, config, apart):
+    model = create(config, seed=1).eval()
+    model.save_pretrained(tmp_path / "model", save_original_format=apart)
+    checkpoint = Checkpoint(tmp_path / "model")
+    assert any(".experts.0." in name for name in checkpoint.files) == apart
+    assert torch.equal(logits(load(tmp_path / "model"), IDS), logits(model, IDS))
+    slice_model(checkpoint, some(checkpoint.shape, 5, "key"), tmp_path / "cut", dtype=None)
+    assert logits(load(tmp_path / "cut"), IDS).isfinite().all()
 
 
 def test_filters_of_olmo_in_thirds_are_refused_with_what_mends_them(folders, tmp_path):
@@ -163,6 +176,12 @@ def test_what_a_config_leaves_out_is_as_in_transformers():
     shape = architecture(config).shape(config)
     assert shape.layers == (0,)
     assert (shape.heads, shape.width, shape.value_heads, shape.value_width) == (4, 12, 4, 24)
+    for kinds in (
+        {"hybrid_override_pattern": "M-M*E"},
+        {"layers_block_type": ["mamba", "moe"] * 2},
+    ):
+        config = {**SMALL["nemotron_h"], "layers_block_type": None, **kinds}
+        assert architecture(config).shape(config).layers == (0, 2)
 
 
 @pytest.mark.parametrize("model_type", REFUSED)

@@ -135,10 +135,11 @@ class LayerwiseModel:
 
     def fill_head(self) -> None:
         """Before the first `logits`."""
-        name = "lm_head.weight"
-        original = tied_weights(self.model).get(name, name)
-        self._fill(self.model, "", lambda name: name == original)
-        self.model.tie_weights()
+        if isinstance(self.source, Checkpoint):
+            head = "lm_head.weight"
+            original = tied_weights(self.model).get(head, head)
+            self._fill(self.model, "", lambda name: name == original)
+            self.model.tie_weights()
 
     def logits(self, states: Tensor) -> Tensor:
         """(B, T, vocabulary), of states behind the last layer."""

@@ -125,7 +125,9 @@ def _nemotron_softmax(
     config: base.Config, shape: base.MixerShape
 ) -> tuple[base.SoftmaxLayers, ...]:
     layers = len(_layers(config, "attention"))
-    kind = base.SoftmaxLayers(layers, config["num_key_value_heads"], config["head_dim"])
+    kind = base.SoftmaxLayers(
+        layers, base.need(config, "num_key_value_heads"), config.get("head_dim", 128)
+    )
     return (kind,) if layers else ()
 
 
