@@ -8,6 +8,7 @@ from safetensors.torch import load_file, save_file
 
 from reproduction.new_tokenizers import train_tokenizer
 from statecut.models import create, save
+from statecut.models.architectures import ARCHITECTURES
 from statecut.models.capture import mixers
 from statecut.pruning.slicing import Keep
 
@@ -22,20 +23,23 @@ COMMON = {
 
 LOGITS = {"fuse_cross_entropy": False}  # else there are none beside the loss
 
-LINEAR = {
+SOFTMAX = {
     "hidden_size": 32,
-    "num_hidden_layers": 3,
-    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-    "linear_key_head_dim": 16,
-    "linear_value_head_dim": 12,
     "num_attention_heads": 2,
     "num_key_value_heads": 1,
     "head_dim": 16,
     "vocab_size": 97,
     "intermediate_size": 48,
     "initializer_range": 0.05,
+}
+LINEAR = {
+    "num_hidden_layers": 3,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 12,
+    **SOFTMAX,
 }
 EXPERTS = {
     "num_experts": 4,
@@ -94,11 +98,23 @@ SMALL = {
     "qwen4_exp": {"model_type": "qwen4_exp_text", **LINEAR, **EXPERTS, **STREAMS},
     "olmo_hybrid": {"model_type": "olmo_hybrid", "num_key_value_heads": 2, "pad_token_id": None,
                     "eos_token_id": None, **LINEAR},
+    "nemotron_h": {
+        "model_type": "nemotron_h",
+        "layers_block_type": ["linear_attention", "full_attention", "mlp", "linear_attention"],
+        "n_groups": 2, "mamba_num_heads": 4, "ssm_state_size": 16, "mamba_head_dim": 12,
+        "rescale_prenorm_residual": False, **SOFTMAX, "initializer_range": 0.3,
+        # Shorter steps are clamped to that in prompts, and not in single tokens.
+        "time_step_min": 1e-6, "time_step_floor": 0.01
+    },
     "gated_tied": {"model_type": "gated_deltanet", "head_dim": 16, "expand_v": 1.5,
                    "tie_word_embeddings": True, "conv_bias": True,
                    "output_gate_activation": "sigmoid", **COMMON},
 }  # fmt: skip
-HYBRIDS = [name for name in SMALL if "layer_types" in SMALL[name]]
+HYBRIDS = [
+    name
+    for name, config in SMALL.items()
+    if ARCHITECTURES[config["model_type"]].library == "transformers"
+]
 
 
 def small_model(config, dtype=torch.float32):

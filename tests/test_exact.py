@@ -17,10 +17,9 @@ from torch import nn
 from statecut.errors import InputError
 from statecut.models import create, load, save
 from statecut.models.architectures import ARCHITECTURES
-from statecut.models.architectures.base import DEFAULT_EPS
 from statecut.models.capture import mixers
 from statecut.models.checkpoint import Checkpoint
-from statecut.pruning.slicing import eps_factor, slice_model
+from statecut.pruning.slicing import slice_model
 from statecut.recovery.training import scale_eps
 
 IDS = torch.randint(0, 97, (2, 20), generator=torch.Generator().manual_seed(1))
@@ -29,8 +28,8 @@ IDS = torch.randint(0, 97, (2, 20), generator=torch.Generator().manual_seed(1))
 def zero_dropped(model, change, channels):
     """Zeros in everything that makes the channels that are not kept."""
     kind, shape, modules = mixers(model)
-    makers = [kind.q_proj, kind.k_proj, *kind.filters] if channels == "key" else [
-        kind.v_proj, *kind.value_tensors]  # fmt: skip
+    tensors = (kind.q_proj, kind.k_proj, *kind.filters, kind.v_proj, *kind.value_tensors)
+    makers = [part for part in tensors if part.channels == channels]
     for index, module in enumerate(modules):
         parameters = dict(module.named_parameters())
         for part in makers:
@@ -97,9 +96,10 @@ def test_a_cut_model_is_the_unpruned_one_with_zeros(tmp_path_factory, name, data
     assert (cut.shape.width, cut.shape.value_width) == (width, value_width)
     found = load(root / "cut")
     if kind.eps_key is None:  # no config can say it: exact in memory alone
-        scale_eps(found, eps_factor(whole.shape, cut.shape))
+        scale_eps(found, kind.eps_factor(whole.shape, cut.shape))
     else:
-        expected = DEFAULT_EPS * full / width * value_full / value_width
+        scaled = full / width if kind.call.scaled else 1
+        expected = kind.default_eps * scaled * value_full / value_width
         assert kind.eps(cut.config) == pytest.approx(expected, rel=1e-12)
     exact = logits(zeroed(root / "model", cut, keys, values), IDS)
     error = relative(logits(found, IDS), exact)

@@ -42,8 +42,8 @@ KEPT = ("keys", "values", "indexer_keys")  # of tokens, in softmax layers
 def test_the_cache_is_counted_as_transformers_has_it(folders, name):
     counted = ARCHITECTURES[SMALL[name]["model_type"]].cache(SMALL[name])
     filled = load(folders / name)(torch.arange(9)[None], use_cache=True).past_key_values
-    delta = [layer for layer in filled.layers if hasattr(layer, "recurrent_states")]
-    softmax = [layer for layer in filled.layers if not hasattr(layer, "recurrent_states")]
+    delta = [filled.layers[layer] for layer in counted.shape.layers]
+    softmax = [layer for layer in filled.layers if getattr(layer, "keys", None) is not None]
     assert len(delta) == 2
     states = [layer.recurrent_states[0] for layer in delta]
     assert {state.dtype for state in states} == {torch.float32}

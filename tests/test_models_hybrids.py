@@ -21,7 +21,7 @@ from small_models import (
 )
 
 from statecut.errors import InputError
-from statecut.models import load, save
+from statecut.models import create, load, save
 from statecut.models.architectures import REFUSED, architecture
 from statecut.models.capture import capture_rule_inputs, mixers
 from statecut.models.checkpoint import Checkpoint, check_parameters
@@ -95,14 +95,23 @@ def plain_queries_and_keys(model, index, x):
     if kind.model_type == "qwen3_next":
         blocks = mixer.in_proj_qkvz.weight.view(shape.heads, -1, x.shape[-1])
         q, k = blocks[:, : shape.width], blocks[:, shape.width : 2 * shape.width]
+    elif kind.model_type == "nemotron_h":
+        start = 2 * shape.value_heads * shape.value_width
+        k, q = mixer.in_proj.weight[start : start + 2 * keys].split(keys)
     elif kind.model_type == "olmo_hybrid":
         q, k = mixer.q_proj.weight, mixer.k_proj.weight
     else:
         q, k = mixer.in_proj_qkv.weight[:keys], mixer.in_proj_qkv.weight[keys : 2 * keys]
     weight = torch.cat([q.reshape(keys, -1), k.reshape(keys, -1)])
-    filters = mixer.conv1d.weight[: 2 * keys]
+    filters, bias = mixer.conv1d.weight[: 2 * keys], None
+    if kind.model_type == "nemotron_h":  # values come first, and keys before queries
+        values = shape.value_heads * shape.value_width
+        filters, bias = (
+            torch.cat([part[values + keys :], part[values : values + keys]])
+            for part in (mixer.conv1d.weight, mixer.conv1d.bias)
+        )
     y = F.pad((x @ weight.mT).mT, (filters.shape[-1] - 1, 0))
-    y = F.silu(F.conv1d(y, filters, groups=2 * keys)).mT
+    y = F.silu(F.conv1d(y, filters, bias, groups=2 * keys)).mT
     return [part.unflatten(-1, (shape.heads, -1)) for part in y.split(keys, -1)]
 
 
@@ -118,12 +127,25 @@ def test_the_rule_is_shown_the_models_own_queries_and_keys(folders, name):
                 torch.testing.assert_close(rule[side], values, rtol=1e-5, atol=1e-6)
 
 
-def test_experts_in_one_tensor_are_read_as_well(folders, tmp_path):
-    """Files may have each expert's matrices apart, or those of all in one, as in memory."""
-    model = load(folders / "qwen3_5_moe")
-    model.save_pretrained(tmp_path / "joined", save_original_format=False)
-    assert any("experts.gate_up_proj" in name for name in Checkpoint(tmp_path / "joined").files)
-    assert torch.equal(logits(load(tmp_path / "joined"), IDS), logits(model, IDS))
+NEMOTRON_EXPERTS = {
+    **SMALL["nemotron_h"],
+    "layers_block_type": ["linear_attention", "full_attention", "moe"],
+    "n_routed_experts": 4,
+    "moe_intermediate_size": 16,
+    "moe_shared_expert_intermediate_size": 16,
+}
+
+
+@pytest.mark.parametrize("config", [SMALL["qwen3_5_moe"], NEMOTRON_EXPERTS])
+@pytest.mark.parametrize("apart", [True, False])
+def test_files_have_experts_apart_or_in_one_tensor(tmp_path, config, apart):
+    model = create(config, seed=1).eval()
+    model.save_pretrained(tmp_path / "model", save_original_format=apart)
+    checkpoint = Checkpoint(tmp_path / "model")
+    assert any(".experts.0." in name for name in checkpoint.files) == apart
+    assert torch.equal(logits(load(tmp_path / "model"), IDS), logits(model, IDS))
+    slice_model(checkpoint, some(checkpoint.shape, 5, "key"), tmp_path / "cut", dtype=None)
+    assert logits(load(tmp_path / "cut"), IDS).isfinite().all()
 
 
 def test_filters_of_olmo_in_thirds_are_refused_with_what_mends_them(folders, tmp_path):
@@ -156,6 +178,12 @@ def test_what_a_config_leaves_out_is_as_in_transformers():
     shape = architecture(config).shape(config)
     assert shape.layers == (0,)
     assert (shape.heads, shape.width, shape.value_heads, shape.value_width) == (4, 12, 4, 24)
+    for kinds in (
+        {"hybrid_override_pattern": "M-M*E"},
+        {"layers_block_type": ["mamba", "moe"] * 2},
+    ):
+        config = {**SMALL["nemotron_h"], "layers_block_type": None, **kinds}
+        assert architecture(config).shape(config).layers == (0, 2)
 
 
 @pytest.mark.parametrize("model_type", REFUSED)

@@ -43,7 +43,8 @@ def rows(model, layer, projection, ids):
     """Of a whole model: what enters a projection of a layer, and the residual stream behind it. Of
     several streams a row each, with what enters times what the stream gets of the output."""
     block, seen = model.model.layers[layer], {}
-    block.mlp.fuse_swiglu = False
+    if hasattr(block, "mlp"):
+        block.mlp.fuse_swiglu = False
     hooks = [
         block.get_submodule(projection).register_forward_hook(
             lambda m, x, o: seen.update(X=x[0], o=o)
@@ -78,7 +79,8 @@ def slow(student, teacher, ridge=0.0):
     weights = {}
     prefix, mixer = student.architecture.mixer.split("{layer}.")
     o_proj = mixer + student.architecture.o_proj.removesuffix(".weight")
-    dense = hasattr(pruned.model.layers[student.shape.layers[0]].mlp, "down_proj")
+    first = pruned.model.layers[student.shape.layers[0]]
+    dense = any(name == "mlp.down_proj" for name, _ in first.named_modules())
     for layer in student.shape.layers:
         for projection in [o_proj, "mlp.down_proj"] if dense else [o_proj]:
             (X, mine), (_, theirs) = (rows(m, layer, projection, IDS) for m in (pruned, whole))

@@ -19,7 +19,7 @@ from statecut.errors import InputError
 from statecut.files import atomic_write, digest, read_json, sha256, to_json
 from statecut.hub import model_folder
 from statecut.models.architectures import ARCHITECTURES, architecture, register
-from statecut.models.architectures.base import Architecture, Config
+from statecut.models.architectures.base import Architecture, Config, depth
 from statecut.models.description import INDEX, ModelFolder
 
 logger = logging.getLogger(__name__)
@@ -242,9 +242,9 @@ def describe(folder: Path) -> str:
     if model_type not in ARCHITECTURES:
         return f"model_type {model_type!r} is none that Statecut knows: only its hashes are checked"
     checkpoint = Checkpoint(folder)
-    depth, shape = checkpoint.text_config["num_hidden_layers"], checkpoint.shape
+    shape = checkpoint.shape
     widths = " x ".join(map(str, dict.fromkeys((shape.width, shape.value_width))))
-    layers = f"{depth} layers, {shape.heads} heads of {widths}"
+    layers = f"{depth(checkpoint.text_config)} layers, {shape.heads} heads of {widths}"
     try:
         count, ignored = check_parameters(checkpoint)
     except ImportError as error:  # a hybrid's class needs flash-attn

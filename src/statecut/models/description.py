@@ -12,7 +12,7 @@ from pathlib import Path
 from statecut.errors import InputError
 from statecut.files import read_json
 from statecut.models.architectures import architecture
-from statecut.models.architectures.base import Config, text_config
+from statecut.models.architectures.base import Config, depth, text_config
 from statecut.models.shapes import MixerShape
 
 WEIGHTS = "model.safetensors"
@@ -35,7 +35,7 @@ class Description:
 
     def check_runs(self) -> None:
         """An error for fla's hybrids: softmax layers need flash-attn, and buffers of no file."""
-        layers = self.text_config["num_hidden_layers"]
+        layers = depth(self.text_config)
         if self.architecture.library != "transformers" and len(self.shape.layers) < layers:
             raise InputError(
                 f"{self.place}: Statecut runs no softmax attention of flash-linear-attention; it "

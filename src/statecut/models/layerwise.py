@@ -81,16 +81,21 @@ class LayerwiseModel:
         layer, at = self.layers[index], f"{self.prefix}{index}."
         self._fill(layer, at, lambda name: name.startswith(at))
         decoder, output = self.decoder, self.source.architecture.layer_output
-        layers, embeddings = decoder.layers, decoder.get_input_embeddings()
-        skip = _Given(lambda: output(self.current))
-        decoder.layers = nn.ModuleList([*[skip] * index, layer])
+        embeddings = decoder.get_input_embeddings()
         # Layers that are skipped ignore the embeddings, so of several streams any has their shape.
         width = embeddings.embedding_dim
         decoder.set_input_embeddings(_Given(lambda: self.current[..., :width]))
+        # The others stay in their places: a model may ask a layer which mask it needs.
+        for number, other in enumerate(self.layers):
+            if number < index:
+                vars(other)["forward"] = lambda *_, **__: output(self.current)
+            elif number > index:
+                vars(other)["forward"] = lambda hidden, *_, **__: output(hidden)
         try:
             yield layer
         finally:
-            decoder.layers = layers
+            for other in self.layers:
+                vars(other).pop("forward", None)
             decoder.set_input_embeddings(embeddings)
             self._empty(layer)
 

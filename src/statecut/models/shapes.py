@@ -38,10 +38,11 @@ class MixerShape:
     value_heads: int
     value_width: int  # d_v
 
-    def size(self, channels: Channels) -> tuple[int, int]:
-        """Heads, and channels of each."""
-        keys, values = (self.heads, self.width), (self.value_heads, self.value_width)
-        return keys if channels == "key" else values
+    def size(self, channels: Channels | None) -> tuple[int, int]:
+        """Heads, and channels of each; without a kind of channels, one for each value head."""
+        if channels == "key":
+            return self.heads, self.width
+        return self.value_heads, self.value_width if channels else 1
 
     def narrower_than(self, other: MixerShape) -> bool:
         """Whether it has fewer channels of keys or of values, and more of neither."""

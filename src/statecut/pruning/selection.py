@@ -20,7 +20,7 @@ from statecut.models.checkpoint import Checkpoint, open_safetensors, read_tensor
 from statecut.models.description import Description
 from statecut.models.loaded import Loaded
 from statecut.models.shapes import MixerShape
-from statecut.pruning.slicing import Change, Keep, Rotate, eps_factor
+from statecut.pruning.slicing import Change, Keep, Rotate
 
 CALIBRATION = ("text", "tokens", "seed", "sample_rows", "device")  # of its manifest, in a record
 
@@ -81,7 +81,7 @@ class Selection:
         known = ("method", "target", "model_digest", "calibration", "statecut", "values", "width",
                  "full_width")  # fmt: skip
         before, measured = kind.eps(model.config), about.get("calibration", {})
-        after = kind.eps(kind.scaled_eps(model.config, eps_factor(full, cut)))
+        after = kind.eps(kind.scaled_eps(model.config, kind.eps_factor(full, cut)))
         entry: dict[str, Any] = {
             **{name: about[name] for name in ("method", "target") if name in about},
             "options": {name: value for name, value in about.items() if name not in known},

@@ -12,9 +12,10 @@ a gate included, which multiplies x channel by channel. That is exact.
 A cut model computes what the unpruned one does with the cut channels set to zero, if two numbers
 follow. The rule scales its output by d_k^-1/2, and the norm takes a mean over d_v channels: of D
 key and V value channels k and v are left, and the mean square that the norm divides by is D/k V/v
-times the unpruned model's, which matters beside eps. So eps becomes D/k V/v eps, for all norms of
-the model where its config has one number for all. And what the norm puts out is sqrt(v/V) times the
-unpruned model's, so the output projection is multiplied by sqrt(V/v).
+times the unpruned model's (V/v where the rule does not scale: Mamba2), which matters beside eps. So
+eps becomes D/k V/v eps, for all norms of the model where its config has one number for all. And
+what the norm puts out is sqrt(v/V) times the unpruned model's, so the output projection is
+multiplied by sqrt(V/v).
 """
 
 from __future__ import annotations
@@ -34,7 +35,13 @@ from torch import Tensor
 from statecut.arguments import Eps
 from statecut.errors import InputError
 from statecut.files import atomic_write
-from statecut.models.architectures.base import Architecture, ChannelTensor, Role, text_config
+from statecut.models.architectures.base import (
+    Architecture,
+    ChannelTensor,
+    Role,
+    depth,
+    text_config,
+)
 from statecut.models.checkpoint import (
     Checkpoint,
     fill,
@@ -102,7 +109,8 @@ class Pad:
     """Add channels of zeros at the end of each head; `cut_back` takes them away again.
 
     Zero keys and queries leave norms, states and gradients as they were. Only the scale d_k^-1/2
-    of the kernel differs, which the output norm takes out but for its eps: `eps_factor`.
+    of most kernels differs, which the output norm takes out but for its eps:
+    `Architecture.eps_factor`.
     """
 
     width: int
@@ -116,12 +124,6 @@ def cut_back(shape: MixerShape, width: int, channels: Channels = "key") -> Keep:
     """The change that keeps the first `width` channels of every head: the end of a `Pad`."""
     heads, _ = shape.size(channels)
     return Keep(torch.arange(width).expand(len(shape.layers), heads, width))
-
-
-def eps_factor(before: MixerShape, after: MixerShape) -> float:
-    """What the eps of the output norm is multiplied by, so that with other widths, and zeros for
-    the channels that only one of them has, the norm sees the same proportions."""
-    return before.width * before.value_width / (after.width * after.value_width)
 
 
 @dataclass(frozen=True)
@@ -161,7 +163,7 @@ class Slicer:
             mixer = next(mixer for mixer in self._mixers if name.startswith(mixer))
             below = name.removeprefix(mixer)
             if below == self.kind.norm:
-                return tensor.new_ones(self.values.width)
+                return tensor.new_ones(len(tensor) // self.shape.value_width * self.values.width)
             if below == self.kind.o_proj:
                 tensor = fold(tensor, self.stored(mixer + self.kind.norm))
                 if self.eps == "matched":
@@ -187,7 +189,7 @@ class Slicer:
         return result.movedim(0, axis).contiguous()
 
     def _change(self, part: ChannelTensor) -> Change | None:
-        return self.keys if part.channels == "key" else self.values
+        return {"key": self.keys, "value": self.values, None: None}[part.channels]
 
     def _narrower(self, mixer: str, pair: tuple[str, str]) -> tuple[Tensor, Tensor]:
         """Two matrices that meet in fewer channels: the best ones, by their product."""
@@ -230,7 +232,7 @@ def _contradictions(checkpoint: Checkpoint | Loaded, values: bool) -> Iterator[s
     headers = with_current_names(checkpoint.headers(), kind)
     prefix, _ = kind.mixer.split("{layer}.")
     layers = {n.removeprefix(prefix).split(".")[0] for n in headers if n.startswith(prefix)}
-    if len(layers) != (count := config["num_hidden_layers"]):
+    if len(layers) != (count := depth(config)):
         yield f"its config says {count} layers, and its files hold {len(layers)}"
     required = (kind.q_proj, kind.k_proj)
     value_tensors = (kind.v_proj, kind.o_proj, kind.norm) if values else ()
@@ -245,14 +247,15 @@ def _contradictions(checkpoint: Checkpoint | Loaded, values: bool) -> Iterator[s
             yield f"{name} is {dtype}: quantised weights cannot be sliced; cut before quantisation"
         size = headers[name].shape[parts[0].axis]
         if size != sum(part.places(shape).size for part in parts):
-            sides = dict.fromkeys(part.channels for part in parts)
+            sides = dict.fromkeys(part.channels for part in parts if part.channels)
             heads = ["{} heads of {}".format(*shape.size(side)) for side in sides]
             yield (
                 f"{name} has {size} {' and '.join(sides)} channels, but the config says "
                 f"{' and '.join(heads)}: {kind.repair or OTHER_WIDTHS}"
             )
     norms = [kind.name(layer, kind.norm) for layer in shape.layers] if values else []
-    sizes = {norm: [shape.value_width] for norm in norms} | {
+    norm_heads = shape.value_heads if kind.own_norms else 1
+    sizes = {norm: [norm_heads * shape.value_width] for norm in norms} | {
         name: [config["vocab_size"], config["hidden_size"]]
         for name in headers
         if name.endswith(EMBEDDINGS) and not name.startswith(kind.passthrough)
@@ -276,7 +279,7 @@ def slice_in_memory(
     kind, unpruned = source.architecture, model.state_dict()
     slicer = Slicer(kind, source.shape, keys, values, unpruned.__getitem__, eps)
     if eps == "matched":
-        config = kind.scaled_eps(config, eps_factor(source.shape, slicer.narrow))
+        config = kind.scaled_eps(config, kind.eps_factor(source.shape, slicer.narrow))
     sliced = without_parameters(type(model.config).from_dict(config), model.device)
     # Copied, also where nothing is cut: a refit changes weights in place.
     tensors = {n: slicer(n, tensor).to(tensor.dtype, copy=True) for n, tensor in unpruned.items()}
@@ -341,7 +344,7 @@ def slice_model(
 
     slicer = Slicer(kind, shape, keys, values, stored, eps)
     if eps == "matched":
-        config = kind.scaled_eps(config, eps_factor(shape, slicer.narrow))
+        config = kind.scaled_eps(config, kind.eps_factor(shape, slicer.narrow))
         if kind.eps_key is None:
             logger.warning(
                 "WARNING: the eps of %s's output norm stands in the library's code, so the cut "

@@ -21,7 +21,7 @@ from statecut.data.packing import PackedTokens
 from statecut.errors import InputError, nearest
 from statecut.models.architectures import architecture
 from statecut.models.checkpoint import Checkpoint, load
-from statecut.pruning.slicing import Pad, cut_back, eps_factor, slice_in_memory
+from statecut.pruning.slicing import Pad, cut_back, slice_in_memory
 from statecut.recovery.checkpoints import Output
 from statecut.recovery.distillation import distillation_losses, next_tokens
 from statecut.recovery.loop import Losses, check_data, explain_out_of_memory, train
@@ -62,7 +62,8 @@ def recover(
     model = load(student, dtype=torch.float32)
     if padded_to is not None:
         model = slice_in_memory(model, Pad(padded_to), eps="kept")
-        scale_eps(model, eps_factor(pruned.shape, replace(pruned.shape, width=padded_to)))
+        padded = replace(pruned.shape, width=padded_to)
+        scale_eps(model, pruned.architecture.eps_factor(pruned.shape, padded))
     adapted = with_adapters(model, settings).to(device)
     teacher_dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     teacher_model = load(teacher, dtype=teacher_dtype, device=device).requires_grad_(False)

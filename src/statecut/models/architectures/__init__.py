@@ -24,7 +24,18 @@ _ONE_WIDTH = (
     "have to be cut alike"
 )
 _BOUND = "the width of its keys is bound to that of its residual stream or its heads"
-REFUSED = {"kimi_linear": _ONE_WIDTH, "glm5_next": _ONE_WIDTH, "rwkv7": _BOUND, "minimax": _BOUND}
+_MULTIPLIED = (
+    "what its Mamba2 layers add to the residual stream is multiplied by a number of its config, "
+    "which refit and recovery do not know; of Mamba2 hybrids Statecut cuts nemotron_h"
+)
+REFUSED = {
+    "kimi_linear": _ONE_WIDTH,
+    "glm5_next": _ONE_WIDTH,
+    "rwkv7": _BOUND,
+    "minimax": _BOUND,
+    "granitemoehybrid": _MULTIPLIED,
+    "falcon_h1": _MULTIPLIED,
+}
 QUANTISED = ("quantization_config", "compression_config", "quantization")  # keys of a config
 
 

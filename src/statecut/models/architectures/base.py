@@ -23,7 +23,7 @@ Role = Literal["projection", "filter", "bias"]
 DEFAULT_EPS = 1e-6  # of norms, in all libraries, where a config says none
 
 
-def by_head(shape: MixerShape, channels: Channels) -> np.ndarray:
+def by_head(shape: MixerShape, channels: Channels | None) -> np.ndarray:
     """(heads, width): the places of head 0, then those of head 1, and so on."""
     import numpy as np
 
@@ -42,9 +42,9 @@ class ChannelTensor:
 
     name: str  # below the layer's mixer
     role: Role
-    channels: Channels = "key"
+    channels: Channels | None = "key"  # None: one number for each value head, which stays
     axis: int = 0
-    layout: Callable[[MixerShape, Channels], np.ndarray] = by_head
+    layout: Callable[[MixerShape, Any], np.ndarray] = by_head
 
     def places(self, shape: MixerShape) -> np.ndarray:
         """(entries, heads, width)."""
@@ -72,6 +72,7 @@ class Call:
     module: str
     functions: tuple[str, ...]
     by_position: tuple[str, ...] = ()  # the names of arguments that come without one
+    scaled: bool = True  # its outputs are multiplied by d_k^-1/2
     options: Mapping[str, Any] = field(default_factory=dict)  # that change the kernels' code
 
 
@@ -148,6 +149,8 @@ class Architecture:
     returns that, the streams, and how much of the mixer's output each of them gets."""
     norm_eps: str = "o_norm.eps"  # of the norm between the two
     eps_key: str | None = "norm_eps"  # what the config calls it; None where no config says it
+    default_eps: float = DEFAULT_EPS  # where it says none
+    own_norms: bool = False  # whether each value head has a weight of that norm, (d_v)
     # What recovery trains: with adapters, and as they are.
     projections: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
     convolutions: tuple[str, ...] = ("q_conv1d", "k_conv1d", "v_conv1d")
@@ -163,12 +166,18 @@ class Architecture:
 
     @property
     def norm(self) -> str:
-        """The weight of the norm in front of `o_proj`, (d_v): one for all heads."""
+        """The weight of the norm in front of `o_proj`: (d_v), or that for each head."""
         return self.norm_eps.rpartition(".")[0] + ".weight"
 
     def eps(self, config: Config) -> float | None:
         """Of the output norm, where the config says it."""
-        return text_config(config).get(self.eps_key, DEFAULT_EPS) if self.eps_key else None
+        return text_config(config).get(self.eps_key, self.default_eps) if self.eps_key else None
+
+    def eps_factor(self, before: MixerShape, after: MixerShape) -> float:
+        """What the eps of the output norm is multiplied by, so that with other widths, and zeros
+        for the channels that only one of them has, the norm sees the same proportions."""
+        old, new = (before.width, after.width) if self.call.scaled else (1, 1)
+        return old * before.value_width / (new * after.value_width)
 
     def scaled_eps(self, config: Config, factor: float) -> Config:
         """The config with that eps times a factor; as it is where no config says it."""
@@ -245,6 +254,11 @@ def softmax_kinds(config: Config) -> list[Config]:
     """The `attn` of a config of flash-linear-attention: one kind of softmax layers, or a list."""
     attention = config.get("attn") or []
     return attention if isinstance(attention, list) else [attention]
+
+
+def depth(config: Config) -> int:
+    """How many layers a text model has. nemotron_h may say it by their kinds alone."""
+    return config.get("num_hidden_layers") or len(config["layers_block_type"])
 
 
 def mixer_layers(config: Config) -> tuple[int, ...]:

@@ -110,19 +110,20 @@ def stack_experts(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     import torch
 
     result: dict[str, Tensor] = {}
-    experts: dict[str, dict[tuple[str, int], Tensor]] = {}
+    experts: dict[str, dict[str, dict[int, Tensor]]] = {}
     for name, tensor in tensors.items():
-        if match := re.fullmatch(r"(.+\.mlp\.experts\.)(\d+)\.(gate|up|down)_proj\.weight", name):
-            experts.setdefault(match[1], {})[match[3], int(match[2])] = tensor
+        if match := re.fullmatch(r"(.+\.experts\.)(\d+)\.(gate|up|down)_proj\.weight", name):
+            experts.setdefault(match[1], {}).setdefault(match[3], {})[int(match[2])] = tensor
         else:
             result[name] = tensor
-    for at, matrices in experts.items():
-        numbers = sorted({number for _, number in matrices})
-        if len(matrices) < 3 * len(numbers):
+    for at, parts in experts.items():
+        if len({frozenset(matrices) for matrices in parts.values()}) > 1 or "down" not in parts:
             continue  # what is missing is said by whoever needs it
-        gate, up, down = (
-            torch.stack([matrices[part, number] for number in numbers])
-            for part in ("gate", "up", "down")
-        )
-        result |= {f"{at}gate_up_proj": torch.cat([gate, up], 1), f"{at}down_proj": down}
+        stacks = {
+            part: torch.stack([matrices[number] for number in sorted(matrices)])
+            for part, matrices in parts.items()
+        }
+        if "gate" in stacks:
+            stacks["gate_up"] = torch.cat([stacks.pop("gate"), stacks.pop("up")], 1)
+        result |= {f"{at}{part}_proj": stack for part, stack in stacks.items()}
     return result
