@@ -8,6 +8,7 @@ from safetensors.torch import load_file, save_file
 
 from reproduction.new_tokenizers import train_tokenizer
 from statecut.models import create, save
+from statecut.models.architectures import ARCHITECTURES
 from statecut.models.capture import mixers
 from statecut.pruning.slicing import Keep
 
@@ -43,6 +44,38 @@ EXPERTS = {
     "moe_intermediate_size": 16,
     "shared_expert_intermediate_size": 16,
 }
+KDA = {  # with MLA and experts
+    "hidden_size": 32,
+    "num_hidden_layers": 3,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "mlp_layer_types": ["dense", "sparse", "sparse"],
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "kv_lora_rank": 12,
+    "qk_rope_head_dim": 4,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 8,
+    "vocab_size": 97,
+    "intermediate_size": 48,
+    "moe_intermediate_size": 16,
+    "num_experts_per_tok": 2,
+    "n_group": 1,
+    "topk_group": 1,
+    "initializer_range": 0.05,
+    "pad_token_id": None,
+    "bos_token_id": None,
+    "eos_token_id": None,
+}
+WIDTHS = {"linear_head_dim": 12, "linear_num_heads": 2, "linear_conv_kernel_dim": 4}
+INDEXER = {
+    "qk_rope_head_dim": 0,
+    "q_lora_rank": 12,
+    "index_head_dim": 8,
+    "index_n_heads": 2,
+    "index_topk": 128,  # as many as any test has: no tokens are left out
+    "index_kpool": 4,
+    "n_routed_experts": 4,
+}
 VISION = {
     "depth": 1,
     "hidden_size": 16,
@@ -76,11 +109,22 @@ SMALL = {
     "qwen3_5_moe": {"model_type": "qwen3_5_moe_text", **LINEAR, **EXPERTS},
     "olmo_hybrid": {"model_type": "olmo_hybrid", "num_key_value_heads": 2, "pad_token_id": None,
                     "eos_token_id": None, **LINEAR},
+    "kimi_linear": {"model_type": "kimi_linear", **KDA, "num_experts": 4, "linear_attn_config": {
+        "head_dim": 12, "num_heads": 2, "short_conv_kernel_size": 4, "kda_layers": [1, 3],
+        "full_attn_layers": [2]}},
+    "glm5_next": {"model_type": "glm5_next_text", **KDA, **WIDTHS, **INDEXER},
+    "bailing_hybrid": {"model_type": "bailing_hybrid", **KDA, "num_experts": 4, "head_dim": 12,
+                       "short_conv_kernel_size": 4},
     "gated_tied": {"model_type": "gated_deltanet", "head_dim": 16, "expand_v": 1.5,
                    "tie_word_embeddings": True, "conv_bias": True,
                    "output_gate_activation": "sigmoid", **COMMON},
 }  # fmt: skip
+SMALL = {n: c for n, c in SMALL.items() if not ARCHITECTURES[c["model_type"]].missing()}
+"""Those that the installed transformers has: `test_models_hybrids` says which it has not."""
 HYBRIDS = [name for name in SMALL if "layer_types" in SMALL[name]]
+WITH_EXPERTS = [name for name in SMALL if "moe_intermediate_size" in SMALL[name]]
+SQUARE = [name for name in SMALL if ARCHITECTURES[SMALL[name]["model_type"]].square]
+"""One width for keys and values."""
 
 
 def small_model(config, dtype=torch.float32):
@@ -107,6 +151,11 @@ def save_stock(folder, model_type, config, **options):
     model = auto.from_config(AutoConfig.for_model(model_type, **config))
     model.save_pretrained(folder, **options)
     return folder
+
+
+def widths(name, keys, values):
+    """Of a cut: both those of the values where a model has one width."""
+    return (values if name in SQUARE else keys), values
 
 
 def some(shape, width, channels="value", seed=0):

@@ -33,7 +33,7 @@ def test_every_parameter_has_a_start_of_the_right_size(name):
     """Norms at one, matrices and filters with the spread that the config names."""
     spread = SMALL[name]["initializer_range"]
     for key, parameter in create(SMALL[name], seed=1).named_parameters():
-        if parameter.numel() > 100:
+        if parameter.numel() > 100 and "_hc." not in key:  # those of streams have their own
             assert parameter.std().item() == pytest.approx(spread, rel=0.25), key
         assert parameter.abs().max().item() < 10, key
 

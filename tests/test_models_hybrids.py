@@ -93,7 +93,7 @@ def plain_queries_and_keys(model, index, x):
     if kind.model_type == "qwen3_next":
         blocks = mixer.in_proj_qkvz.weight.view(shape.heads, -1, x.shape[-1])
         q, k = blocks[:, : shape.width], blocks[:, shape.width : 2 * shape.width]
-    elif kind.model_type == "olmo_hybrid":
+    elif hasattr(mixer, "q_proj"):
         q, k = mixer.q_proj.weight, mixer.k_proj.weight
     else:
         q, k = mixer.in_proj_qkv.weight[:keys], mixer.in_proj_qkv.weight[keys : 2 * keys]

@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_models import SMALL, logits, some
+from small_models import SMALL, WITH_EXPERTS, logits, some, widths
 
 from statecut.errors import InputError
 from statecut.evaluation.perplexity import perplexity
@@ -25,11 +25,12 @@ TINY = 1e-12  # a ridge that is none
 
 def models(name, folder, *, width=None, value_width=None, dtype=torch.float64):
     """A model and what is left of it when each head keeps some channels, as folders."""
-    if "num_experts" in SMALL[name]:  # PyTorch multiplies no groups of float64 matrices
+    if name in WITH_EXPERTS:  # PyTorch multiplies no groups of float64 matrices
         dtype = torch.float32
     save(create(SMALL[name], seed=3, dtype=dtype), folder / "teacher")
     teacher = Checkpoint(folder / "teacher")
-    keys = some(teacher.shape, width or teacher.shape.width // 4, "key", seed=9)
+    width, value_width = widths(name, width or teacher.shape.width // 4, value_width)
+    keys = some(teacher.shape, width, "key", seed=9)
     values = some(teacher.shape, value_width, seed=9) if value_width else None
     slice_model(teacher, keys, folder / "student", values=values, dtype=dtype)
     return Checkpoint(folder / "student"), teacher
@@ -65,8 +66,8 @@ def slow(student, teacher, ridge=0.0):
     weights = {}
     prefix, mixer = student.architecture.mixer.split("{layer}.")
     o_proj = mixer + student.architecture.o_proj.removesuffix(".weight")
-    dense = hasattr(pruned.model.layers[student.shape.layers[0]].mlp, "down_proj")
     for layer in student.shape.layers:
+        dense = hasattr(pruned.model.layers[layer].mlp, "down_proj")
         for projection in [o_proj, "mlp.down_proj"] if dense else [o_proj]:
             (X, mine), (_, theirs) = (rows(m, layer, projection, IDS) for m in (pruned, whole))
             W = pruned.model.layers[layer].get_submodule(projection).weight
@@ -89,7 +90,7 @@ def test_weights_are_those_of_lstsq_on_all_rows(name, ridge, value_width, tmp_pa
     result = fit(student, teacher, ridge or TINY)
     expected = slow(student, teacher, ridge)
     assert result.weights.keys() == expected.keys()
-    atol = 1e-3 if "num_experts" in SMALL[name] else 1e-6
+    atol = 1e-3 if name in WITH_EXPERTS else 1e-6
     for key, weight in result.weights.items():
         torch.testing.assert_close(weight, expected[key], rtol=1e-5, atol=atol)
 

@@ -62,11 +62,12 @@ class SoftmaxLayers:
     heads: int  # of keys and of values
     width: int  # of a head
     window: int | None = None  # how many tokens back they look, if not to the first
+    beside: int = 0  # numbers of a token beside its keys and values: of an indexer
 
     def cache_bytes(self, tokens: int) -> int:
-        """Keys and values of so many tokens, in 16 bits."""
+        """What is kept of so many tokens, in 16 bits."""
         kept = tokens if self.window is None else min(tokens, self.window)
-        return 2 * self.layers * self.heads * self.width * kept * 2
+        return self.layers * (2 * self.heads * self.width + self.beside) * kept * 2
 
 
 @dataclass(frozen=True)
