@@ -6,7 +6,7 @@ BIN := .venv/bin
 # Two test processes on two cores: more threads in each would only get in the other's way.
 THREADS := OMP_NUM_THREADS=1
 
-.PHONY: help setup demo test test-report test-slurm test-llama lint pins pins-check dag flame profiles clean
+.PHONY: help setup demo test test-oldest test-report test-slurm test-llama lint pins pins-check dag flame profiles clean
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 13
@@ -26,6 +26,14 @@ demo: setup  ## the whole workflow at toy size, on a CPU, without a network
 
 test: demo  ## the demo, then all tests
 	$(THREADS) $(BIN)/python -m pytest -n 2
+
+# The oldest transformers that Statecut runs with, before the pinned one.
+OLDEST := transformers==5.17.0
+
+test-oldest: setup  ## the tests of models with the oldest transformers, in minutes
+	$(BIN)/pip install --quiet --no-deps --upgrade --target .venv/oldest $(OLDEST)
+	$(THREADS) PYTHONPATH=.venv/oldest $(BIN)/python -m pytest -n 2 tests/test_models_*.py \
+	  $(patsubst %,tests/test_%.py,exact slicing calibration refit checkpoint inspection training_recovery)
 
 test-report: setup  ## the report in headless Chromium; PICTURES=folder keeps what it looked like
 	$(THREADS) $(BIN)/python -m pytest tests/report/check_page.py

@@ -44,6 +44,23 @@ EXPERTS = {
     "moe_intermediate_size": 16,
     "shared_expert_intermediate_size": 16,
 }
+STREAMS = {  # of Qwen4-Exp: residual streams, embeddings of n-grams, and an indexer
+    "hc_count": 2,
+    "hc_lowrank": 8,
+    "ple_layer_ids": [1, 3],
+    "ple_embed_dim": 16,
+    "heads_per_ngram": 1,
+    "ngram_vocab_size_base": 40,
+    "make_ngram_vocab_size_divisible_by": 8,
+    "split_ngram_parts": 2,
+    "eos_token_id": 0,
+    "indexer_n_heads": 2,
+    "indexer_kv_heads": 1,
+    "indexer_head_dim": 16,
+    "indexer_budget": 32,
+    "indexer_compress_ratio": 4,
+    "output_gate_type": "sigmoid",
+}
 KDA = {  # with MLA and experts
     "hidden_size": 32,
     "num_hidden_layers": 3,
@@ -107,6 +124,7 @@ SMALL = {
     "qwen3_5": {"model_type": "qwen3_5_text", **LINEAR, "linear_num_value_heads": 2},
     "qwen3_5_tied": {"model_type": "qwen3_5_text", "tie_word_embeddings": True, **LINEAR},
     "qwen3_5_moe": {"model_type": "qwen3_5_moe_text", **LINEAR, **EXPERTS},
+    "qwen4_exp": {"model_type": "qwen4_exp_text", **LINEAR, **EXPERTS, **STREAMS},
     "olmo_hybrid": {"model_type": "olmo_hybrid", "num_key_value_heads": 2, "pad_token_id": None,
                     "eos_token_id": None, **LINEAR},
     "kimi_linear": {"model_type": "kimi_linear", **KDA, "num_experts": 4, "linear_attn_config": {

@@ -64,7 +64,7 @@ def test_the_example_of_a_docstring_runs(root, names, name, monkeypatch, tmp_pat
 
 @pytest.mark.parametrize("values", [None, 6])
 @pytest.mark.parametrize("name", ["model", "delta_net_tied", "shared_head", "kda", "qwen3_next",
-                                  "qwen3_5_tied", "olmo_hybrid"])  # fmt: skip
+                                  "qwen3_5_tied", "qwen4_exp", "olmo_hybrid"])  # fmt: skip
 def test_a_cut_in_memory_is_the_cut_on_disk(root, tmp_path, name, values):
     model = statecut.load(root / name)
     before = {key: tensor.clone() for key, tensor in model.state_dict().items()}

@@ -25,17 +25,20 @@ from statecut.recovery.checkpoints import CURVE
 from statecut.recovery.loop import EXIT_UNFINISHED
 from statecut.recovery.request import RecoveryRequest
 
+HYBRIDS = ("qwen3_5_tied", "qwen4_exp")
+
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
     """Models with a tokenizer that fits them, what is left of two after a cut, and text."""
     small = SMALL["delta_net"]
     models = {"teacher": small, "larger": {**small, "intermediate_size": 64},
-              "hybrid": SMALL["qwen3_5_tied"]}  # fmt: skip
+              **{name: SMALL[name] for name in HYBRIDS}}  # fmt: skip
     root = workplace(tmp_path_factory.mktemp("recover"), **models)
     another = create({**small, "vocab_size": 270}, seed=2)
     save(another, root / "another", tokenizer=root / "tokenizer")
-    for name, out in (("teacher", "student"), ("hybrid", "narrow")):
+    cuts = [("teacher", "student"), *((name, f"narrow_{name}") for name in HYBRIDS)]
+    for name, out in cuts:
         whole = Checkpoint(root / name)
         slice_model(whole, cut_back(whole.shape, 8), root / out, dtype=None)
     return root
@@ -57,12 +60,14 @@ def changed(before, after):
     return {name for name in before if not torch.equal(before[name], after[name])}
 
 
-def test_a_hybrid_is_recovered(root, tmp_path):
-    assert recover(root, tmp_path / "out", model="narrow", teacher="hybrid") == 0
-    assert Checkpoint(tmp_path / "out").shape == Checkpoint(root / "narrow").shape
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_a_hybrid_is_recovered(root, tmp_path, name):
+    narrow = root / f"narrow_{name}"
+    assert recover(root, tmp_path / "out", model=narrow, teacher=name) == 0
+    assert Checkpoint(tmp_path / "out").shape == Checkpoint(narrow).shape
     mixers = [f"model.layers.{layer}.linear_attn." for layer in (0, 2)]
     learned = {f"{at}{name}.weight" for at in mixers for name in ("in_proj_qkv", "conv1d")}
-    assert changed(root / "narrow", tmp_path / "out") == learned
+    assert changed(narrow, tmp_path / "out") == learned
 
 
 def test_a_recovered_model_is_written_with_its_card_and_curve(root, tmp_path, capsys):

@@ -35,6 +35,9 @@ def test_the_cache_of_an_fla_hybrid():
     assert ARCHITECTURES["delta_net"].cache({**config, "use_short_conv": False}).filter_bytes() == 0
 
 
+KEPT = ("keys", "values", "indexer_keys")  # of tokens, in softmax layers
+
+
 @pytest.mark.parametrize("name", HYBRIDS)
 def test_the_cache_is_counted_as_transformers_has_it(folders, name):
     counted = ARCHITECTURES[SMALL[name]["model_type"]].cache(SMALL[name])
@@ -48,7 +51,11 @@ def test_the_cache_is_counted_as_transformers_has_it(folders, name):
     # transformers keeps one input of a channel more than its filter will need.
     inputs = sum(layer.conv_states[0][..., 1:].numel() for layer in delta)
     assert counted.filter_bytes() == 2 * inputs
-    numbers = sum(layer.keys.numel() + layer.values.numel() for layer in softmax)
+    kept = [getattr(layer, name, None) for layer in softmax for name in KEPT]
+    numbers = sum(tensor.numel() for tensor in kept if tensor is not None)
+    if pool := SMALL[name].get("index_kpool"):  # transformers keeps what pools them, too
+        width = SMALL[name]["index_head_dim"]
+        numbers += 9 * (width // pool - (2 * width + 1))
     assert counted.softmax_bytes(9) == 2 * numbers
 
 

@@ -21,6 +21,8 @@ from statecut.record import Record
 
 IDS = torch.randint(0, 97, (9, 70), generator=torch.Generator().manual_seed(4))
 TINY = 1e-12  # a ridge that is none
+# Modules that mix residual streams for the mixer and the MLP, and which output has what they get.
+STREAMS = {("attn_hyper_connection", "mlp_hyper_connection"): 2, ("attn_hc", "ffn_hc"): 0}
 
 
 def models(name, folder, *, width=None, value_width=None, dtype=torch.float64):
@@ -41,7 +43,8 @@ def fit(student, teacher, ridge=None):
 
 
 def rows(model, layer, projection, ids):
-    """Of a whole model: what enters a projection of a layer, and the residual stream behind it."""
+    """Of a whole model: what enters a projection of a layer, and the residual stream behind it. Of
+    several streams a row each, with what enters times what the stream gets of the output."""
     block, seen = model.model.layers[layer], {}
     block.mlp.fuse_swiglu = False
     hooks = [
@@ -53,10 +56,24 @@ def rows(model, layer, projection, ids):
             lambda m, x, o: seen.update(behind=o[0] if isinstance(o, tuple) else o)
         ),
     ]
+    in_mlp = projection.startswith("mlp")
+    for (before, behind), shares in STREAMS.items():
+        if hasattr(block, before):
+            mixes, adds = block.get_submodule(before), block.get_submodule(behind)
+            hooks += [
+                (adds if in_mlp else mixes).register_forward_hook(
+                    lambda m, x, o, at=shares: seen.update(shares=o[at])
+                ),
+                adds.register_forward_pre_hook(lambda m, x: seen.update(streams=x[0])),
+            ]
     logits(model, ids)
     for hook in hooks:
         hook.remove()
-    stream = seen["behind"] if projection.startswith("mlp") else seen["h"] + seen["o"]
+    if "shares" in seen:
+        X = torch.einsum("bts,bti->btsi", seen["shares"], seen["X"])
+        streams = seen["behind"] if in_mlp else seen["streams"]
+        return X.flatten(0, 2), streams.reshape(*X.shape[:3], -1).flatten(0, 2)
+    stream = seen["behind"] if in_mlp else seen["h"] + seen["o"]
     return seen["X"].flatten(0, 1), stream.flatten(0, 1)
 
 

@@ -164,10 +164,7 @@ def call_options(shape: Shape) -> list[Mapping[str, Any]]:
     calls = [
         kind.call.options
         for kind in ARCHITECTURES.values()
-        if kind.rule
-        and kind.rule.name == shape.kernel
-        # Where keys are repeated, there are as many heads of them as of values.
-        and (not kind.call.repeated or shape.heads == shape.value_heads)
+        if kind.rule and kind.rule.name == shape.kernel
     ]
     return [call for at, call in enumerate(calls) if call not in calls[:at]]
 

@@ -151,8 +151,8 @@ def cut_shape(model: Model, cut: Cut = 0.0) -> MixerShape:
 
 def shape_of(model: Model, cut: Cut = 0.0) -> Shape:
     """What the kernels of its delta rule are compiled for."""
-    mixer, heads = cut_shape(model, cut), model.adapter.call.heads(model.mixer_shape)
-    return Shape(model.kernel, heads, mixer.width, mixer.value_heads, mixer.value_width)
+    mixer = cut_shape(model, cut)
+    return Shape(model.kernel, mixer.heads, mixer.width, mixer.value_heads, mixer.value_width)
 
 
 def state_bytes(model: Model, cut: Cut = 0.0) -> int:

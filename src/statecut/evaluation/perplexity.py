@@ -36,8 +36,10 @@ def perplexity(
     """Of text (sequences, length)."""
     dtype = checkpoint.compute_dtype(device)
     with torch.no_grad():
-        stream = LayerwiseModel(checkpoint, ids.split(batch), device, dtype)
-        for index in range(len(stream.layers)):
+        batches = ids.split(batch)
+        stream = LayerwiseModel(checkpoint, batches, device, dtype)
+        last = len(stream.layers) - 1
+        for index in range(last):
             with stream.filled(index):
                 stream.run_all(index)
             stream.step()
@@ -45,15 +47,15 @@ def perplexity(
         tied = head in tied_weights(stream.model)
         weight = embedding(checkpoint) if tied else checkpoint.tensor(checkpoint.stored[head])
         weight = weight.to(device, dtype)
-        # A sequence at a time: the logits are by far the largest tensor.
-        losses = [
-            F.cross_entropy(
-                F.linear(stream.decoder.norm(hidden[:-1]), weight).float(),
-                targets[1:].to(device),
-                reduction="sum",
-            )
-            for hidden, targets in zip(torch.cat(stream.states), ids, strict=True)
-        ]
+        with stream.filled(last):
+            # A sequence at a time: the logits are by far the largest tensor.
+            losses = [
+                F.cross_entropy(
+                    F.linear(hidden[:-1], weight).float(), targets[1:].to(device), reduction="sum"
+                )
+                for number, sequences in enumerate(batches)
+                for hidden, targets in zip(stream.run(last, number), sequences, strict=True)
+            ]
     mean = torch.stack(losses).double().sum() / ids[:, 1:].numel()
     return mean.exp().item()
 

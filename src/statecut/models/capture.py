@@ -41,9 +41,10 @@ def capture_rule_inputs(
 
     A forward hook on the convolutions would not do: Gated DeltaNet joins the three of them into
     one call. So the names that the layers call are wrapped; a hook tells which layer calls.
+    Before 5.23 transformers' layers repeat q and k for each value head; here each comes once.
     """
     adapter, shape, modules = mixers(model)
-    call, copies = adapter.call, shape.value_heads // shape.heads
+    call = adapter.call
     current = -1
 
     def enter(index: int, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -55,7 +56,7 @@ def capture_rule_inputs(
     def hook_gradient(index: int, side: str, x: Tensor) -> None:
         if on_gradient is None or not x.requires_grad:  # the caller learns of missing gradients
             return
-        repeats = copies if call.repeated and side != "v" else 1
+        repeats = 1 if side == "v" else x.shape[2] // shape.heads
         # Detached: a hook that holds its own tensor would never be freed.
         seen = partial(on_gradient, index, side, x.detach()[:, :, ::repeats])
         x.register_hook(lambda gradient: seen(gradient.unflatten(2, (-1, repeats)).sum(3)))
@@ -63,9 +64,9 @@ def capture_rule_inputs(
     def rule(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         arguments = {**dict(zip(call.by_position, args, strict=False)), **kwargs}
         for side in "qk":
-            hook_gradient(current, side, arguments[side])
-            if call.repeated:
-                arguments[side] = arguments[side][:, :, ::copies]
+            x = arguments[side]
+            hook_gradient(current, side, x)
+            arguments[side] = x[:, :, :: x.shape[2] // shape.heads]
         on_rule(current, arguments)
         return original(*args, **kwargs)
 

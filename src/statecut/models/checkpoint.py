@@ -243,7 +243,8 @@ def check_parameters(checkpoint: Checkpoint) -> tuple[int, list[str]]:
     unused = {None, *tied_weights(model)}
     stored = {name: t for name, t in checkpoint.headers() if name not in checkpoint.passthrough}
     tensors = in_memory(iter(stored.items()), kind)
-    count = sum(tensor.numel() for name, tensor in tensors.items() if name not in unused)
+    numbers = {name: t.numel() for name, t in tensors.items() if t.is_floating_point()}
+    count = sum(count for name, count in numbers.items() if name not in unused)
     fill(model, tensors, checkpoint.folder)
     ignored = [name for name in stored if current_name(name, kind) in unused]
     return count, [*ignored, *checkpoint.passthrough]

@@ -13,23 +13,23 @@ from statecut.models.checkpoint import Checkpoint, check_parameters, in_memory, 
 from statecut.models.loaded import Loaded
 
 
-class _Skip(nn.Module):
-    """In the place of a layer that is not to run."""
+class _Given(nn.Module):
+    """In the place of a module that is not to run."""
 
-    def __init__(self, output: Callable[[Tensor], Any]):
+    def __init__(self, output: Callable[[], Any]):
         super().__init__()
         self.output = output
 
-    def forward(self, hidden: Tensor, *_: Any, **__: Any) -> Any:
-        return self.output(hidden)
+    def forward(self, *_: Any, **__: Any) -> Any:
+        return self.output()
 
 
 class LayerwiseModel:
     """A model of which one layer is in memory, and the hidden states of a text before that layer;
     of a model that is in memory all layers are.
 
-    The model's own forward pass calls the layer, with all others skipped, so that it gets the mask
-    and the rotary tables that it always gets.
+    The model's own forward pass calls the layer, with all others skipped, so that it gets the mask,
+    the rotary tables and the token ids that it always gets.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class LayerwiseModel:
         device: str,
         dtype: torch.dtype | None,  # the one that its config names; a model in memory has its own
     ):
-        self.source, self.device = source, device
+        self.source, self.device, self.batches = source, device, batches
         self.prefix, _ = source.architecture.mixer.split("{layer}.")
         if isinstance(source, Loaded):
             self.model = source.model
@@ -55,6 +55,7 @@ class LayerwiseModel:
         self.states = [embeddings(ids.to(device)) for ids in batches]
         self._empty(embeddings)
         self.next: list[Tensor] = list(self.states)
+        self.current: Tensor  # the states of the batch that runs
 
     def _empty(self, module: nn.Module) -> None:
         if isinstance(self.source, Checkpoint):
@@ -79,23 +80,32 @@ class LayerwiseModel:
         """While open, this layer is in memory and `run` runs it."""
         layer, at = self.layers[index], f"{self.prefix}{index}."
         self._fill(layer, at, lambda name: name.startswith(at))
-        skip, layers = _Skip(self.source.architecture.layer_output), self.decoder.layers
-        self.decoder.layers = nn.ModuleList([*[skip] * index, layer])
+        decoder, output = self.decoder, self.source.architecture.layer_output
+        layers, embeddings = decoder.layers, decoder.get_input_embeddings()
+        skip = _Given(lambda: output(self.current))
+        decoder.layers = nn.ModuleList([*[skip] * index, layer])
+        # Layers that are skipped ignore the embeddings, so of several streams any has their shape.
+        width = embeddings.embedding_dim
+        decoder.set_input_embeddings(_Given(lambda: self.current.flatten(2)[..., :width]))
         try:
             yield layer
         finally:
-            self.decoder.layers = layers
+            decoder.layers = layers
+            decoder.set_input_embeddings(embeddings)
             self._empty(layer)
 
-    def run(self, index: int, batch: int) -> None:
-        """One batch through a filled layer, to the states before the next."""
+    def run(self, index: int, batch: int) -> Tensor:
+        """One batch through a filled layer, to the states before the next. Returns what the decoder
+        makes of them: of those behind the last layer, what enters the head."""
 
         def keep(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
             self.next[batch] = output[0] if isinstance(output, tuple) else output
 
         hook = self.layers[index].register_forward_hook(keep)
+        self.current = self.states[batch]
         try:
-            self.decoder(inputs_embeds=self.states[batch], use_cache=False)
+            ids = self.batches[batch].to(self.device)
+            return self.decoder(ids, use_cache=False).last_hidden_state
         finally:
             hook.remove()
 

@@ -78,9 +78,7 @@ def trainable_width(student: Checkpoint) -> int | None:
     shape, kind = student.shape, student.architecture
     if kind.rule is None:
         raise InputError(f"{student.folder}: Statecut trains no {kind.model_type} on a GPU")
-    kernel = Shape(
-        kind.rule.name, kind.call.heads(shape), shape.width, shape.value_heads, shape.value_width
-    )
+    kernel = Shape(kind.rule.name, shape.heads, shape.width, shape.value_heads, shape.value_width)
     logger.info("preflight: whether this GPU trains %s", kernel.name)
     (verdict,) = check_shapes([kernel])
     if not verdict.trainable:

@@ -108,7 +108,7 @@ ENGINES = {
         Engine(
             "transformers",
             label="transformers",
-            version="transformers 5.17, flash-linear-attention 0.6.0; November 2026",
+            version="transformers 5.23 and 5.17, flash-linear-attention 0.6.0; November 2026",
             takes=lambda width, values: True,
             widths="any d_k and d_v",
             evidence=TESTS,

@@ -1,4 +1,4 @@
-"""Ling 3, as in transformers: Kimi Delta Attention with gates of full rank, and MLA between them."""
+"""Ling 3, as in transformers: Kimi Delta Attention with gates of full rank, between them MLA."""
 
 from __future__ import annotations
 
@@ -37,6 +37,7 @@ ARCHITECTURE = base.Architecture(
         "resized": resized,
         "taps": taps,
     },
+    since="5.23",
     renamed=(
         (r"^model\.word_embeddings\.", "model.embed_tokens."),
         (r"\.attention\.", ".self_attn."),

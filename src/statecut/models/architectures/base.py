@@ -74,12 +74,7 @@ class Call:
     module: str
     functions: tuple[str, ...]
     by_position: tuple[str, ...] = ()  # the names of arguments that come without one
-    repeated: bool = False  # q and k come once for each value head
     options: Mapping[str, Any] = field(default_factory=dict)  # that change the kernels' code
-
-    def heads(self, shape: MixerShape) -> int:
-        """Of the q and k that the rule receives."""
-        return shape.value_heads if self.repeated else shape.heads
 
 
 def fla_softmax(config: Config, shape: MixerShape) -> tuple[SoftmaxLayers, ...]:
@@ -154,6 +149,10 @@ class Architecture:
     o_proj: str = "o_proj.weight"  # what follows the rule
     layer_output: Callable[[Any], Any] = lambda hidden: (hidden, None, None, None)
     """What a layer returns for these hidden states, without a cache."""
+    streams: tuple[str, str] | None = None
+    """The modules of a layer that mix several residual streams into what enters its mixer, and into
+    what enters its MLP,"""
+    shares: int = 0  # and which of their outputs says how much of the result each stream gets
     norm_eps: str = "o_norm.eps"  # of the norm between the two
     eps_key: str | None = "norm_eps"  # what the config calls it; None where no config says it
     default_eps: float = DEFAULT_EPS

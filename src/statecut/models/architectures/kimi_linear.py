@@ -36,11 +36,8 @@ def shape(config: base.Config) -> base.MixerShape:
     if text.get("layer_types") is None:
         numbers = range(base.need(text, "num_hidden_layers"))
         # Published configs count from 1.
-        delta = [not i or i % 4 > 0 if kda is None else i + 1 in kda for i in numbers]
-        text = {
-            **text,
-            "layer_types": ["linear_attention" if is_delta else "" for is_delta in delta],
-        }
+        delta = [not i or i % 4 if kda is None else i + 1 in kda for i in numbers]
+        text = {**text, "layer_types": ["linear_attention" if rule else "" for rule in delta]}
     return square(config, hybrid.delta_layers(text))
 
 
@@ -87,7 +84,6 @@ def options(name: str) -> dict[str, Any]:
         "taps": taps,
         "options": (),
         "passthrough": (),
-        "since": "5.23",
         "mixer": "model.layers.{layer}.self_attn.",
         "square": True,
         "joined": joined,

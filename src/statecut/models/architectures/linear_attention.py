@@ -75,7 +75,7 @@ def options(name: str, rules: tuple[str, ...] = RULES) -> dict[str, Any]:
         return {name: inspect.unwrap(function) for name, function in functions.items()}
 
     return {
-        "call": base.Call(module, rules, by_position=("q", "k", "v"), repeated=True),
+        "call": base.Call(module, rules, by_position=("q", "k", "v")),
         "shape": shape,
         "resized": resized,
         "softmax": softmax,

@@ -85,7 +85,7 @@ QWEN3_5_MOE_TEXT = replace(
 )
 
 
-def _multimodal(model_type: str, text: base.Architecture) -> base.Architecture:
+def multimodal(model_type: str, text: base.Architecture) -> base.Architecture:
     return replace(
         text,
         model_type=model_type,
@@ -94,5 +94,5 @@ def _multimodal(model_type: str, text: base.Architecture) -> base.Architecture:
     )
 
 
-QWEN3_5 = _multimodal("qwen3_5", QWEN3_5_TEXT)
-QWEN3_5_MOE = _multimodal("qwen3_5_moe", QWEN3_5_MOE_TEXT)
+QWEN3_5 = multimodal("qwen3_5", QWEN3_5_TEXT)
+QWEN3_5_MOE = multimodal("qwen3_5_moe", QWEN3_5_MOE_TEXT)

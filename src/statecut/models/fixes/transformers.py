@@ -1,4 +1,4 @@
-"""transformers 5.17.0."""
+"""transformers 5.17.0 to 5.23.0."""
 
 from __future__ import annotations
 
