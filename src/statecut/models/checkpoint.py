@@ -164,8 +164,8 @@ def rename(
             clean = clean_name(stored)
             if up not in shapes and down in shapes and len(tensor) == 2 * shapes[down][1]:
                 for part, half in zip(("gate", "up"), tensor.chunk(2), strict=True):
-                    names = (n.replace(".mlp.gate_", f".mlp.{part}_") for n in (clean, name))
-                    yield *names, half.clone()
+                    file, memory = (n.replace(".mlp.gate_", f".mlp.{part}_") for n in (clean, name))
+                    yield file, memory, half.clone()
             else:
                 yield clean, name, tensor
 
