@@ -32,7 +32,7 @@ OLDEST := transformers==5.17.0
 
 test-oldest: setup  ## the tests of models with the oldest transformers, in minutes
 	$(BIN)/pip install --quiet --no-deps --upgrade --target .venv/oldest $(OLDEST)
-	$(THREADS) PYTHONPATH=.venv/oldest $(BIN)/python -m pytest -n 2 tests/test_models_*.py \
+	$(THREADS) PYTHONPATH=$(CURDIR)/.venv/oldest $(BIN)/python -m pytest -n 2 tests/test_models_*.py \
 	  $(patsubst %,tests/test_%.py,exact slicing calibration refit checkpoint inspection training_recovery)
 
 test-report: setup  ## the report in headless Chromium; PICTURES=folder keeps what it looked like
