@@ -69,6 +69,26 @@ def test_layers_that_predict_further_tokens_are_copied(tmp_path):
     assert relative(logits(model.eval(), IDS), logits(ours, IDS)) < 1e-5
 
 
+def test_files_keep_the_names_that_they_have(folders, tmp_path):
+    """Ling 3 is published with an o_proj in layers with a delta rule; transformers saves others."""
+    if "bailing_hybrid" not in SMALL:
+        pytest.skip(architecture(ALL["bailing_hybrid"]).missing())
+
+    def as_published(tensors):
+        for layer in (0, 2):
+            at = f"model.layers.{layer}.attention."
+            tensors[f"{at}o_proj.weight"] = tensors.pop(f"{at}dense.weight")
+
+    saved = Checkpoint(folders / "bailing_hybrid")
+    published = Checkpoint(rewritten(saved.folder, tmp_path / "published", as_published))
+    changes = {"keys": some(saved.shape, 5, "key"), "values": some(saved.shape, 5)}
+    for model, out in ((saved, tmp_path / "one"), (published, tmp_path / "other")):
+        slice_model(model, **changes, out=out, dtype=None)
+        assert Checkpoint(out).files == model.files
+    one, other = (logits(load(tmp_path / name), IDS) for name in ("one", "other"))
+    assert torch.equal(one, other)
+
+
 K3 = {
     "model_type": "kimi_k3",
     "text_config": {
