@@ -33,6 +33,7 @@ GLM5_NEXT_TEXT = replace(
         "layer_output": lambda hidden: (hidden, None),
     },
     register=partial(import_module, "statecut.models.glm5_next_text"),
+    since="5.23",  # 5.17 has it, and registers no class of others for a config of its own
     streams=("attn_hc", "ffn_hc"),
     renamed=(
         *kimi_linear.forget_gate("f_a_proj", "f_b_proj", "dt_bias", "A_log"),
