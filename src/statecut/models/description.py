@@ -89,9 +89,10 @@ class Description:
         """The config of the model with these widths, or an error if it cannot have them."""
         values = value_width or self.shape.value_width
         if self.architecture.square and width != values:
+            one = min(width, values)
             raise InputError(
                 f"{self.place}: keys and values of a {self.architecture.model_type} have one "
-                f"width, not {width} and {values}: give --keys {width} --values {width}"
+                f"width, not {width} and {values}: give --keys {one} --values {one}"
             )
         if not self.can_express(replace(self.shape, width=width, value_width=values)):
             raise InputError(
