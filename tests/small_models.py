@@ -64,6 +64,38 @@ STREAMS = {  # of Qwen4-Exp: residual streams, embeddings of n-grams, and an ind
     "indexer_compress_ratio": 4,
     "output_gate_type": "sigmoid",
 }
+KDA = {  # with MLA and experts
+    "hidden_size": 32,
+    "num_hidden_layers": 3,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "mlp_layer_types": ["dense", "sparse", "sparse"],
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "kv_lora_rank": 12,
+    "qk_rope_head_dim": 4,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 8,
+    "vocab_size": 97,
+    "intermediate_size": 48,
+    "moe_intermediate_size": 16,
+    "num_experts_per_tok": 2,
+    "n_group": 1,
+    "topk_group": 1,
+    "initializer_range": 0.05,
+    "pad_token_id": None,
+    "bos_token_id": None,
+    "eos_token_id": None,
+}
+WIDTHS = {"linear_head_dim": 12, "linear_num_heads": 2, "linear_conv_kernel_dim": 4}
+INDEXER = {
+    "qk_rope_head_dim": 0,
+    "q_lora_rank": 12,
+    "index_head_dim": 8,
+    "index_n_heads": 2,
+    "index_topk": 128,  # as many as any test has: no tokens are left out
+    "index_kpool": 4,
+    "n_routed_experts": 4,
+}
 VISION = {
     "depth": 1,
     "hidden_size": 16,
@@ -73,7 +105,7 @@ VISION = {
     "num_position_embeddings": 16,
 }
 
-SMALL = {
+ALL = {
     "delta_net": {"model_type": "delta_net", **COMMON},
     "delta_net_gate": {"model_type": "delta_net", "use_gate": True, **COMMON},
     "delta_net_tied": {"model_type": "delta_net", "tie_word_embeddings": True, **COMMON},
@@ -106,15 +138,26 @@ SMALL = {
         # Shorter steps are clamped to that in prompts, and not in single tokens.
         "time_step_min": 1e-6, "time_step_floor": 0.01
     },
+    "kimi_linear": {"model_type": "kimi_linear", **KDA, "num_experts": 4, "linear_attn_config": {
+        "head_dim": 12, "num_heads": 2, "short_conv_kernel_size": 4, "kda_layers": [1, 3],
+        "full_attn_layers": [2]}},
+    "glm5_next": {"model_type": "glm5_next_text", **KDA, **WIDTHS, **INDEXER},
+    "bailing_hybrid": {"model_type": "bailing_hybrid", **KDA, "num_experts": 4, "head_dim": 12,
+                       "short_conv_kernel_size": 4},
     "gated_tied": {"model_type": "gated_deltanet", "head_dim": 16, "expand_v": 1.5,
                    "tie_word_embeddings": True, "conv_bias": True,
                    "output_gate_activation": "sigmoid", **COMMON},
 }  # fmt: skip
+SMALL = {n: c for n, c in ALL.items() if not ARCHITECTURES[c["model_type"]].missing()}
+"""Those that the installed transformers has; `test_checkpoint` skips the others by name."""
 HYBRIDS = [
     name
     for name, config in SMALL.items()
     if ARCHITECTURES[config["model_type"]].library == "transformers"
 ]
+WITH_EXPERTS = [name for name in SMALL if "moe_intermediate_size" in SMALL[name]]
+SQUARE = [name for name in SMALL if ARCHITECTURES[SMALL[name]["model_type"]].square]
+"""One width for keys and values."""
 
 
 def small_model(config, dtype=torch.float32):
@@ -141,6 +184,11 @@ def save_stock(folder, model_type, config, **options):
     model = auto.from_config(AutoConfig.for_model(model_type, **config))
     model.save_pretrained(folder, **options)
     return folder
+
+
+def widths(name, keys, values):
+    """Of a cut: both those of the values where a model has one width."""
+    return (values if name in SQUARE else keys), values
 
 
 def some(shape, width, channels="value", seed=0):

@@ -98,7 +98,7 @@ def plain_queries_and_keys(model, index, x):
     elif kind.model_type == "nemotron_h":
         start = 2 * shape.value_heads * shape.value_width
         k, q = mixer.in_proj.weight[start : start + 2 * keys].split(keys)
-    elif kind.model_type == "olmo_hybrid":
+    elif hasattr(mixer, "q_proj"):
         q, k = mixer.q_proj.weight, mixer.k_proj.weight
     else:
         q, k = mixer.in_proj_qkv.weight[:keys], mixer.in_proj_qkv.weight[keys : 2 * keys]

@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_models import SMALL, logits, some
+from small_models import SMALL, WITH_EXPERTS, logits, some, widths
 
 from statecut.errors import InputError
 from statecut.evaluation.perplexity import perplexity
@@ -21,15 +21,18 @@ from statecut.record import Record
 
 IDS = torch.randint(0, 97, (9, 70), generator=torch.Generator().manual_seed(4))
 TINY = 1e-12  # a ridge that is none
+# Modules that mix residual streams for the mixer and the MLP, and which output has what they get.
+STREAMS = {("attn_hyper_connection", "mlp_hyper_connection"): 2, ("attn_hc", "ffn_hc"): 0}
 
 
 def models(name, folder, *, width=None, value_width=None, dtype=torch.float64):
     """A model and what is left of it when each head keeps some channels, as folders."""
-    if "num_experts" in SMALL[name]:  # PyTorch multiplies no groups of float64 matrices
+    if name in WITH_EXPERTS:  # PyTorch multiplies no groups of float64 matrices
         dtype = torch.float32
     save(create(SMALL[name], seed=3, dtype=dtype), folder / "teacher")
     teacher = Checkpoint(folder / "teacher")
-    keys = some(teacher.shape, width or teacher.shape.width // 4, "key", seed=9)
+    width, value_width = widths(name, width or teacher.shape.width // 4, value_width)
+    keys = some(teacher.shape, width, "key", seed=9)
     values = some(teacher.shape, value_width, seed=9) if value_width else None
     slice_model(teacher, keys, folder / "student", values=values, dtype=dtype)
     return Checkpoint(folder / "student"), teacher
@@ -54,22 +57,24 @@ def rows(model, layer, projection, ids):
             lambda m, x, o: seen.update(behind=o[0] if isinstance(o, tuple) else o)
         ),
     ]
-    if hasattr(block, "mlp_hyper_connection"):
-        hooks += [
-            block.attn_hyper_connection.register_forward_hook(
-                lambda m, x, o: seen.update(shares=o[2])
-            ),
-            block.mlp_hyper_connection.register_forward_pre_hook(
-                lambda m, x: seen.update(streams=x[0])
-            ),
-        ]
+    in_mlp = projection.startswith("mlp")
+    for (before, behind), shares in STREAMS.items():
+        if hasattr(block, before):
+            mixes, adds = block.get_submodule(before), block.get_submodule(behind)
+            hooks += [
+                (adds if in_mlp else mixes).register_forward_hook(
+                    lambda m, x, o, at=shares: seen.update(shares=o[at])
+                ),
+                adds.register_forward_pre_hook(lambda m, x: seen.update(streams=x[0])),
+            ]
     logits(model, ids)
     for hook in hooks:
         hook.remove()
     if "shares" in seen:
         X = torch.einsum("bts,bti->btsi", seen["shares"], seen["X"])
-        return X.flatten(0, 2), seen["streams"].unflatten(-1, (X.shape[2], -1)).flatten(0, 2)
-    stream = seen["behind"] if projection.startswith("mlp") else seen["h"] + seen["o"]
+        streams = seen["behind"] if in_mlp else seen["streams"]
+        return X.flatten(0, 2), streams.reshape(*X.shape[:3], -1).flatten(0, 2)
+    stream = seen["behind"] if in_mlp else seen["h"] + seen["o"]
     return seen["X"].flatten(0, 1), stream.flatten(0, 1)
 
 
@@ -79,9 +84,9 @@ def slow(student, teacher, ridge=0.0):
     weights = {}
     prefix, mixer = student.architecture.mixer.split("{layer}.")
     o_proj = mixer + student.architecture.o_proj.removesuffix(".weight")
-    first = pruned.model.layers[student.shape.layers[0]]
-    dense = any(name == "mlp.down_proj" for name, _ in first.named_modules())
     for layer in student.shape.layers:
+        names = dict(pruned.model.layers[layer].named_modules())
+        dense = "mlp.down_proj" in names
         for projection in [o_proj, "mlp.down_proj"] if dense else [o_proj]:
             (X, mine), (_, theirs) = (rows(m, layer, projection, IDS) for m in (pruned, whole))
             W = pruned.model.layers[layer].get_submodule(projection).weight
@@ -104,7 +109,7 @@ def test_weights_are_those_of_lstsq_on_all_rows(name, ridge, value_width, tmp_pa
     result = fit(student, teacher, ridge or TINY)
     expected = slow(student, teacher, ridge)
     assert result.weights.keys() == expected.keys()
-    atol = 1e-3 if "num_experts" in SMALL[name] else 1e-6
+    atol = 1e-3 if name in WITH_EXPERTS else 1e-6
     for key, weight in result.weights.items():
         torch.testing.assert_close(weight, expected[key], rtol=1e-5, atol=atol)
 

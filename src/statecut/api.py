@@ -240,7 +240,8 @@ def select(
     **options: Any,
 ) -> Selection:
     """Which channels stay: `keys` and `values` are numbers per head, `ratio` is the share of key
-    channels that goes, which is not rounded here as it is by `prune`. Methods `l1` and `rand` need
+    channels that goes, and of values where both have one width; it is not rounded here as it is by
+    `prune`. Methods `l1` and `rand` need
     no calibration; options are the method's own.
 
     >>> kept = statecut.select(model, calibration, method="drrqr", keys=8, f=2.0)
@@ -251,8 +252,12 @@ def select(
 
     statistics = ModelStatistics(_opened(model), calibration)
     shape = statistics.checkpoint.shape
+    square = statistics.checkpoint.architecture.square
     if ratio is not None:
         keys = width_of(shape.width, ratio)
+        values = keys if square else values
+    if square:
+        statistics.checkpoint.resized(keys or shape.width, values)
     chosen = []
     for channels, width, full in (("key", keys, shape.width), ("value", values, shape.value_width)):
         if width is not None and not 0 < width < full:

@@ -100,7 +100,11 @@ class Checkpoint(ModelFolder):
     @cached_property
     def passthrough(self) -> list[str]:
         """The tensors in its files that are no part of the text model."""
-        return [name for name in self.files if name.startswith(self.architecture.passthrough)]
+        return [
+            stored
+            for current, stored in self.stored.items()
+            if current.startswith(self.passthrough_prefixes)
+        ]
 
     def check_text_only(self) -> None:
         """An error for a folder with more than the text model, where only that is written."""
@@ -131,33 +135,44 @@ def _sha256(path: Path, changed: int) -> str:
     return sha256(path)
 
 
+def clean_name(name: str) -> str:
+    """Without what wrappers and older libraries made of it."""
+    return re.sub(*OLDER_NORMS, re.sub(WRAPPERS, "", name.replace(COMPILED, "")))
+
+
 def current_name(name: str, kind: Architecture) -> str | None:
-    """What a tensor is called now, or None for one that no forward pass used."""
-    name = re.sub(WRAPPERS, "", name.replace(COMPILED, ""))
+    """What a tensor is called in memory, or None for one that no forward pass used."""
+    name = clean_name(name)
     if name.startswith(kind.text_model):
         name = "model." + name.removeprefix(kind.text_model)
-    name = re.sub(*OLDER_NORMS, name)
+    for stored, current in kind.renamed:
+        name = re.sub(stored, current, name)
     mixer = re.escape(kind.mixer).replace(r"\{layer\}", r"\d+")
     match = re.fullmatch(f"{mixer}(.+)", name)
     return None if match and match[1] in kind.unused else name
 
 
-def rename(tensors: Tensors, headers: dict[str, torch.Tensor], kind: Architecture) -> Tensors:
-    """Tensors of a model that has these, by their current names; the MLP's gate and up matrices,
-    once joined, apart."""
+def rename(
+    tensors: Tensors, headers: dict[str, torch.Tensor], kind: Architecture
+) -> Iterator[tuple[str, str, torch.Tensor]]:
+    """Tensors of a model that has these, by their names in files, cleaned, and their current ones;
+    the MLP's gate and up matrices, once joined, apart."""
     shapes = {current_name(name, kind): header.shape for name, header in headers.items()}
     for stored, tensor in tensors:
         if name := current_name(stored, kind):
             up, down = (name.replace(".mlp.gate_", f".mlp.{part}_") for part in ("up", "down"))
+            clean = clean_name(stored)
             if up not in shapes and down in shapes and len(tensor) == 2 * shapes[down][1]:
-                yield from zip((name, up), (half.clone() for half in tensor.chunk(2)), strict=True)
+                for part, half in zip(("gate", "up"), tensor.chunk(2), strict=True):
+                    file, memory = (n.replace(".mlp.gate_", f".mlp.{part}_") for n in (clean, name))
+                    yield file, memory, half.clone()
             else:
-                yield name, tensor
+                yield clean, name, tensor
 
 
 def with_current_names(tensors: Tensors, kind: Architecture) -> dict[str, torch.Tensor]:
     stored = dict(tensors)
-    return dict(rename(iter(stored.items()), stored, kind))
+    return {name: tensor for _, name, tensor in rename(iter(stored.items()), stored, kind)}
 
 
 def in_memory(tensors: Tensors, kind: Architecture) -> dict[str, torch.Tensor]:
@@ -245,6 +260,8 @@ def describe(folder: Path) -> str:
     shape = checkpoint.shape
     widths = " x ".join(map(str, dict.fromkeys((shape.width, shape.value_width))))
     layers = f"{depth(checkpoint.text_config)} layers, {shape.heads} heads of {widths}"
+    if problem := checkpoint.architecture.missing():
+        return f"{layers}; parameters are not compared: {problem}"
     try:
         count, ignored = check_parameters(checkpoint)
     except ImportError as error:  # a hybrid's class needs flash-attn
@@ -283,8 +300,10 @@ def load(
 
 def create(config: Config, *, seed: int, dtype: torch.dtype = torch.float32) -> Any:
     """A new model at its random start, the same for the same seed."""
+    if problem := (kind := architecture(config)).missing():
+        raise InputError(problem)
     auto_config, auto_model = _auto_classes()
-    architecture(config).shape(config)  # widths that do not divide are refused here
+    kind.shape(config)  # widths that do not divide are refused here
     values = {key: value for key, value in config.items() if key != "model_type"}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -336,8 +355,8 @@ def rewrite(
     for number, shard in enumerate(shards, 1):
         stored = [name for name, file in checkpoint.files.items() if file == shard]
         tensors = {
-            kind.stored_name(name): new_tensor(name, tensor)
-            for name, tensor in rename(checkpoint.tensors(stored), headers, kind)
+            clean: new_tensor(name, tensor)
+            for clean, name, tensor in rename(checkpoint.tensors(stored), headers, kind)
         }
         with open_safetensors(checkpoint.folder / shard) as file:
             metadata = {**(file.metadata() or {}), "format": "pt"}

@@ -7,6 +7,7 @@ import json
 import math
 import struct
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 
 from statecut.errors import InputError
@@ -33,8 +34,22 @@ class Description:
         except (ArithmeticError, AttributeError, TypeError, ValueError) as error:
             raise InputError(f"{place}: config.json is not a model's: {error}") from None
 
+    @cached_property
+    def passthrough_prefixes(self) -> tuple[str, ...]:
+        """How the current names of tensors begin that are no part of the text model. Layers behind
+        its last one predict further tokens."""
+        kind, text = self.architecture, self.text_config
+        first, more = depth(text), text.get("num_nextn_predict_layers") or 0
+        prefix, _ = kind.mixer.split("{layer}.")
+        return (*kind.passthrough, *(f"{prefix}{first + layer}." for layer in range(more)))
+
     def check_runs(self) -> None:
-        """An error for fla's hybrids: softmax layers need flash-attn, and buffers of no file."""
+        """An error where the model has no class here, and for fla's hybrids: softmax layers need
+        flash-attn, and buffers of no file."""
+        if problem := self.architecture.missing():
+            raise InputError(
+                f"{self.place}: {problem}; it can be cut without text: --method l1 --no-refit"
+            )
         layers = depth(self.text_config)
         if self.architecture.library != "transformers" and len(self.shape.layers) < layers:
             raise InputError(
@@ -66,11 +81,19 @@ class Description:
     def can_express(self, shape: MixerShape) -> bool:
         """Whether a config with these widths says what it was to say."""
         kind = self.architecture
+        if kind.square and shape.width != shape.value_width:
+            return False
         return kind.shape(kind.resized(self.config, shape.width, shape.value_width)) == shape
 
     def resized(self, width: int, value_width: int | None) -> Config:
         """The config of the model with these widths, or an error if it cannot have them."""
         values = value_width or self.shape.value_width
+        if self.architecture.square and width != values:
+            one = min(width, values)
+            raise InputError(
+                f"{self.place}: keys and values of a {self.architecture.model_type} have one "
+                f"width, not {width} and {values}: give --keys {one} --values {one}"
+            )
         if not self.can_express(replace(self.shape, width=width, value_width=values)):
             raise InputError(
                 f"{self.place}: the config of a {self.architecture.model_type} cannot express "

@@ -84,7 +84,7 @@ class LayerwiseModel:
         embeddings = decoder.get_input_embeddings()
         # Layers that are skipped ignore the embeddings, so of several streams any has their shape.
         width = embeddings.embedding_dim
-        decoder.set_input_embeddings(_Given(lambda: self.current[..., :width]))
+        decoder.set_input_embeddings(_Given(lambda: self.current.flatten(2)[..., :width]))
         # The others stay in their places: a model may ask a layer which mask it needs.
         for number, other in enumerate(self.layers):
             if number < index:

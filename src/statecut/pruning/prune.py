@@ -246,7 +246,7 @@ def _notes(
     if plan.engine:
         notes["engine"] = plan.engine.advice(shape)
     if model.passthrough:
-        prefixes = ", ".join(model.architecture.passthrough)
+        prefixes = ", ".join(model.passthrough_prefixes)
         notes["copied as they are"] = f"{len(model.passthrough)} tensors ({prefixes})"
     if warnings:
         notes["warning"] = "; ".join(warnings)

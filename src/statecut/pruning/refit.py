@@ -193,7 +193,7 @@ def observe(
     """One batch through a filled layer: what enters a projection, and the residual stream behind
     it; float32 or wider, (tokens, ...). Several streams are as many rows of a token, with the
     inputs times what each stream gets of the output: so theirs is one least squares problem."""
-    layer, streams = model.layers[index], model.source.architecture.streams
+    layer, kind = model.layers[index], model.source.architecture
     if projection == DOWN_PROJ and hasattr(layer.mlp, "fuse_swiglu"):
         layer.mlp.fuse_swiglu = False  # fla's fused kernel takes its weight without a call
     captured: dict[str, tuple[Tensor, Any]] = {}
@@ -203,7 +203,7 @@ def observe(
 
     hooks = [
         layer.get_submodule(name).register_forward_hook(partial(keep, name))
-        for name in filter(None, (projection, streams))
+        for name in (projection, *(kind.streams or ()))
     ]
     try:
         model.run(index, batch)
@@ -211,12 +211,15 @@ def observe(
         for hook in hooks:
             hook.remove()
     inputs, output = map(wide, captured[projection])
-    if projection == DOWN_PROJ:
+    behind_mlp = projection == DOWN_PROJ
+    if kind.streams:
+        mixer, mlp = kind.streams
+        _, mixed = captured[mlp if behind_mlp else mixer]
+        inputs = inputs.unsqueeze(-2) * wide(mixed[kind.shares]).unsqueeze(-1)
+        stream = wide(model.next[batch] if behind_mlp else captured[mlp][0])
+        stream = stream.view(*inputs.shape[:-1], -1)
+    elif behind_mlp:
         stream = wide(model.next[batch])
-    elif streams:
-        _, before, shares = map(wide, captured[streams][1])
-        inputs, output = (x.unsqueeze(-2) * shares.unsqueeze(-1) for x in (inputs, output))
-        stream = before.view_as(output) + output
     else:
         stream = wide(model.states[batch]) + output
     return inputs.flatten(0, -2), stream.flatten(0, -2)
@@ -274,7 +277,7 @@ def _add_up(
     most, held_out = (_Sums.zeros(inputs, hidden, pruned.device) for _ in range(2))
     for batch in range(len(pruned.states)):
         if projection == DOWN_PROJ:  # the unpruned model has run through this layer
-            target = wide(unpruned.next[batch]).flatten(0, 1)
+            target = wide(unpruned.next[batch]).reshape(-1, hidden)
         else:
             _, target = observe(unpruned, index, batch, projection)
         X, stream = observe(pruned, index, batch, projection)

@@ -55,7 +55,8 @@ class Request:
     out: Path | str
     # fmt: off
     ratio: float | None = option(
-        None, "share of the key channels to remove, in (0, 1); values stay", CUT)
+        None, "share of the key channels to remove, in (0, 1); values stay, but where keys and "
+        "values have one width, which is then cut", CUT)
     state: float | None = option(
         None, "share of the recurrent state that may stay, in (0, 1): a few splits of it between "
         "keys and values are cut, refitted and compared on text held out, and the best is written",
@@ -149,7 +150,7 @@ class Request:
         method = method_named(name)
         method.check_target(self.target or method.targets[0])
         options = method.options(self.options)
-        if self.state is not None or self.values is not None:
+        if self.state is not None or self.values is not None or model.architecture.square:
             method.check_chooses_values(options)
         shapes = self._shapes(model, engine)
         if self.target is not None and all(shape.width == model.shape.width for shape in shapes):
@@ -178,7 +179,15 @@ class Request:
         if engine:
             engine.check_model(model.architecture.model_type)
         if self.ratio is not None:
-            return [replace(full, width=self._width(model, engine))]
+            cut = replace(full, width=self._width(model, engine))
+            if model.architecture.square:
+                cut = replace(cut, value_width=cut.width)
+                logger.info(
+                    "--ratio %g: keys and values have one width, so both are cut, to %s; "
+                    "%.0f%% of the recurrent state stays",
+                    *(self.ratio, in_words(cut), 100 * cut.state_bytes() / full.state_bytes()),
+                )
+            return [cut]
         if self.state is None:
             values = self.values or full.value_width
             cut = replace(full, width=self.keys or full.width, value_width=values)

@@ -229,7 +229,11 @@ def check_sliceable(checkpoint: Checkpoint | Loaded, *, values: bool = False) ->
 
 def _contradictions(checkpoint: Checkpoint | Loaded, values: bool) -> Iterator[str]:
     kind, shape, config = checkpoint.architecture, checkpoint.shape, checkpoint.text_config
-    headers = with_current_names(checkpoint.headers(), kind)
+    headers = {
+        name: header
+        for name, header in with_current_names(checkpoint.headers(), kind).items()
+        if not name.startswith(checkpoint.passthrough_prefixes)
+    }
     prefix, _ = kind.mixer.split("{layer}.")
     layers = {n.removeprefix(prefix).split(".")[0] for n in headers if n.startswith(prefix)}
     if len(layers) != (count := depth(config)):
@@ -258,7 +262,7 @@ def _contradictions(checkpoint: Checkpoint | Loaded, values: bool) -> Iterator[s
     sizes = {norm: [norm_heads * shape.value_width] for norm in norms} | {
         name: [config["vocab_size"], config["hidden_size"]]
         for name in headers
-        if name.endswith(EMBEDDINGS) and not name.startswith(kind.passthrough)
+        if name.endswith(EMBEDDINGS)
     }
     for name, expected in sizes.items():
         if (found := list(headers[name].shape)) != expected:
@@ -299,16 +303,17 @@ def sliced_sizes(
     slicer = Slicer(kind, shape, cut_back(shape, cut.width), values, headers.__getitem__)
     # Headers have shapes and no numbers, and so has what becomes of them.
     sizes = {name: slicer(name, header).numel() for name, header in headers.items()}
-    types = {name: sliced_dtype(name, header, kind, dtype) for name, header in headers.items()}
+    prefixes = checkpoint.passthrough_prefixes
+    types = {name: sliced_dtype(name, header, prefixes, dtype) for name, header in headers.items()}
     return sum(sizes.values()), sum(sizes[name] * types[name].itemsize for name in sizes)
 
 
 def sliced_dtype(
-    name: str, tensor: Tensor, kind: Architecture, dtype: torch.dtype | None
+    name: str, tensor: Tensor, passthrough: tuple[str, ...], dtype: torch.dtype | None
 ) -> torch.dtype:
     """What a tensor becomes in a model whose weights are to be `dtype`: what is not the model's own
     is left as it is."""
-    own = tensor.is_floating_point() and not name.startswith(kind.passthrough)
+    own = tensor.is_floating_point() and not name.startswith(passthrough)
     return dtype if dtype and own else tensor.dtype
 
 
@@ -343,6 +348,7 @@ def slice_model(
         return checkpoint.tensor(checkpoint.stored[name])
 
     slicer = Slicer(kind, shape, keys, values, stored, eps)
+    prefixes = checkpoint.passthrough_prefixes
     if eps == "matched":
         config = kind.scaled_eps(config, kind.eps_factor(shape, slicer.narrow))
         if kind.eps_key is None:
@@ -355,7 +361,7 @@ def slice_model(
     def new_tensor(name: str, tensor: Tensor) -> Tensor:
         if tensor.dtype in DTYPES and not tensor.isfinite().all():
             raise InputError(f"{checkpoint.folder}: {name} has NaN or infinity among its numbers")
-        return slicer(name, tensor).to(sliced_dtype(name, tensor, kind, dtype))
+        return slicer(name, tensor).to(sliced_dtype(name, tensor, prefixes, dtype))
 
     with atomic_write(out, force=force, folder=True) as aside:
         rewrite(checkpoint, aside, new_tensor, config)

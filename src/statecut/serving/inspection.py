@@ -19,7 +19,8 @@ RATIOS = (0.0, 0.25, 0.5, 0.75, 0.875)  # the model as it is comes first
 
 @dataclass(frozen=True)
 class Cut:
-    """The model with that share of its key channels removed."""
+    """The model with that share of its key channels removed; of values, too, where both have one
+    width."""
 
     ratio: float
     width: int
@@ -47,6 +48,7 @@ class Inspection:
     softmax_bytes: tuple[int, ...]  # after TOKENS; none if the state is all there is
     cuts: tuple[Cut, ...]
     splits: Mapping[float, Sequence[Widths]]  # of `--state`, by the share that stays
+    square: bool = False  # keys and values have one width
     engine: str | None = None  # that `splits` are for
     load: Load | None = None  # whose `room` is counted
 
@@ -66,6 +68,7 @@ class Inspection:
             f"layers             {layers}",
             f"heads              {self.key_heads} of keys (d_k {self.key_width}), "
             f"{self.value_heads} of values (d_v {self.value_width})",
+            *(["                   one width for both: a cut is a square"] if self.square else []),
             f"cache per request  {state}",
             *(
                 [f"                   + softmax attention (16 bits): {after} tokens"]
@@ -132,11 +135,13 @@ def inspect(
             f"of the {SHARE:.0%} that engines use; give more"
         )
 
-    def room(width: int) -> Room | None:
-        return count(cache.resized(width), memory, load) if count and load else None
+    def cut(ratio: float) -> Cut:
+        width = rounded_width(shape.width, ratio) if ratio else shape.width
+        smaller = cache.resized(width, width if kind.square else None)
+        room = count(smaller, memory, load) if count and load else None
+        return replace(_cut(kind.model_type, cache, smaller, ratio), room=room)
 
-    cuts = [_cut(kind.model_type, cache, r) for r in RATIOS if int(shape.width * (1 - r))]
-    cuts = [replace(cut, room=room(cut.width)) for cut in cuts]
+    cuts = [cut(ratio) for ratio in RATIOS if int(shape.width * (1 - ratio))]
     return Inspection(
         kind.model_type,
         parameters=model.parameters,
@@ -151,14 +156,13 @@ def inspect(
         softmax_bytes=tuple(map(cache.softmax_bytes, TOKENS)) if cache.softmax else (),
         cuts=tuple({cut.width: cut for cut in reversed(cuts)}.values())[::-1],  # rounded: each once
         splits=splits,
+        square=kind.square,
         engine=engine.name if engine else None,
         load=load if count else None,
     )
 
 
-def _cut(model_type: str, cache: Cache, ratio: float) -> Cut:
-    width = rounded_width(cache.shape.width, ratio) if ratio else cache.shape.width
-    cut = cache.resized(width)
+def _cut(model_type: str, cache: Cache, cut: Cache, ratio: float) -> Cut:
     saved = cache.state_bytes() - cut.state_bytes()
     tokens = TOKENS if cache.softmax else (0,)
     engines = [engine for engine in ENGINES.values() if engine.serves(model_type, cut.shape)]

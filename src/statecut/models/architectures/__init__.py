@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from importlib import import_module
 from pkgutil import iter_modules
 
@@ -19,18 +20,12 @@ RULES: dict[str, DeltaRule] = {
     kind.rule.name: kind.rule for kind in ARCHITECTURES.values() if kind.rule
 }
 
-_ONE_WIDTH = (
-    "its config has one width for keys, values and the inner side of two gates; all of these would "
-    "have to be cut alike"
-)
 _BOUND = "the width of its keys is bound to that of its residual stream or its heads"
 _MULTIPLIED = (
     "what its Mamba2 layers add to the residual stream is multiplied by a number of its config, "
     "which refit and recovery do not know; of Mamba2 hybrids Statecut cuts nemotron_h"
 )
 REFUSED = {
-    "kimi_linear": _ONE_WIDTH,
-    "glm5_next": _ONE_WIDTH,
     "rwkv7": _BOUND,
     "minimax": _BOUND,
     "granitemoehybrid": _MULTIPLIED,
@@ -40,9 +35,10 @@ QUANTISED = ("quantization_config", "compression_config", "quantization")  # key
 
 
 def register() -> None:
-    """AutoModel knows all of them, once fla is imported."""
+    """AutoModel knows all that can be made here, once fla is imported."""
     for kind in ARCHITECTURES.values():
-        kind.register()
+        if not kind.missing():
+            kind.register()
 
 
 def architecture(config: Config) -> Architecture:
@@ -52,13 +48,21 @@ def architecture(config: Config) -> Architecture:
     if model_type not in ARCHITECTURES:
         hint = nearest(str(model_type), ARCHITECTURES)
         raise InputError(f"model_type {model_type!r} is none that Statecut knows{hint}")
+    kind = ARCHITECTURES[model_type]
     for part in (config, text_config(config)):
         for key in QUANTISED:
-            if part.get(key):
+            if part.get(key) and not _spares(part[key], kind):
                 method = part[key].get("quant_method") or part[key].get("format") or "quantised"
                 raise InputError(
                     f"config.json: {key} ({method}): quantised weights cannot be sliced, their "
                     "scales belong to blocks of channels; prune the model in 16 or 32 bits and "
                     "quantise the result"
                 )
-    return ARCHITECTURES[model_type]
+    return kind
+
+
+def _spares(quantisation: Config, kind: Architecture) -> bool:
+    """Whether the layers with a delta rule are left out of it."""
+    patterns = [str(name) for name in quantisation.get("ignore") or ()]
+    mixer = kind.text_model + kind.name(0, kind.q_proj).removeprefix("model.")
+    return any(re.match(p.removeprefix("re:"), mixer) for p in patterns if p.startswith("re:"))

@@ -7,8 +7,10 @@ adapter does when it is imported, needs torch or a model class.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Literal
 
 from statecut.errors import InputError
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
 
 Config = dict[str, Any]
 Role = Literal["projection", "filter", "bias"]
-DEFAULT_EPS = 1e-6  # of norms, in all libraries, where a config says none
+DEFAULT_EPS = 1e-6  # of norms, in most libraries, where a config says none
 
 
 def by_head(shape: MixerShape, channels: Channels | None) -> np.ndarray:
@@ -112,11 +114,14 @@ class Architecture:
     options: tuple[str, ...] = ("use_gate",)  # keys of the config that pruning leaves alone
     register: Callable[[], object] = lambda: None  # with AutoModel, where `import fla` does not
     library: str = "fla.models"  # what a user imports for that
+    since: str | None = "5.17"  # the first transformers that has its class; None if none has
     float32: bool = True  # whether its kernel takes it
 
     # Files may hold more than the text model, which the model in memory is, and hold it otherwise.
     text_model: str = "model."  # how the names begin that the model in memory begins with `model.`
     passthrough: tuple[str, ...] = ()  # how the names of all else begin: it is copied as it is
+    renamed: tuple[tuple[str, str], ...] = ()
+    """Parts of names in files, as patterns, and what the model in memory has for them."""
     joined: Callable[[dict[str, Tensor]], dict[str, Tensor]] = lambda tensors: tensors
     """Tensors as files have them to those of the model in memory, which may be several in one."""
 
@@ -131,6 +136,7 @@ class Architecture:
         ChannelTensor("k_conv1d.bias", "bias"),
     )
     v_proj: ChannelTensor = ChannelTensor("v_proj.weight", "projection", "value")
+    square: bool = False  # keys and values have one width: d_k = d_v
     # Optional, too: filters, and what makes the gate.
     value_tensors: tuple[ChannelTensor, ...] = (
         ChannelTensor("v_conv1d.weight", "filter", "value"),
@@ -144,9 +150,10 @@ class Architecture:
     o_proj: str = "o_proj.weight"  # what follows the rule
     layer_output: Callable[[Any], Any] = lambda hidden: (hidden, None, None, None)
     """What a layer returns for these hidden states, without a cache."""
-    streams: str = ""
-    """The module of a layer that mixes several residual streams into what enters the rule, and
-    returns that, the streams, and how much of the mixer's output each of them gets."""
+    streams: tuple[str, str] | None = None
+    """The modules of a layer that mix several residual streams into what enters its mixer, and into
+    what enters its MLP,"""
+    shares: int = 0  # and which of their outputs says how much of the result each stream gets
     norm_eps: str = "o_norm.eps"  # of the norm between the two
     eps_key: str | None = "norm_eps"  # what the config calls it; None where no config says it
     default_eps: float = DEFAULT_EPS  # where it says none
@@ -186,11 +193,16 @@ class Architecture:
             return config
         return with_text(config, {self.eps_key: eps * factor})
 
-    def stored_name(self, name: str) -> str:
-        """What files call a tensor of this name in memory."""
-        if name.startswith("model.") and not name.startswith(self.passthrough):
-            return self.text_model + name.removeprefix("model.")
-        return name
+    def missing(self) -> str:
+        """Why no model of it can be made here; nothing if one can."""
+        if self.since is None:
+            return f"transformers has no class for {self.model_type}"
+        if _numbers(version("transformers")) < _numbers(self.since):
+            return (
+                f"{self.model_type} needs transformers {self.since} or newer, and "
+                f"{version('transformers')} is installed"
+            )
+        return ""
 
     def channel_tensors(self, shape: MixerShape) -> dict[str, tuple[int, list[ChannelTensor]]]:
         """By the names of tensors: the layer, counting those with a delta rule, and what of it
@@ -203,6 +215,10 @@ class Architecture:
             for tensor in (*keys, *values):
                 tensors.setdefault(self.name(layer, tensor), (index, []))[1].append(tensor)
         return tensors
+
+
+def _numbers(release: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", release)[:2]]
 
 
 @dataclass(frozen=True)

@@ -65,17 +65,17 @@ def resized(config: base.Config, width: int, value_width: int | None = None) -> 
     return base.with_text(config, {"linear_key_head_dim": width, **values})
 
 
-def options(name: str) -> dict[str, Any]:
+def options(name: str, rules: tuple[str, ...] = RULES) -> dict[str, Any]:
     """Of an Architecture: what follows from the name of transformers' module."""
     module = f"transformers.models.{name}.modeling_{name}"
 
     def cpu_fallbacks() -> dict[str, Callable[..., Any]]:
         """transformers' own functions in PyTorch, around which it may have put fla's kernels."""
-        functions = {name: getattr(import_module(module), name) for name in (*RULES, *CONVOLUTIONS)}
+        functions = {name: getattr(import_module(module), name) for name in (*rules, *CONVOLUTIONS)}
         return {name: inspect.unwrap(function) for name, function in functions.items()}
 
     return {
-        "call": base.Call(module, RULES, by_position=("q", "k", "v")),
+        "call": base.Call(module, rules, by_position=("q", "k", "v")),
         "shape": shape,
         "resized": resized,
         "softmax": softmax,
@@ -103,6 +103,22 @@ def queries_keys_values(name: str, role: base.Role) -> tuple[ChannelTensor, ...]
         ChannelTensor(name, role, layout=_behind(1)),
         ChannelTensor(name, role, "value", layout=_behind(2)),
     )
+
+
+def join_filters(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The filters of a layer's queries, keys and values in one tensor: files have them apart."""
+    import torch
+
+    result = {}
+    for name, tensor in tensors.items():
+        match = re.fullmatch(r"(.+\.)([qkv])_conv1d\.weight", name)
+        if not match:
+            result[name] = tensor
+        elif match[2] == "q":
+            names = [f"{match[1]}{side}_conv1d.weight" for side in "qkv"]
+            if all(name in tensors for name in names):
+                result[f"{match[1]}conv1d.weight"] = torch.cat([tensors[name] for name in names])
+    return result
 
 
 def stack_experts(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

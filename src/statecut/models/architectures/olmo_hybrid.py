@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from statecut.models.architectures import base, gated_deltanet
 from statecut.models.architectures import linear_attention as hybrid
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
 FILTERS = tuple(f"{side}_conv1d.weight" for side in "qkv")
-NORMS = {
-    ".attention_layer_norm.": ".input_layernorm.",
-    ".feedforward_layer_norm.": ".post_attention_layernorm.",
-}
+NORMS = (  # of the layers with a delta rule
+    (r"\.attention_layer_norm\.", ".input_layernorm."),
+    (r"\.feedforward_layer_norm\.", ".post_attention_layernorm."),
+)
 
 
 def _with_defaults(config: base.Config) -> base.Config:
@@ -40,25 +35,6 @@ def resized(config: base.Config, width: int, value_width: int | None = None) -> 
     return hybrid.resized(config | _with_defaults(config), width, value_width)
 
 
-def joined(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The filters of a layer in one, and the names of two norms of the layers with a delta rule."""
-    import torch
-
-    result = {}
-    for name, tensor in tensors.items():
-        mixer, _, part = name.rpartition("linear_attn.")
-        if part not in FILTERS:
-            for stored, current in NORMS.items():
-                name = name.replace(stored, current)
-            result[name] = tensor
-        elif part == FILTERS[0]:
-            names = [f"{mixer}linear_attn.{filters}" for filters in FILTERS]
-            if all(name in tensors for name in names):
-                joint = torch.cat([tensors[name] for name in names])
-                result[f"{mixer}linear_attn.conv1d.weight"] = joint
-    return result
-
-
 JOINT = hybrid.queries_keys_values("conv1d.weight", "filter")
 
 # transformers' code has 1e-5 for the output norm: the config's rms_norm_eps is of the others.
@@ -66,7 +42,8 @@ ARCHITECTURE = base.Architecture(
     "olmo_hybrid",
     rule=gated_deltanet.RULE,
     **{**hybrid.options("olmo_hybrid"), "shape": shape, "resized": resized, "eps_key": None},
-    joined=joined,
+    renamed=NORMS,
+    joined=hybrid.join_filters,
     repair="transformers saves the filters of this model in thirds, whatever their widths: "
     "`statecut.save(statecut.load(FOLDER), OUT)` writes them right",
     # Those of files, and the one in memory.

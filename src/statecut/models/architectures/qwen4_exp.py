@@ -42,7 +42,8 @@ QWEN4_EXP_TEXT = replace(
     model_type="qwen4_exp_text",
     **{**hybrid.options("qwen4_exp"), "softmax": softmax},
     joined=joined,
-    streams="attn_hyper_connection",
+    streams=("attn_hyper_connection", "mlp_hyper_connection"),
+    shares=2,
     convolutions=("linear_attn.conv1d",),  # the embeddings of n-grams have one, too
 )
 QWEN4_EXP = qwen3_5.multimodal("qwen4_exp", QWEN4_EXP_TEXT)

@@ -20,7 +20,7 @@ from statecut.models.fixes import Functions, replace_functions
 def cpu_fallbacks() -> Functions:
     """Those of fla's models in general, and of each architecture."""
     fallbacks = dict(plain_kernels.FLA)
-    for kind in ARCHITECTURES.values():
+    for kind in (kind for kind in ARCHITECTURES.values() if not kind.missing()):
         fallbacks |= {(kind.call.module, name): f for name, f in kind.cpu_fallbacks().items()}
     return fallbacks
 
