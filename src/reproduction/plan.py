@@ -37,6 +37,7 @@ REQUESTS = {
 # answer of 48 tokens takes as long as five calls of the model: the first token, the capture of a
 # graph, and 46 replays, 20 to a call (16 sequences of a 1.3B: benchmarks/h200/speed.json).
 BATCH, CHOICE, CALLS_PER_ANSWER = 1 << 17, 128, 5
+CHOICES = 4  # of a document, at most
 # Of a refit: once through the unpruned model, three times through the pruned; sequences per call.
 PASSES, REFIT_BATCH = 4, 8
 
@@ -103,10 +104,10 @@ class Graph(NamedTuple):
 
 def read_graph(
     figures: Sequence[Figure], targets: Sequence[str] = (), *,
-    configfile: Path | str | None = None, profile: str | None = None,
+    configfile: Path | str | None = None, profile: str | None = None, rehearsal: bool = False,
 ) -> Graph:  # fmt: skip
     """The jobs behind these targets (default: all) and their costs, without running any."""
-    arguments = parse_arguments(profile, configfile)
+    arguments = parse_arguments(profile, configfile, rehearsal=rehearsal)
     jobs: list[Job] = []
     places: dict[Any, int] = {}
     with build_dag(arguments, targets) as built:
@@ -176,7 +177,8 @@ def work_of(inputs: Inputs, rule: str, wildcards: Any) -> Work:
             return evaluation(work, config.evaluation.suites[wildcards["suite"]])
         case "analyze":
             return replace(work, tokens=inputs.length(wildcards["subject"]))
-    return work  # import_model, whose weights are links
+    made = rule == "import_model" and model.source.kind == "random"  # else its weights are links
+    return replace(work, disk=kept) if made else work
 
 
 def evaluation(work: Work, suite: Suite) -> Work:
@@ -186,8 +188,9 @@ def evaluation(work: Work, suite: Suite) -> Work:
     for task in tasks:
         answers = "contains" in TASKS[task]
         length = suite.window if answers or "word_perplexity" in TASKS[task] else CHOICE
-        tokens += REQUESTS[task] * length
-        batches = ceil(REQUESTS[task] / (suite.batch or max(1, BATCH // length)))
+        requests = min(REQUESTS[task], CHOICES * (suite.documents or REQUESTS[task]))
+        tokens += requests * length
+        batches = ceil(requests / (suite.batch or max(1, BATCH // length)))
         steps += batches * (1 + CALLS_PER_ANSWER * answers)
     return replace(work, of="+".join(tasks), tokens=tokens, steps=steps)
 
