@@ -5,9 +5,11 @@ VERSION = 1
 
 with job(snakemake) as run:
     from reproduction.import_model import import_model
+    from statecut.models.checkpoint import divide
 
     import_model(
         run.models[snakemake.wildcards.model],
         snakemake.input.tokenizer,
         snakemake.output[0],
     )
+    divide(snakemake.output[0])

@@ -9,6 +9,7 @@ with job(snakemake) as run:
     from reproduction.pretraining.pretrain import pretrain_model, recipe_of
     from reproduction.pretraining.verdicts import padding
     from statecut.data.packing import PackedTokens
+    from statecut.models.checkpoint import divide
     from statecut.record import Record
     from statecut.recovery.checkpoints import Output
 
@@ -38,3 +39,4 @@ with job(snakemake) as run:
     )
     gpus = torch.cuda.device_count() if run.device == "cuda" else 0
     pretrain_model(run, name, snakemake.input.tokens, output, gpus=gpus)
+    divide(output.folder)

@@ -18,4 +18,5 @@ with job(snakemake) as run:
         command=f"snakemake {out}",
     )
     name = f"{wildcards.model}-{wildcards.method}-refitted"
-    write_refitted(student, result, out, files=record.files(name, student.config), force=True)
+    files = record.files(name, student.config)
+    write_refitted(student, result, out, files=files, force=True, links=True)

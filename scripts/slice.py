@@ -28,4 +28,5 @@ with job(snakemake):
         eps=eps,
         files=record.files(f"{name}-{snakemake.wildcards.method}", model.config),
         force=True,
+        links=True,
     )

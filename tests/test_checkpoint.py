@@ -2,16 +2,19 @@
 
 import json
 import re
+import shutil
 
 import pytest
 import torch
 from small_models import ALL, SMALL, change_config, logits, rewritten
+from transformers import AutoModelForCausalLM
 
 from statecut.errors import InputError
 from statecut.hub import HubItem, fetch
 from statecut.models import create, load, save
 from statecut.models.architectures import ARCHITECTURES
-from statecut.models.checkpoint import Checkpoint, current_name
+from statecut.models.checkpoint import Checkpoint, current_name, divide
+from statecut.pruning.slicing import cut_back, slice_model
 from statecut.pruning.statistics import ModelStatistics
 
 IDS = torch.arange(20)[None]
@@ -164,3 +167,24 @@ def test_a_cpu_computes_no_16_bits_and_a_gpu_no_32(tmp_path, stored, on_a_cpu):
     assert {p.dtype for p in load(model.folder, dtype=torch.float16).parameters()} == {
         torch.float16
     }
+
+
+@pytest.mark.parametrize("name", ["delta_net", "gated", "qwen3_next"])
+def test_models_cut_from_one_share_the_file_of_what_no_cut_changes(folders, tmp_path, name):
+    whole, cut, recovered = (tmp_path / part for part in ("whole", "cut", "recovered"))
+    shutil.copytree(folders / name, whole)
+    divide(whole)
+    checkpoint = Checkpoint(whole)
+    keys, *values, rest = checkpoint.shards()
+    assert torch.equal(logits(load(whole), IDS), logits(load(folders / name), IDS))
+    slice_model(checkpoint, cut_back(checkpoint.shape, 4), cut, dtype=None, links=True)
+    assert all((cut / shard).samefile(whole / shard) for shard in (*values, rest))
+    assert (cut / keys).stat().st_size < (whole / keys).stat().st_size
+    model = load(cut)
+    save(model, recovered)  # as recovery does, in one file
+    divide(recovered, like=whole)
+    assert (recovered / rest).samefile(whole / rest)
+    assert not (whole / rest).stat().st_mode & 0o222  # what writes to one writes to all
+    assert torch.equal(logits(load(recovered), IDS), logits(model, IDS))
+    stock = AutoModelForCausalLM.from_pretrained(recovered)
+    assert torch.equal(logits(stock, IDS), logits(model, IDS))

@@ -100,6 +100,21 @@ def test_paper_tables_have_the_cells_that_were_published(paper: Config) -> None:
         assert ours == published, name
 
 
+@pytest.mark.parametrize("name", RUNS)
+def test_a_rehearsal_has_all_of_a_run_and_little_work(configs: dict[str, Config], name) -> None:
+    run, rehearsal = configs[name], load_config(FOLDER / f"{name}.yaml", rehearsal=True)
+    assert rehearsal.run == "rehearsal"
+    for part in ("models", "methods", "tables", "figures", "benchmarks"):
+        assert [*getattr(rehearsal, part)] == [*getattr(run, part)]
+    assert rehearsal.trained_shapes() == run.trained_shapes()
+    cuts = {(v.model, v.method, v.target, v.ratio, v.rft, v.eps) for v in run.variants()}
+    assert cuts == {
+        (v.model, v.method, v.target, v.ratio, v.rft, v.eps) for v in rehearsal.variants()
+    }
+    assert not hub_sources(rehearsal)  # nothing was downloaded here
+    assert all(recipe.steps == 20 for recipe in rehearsal.recipes.values())
+
+
 def test_one_table_needs_only_its_own(paper: Config) -> None:
     variants = paper.variants("adv_vs_non_adv")
     assert len(variants) == 2 + 3 * 12  # unpruned; three seeds

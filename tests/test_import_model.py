@@ -11,7 +11,7 @@ import yaml
 
 from reproduction.cli import main
 from reproduction.config import Model, load_config
-from reproduction.config.sources import FromDisk
+from reproduction.config.sources import FromDisk, RandomWeights
 from reproduction.import_model import check_sizes, import_model, model_files
 from reproduction.rules import files_of
 from statecut.errors import InputError
@@ -44,6 +44,13 @@ def test_a_model_is_linked_with_the_tokenizer_of_the_run(there: Model, tmp_path:
     assert (tmp_path / "out" / "tokenizer.json").read_text() == "{}"
     assert not (tmp_path / "out" / "tokenizer_config.json").exists()
     assert load(tmp_path / "out").config.hidden_size == there.hidden_size
+
+
+def test_a_rehearsal_makes_a_model_with_random_weights(there: Model, tmp_path: Path) -> None:
+    model = there.model_copy(update={"source": RandomWeights(kind="random")})
+    import_model(model, tmp_path / "tokenizer", tmp_path / "out")
+    check_sizes(model, tmp_path / "out")
+    assert load(tmp_path / "out").num_parameters() == model.parameters
 
 
 def test_what_is_not_taken_of_a_folder_does_not_count(there: Model, tmp_path: Path) -> None:

@@ -15,6 +15,8 @@ from statecut.version import __version__
 
 logger = logging.getLogger(__name__)
 
+REHEARSAL = "of a rehearsal: `snakemake --config rehearsal=true`"
+
 
 def main(arguments: list[str] | None = None) -> int:
     return cli.run(parser(), arguments)
@@ -51,6 +53,7 @@ def parser() -> argparse.ArgumentParser:
         help="a configuration (default: the profile's, or the demo)",
     )
     add("--profile", help="profile of snakemake, as profiles/slurm")
+    add("--rehearsal", action="store_true", help=REHEARSAL)
     add = command(
         "plan",
         plan,
@@ -62,6 +65,7 @@ def parser() -> argparse.ArgumentParser:
         help="a configuration (.yaml); the profile's, or the demo's, if not given")  # fmt: skip
     add("targets", nargs="*", metavar="TARGET", help="files or target rules; if none, everything")
     add("--profile", help="profile of snakemake, as profiles/slurm")
+    add("--rehearsal", action="store_true", help=REHEARSAL)
     add("--gpus", type=int, metavar="N", help="how many there are; if not given, the profile's")
     add = command(
         "compare",
@@ -98,7 +102,7 @@ def check(options: argparse.Namespace) -> None:
     file = options.config
     if file is None:  # as Snakemake does
         file = (parse_arguments(options.profile).configfile or ["config/demo.yaml"])[-1]
-    config = load_config(file)
+    config = load_config(file, rehearsal=options.rehearsal)
     check_protocol(config.evaluation)
     check_model_sizes(config)
     print(
@@ -121,7 +125,7 @@ def check(options: argparse.Namespace) -> None:
     unmet: list[str] = []
     if options.profile is not None:
         logger.info("%s: asking Slurm, and Snakemake for its jobs", options.profile)
-        rules, unmet = unmet_requests(options.profile, file)
+        rules, unmet = unmet_requests(options.profile, file, rehearsal=options.rehearsal)
         print(*unmet or [f"every request of {rules} rules can be met"], sep="\n")
     if missing or unmet:
         raise SystemExit(1)
@@ -137,7 +141,13 @@ def plan(options: argparse.Namespace) -> None:
         config, targets = None, [config, *targets]
     logger.info("asking Snakemake for its jobs")
     figures = read_figures("config/costs.yaml")
-    graph = read_graph(figures, targets, configfile=config, profile=options.profile)
+    graph = read_graph(
+        figures,
+        targets,
+        configfile=config,
+        profile=options.profile,
+        rehearsal=options.rehearsal,
+    )
     print(to_text(graph, targets=targets, gpus=options.gpus), end="")
 
 

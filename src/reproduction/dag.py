@@ -15,8 +15,14 @@ from statecut.errors import InputError, nearest
 SNAKEFILE = Path("workflow/Snakefile")
 
 
-def parse_arguments(profile: str | None = None, configfile: Path | str | None = None) -> Any:
-    """The parsed command line `snakemake --profile PROFILE --configfile FILE`."""
+def parse_arguments(
+    profile: str | None = None,
+    configfile: Path | str | None = None,
+    *,
+    rehearsal: bool = False,
+) -> Any:
+    """The parsed command line `snakemake --profile PROFILE --configfile FILE`, of a rehearsal with
+    `--config rehearsal=true`."""
     from snakemake.cli import get_profile_dir, parse_args
 
     if not SNAKEFILE.is_file():
@@ -26,6 +32,7 @@ def parse_arguments(profile: str | None = None, configfile: Path | str | None = 
         raise InputError(f"profile {profile!r}: no such folder{nearest(profile, known)}")
     options = {"--snakefile": SNAKEFILE, "--profile": profile, "--configfile": configfile}
     words = [str(word) for option in options.items() if option[1] is not None for word in option]
+    words += ["--config", "rehearsal=true"] if rehearsal else []
     try:
         with redirect_stderr(io.StringIO()) as messages:
             return parse_args(words)[1]
@@ -47,6 +54,7 @@ def build_dag(arguments: Any, targets: Sequence[str] = (), executor: Any = None)
     user has still to bring (text, local models) are taken to exist: the jobs are the same.
     """
     from snakemake.api import SnakemakeApi
+    from snakemake.cli import parse_config as parse_settings
     from snakemake.exceptions import RuleException, WorkflowError
     from snakemake.io import Mtime
     from snakemake.settings import types
@@ -64,7 +72,9 @@ def build_dag(arguments: Any, targets: Sequence[str] = (), executor: Any = None)
         overwrite_resource_scopes=arguments.set_resource_scopes,
     )
     quiet = types.OutputSettings(quiet={types.Quietness.ALL}, enable_file_logging=False)
-    configs = types.ConfigSettings(configfiles=arguments.configfile or ())
+    configs = types.ConfigSettings(
+        config=parse_settings(arguments.config), configfiles=arguments.configfile or ()
+    )
     with SnakemakeApi(quiet) as api:
         workflow_api = api.workflow(resources, configs, snakefile=SNAKEFILE)
         triggers = {"rerun_triggers": arguments.rerun_triggers, "force_incomplete": True}

@@ -19,6 +19,11 @@ def import_model(model: Model, tokenizer: Path | str, out: Path | str) -> None:
     A model of other sizes than the configuration's is refused: widths, and with them the whole
     plan of the run, follow from those.
     """
+    if model.source.kind == "random":
+        from statecut.models.checkpoint import create, save
+
+        save(create(model.fla_config(), seed=0), out, tokenizer=tokenizer, force=True)
+        return
     source = folder_of(model, verify=True)
     check_sizes(model, source)
     with atomic_write(out, force=True, folder=True) as aside:
@@ -54,7 +59,7 @@ def check_model_sizes(config: Config) -> None:
     say would be of a model that is in no table.
     """
     for model in config.models.values():
-        if model.source.kind != "pretrain":
+        if model.source.kind in ("hub", "local"):
             try:
                 folder = folder_of(model)
             except InputError:

@@ -22,7 +22,7 @@ from reproduction.config.section import Section
 from reproduction.dag import build_dag, parse_arguments
 from reproduction.rules import Inputs, read_cut
 from statecut.errors import InputError
-from statecut.models.shapes import Kernel
+from statecut.models.shapes import Kernel, MixerShape
 
 WEIGHT = 4  # bytes: models are kept in float32, and those of the hub are no wider
 TRAINED = 3 * 12  # bytes: three checkpoints, each with a parameter and AdamW's two moments
@@ -37,6 +37,7 @@ REQUESTS = {
 # answer of 48 tokens takes as long as five calls of the model: the first token, the capture of a
 # graph, and 46 replays, 20 to a call (16 sequences of a 1.3B: benchmarks/h200/speed.json).
 BATCH, CHOICE, CALLS_PER_ANSWER = 1 << 17, 128, 5
+CHOICES = 4  # of a document, at most
 # Of a refit: once through the unpruned model, three times through the pruned; sequences per call.
 PASSES, REFIT_BATCH = 4, 8
 
@@ -103,10 +104,10 @@ class Graph(NamedTuple):
 
 def read_graph(
     figures: Sequence[Figure], targets: Sequence[str] = (), *,
-    configfile: Path | str | None = None, profile: str | None = None,
+    configfile: Path | str | None = None, profile: str | None = None, rehearsal: bool = False,
 ) -> Graph:  # fmt: skip
     """The jobs behind these targets (default: all) and their costs, without running any."""
-    arguments = parse_arguments(profile, configfile)
+    arguments = parse_arguments(profile, configfile, rehearsal=rehearsal)
     jobs: list[Job] = []
     places: dict[Any, int] = {}
     with build_dag(arguments, targets) as built:
@@ -164,19 +165,22 @@ def work_of(inputs: Inputs, rule: str, wildcards: Any) -> Work:
         case "score":
             return replace(work, of=config.methods[wildcards["method"]].algorithm)
         case "slice":
-            return replace(work, disk=kept)
+            return replace(work, disk=WEIGHT * changed_parameters(model, cut))
         case "refit":
             assert config.calibration
             count = PASSES * tokens(config.calibration)
             calls = PASSES * ceil(config.calibration.sequences / REFIT_BATCH)
             return replace(work, tokens=count, steps=calls, disk=kept)
         case "recover":
-            return replace(work, tokens=tokens(config.recovery), disk=kept)
+            disk = WEIGHT * changed_parameters(model, cut, recovered=True)
+            return replace(work, tokens=tokens(config.recovery), disk=disk)
+        case "import_model":
+            return replace(work, disk=kept)
         case "evaluate":
             return evaluation(work, config.evaluation.suites[wildcards["suite"]])
         case "analyze":
             return replace(work, tokens=inputs.length(wildcards["subject"]))
-    return work  # import_model, whose weights are links
+    return work
 
 
 def evaluation(work: Work, suite: Suite) -> Work:
@@ -186,18 +190,35 @@ def evaluation(work: Work, suite: Suite) -> Work:
     for task in tasks:
         answers = "contains" in TASKS[task]
         length = suite.window if answers or "word_perplexity" in TASKS[task] else CHOICE
-        tokens += REQUESTS[task] * length
-        batches = ceil(REQUESTS[task] / (suite.batch or max(1, BATCH // length)))
+        requests = min(REQUESTS[task], CHOICES * (suite.documents or REQUESTS[task]))
+        tokens += requests * length
+        batches = ceil(requests / (suite.batch or max(1, BATCH // length)))
         steps += batches * (1 + CALLS_PER_ANSWER * answers)
     return replace(work, of="+".join(tasks), tokens=tokens, steps=steps)
 
 
 def parameters_at(model: Model, cut: Cut) -> int:
     """Parameters of a model after a cut."""
-    section, config, whole = SECTIONS[model.architecture], model.fla_config(), model.mixer_shape
-    shapes = (whole, cut_shape(model, cut))
-    before, after = (section.mixer_parameters(config, shape) for shape in shapes)
-    return model.parameters - len(whole.layers) * (before - after)
+    cut_off = mixer_parameters(model, model.mixer_shape) - mixer_parameters(
+        model, cut_shape(model, cut)
+    )
+    return model.parameters - cut_off
+
+
+def changed_parameters(model: Model, cut: Cut, *, recovered: bool = False) -> int:
+    """Those in files of their own; all else is linked to the unpruned model's."""
+    left = cut_shape(model, cut)
+    if left.value_width < model.head_v_dim:
+        return mixer_parameters(model, left)
+    keys = mixer_parameters(model, left) - mixer_parameters(model, replace(left, width=0))
+    values = len(left.layers) * model.hidden_size * left.value_heads * left.value_width
+    return keys + values * recovered
+
+
+def mixer_parameters(model: Model, shape: MixerShape) -> int:
+    """Those of all layers with a delta rule."""
+    of_one = SECTIONS[model.architecture].mixer_parameters(model.fla_config(), shape)
+    return len(shape.layers) * of_one
 
 
 def read_figures(path: Path | str) -> list[Figure]:

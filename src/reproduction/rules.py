@@ -125,7 +125,9 @@ class Inputs:
     def suite_settings(self, suite: str) -> Section:
         spec = self.config.evaluation
         # Which variants are evaluated is no setting of an evaluation.
-        settings = spec.suites[suite].model_dump(mode="json", exclude={"seeds"})
+        some_documents = spec.suites[suite].documents is not None
+        left_out = {"seeds"} if some_documents else {"seeds", "documents"}
+        settings = spec.suites[suite].model_dump(mode="json", exclude=left_out)
         some = {"protocol": spec.protocol, "suites": {suite: settings}}
         return without_labels(self.settings("device", evaluation=some))
 
@@ -205,6 +207,11 @@ class Inputs:
     def local_model(self, model: str) -> list[str]:
         source = self.config.models[model].source
         return files_of(source.path, model_files) if source.kind == "local" else []
+
+    def import_mb(self, model: str) -> int:
+        """Memory to take in a model, or to make one with random weights: two copies in float32."""
+        spec = self.config.models[model]
+        return 4000 + (8 * spec.parameters // 1_000_000 if spec.source.kind == "random" else 0)
 
     @cached_property
     def locked(self) -> dict[tuple[str, str], str]:

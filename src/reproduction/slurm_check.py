@@ -229,12 +229,14 @@ def read_requests(arguments: Any, plugin: Any, partition_file: Path | None) -> s
         return {request(job, attempt) for job in distinct.values() for attempt in attempts}
 
 
-def unmet_requests(profile: str, configfile: Path | str) -> tuple[int, list[str]]:
+def unmet_requests(
+    profile: str, configfile: Path | str, *, rehearsal: bool = False
+) -> tuple[int, list[str]]:
     """How many rules submit jobs to the cluster of this machine, and what of that it can never
     meet."""
     from snakemake_interface_executor_plugins.registry import ExecutorPluginRegistry
 
-    arguments = parse_arguments(profile, configfile)
+    arguments = parse_arguments(profile, configfile, rehearsal=rehearsal)
     if arguments.executor != "slurm":
         raise InputError(f"profile {profile!r}: its executor is not slurm; give FILE alone")
     cluster, plugin = read_cluster(), ExecutorPluginRegistry().get_plugin("slurm")

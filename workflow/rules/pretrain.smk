@@ -77,7 +77,7 @@ rule import_model:
     conda:
         "../../envs/model.yaml"
     resources:
-        mem_mb=4000,
+        mem_mb=lambda w: inputs.import_mb(w.model),
         runtime=30,
     params:
         code=code("scripts/import_model.py"),

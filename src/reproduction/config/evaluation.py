@@ -89,6 +89,7 @@ class Suite(Section):
     label: str = Field(description="heading of its mean")
     window: PositiveInt = Field(description="longest input in tokens")
     batch: PositiveInt | None = Field(None, description="requests per batch; if absent, what fits")
+    documents: PositiveInt | None = Field(None, description="of a task; if absent, all")
     tasks: dict[Name, Task] = Field(description="its numbers by name", min_length=1)
     mean: Name | None = Field(None, description="name of the mean over its tasks, if it has one")
     seeds: Some[Seed] | None = Field(None, description="which of the run's; if absent, all")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from pydantic import Field, PositiveFloat, PositiveInt, create_model, model_validator
 
 from reproduction.config.section import WHICH, Cut, Name, Section
-from reproduction.config.sources import FromDisk, FromHub
+from reproduction.config.sources import FromDisk, FromHub, RandomWeights
 from statecut.arguments import width
 from statecut.errors import InputError
 from statecut.models.architectures import ARCHITECTURES, SECTIONS, base
@@ -29,9 +29,9 @@ class ModelBase(Section):
 
     architecture: str = WHICH
     label: str = Field(description="name in tables and figures")
-    source: Annotated[Pretrained | FromHub | FromDisk, Field(discriminator="kind")] = Field(
-        description="where its weights come from"
-    )
+    source: Annotated[
+        Pretrained | FromHub | FromDisk | RandomWeights, Field(discriminator="kind")
+    ] = Field(description="where its weights come from")
     tokenizer: Name = Field(description="one of `tokenizers`")
     vocab_size: PositiveInt = Field(32000, description="rows of the embedding")
     hidden_size: PositiveInt = Field(description="width of the residual stream")

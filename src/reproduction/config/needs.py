@@ -36,7 +36,7 @@ def needs(config: Config) -> Iterator[Need]:
             # tokenizers have neither special_tokens_map.json nor added_tokens.json.
             yield Need("tokenizer", name, spec, _hub("model", spec, ("*token*",)))
     for name, model in evaluated.items():
-        if model.source.kind != "pretrain":
+        if model.source.kind in ("hub", "local"):
             yield Need("model", name, model, _hub("model", model.source))
     timed = {m for b in config.benchmarks.values() if b.kind != "mixer" for m in b.models}
     for name in sorted(timed - {*evaluated}):

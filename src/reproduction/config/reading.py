@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from reproduction.config.checks import problems
+from reproduction.config.rehearsal import rehearsed
 from reproduction.config.run import Config
 from statecut.errors import InputError
 
@@ -26,8 +27,9 @@ class _Loader(yaml.SafeLoader):
         return node
 
 
-def load_config(path: Path | str) -> Config:
-    """Read a configuration. Every problem of the file is a line of the InputError.
+def load_config(path: Path | str, **settings: Any) -> Config:
+    """Read a configuration. Every problem of the file is a line of the InputError. `settings` are
+    put in place of its own.
 
     References and sizes are checked once all values are what they should be.
     """
@@ -35,7 +37,7 @@ def load_config(path: Path | str) -> Config:
         data = yaml.load(Path(path).read_text(encoding="utf-8"), _Loader)
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise InputError(f"{path}: cannot be read: {' '.join(str(error).split())}") from None
-    return parse_config(data, str(path))
+    return parse_config({**data, **settings} if settings else data, str(path))
 
 
 def parse_config(data: Any, origin: str) -> Config:
@@ -43,6 +45,9 @@ def parse_config(data: Any, origin: str) -> Config:
     try:
         config = Config.model_validate(data)
         lines = problems(config)
+        if config.rehearsal and not lines:
+            config = Config.model_validate(rehearsed(config))
+            lines = problems(config)
     except ValidationError as error:
         lines = [_explain(detail, data) for detail in error.errors()]
     if lines:

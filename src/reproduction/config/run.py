@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
-from pydantic import Field
+from pydantic import Field, Strict
 
 from reproduction.config.evaluation import (
     Benchmark,
@@ -101,6 +101,11 @@ class Config(Section):
     run: Name = Field(description="name of the run; its results are under results/RUN/")
     about: str = Field("", description="what the run is and cannot say; begins its report")
     partial: str | None = Field(None, description="why results are missing; then none is computed")
+    rehearsal: Annotated[bool, Strict(False)] = Field(  # from the command line it is a text
+        False,
+        description="all jobs with hardly any work and made-up data where the run's are not here; "
+        "results are under results/rehearsal/",
+    )
     device: Literal["cuda", "cpu"] = Field(
         "cuda", description="cuda: a job that can use no GPU fails; cpu, for toy sizes, uses none"
     )

@@ -26,6 +26,12 @@ class FromDisk(Section):
     path: str = Field(description="a folder, or a sentencepiece .model, relative to the checkout")
 
 
+class RandomWeights(Section):
+    """A model that nobody trained, for rehearsals."""
+
+    kind: Literal["random"] = WHICH
+
+
 class TrainedTokenizer(Section):
     """A byte-pair tokenizer trained on the spot."""
 

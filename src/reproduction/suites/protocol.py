@@ -64,6 +64,8 @@ def check_protocol(evaluation: Evaluation) -> None:
     for name, suite in evaluation.suites.items():
         papers = SUITES.get(name, {})
         ours: dict[str, Any] = {"window": suite.window, "mean": suite.mean}
+        if suite.documents:
+            ours["documents"] = suite.documents
         for column, task in suite.tasks.items():
             ours[column] = (task.task, task.metric, task.version, task.shots)
             # Data sets leave the hub. A file that replaces one is named next to its numbers.

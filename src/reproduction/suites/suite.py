@@ -68,6 +68,7 @@ def evaluate(
         "device": "cpu" if device == "cpu" else torch.cuda.get_device_name(device),
         "dtype": str(dtype).removeprefix("torch."),
         "bootstrap": {"resamples": RESAMPLES, "seed": SEED},
+        **({"documents": spec.documents} if spec.documents else {}),
         "versions": {
             "statecut": statecut.__version__,
             "python": platform.python_version(),
@@ -83,7 +84,7 @@ def evaluate(
             name = f"{task.task}-{digest(known | conditions)[:24]}.json"
             path = paths[column] = Path(cache or scratch) / name
             if path not in pending and not path.is_file():  # two columns may be of one task
-                pending[path] = known, _documents(task, tokenizer, spec.window)
+                pending[path] = known, _documents(task, tokenizer, spec)
         if pending:
             lm = LanguageModel(model, spec.window, spec.batch, device, dtype)
             for path, (known, documents) in pending.items():
@@ -104,10 +105,10 @@ def evaluate(
     return result
 
 
-def _documents(task: Task, tokenizer: Tokenizer, window: int) -> list[Document]:
-    documents = data.documents(task)
+def _documents(task: Task, tokenizer: Tokenizer, suite: Suite) -> list[Document]:
+    documents = data.documents(task)[: suite.documents]
     if task.task in retrieval.TEXTS:
-        return retrieval.cut(documents, task.task, tokenizer, window)
+        return retrieval.cut(documents, task.task, tokenizer, suite.window)
     return documents
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import filecmp
 import logging
+import os
 import re
 import shutil
 import textwrap
@@ -20,7 +22,7 @@ from statecut.files import atomic_write, digest, read_json, sha256, to_json
 from statecut.hub import model_folder
 from statecut.models.architectures import ARCHITECTURES, architecture, register
 from statecut.models.architectures.base import Architecture, Config, depth
-from statecut.models.description import INDEX, ModelFolder
+from statecut.models.description import INDEX, WEIGHTS, ModelFolder
 
 logger = logging.getLogger(__name__)
 
@@ -342,11 +344,14 @@ def rewrite(
     folder: Path,
     new_tensor: Callable[[str, torch.Tensor], torch.Tensor],
     config: Config | None = None,
+    *,
+    links: bool = False,
 ) -> None:
     """Write a model like another to an existing folder, with tensors that `new_tensor` gives for
     their current names and what they were; it may return what it got.
 
     The files are the same, by name and by what is in which, and one of them at a time is in memory.
+    With `links`, those in which nothing changes are hard links to the other model's.
     """
     kind, shards = checkpoint.architecture, checkpoint.shards()
     headers = dict(checkpoint.headers())
@@ -354,13 +359,16 @@ def rewrite(
     size = parameters = 0
     for number, shard in enumerate(shards, 1):
         stored = [name for name, file in checkpoint.files.items() if file == shard]
-        tensors = {
-            clean: new_tensor(name, tensor)
-            for clean, name, tensor in rename(checkpoint.tensors(stored), headers, kind)
-        }
-        with open_safetensors(checkpoint.folder / shard) as file:
-            metadata = {**(file.metadata() or {}), "format": "pt"}
-        save_file(tensors, folder / shard, metadata=metadata)
+        current = [*rename(checkpoint.tensors(stored), headers, kind)]
+        tensors = {clean: new_tensor(name, tensor) for clean, name, tensor in current}
+        same = all(new is old for new, (_, _, old) in zip(tensors.values(), current, strict=True))
+        if links and same and {*tensors} == {*stored}:
+            link(checkpoint.folder / shard, folder / shard)
+        else:
+            with open_safetensors(checkpoint.folder / shard) as file:
+                metadata = {**(file.metadata() or {}), "format": "pt"}
+            save_file(tensors, folder / shard, metadata=metadata)
+        del current
         weight_map |= dict.fromkeys(tensors, shard)
         size += sum(tensor.nbytes for tensor in tensors.values())
         parameters += sum(tensor.numel() for tensor in tensors.values())
@@ -374,6 +382,51 @@ def rewrite(
         (folder / INDEX).write_text(to_json({"metadata": about, "weight_map": weight_map}))
     (folder / "config.json").write_text(to_json(config or checkpoint.config))
     copy_companions(checkpoint.folder, folder)
+
+
+def divide(folder: Path | str, like: Path | str | None = None) -> None:
+    """Put the weights of a folder with one file into three: those with key channels, which all
+    cuts change, those that recovery changes too, and the rest. A file that the folder `like` has
+    as well becomes a link to it. So many models cut from one keep most of their weights once."""
+    checkpoint = Checkpoint(folder)
+    if checkpoint.shards() != [WEIGHTS]:
+        return
+    kind, headers = checkpoint.architecture, dict(checkpoint.headers())
+    tensors_of = kind.channel_tensors(checkpoint.shape).items()
+    keys = {name for name, (_, parts) in tensors_of if any(p.channels == "key" for p in parts)}
+    modules = (*kind.projections, *kind.convolutions)
+    trained = tuple(kind.name(n, f"{part}.") for n in checkpoint.shape.layers for part in modules)
+    groups: dict[int, list[str]] = {}
+    for name, stored in checkpoint.stored.items():
+        group = 0 if name in keys else 1 if name.startswith(trained) else 2
+        groups.setdefault(group, []).append(stored)
+    weight_map: dict[str, str] = {}
+    for number, group in enumerate(sorted(groups), 1):
+        named = rename(checkpoint.tensors(groups[group]), headers, kind)
+        tensors = {clean: tensor for clean, _, tensor in named}
+        shard = f"model-{number:05}-of-{len(groups):05}.safetensors"
+        save_file(tensors, checkpoint.folder / shard, metadata={"format": "pt"})
+        weight_map |= dict.fromkeys(tensors, shard)
+        del tensors
+        other = Path(like) / shard if like else None
+        if other and other.is_file() and filecmp.cmp(checkpoint.folder / shard, other, False):
+            link(other, checkpoint.folder / shard)
+    size = sum(tensor.nbytes for tensor in headers.values())
+    index = {"metadata": {"total_size": size}, "weight_map": weight_map}
+    (checkpoint.folder / INDEX).write_text(to_json(index))
+    (checkpoint.folder / WEIGHTS).unlink()
+
+
+def link(source: Path, target: Path) -> None:
+    """A hard link, read-only since what writes to one writes to all; or a copy where the file
+    system has none."""
+    aside = target.with_name(f".{target.name}")
+    try:
+        os.link(source.resolve(), aside)
+        aside.chmod(0o444)
+    except OSError:
+        shutil.copyfile(source, aside)
+    aside.replace(target)
 
 
 def copy_companions(source: Path, target: Path) -> None:

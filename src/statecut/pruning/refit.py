@@ -168,11 +168,12 @@ def write_refitted(
     *,
     files: Mapping[str, str] | None = None,
     force: bool = False,
+    links: bool = False,
 ) -> None:
     """The pruned model with its new weights, as a folder of the same shapes and types; `files` are
     texts to put beside it."""
     with atomic_write(out, force=force, folder=True) as aside:
-        rewrite(student, aside, result.weights.get)
+        rewrite(student, aside, result.weights.get, links=links)
         for name, text in (files or {}).items():
             (aside / name).write_text(text)
 

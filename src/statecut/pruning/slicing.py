@@ -327,6 +327,7 @@ def slice_model(
     eps: Eps = "matched",
     files: Mapping[str, str] | None = None,
     force: bool = False,
+    links: bool = False,
 ) -> None:
     """Write the model with its key channels changed, and its value channels, to a folder that its
     stock library loads. With its eps matched it computes what the unpruned one does with the cut
@@ -364,6 +365,6 @@ def slice_model(
         return slicer(name, tensor).to(sliced_dtype(name, tensor, prefixes, dtype))
 
     with atomic_write(out, force=force, folder=True) as aside:
-        rewrite(checkpoint, aside, new_tensor, config)
+        rewrite(checkpoint, aside, new_tensor, config, links=links)
         for name, text in (files or {}).items():
             (aside / name).write_text(text)
