@@ -48,7 +48,7 @@ from statecut.models.checkpoint import Checkpoint
 from statecut.pruning.calibration import calibrate_folder
 from statecut.pruning.methods import METHODS
 from statecut.pruning.select import select
-from statecut.pruning.slicing import eps_factor, slice_model
+from statecut.pruning.slicing import slice_model
 from statecut.pruning.statistics import ModelStatistics
 from statecut.recovery.training import scale_eps
 
@@ -83,7 +83,8 @@ def cut(
         force=True,
     )  # fmt: skip
     whole, small = teacher.shape, Checkpoint(out).shape
-    missing = {"keys": whole.width / small.width, "eps": eps_factor(whole, small)}
+    exact = teacher.architecture.eps_factor(whole, small)
+    missing = {"keys": whole.width / small.width, "eps": exact}
     set_eps(out, factor * missing.get(way, 1))
 
 

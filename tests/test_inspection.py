@@ -88,7 +88,7 @@ def test_a_hybrid_and_its_json(models, capsys, tmp_path):
     file = tmp_path / "inspection.json"
     assert main(["inspect", str(models / "hybrid"), "--json", str(file)]) == 0
     shown = capsys.readouterr().out
-    assert "1 with a delta rule, 1 with softmax attention" in shown
+    assert "1 with a recurrent state, 1 with softmax attention" in shown
     assert "softmax attention (16 bits): 512.0 KiB at 4,096, 4.0 MiB at 32,768" in shown
     record = json.loads(file.read_text())
     assert main(["inspect", str(models / "hybrid"), "--json", str(models)]) == 2
@@ -103,6 +103,15 @@ def test_a_hybrid_and_its_json(models, capsys, tmp_path):
     assert half["state_bytes"] == recurrent + filters - saved
     assert half["saved"] == [saved / (recurrent + filters + 128 * n) for n in tokens]
     assert f"{100 * half['saved'][0]:8.1f}%" in shown
+
+
+def test_a_config_alone_says_the_same(models):
+    folder, alone = models / "qwen3_next", models / "qwen3_next" / "config.json"
+    whole = statecut.inspect(folder)
+    assert replace(whole, parameters=0) == statecut.inspect(alone)
+    assert str(statecut.inspect(alone)).splitlines()[0] == "model              qwen3_next"
+    with pytest.raises(InputError, match="for --engine vllm give the model's folder"):
+        statecut.inspect(alone, engine="vllm")
 
 
 def test_engines_are_named_with_the_widths_they_take(models):

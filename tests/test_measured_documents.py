@@ -12,6 +12,8 @@ import cost_and_gain
 import exact
 import hybrid
 import pandas as pd
+import published_states
+import pytest
 import refit
 import speed_tables
 
@@ -55,6 +57,10 @@ def perplexities():
 
 def document(name):
     return (ROOT / "docs" / name).read_text()
+
+
+def test_the_states_of_published_models():
+    assert "\n".join(published_states.table()) in document("prune.md")
 
 
 def test_the_tables_that_scripts_print():
@@ -158,18 +164,20 @@ def test_what_is_forgotten():
             assert number == f"{100 * shares['16']:.0f}, {100 * shares['64']:.0f}"
 
 
-def test_what_vllm_computed():
+@pytest.mark.parametrize(("engine", "dense"), [("vLLM", "qwen3_5"), ("SGLang", "qwen3_5_text")])
+def test_what_engines_computed(engine, dense):
     measured = {}
     alone = {}
     for row in json.loads((ROWS / "serving.json").read_text()):
-        if row["installed"] == "vllm":
+        if row["installed"] == engine.lower():
             alone[row["shape"]] = {"right": "runs"}.get(row["outcome"], row["outcome"])
-        if "medians" in row:
+        if row["engine"] == engine.lower() and "medians" in row:
             parts = [
                 f"{row['medians'][p]:.3f} ({row['means'][p]:.3f})" for p in ("prefill", "decoding")
             ]
             measured[row["family"], row["shape"]] = parts
-    for shape, outcome, *cells in tables("vLLM", "engines.md"):
+    for shape, outcome, *cells in tables(engine, "engines.md"):
         name = shape.replace(" ", "")
         assert outcome == alone[name]
-        assert cells == [*measured["qwen3_5", name], *measured["qwen3_next", name]]
+        families = (dense, "qwen3_next")
+        assert cells == [c for f in families for c in measured.get((f, name), ["", ""])]

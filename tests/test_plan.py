@@ -208,6 +208,17 @@ def test_the_documents_quote_the_plan_of_the_paper(paper: Graph) -> None:
     assert re.search(rf"11\s+hours on sixteen \(4\.7 to 29\), and {disk} GB of disk", text)
 
 
+def test_the_documents_quote_the_plan_of_its_rehearsal(checkout: Path) -> None:
+    with contextlib.chdir(checkout):
+        jobs = read_graph(COSTS, configfile="config/paper.yaml", rehearsal=True).jobs
+    hours = [duration(seconds).removesuffix(" h") for seconds in spent(jobs, gpus=True)]
+    minutes = [duration(seconds).removesuffix(" min") for seconds in wall_time(jobs, 16)]
+    text = " ".join((ROOT / "docs/workflow.md").read_text().split())
+    assert "{} jobs, {} hours of an H200 ({} to {})".format(len(jobs), *hours) in text
+    assert "{} minutes on sixteen ({} to {})".format(*minutes) in text
+    assert f"and {sum(job.work.disk for job in jobs) / 1e9:.0f} GB of disk" in text
+
+
 def test_the_plan_fits_on_a_screen_and_adds_up(paper: Graph) -> None:
     lines = to_text(paper, gpus=16).splitlines()
     assert len(lines) <= 45

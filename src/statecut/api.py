@@ -106,25 +106,32 @@ def inspect(
     drafts: int = 0,
     prefix_cache: bool = False,
 ) -> Inspection:
-    """What a model keeps per request, and what cutting it would save. No weights are read.
+    """What a model keeps per request, and what cutting it would save. No weights are read, and a
+    config.json alone will do.
 
     With vLLM or SGLang as the engine also how many requests of so many tokens fit into a GPU with
     `memory` GB, as that engine counts; `drafts` are tokens of speculative decoding.
 
     >>> print(statecut.inspect("model"))
     """
-    from statecut.models.description import ModelFolder
+    from statecut.files import read_json
+    from statecut.models.description import Description, ModelFolder
     from statecut.pruning.budget import splits
     from statecut.serving import inspection
     from statecut.serving.engines import engine_named
     from statecut.serving.memory import Load
 
-    folder, named = ModelFolder(model_folder(model)), engine_named(engine) if engine else None
+    described: Description
+    if Path(model).suffix == ".json":
+        described = Description(read_json(model), model)
+    else:
+        described = ModelFolder(model_folder(model))
+    named = engine_named(engine) if engine else None
     if named:
-        named.check_model(folder.architecture.model_type)
+        named.check_model(described.architecture.model_type)
     check_counts(tokens=tokens, drafts=drafts or None)
     load = Load(memory * 1e9, tokens, drafts, prefix_cache)
-    return inspection.inspect(folder, splits(folder, named), named, load)
+    return inspection.inspect(described, splits(described, named), named, load)
 
 
 def load(

@@ -176,7 +176,9 @@ def _inspect(commands: Commands) -> None:
         description="The cache per request of a model, what each ratio saves, and which engines "
         "run the result. Reads config.json and the headers of the weights' files.",
     )
-    command.add_argument("model", metavar="MODEL", help=ARGUMENTS["model"])
+    command.add_argument(
+        "model", metavar="MODEL", help=f"{ARGUMENTS['model']}; or a config.json without weights"
+    )
     engine = "what is known of this engine, and what --state compares for it"
     command.add_argument("--engine", metavar="NAME", help=engine)
     command.add_argument("--json", type=Path, metavar="FILE", help="write it there too")

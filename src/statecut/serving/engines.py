@@ -29,6 +29,7 @@ class Engine:
     evidence: str = READ
     ran: tuple[Widths, ...] | None = ()  # those that were run in it; None: any that it takes
     models: tuple[str, ...] = QWEN  # the model types this holds for; all that Statecut has if empty
+    lacks: tuple[str, ...] = ()  # but for these
     setting: str = ""  # that it needs,
     unless: Widths | None = None  # except at these
     note: str = ""
@@ -36,7 +37,7 @@ class Engine:
 
     def serves(self, model_type: str, shape: MixerShape) -> bool:
         """Whether a model of that shape runs in it, or is expected to."""
-        known = not self.models or model_type in self.models
+        known = model_type not in self.lacks if not self.models else model_type in self.models
         return known and self.takes(shape.width, shape.value_width)
 
     def ran_with(self, shape: MixerShape) -> bool:
@@ -114,6 +115,7 @@ ENGINES = {
             evidence=TESTS,
             ran=None,
             models=(),
+            lacks=("kimi_k3",),
             note="multiples of 16 run fastest on a GPU",
         ),
         Engine(

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from statecut.arguments import rounded_width
 from statecut.errors import InputError
-from statecut.models.description import ModelFolder
+from statecut.models.description import Description, ModelFolder
 from statecut.models.shapes import Cache
 from statecut.serving.engines import ENGINES, Engine, Widths
 from statecut.serving.memory import COUNTED, SHARE, Load, Room
@@ -36,7 +36,7 @@ class Inspection:
     """Bytes are those of one request."""
 
     model_type: str
-    parameters: int
+    parameters: int  # 0 where there is a config alone
     delta_layers: int
     softmax_layers: int
     key_heads: int
@@ -54,8 +54,9 @@ class Inspection:
 
     def __str__(self) -> str:
         """For the screen."""
-        layers = f"{self.delta_layers} with a delta rule"
+        layers = f"{self.delta_layers} with a recurrent state"
         layers += f", {self.softmax_layers} with softmax attention" if self.softmax_layers else ""
+        parameters = f", {self.parameters:,} parameters" if self.parameters else ""
         state = f"{size(self.recurrent_bytes)} recurrent state (float32)"
         if self.filter_bytes:
             state += f" + {size(self.filter_bytes)} of convolutions (16 bits)"
@@ -64,7 +65,7 @@ class Inspection:
         head = "".join(f"{tokens:>9,}" for tokens in TOKENS) if after else " " * 9
         saved = "saved of all cache after tokens" if after else "saved"
         lines = [
-            f"model              {self.model_type}, {self.parameters:,} parameters",
+            f"model              {self.model_type}{parameters}",
             f"layers             {layers}",
             f"heads              {self.key_heads} of keys (d_k {self.key_width}), "
             f"{self.value_heads} of values (d_v {self.value_width})",
@@ -119,7 +120,7 @@ def in_words(splits: Sequence[Widths]) -> str:
 
 
 def inspect(
-    model: ModelFolder,
+    model: Description,
     splits: Mapping[float, Sequence[Widths]],
     engine: Engine | None = None,
     load: Load | None = None,
@@ -128,10 +129,16 @@ def inspect(
     shape, kind = model.shape, model.architecture
     cache = kind.cache(model.config)
     count = COUNTED.get(engine.name) if engine and cache.softmax else None
-    memory = load.left_for_caches(model.parameters) if load else 0
+    parameters = model.parameters if isinstance(model, ModelFolder) else 0
+    if count and not parameters:
+        raise InputError(
+            f"{model.place}: what fits into a GPU depends on the weights, too: for --engine "
+            f"{engine.name if engine else ''} give the model's folder"
+        )
+    memory = load.left_for_caches(parameters) if load else 0
     if count and load and memory <= 0:
         raise InputError(
-            f"--memory {load.memory / 1e9:g}: the weights take {2 * model.parameters / 1e9:.1f} GB "
+            f"--memory {load.memory / 1e9:g}: the weights take {2 * parameters / 1e9:.1f} GB "
             f"of the {SHARE:.0%} that engines use; give more"
         )
 
@@ -144,7 +151,7 @@ def inspect(
     cuts = [cut(ratio) for ratio in RATIOS if int(shape.width * (1 - ratio))]
     return Inspection(
         kind.model_type,
-        parameters=model.parameters,
+        parameters=parameters,
         delta_layers=len(shape.layers),
         softmax_layers=sum(layers.layers for layers in cache.softmax),
         key_heads=shape.heads,
