@@ -114,7 +114,12 @@ def test_one_wrong_way_to_call_a_rule_decides(monkeypatch, wrong):
 
 
 @pytest.mark.parametrize(
-    "shape", [Shape("delta_net", 2, 7, 2, 32), Shape("gated_deltanet", 1, 16, 3, 5)]
+    "shape",
+    [
+        Shape("delta_net", 2, 7, 2, 32),
+        Shape("gated_deltanet", 1, 16, 3, 5),
+        Shape("kda", 2, 6, 4, 5),
+    ],
 )
 def test_the_plain_rules_of_a_cpu_agree_with_the_recurrence(shape):
     (found,) = check_shapes([shape], length=80)

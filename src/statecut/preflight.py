@@ -170,8 +170,8 @@ def call_options(shape: Shape) -> list[Mapping[str, Any]]:
 
 
 def _inputs(shape: Shape, length: int, device: str, dtype: torch.dtype) -> Tensors:
-    """q, k (B, T, H, d_k), v (B, T, V, d_v), beta and, gated, g (B, T, V), as layers make them,
-    with H heads of keys and V of values."""
+    """q, k (B, T, H, d_k), v (B, T, V, d_v), beta and, gated, g (B, T, V or V, d_k), as layers make
+    them, with H heads of keys and V of values."""
     draw = partial(torch.randn, 2 if device == "cuda" else 1, length, device=device)
     inputs = {
         "q": F.silu(draw(shape.heads, shape.width)),
@@ -180,8 +180,10 @@ def _inputs(shape: Shape, length: int, device: str, dtype: torch.dtype) -> Tenso
         "beta": draw(shape.value_heads).sigmoid(),
     }
     inputs = {name: x.to(dtype) for name, x in inputs.items()}
-    if RULES[shape.kernel].gated:  # in fp32, as the gate is; decays of 0.5 to 1
-        inputs["g"] = F.logsigmoid(draw(shape.value_heads) + 3)
+    rule = RULES[shape.kernel]
+    if rule.gated:  # in fp32, as the gate is; decays of 0.5 to 1
+        channels = [shape.width] if rule.per_channel else []
+        inputs["g"] = F.logsigmoid(draw(shape.value_heads, *channels) + 3)
     return inputs
 
 

@@ -31,8 +31,8 @@ OVER_SEEDS = "Bars are one standard deviation over seeds."
 Dash = tuple[float, tuple[float, ...]]
 SOLID: Dash = (0, ())
 
-# Two architectures of a benchmark, which has no methods.
-KERNELS = {"delta_net": "#c2455a", "gated_deltanet": "#2f93a8"}
+# Architectures of a benchmark, which has no methods.
+KERNELS = {"delta_net": "#c2455a", "gated_deltanet": "#2f93a8", "kda": "#7a6bc4"}
 
 STYLE: Any = {
     "font.family": "sans-serif",

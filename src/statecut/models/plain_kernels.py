@@ -95,18 +95,18 @@ def delta_rule(
 def kda(
     *,
     g: Tensor,
-    A_log: Tensor,
-    dt_bias: Tensor,
-    use_gate_in_kernel: bool,
+    A_log: Any = None,
+    dt_bias: Any = None,
+    use_gate_in_kernel: bool = False,
     lower_bound: float | None = None,
     safe_gate: bool = False,
     **rest: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """For fla's Kimi Delta Attention: the same with a decay for each channel, g (B, T, H, d_k)."""
-    assert use_gate_in_kernel
-    x, rate = wide(g) + wide(dt_bias).view(g.shape[-2:]), wide(A_log).exp()[:, None]
-    decay = -rate * F.softplus(x) if lower_bound is None else lower_bound * (rate * x).sigmoid()
-    return delta_rule(g=decay, **rest)
+    if use_gate_in_kernel:
+        x, rate = wide(g) + wide(dt_bias).view(g.shape[-2:]), wide(A_log).exp()[:, None]
+        g = -rate * F.softplus(x) if lower_bound is None else lower_bound * (rate * x).sigmoid()
+    return delta_rule(g=g, **rest)
 
 
 def causal_conv1d(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-Kernel = Literal["delta_net", "gated_deltanet"]
+Kernel = Literal["delta_net", "gated_deltanet", "kda"]
 WIDEST = 256
 """Key channels per head: the kernels take no wider keys."""
 Channels = Literal["key", "value"]

@@ -83,4 +83,9 @@ def trainable_width(student: Checkpoint) -> int | None:
     (verdict,) = check_shapes([kernel])
     if not verdict.trainable:
         raise InputError(f"{kernel.name} cannot be trained on this GPU: {verdict.reason}")
+    if verdict.padded_to and kind.square:
+        raise InputError(
+            f"{kernel.name} cannot be trained on this GPU ({verdict.reason}), and keys of a "
+            f"{kind.model_type} cannot be padded: cut to {verdict.padded_to} channels"
+        )
     return verdict.padded_to

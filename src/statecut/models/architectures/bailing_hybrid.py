@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from statecut.models.architectures import base, kimi_linear
+from statecut.models.architectures import base, kda, kimi_linear
 from statecut.models.architectures import linear_attention as hybrid
 
 
@@ -30,7 +30,7 @@ def taps(config: base.Config) -> int:
 
 ARCHITECTURE = base.Architecture(
     "bailing_hybrid",
-    rule=None,
+    rule=kda.RULE,
     **{
         **kimi_linear.options("bailing_hybrid"),
         "shape": shape,

@@ -63,7 +63,8 @@ class DeltaRule:
     """One layer of these hidden_size, num_heads, width, head_v_dim, num_v_heads and use_gate."""
     heads: int  # in published models, as is the width of their values
     value_width: int
-    gated: bool = False  # takes g, the logarithm of a decay, too
+    gated: bool = False  # takes g, the logarithm of a decay, too,
+    per_channel: bool = False  # for each key channel and not for each head
     grouped: bool = False  # a key head may serve several value heads
 
 

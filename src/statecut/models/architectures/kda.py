@@ -26,6 +26,22 @@ def cpu_fallbacks() -> dict[str, Callable[..., Any]]:
     return dict.fromkeys(CALL.functions, plain_kernels.kda)
 
 
+def _layer(*, width: int, head_v_dim: int, use_gate: bool, **sizes: Any) -> Any:
+    from fla import layers
+
+    expand_v = base.factor(head_v_dim, width)
+    return layers.KimiDeltaAttention(**sizes, head_dim=width, expand_v=expand_v, layer_idx=0)
+
+
+def mixer_parameters(config: base.Config, shape: base.MixerShape) -> int:
+    hidden, keys = config["hidden_size"], shape.heads * shape.width
+    values, decays = shape.value_heads * shape.value_width, shape.value_heads * shape.width
+    projections = 2 * hidden * (keys + values) + config["conv_size"] * (2 * keys + values)
+    # Both gates through d_v channels; biases of both, beta and A_log, and the norm.
+    gates = shape.value_width * (2 * hidden + decays + values) + decays + values
+    return projections + gates + (hidden + 1) * shape.value_heads + shape.value_width
+
+
 def _by_value_head(shape: base.MixerShape, channels: base.Channels) -> np.ndarray:
     """(copies, heads, d_k): the channels of a key head once for each of its value heads."""
     import numpy as np
@@ -34,10 +50,20 @@ def _by_value_head(shape: base.MixerShape, channels: base.Channels) -> np.ndarra
     return rows.reshape(shape.heads, -1, shape.width).swapaxes(0, 1)
 
 
+RULE = base.DeltaRule("kda", "chunk_kda", _layer, heads=16, value_width=128, gated=True,
+                      per_channel=True, grouped=True)  # fmt: skip
+SECTION = base.Section(
+    "KimiDeltaAttention",
+    architecture="kda",
+    model_type="kda",
+    about="Kimi Delta Attention, as in flash-linear-attention: head widths are free.",
+    sizes=gated_deltanet.HEAD_SIZES,
+    mixer_parameters=mixer_parameters,
+)
 ARCHITECTURE = replace(
     GATED,
     model_type="kda",
-    rule=None,
+    rule=RULE,
     call=CALL,
     shape=partial(gated_deltanet.shape, expand_v=1.0),
     resized=resized,

@@ -12,6 +12,7 @@ from statecut.models.architectures import bailing_hybrid, kimi_linear
 ARCHITECTURE = replace(
     kimi_linear.ARCHITECTURE,
     model_type="kimi_k3",
+    rule=None,
     since=None,
     text_model="language_model.model.",
     passthrough=("vision_tower.", "mm_projector."),

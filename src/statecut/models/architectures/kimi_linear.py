@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from statecut.models.architectures import base
+from statecut.models.architectures import base, kda
 from statecut.models.architectures import linear_attention as hybrid
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ G_A, G_B = (f"g_{side}_proj.weight" for side in "ab")
 
 ARCHITECTURE = base.Architecture(
     "kimi_linear",
-    rule=None,
+    rule=kda.RULE,
     **options("kimi_linear"),
     renamed=(
         *forget_gate("f_a_proj", "f_b_proj", "dt_bias", "A_log"),
