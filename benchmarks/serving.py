@@ -58,14 +58,40 @@ VISION = {
     "out_hidden_size": 256,
     "num_position_embeddings": 16,
 }
+LATENT = {  # of Kimi Linear: delta rules of one width for keys and values, and MLA
+    **{key: TEXT[key] for key in ("hidden_size", "num_hidden_layers", "num_attention_heads")},
+    **{key: TEXT[key] for key in ("vocab_size", "intermediate_size", "initializer_range")},
+    "linear_attn_config": {
+        "head_dim": 128,
+        "num_heads": 2,
+        "short_conv_kernel_size": 4,
+        "kda_layers": [1, 2, 3],
+        "full_attn_layers": [4],
+    },
+    "mlp_layer_types": ["sparse"] * 4,
+    "first_k_dense_replace": 0,  # the same, as vLLM reads it
+    "num_experts": 8,
+    "num_experts_per_token": 2,
+    "num_shared_experts": 1,
+    "moe_intermediate_size": 128,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "mla_use_nope": True,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
 FAMILIES = {
+    "kimi_linear": LATENT,
     "qwen3_next": {**TEXT, **EXPERTS},
     "qwen3_5": TEXT,
     "qwen3_5_moe": {**TEXT, **EXPERTS},
     "qwen3_5_text": TEXT,
 }
 KNOWN = {
-    "vllm": ["qwen3_next", "qwen3_5", "qwen3_5_moe"],
+    "vllm": ["qwen3_next", "qwen3_5", "qwen3_5_moe", "kimi_linear"],
     "sglang": ["qwen3_next", "qwen3_5_text"],
 }
 
@@ -74,8 +100,8 @@ def make_whole(family, folder):
     """The unpruned model, in bfloat16 so that engine and reference have the same weights."""
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
-    text = {**FAMILIES[family], "linear_key_head_dim": 128, "linear_value_head_dim": 128}
-    auto, config = AutoModelForCausalLM, text
+    text = {"linear_key_head_dim": 128, "linear_value_head_dim": 128, **FAMILIES[family]}
+    auto, config = AutoModelForCausalLM, FAMILIES[family] if family == "kimi_linear" else text
     if family in ("qwen3_5", "qwen3_5_moe"):  # vLLM knows them with their vision tower alone
         auto, config = AutoModelForImageTextToText, {"text_config": text, "vision_config": VISION}
     torch.manual_seed(4)
@@ -83,6 +109,9 @@ def make_whole(family, folder):
     model.to(torch.bfloat16).save_pretrained(folder)
     saved = json.loads((folder / "config.json").read_text())
     saved.get("text_config", saved)["full_attention_interval"] = 4  # SGLang reads no layer_types
+    saved |= {
+        key: config[key] for key in ("first_k_dense_replace", "mla_use_nope") if key in config
+    }
     (folder / "config.json").write_text(json.dumps(saved))
 
 
@@ -288,7 +317,11 @@ def main():
     with tempfile.TemporaryDirectory() as temporary, ThreadPoolExecutor(options.jobs) as pool:
         root = options.logs or Path(temporary)
         root.mkdir(parents=True, exist_ok=True)
-        cells = [*product(options.families or KNOWN[options.engine], options.shapes)]
+        cells = [
+            (family, shape)
+            for family, shape in product(options.families or KNOWN[options.engine], options.shapes)
+            if family != "kimi_linear" or len({*shape.split("x")}) == 1
+        ]
         for family, shape in cells:
             if not (root / family).exists():
                 make_whole(family, root / family)

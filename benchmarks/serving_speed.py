@@ -106,6 +106,7 @@ def serve(folder, settings, arguments):
             "ms_per_token": 1000 * sum(per_token) / len(per_token),
         }
     (folder / "figures.json").write_text(json.dumps(figures))
+    engine.llm_engine.engine_core.shutdown()  # which is a process of its own
 
 
 def start(root, settings, arguments):

@@ -30,6 +30,12 @@ from vllm.third_party.flash_linear_attention.ops import fused_post_conv_prep
 def _resolve_gdn_prefill_backend(vllm_config):
     return vllm_config.asked, "flashinfer"
 """,
+    "model_executor/layers/mamba/gdn/kimi_gdn_linear_attn.py": """
+from types import SimpleNamespace
+class KimiGatedDeltaNetAttention:
+    def __init__(self, config, prefix=""):
+        self.o_norm, self.prefix = SimpleNamespace(eps=1e-5), prefix
+""",
     "__init__.py": "__version__ = '0.26.0'",
 }
 LAYER = "vllm.model_executor.layers.mamba.gdn.qwen_gdn_linear_attn"
@@ -80,6 +86,17 @@ def test_tritons_prefill_kernel_is_chosen_where_none_is_given(vllm, asked, width
     widths = SimpleNamespace(linear_key_head_dim=width, linear_value_head_dim=128)
     config = SimpleNamespace(asked=asked, model_config=SimpleNamespace(hf_text_config=widths))
     assert importlib.import_module(LAYER)._resolve_gdn_prefill_backend(config) == (asked, chosen)
+
+
+@pytest.mark.parametrize(("eps", "said"), [(4e-5, 1), (1e-5, 0)])
+def test_kimis_output_norm_has_the_eps_of_the_config(vllm, caplog, eps, said):
+    caplog.set_level("INFO")
+    vllm_plugin.register()
+    module = importlib.import_module(LAYER.replace("qwen", "kimi"))
+    for prefix in ("a", "b"):
+        layer = module.KimiGatedDeltaNetAttention(SimpleNamespace(rms_norm_eps=eps), prefix=prefix)
+        assert (layer.o_norm.eps, layer.prefix) == (eps, prefix)
+    assert len(caplog.messages) == said
 
 
 def test_an_error_that_is_not_the_compilers_stays_one(vllm):

@@ -3,8 +3,9 @@
 vLLM prepares queries, keys and values of a prompt in a Triton kernel that compiles only where d_k
 and d_v round up to the same power of two (docs/upstream/vllm.md), and on a Hopper GPU it prefers a
 prefill kernel that takes 128 alone. Where its own preparation does not compile, this one takes its
-place; where no prefill kernel is given and a width is not 128, Triton's is chosen. All else is left
-to vLLM, and a version that compiles every width never gets here.
+place; where no prefill kernel is given and a width is not 128, Triton's is chosen. And the output
+norm of Kimi Delta Attention gets the eps of the config, which a cut changes, where vLLM has 1e-5.
+All else is left to vLLM, and a version that compiles every width never gets here.
 """
 
 from __future__ import annotations
@@ -98,6 +99,21 @@ def backend(stock: Callable[..., tuple[str, str]]) -> Callable[..., tuple[str, s
     return chosen
 
 
+def with_eps(stock: Any) -> Any:
+    """Kimi Delta Attention with the config's eps in its output norm."""
+    stock.__wrapped__ = make = stock.__init__
+
+    @functools.wraps(make)
+    def __init__(self: Any, config: Any, *args: Any, **options: Any) -> None:
+        make(self, config, *args, **options)
+        if self.o_norm.eps != config.rms_norm_eps:
+            announce("gives the output norm of KDA the config's eps")
+            self.o_norm.eps = config.rms_norm_eps
+
+    stock.__init__ = __init__
+    return stock
+
+
 @functools.cache
 def announce(what: str, *widths: int) -> None:
     """Once, that the plugin does something."""
@@ -116,5 +132,9 @@ REPLACED: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "vllm.model_executor.layers.mamba.gdn.qwen_gdn_linear_attn": (
         "_resolve_gdn_prefill_backend",
         backend,
+    ),
+    "vllm.model_executor.layers.mamba.gdn.kimi_gdn_linear_attn": (
+        "KimiGatedDeltaNetAttention",
+        with_eps,
     ),
 }
