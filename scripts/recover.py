@@ -37,4 +37,4 @@ with job(snakemake) as run:
         device=run.device,
         padded_to=padding(snakemake.input.preflight),
     )
-    divide(out, like=teacher.folder)
+    divide(out, like=student.folder)
