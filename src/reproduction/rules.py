@@ -210,8 +210,7 @@ class Inputs:
 
     def import_mb(self, model: str) -> int:
         """Memory to take in a model, or to make one with random weights: two copies in float32."""
-        spec = self.config.models[model]
-        return 4000 + (8 * spec.parameters // 1_000_000 if spec.source.kind == "random" else 0)
+        return 4000 + 8 * self.config.models[model].parameters // 1_000_000
 
     @cached_property
     def locked(self) -> dict[tuple[str, str], str]:
