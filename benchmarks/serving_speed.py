@@ -164,7 +164,8 @@ def main():
     parser.add_argument("--widths", nargs="*", default=WIDTHS, help="d_k x d_v, such as 64x128")
     parser.add_argument("--states", nargs="*", default=["float32", "bfloat16"])
     parser.add_argument("--prefix-cache", nargs="*", type=int, default=[0, 1], help="0, 1 or both")
-    parser.add_argument("--loads", nargs="*", default=[*LOADS], choices=LOADS)
+    loads = "(default: both; with none, engines only start)"
+    parser.add_argument("--loads", nargs="*", default=[*LOADS], choices=LOADS, help=loads)
     parser.add_argument("--cache-gb", type=float, default=20, help="of one engine (default: 20)")
     parser.add_argument("--at-once", type=int, default=4, help="that start together (default: 4)")
     parser.add_argument("--arguments", type=json.loads, default={}, help="of vLLM, as JSON")

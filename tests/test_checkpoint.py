@@ -13,7 +13,7 @@ from statecut.errors import InputError
 from statecut.hub import HubItem, fetch
 from statecut.models import create, load, save
 from statecut.models.architectures import ARCHITECTURES
-from statecut.models.checkpoint import Checkpoint, current_name, divide
+from statecut.models.checkpoint import Checkpoint, current_name, divide, link
 from statecut.pruning.slicing import cut_back, slice_model
 from statecut.pruning.statistics import ModelStatistics
 
@@ -188,3 +188,14 @@ def test_models_cut_from_one_share_the_file_of_what_no_cut_changes(folders, tmp_
     assert torch.equal(logits(load(recovered), IDS), logits(model, IDS))
     stock = AutoModelForCausalLM.from_pretrained(recovered)
     assert torch.equal(logits(stock, IDS), logits(model, IDS))
+
+
+def test_a_file_that_a_symlink_points_to_is_copied_and_keeps_its_mode(tmp_path):
+    theirs = tmp_path / "theirs"
+    theirs.write_text("weights")
+    theirs.chmod(0o644)
+    (tmp_path / "imported").symlink_to(theirs)
+    link(tmp_path / "imported", tmp_path / "ours")
+    assert (tmp_path / "ours").read_text() == "weights"
+    assert not (tmp_path / "ours").samefile(theirs)
+    assert theirs.stat().st_mode & 0o777 == 0o644

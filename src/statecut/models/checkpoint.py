@@ -9,6 +9,7 @@ import re
 import shutil
 import textwrap
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from contextlib import suppress
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
@@ -419,12 +420,16 @@ def divide(folder: Path | str, like: Path | str | None = None) -> None:
 
 def link(source: Path, target: Path) -> None:
     """A hard link, read-only since what writes to one writes to all; or a copy where the file
-    system has none."""
+    system has none, and of a symlink: what that points to is the user's, and keeps its mode."""
     aside = target.with_name(f".{target.name}")
-    try:
-        os.link(source.resolve(), aside)
+    linked = False
+    with suppress(OSError):
+        if not source.is_symlink():
+            os.link(source, aside)
+            linked = True
+    if linked:
         aside.chmod(0o444)
-    except OSError:
+    else:
         shutil.copyfile(source, aside)
     aside.replace(target)
 
