@@ -5,10 +5,14 @@
 A model with the shapes of Qwen3.5-4B (24 of 32 layers with a delta rule, 16 heads of keys, 32 of
 values) and no weights of its own (vLLM's `dummy` format) is served at each width, in a process of
 its own. Engines start side by side, since that takes a minute or two, and are measured one after
-the other while the rest wait. Each has `--cache-gb` for states and attention. `short` is 1,024
-requests of 128 tokens, `long` 128 of 4,096; each is answered with 256 tokens. What vLLM itself logs
-about its cache is kept with the figures. vLLM records CUDA graphs for at most 512 requests unless
-told otherwise; with narrow states more run at once, so they are recorded for all 1,024 here.
+the other while the rest wait. Each has `--cache-gb` for states and attention. Prompts have 128
+tokens (`short`) or 4,096 (`long`), and answers 1 to 511, drawn at random; more requests wait
+than fit, so what is counted in ten seconds is a steady flow. How fast that is depends on the CPU as
+well (`gpu_busy_percent`); `step_ms` is what the GPU takes for one token of 64 or 256 requests, the
+choice of the token apart. What vLLM itself logs about its cache
+is kept with the figures. vLLM records CUDA graphs for at most 512 requests unless
+told otherwise; with narrow states more run at once, so they are recorded for all 1,024 here
+(`--graphs`).
 
 `--preparation` compares the plugin's preparation of queries, keys and values with vLLM's, instead.
 """
@@ -24,14 +28,21 @@ import tempfile
 import time
 from itertools import product
 from pathlib import Path
+from statistics import mean, median
 
 from transformers import AutoConfig
 
 WIDTHS = ("128x128", "96x128", "64x128", "32x128", "64x64")
 REQUESTS = 1024  # at once, at most
-LOADS = {"short": (REQUESTS, 128), "long": (128, 4096)}
-GENERATED = 256
-WARM_UP = 8  # requests before those that are measured
+LOADS = {"short": (4 * REQUESTS, 128), "long": (512, 4096)}  # requests, tokens of a prompt
+GENERATED = 512  # tokens at most, and half of that on average
+FILLING, MEASURED = 7, 10  # seconds
+STEPS, TOKENS = (64, 256), 96  # requests, and tokens of each
+METRICS = {
+    "generated": "vllm:generation_tokens",
+    "running": "vllm:num_requests_running",
+    "waiting": "vllm:num_requests_waiting",
+}
 TEXT = {
     "hidden_size": 2560,
     "num_hidden_layers": 32,
@@ -72,7 +83,7 @@ def serve(folder, settings, arguments):
         skip_tokenizer_init=True,
         max_model_len=4352,
         max_num_seqs=REQUESTS,
-        compilation_config={"max_cudagraph_capture_size": REQUESTS},
+        compilation_config={"max_cudagraph_capture_size": settings["graphs"]},
         enable_prefix_caching=settings["prefix_cache"],
         mamba_ssm_cache_dtype=settings["state"],
         disable_log_stats=False,
@@ -84,29 +95,99 @@ def serve(folder, settings, arguments):
     figures = {"start_s": time.perf_counter() - begin, "version": vllm.__version__}
     (folder / "ready").touch()
     sys.stdin.readline()
-    options = vllm.SamplingParams(
-        temperature=0, max_tokens=GENERATED, ignore_eos=True, detokenize=False
-    )
     draw = random.Random(3)
+    if settings["loads"]:
+        engine.collective_rpc(watch)
+        figures["step_ms"] = {requests: step(engine, draw, requests) for requests in STEPS}
     for name in settings["loads"]:
-        requests, length = LOADS[name]
-        drawn = [[draw.randrange(1000) for _ in range(length)] for _ in range(requests + WARM_UP)]
-        prompts = [{"prompt_token_ids": ids} for ids in drawn]
-        engine.generate(prompts[:WARM_UP], options, use_tqdm=False)  # compiles kernels
-        begin = time.perf_counter()
-        outputs = engine.generate(prompts[WARM_UP:], options, use_tqdm=False)
-        seconds = time.perf_counter() - begin
-        tokens = sum(len(output.outputs[0].token_ids) for output in outputs)
-        per_token = [
-            (o.metrics.last_token_ts - o.metrics.first_token_ts) / (GENERATED - 1) for o in outputs
-        ]
-        figures[name] = {
-            "requests": len(outputs),
-            "tokens_per_s": tokens / seconds,
-            "ms_per_token": 1000 * sum(per_token) / len(per_token),
-        }
+        figures[name] = measure(engine.llm_engine, draw, *LOADS[name])
     (folder / "figures.json").write_text(json.dumps(figures))
     engine.llm_engine.engine_core.shutdown()  # which is a process of its own
+
+
+def watch(worker):
+    """In vLLM's process: keeps the time that the GPU takes for each CUDA graph."""
+    import torch
+
+    replay, worker.replays = torch.cuda.CUDAGraph.replay, []
+
+    def timed(graph):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        replay(graph)
+        end.record()
+        worker.replays.append((begin, end))
+
+    torch.cuda.CUDAGraph.replay = timed
+
+
+def watched(worker):
+    import torch
+
+    torch.cuda.synchronize()
+    times = [begin.elapsed_time(end) for begin, end in worker.replays]
+    worker.replays.clear()
+    return times
+
+
+def step(engine, draw, requests):
+    """Milliseconds of the GPU that one token of each request takes, after 128 of a prompt. It is
+    one graph of the whole model; without the choice of the token, and what the CPU does."""
+    prompts = [prompt(draw, 128) for _ in range(requests)]
+    engine.generate(prompts, sampling(TOKENS), use_tqdm=False)
+    (times,) = engine.collective_rpc(watched)
+    return median(times[-3 * TOKENS // 4 : -TOKENS // 4])  # when all of them decode
+
+
+def prompt(draw, length):
+    return {"prompt_token_ids": [draw.randrange(1000) for _ in range(length)]}
+
+
+def sampling(tokens):
+    import vllm
+    from vllm.sampling_params import RequestOutputKind
+
+    options = {"temperature": 0, "ignore_eos": True, "detokenize": False}
+    options["output_kind"] = RequestOutputKind.FINAL_ONLY
+    return vllm.SamplingParams(max_tokens=tokens, **options)
+
+
+def measure(engine, draw, requests, length):
+    """Tokens per second while more requests wait than fit."""
+    for request in range(requests):
+        tokens = draw.randrange(1, GENERATED)
+        engine.add_request(str(request), prompt(draw, length), sampling(tokens))
+    step_for(engine, FILLING)
+    command = ["nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits"]
+    with subprocess.Popen([*command, "-l", "1"], stdout=subprocess.PIPE, text=True) as busy:
+        seconds, counts = step_for(engine, MEASURED)
+        busy.terminate()
+        percent = [int(line) for line in busy.stdout.read().split()]
+    if not counts[-1]["waiting"]:
+        raise RuntimeError("nothing waits any more: more requests are needed")
+    engine.abort_request([str(request) for request in range(requests)])
+    while engine.has_unfinished_requests():
+        engine.step()
+    rate = (counts[-1]["generated"] - counts[0]["generated"]) / seconds
+    at_once = mean(count["running"] for count in counts)
+    figures = {"tokens_per_s": rate, "at_once": at_once, "ms_per_token": 1000 * at_once / rate}
+    return {**figures, "gpu_busy_percent": mean(percent)}
+
+
+def step_for(engine, seconds):
+    """Steps for so long, and what vLLM counts at both ends and once a second."""
+    begin = time.perf_counter()
+    counts = [count(engine)]
+    while (elapsed := time.perf_counter() - begin) < seconds:
+        engine.step()
+        if elapsed > len(counts):
+            counts.append(count(engine))
+    return time.perf_counter() - begin, [*counts, count(engine)]
+
+
+def count(engine):
+    found = {metric.name: metric for metric in engine.get_metrics()}
+    return {key: found[name].value for key, name in METRICS.items()}
 
 
 def start(root, settings, arguments):
@@ -115,8 +196,15 @@ def start(root, settings, arguments):
     folder = root / "-".join(names)
     make(settings["width"], folder)
     command = [sys.executable, __file__, "--serve", json.dumps([str(folder), settings, arguments])]
+    environment = {**os.environ, "VLLM_ALLOW_INSECURE_SERIALIZATION": "1"}  # for `watch`
     with open(f"{folder}.log", "w") as log:
-        options = {"stdin": subprocess.PIPE, "stdout": log, "stderr": log, "text": True}
+        options = {
+            "env": environment,
+            "stdin": subprocess.PIPE,
+            "stdout": log,
+            "stderr": log,
+            "text": True,
+        }
         return subprocess.Popen(command, **options), folder
 
 
@@ -168,6 +256,8 @@ def main():
     parser.add_argument("--loads", nargs="*", default=[*LOADS], choices=LOADS, help=loads)
     parser.add_argument("--cache-gb", type=float, default=20, help="of one engine (default: 20)")
     parser.add_argument("--at-once", type=int, default=4, help="that start together (default: 4)")
+    graphs = f"CUDA graphs up to so many requests (default: {REQUESTS})"
+    parser.add_argument("--graphs", type=int, default=REQUESTS, help=graphs)
     parser.add_argument("--arguments", type=json.loads, default={}, help="of vLLM, as JSON")
     parser.add_argument("--logs", type=Path, help="logs stay there (default: nowhere)")
     parser.add_argument("--out", type=Path, help="write the figures there, as JSON")
@@ -190,7 +280,7 @@ def main():
         for row in preparation(options.widths):
             keep(row)
         return
-    same = {"loads": options.loads, "cache_gb": options.cache_gb}
+    same = {"loads": options.loads, "cache_gb": options.cache_gb, "graphs": options.graphs}
     chosen = product(options.prefix_cache, options.states, options.widths)
     cells = [
         {"width": width, "state": state, "prefix_cache": bool(cached), **same}

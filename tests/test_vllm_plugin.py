@@ -86,6 +86,9 @@ def test_tritons_prefill_kernel_is_chosen_where_none_is_given(vllm, asked, width
     widths = SimpleNamespace(linear_key_head_dim=width, linear_value_head_dim=128)
     config = SimpleNamespace(asked=asked, model_config=SimpleNamespace(hf_text_config=widths))
     assert importlib.import_module(LAYER)._resolve_gdn_prefill_backend(config) == (asked, chosen)
+    config.model_config.hf_text_config = SimpleNamespace()  # of Kimi Linear, which asks as well
+    stock = (asked, "flashinfer")
+    assert importlib.import_module(LAYER)._resolve_gdn_prefill_backend(config) == stock
 
 
 @pytest.mark.parametrize(("eps", "said"), [(4e-5, 1), (1e-5, 0)])

@@ -90,8 +90,10 @@ def backend(stock: Callable[..., tuple[str, str]]) -> Callable[..., tuple[str, s
     def chosen(vllm_config: Any) -> tuple[str, str]:
         asked, active = stock(vllm_config)
         config = vllm_config.model_config.hf_text_config
+        if asked != "auto" or active == "triton" or not hasattr(config, "linear_key_head_dim"):
+            return asked, active  # the last for Kimi Linear, which has kernels of its own
         widths = (config.linear_key_head_dim, config.linear_value_head_dim)
-        if asked != "auto" or active == "triton" or widths == (128, 128):
+        if widths == (128, 128):
             return asked, active
         announce("chooses Triton's prefill kernel for d_k %d and d_v %d", *widths)
         return asked, "triton"
