@@ -6,7 +6,7 @@ VERSION = 1
 with job(snakemake) as run:
     from reproduction.pretraining.verdicts import padding
     from statecut.data.packing import PackedTokens
-    from statecut.models.checkpoint import Checkpoint, divide
+    from statecut.models.checkpoint import Checkpoint
     from statecut.record import Record
     from statecut.recovery.checkpoints import Output
     from statecut.recovery.training import recover, recovered_facts
@@ -26,6 +26,7 @@ with job(snakemake) as run:
         checkpoints=snakemake.params.checkpoints,
         files=record.files(f"{name}-{cut}", student.config),
         force=True,
+        links=True,
         version=VERSION,
     )
     recover(
@@ -37,4 +38,3 @@ with job(snakemake) as run:
         device=run.device,
         padded_to=padding(snakemake.input.preflight),
     )
-    divide(out, like=student.folder)

@@ -13,7 +13,15 @@ from statecut.errors import InputError
 from statecut.hub import HubItem, fetch
 from statecut.models import create, load, save
 from statecut.models.architectures import ARCHITECTURES
-from statecut.models.checkpoint import Checkpoint, current_name, divide, link
+from statecut.models.checkpoint import (
+    Checkpoint,
+    current_name,
+    divide,
+    link,
+    read_tensors,
+    rewrite,
+    trained,
+)
 from statecut.pruning.slicing import cut_back, slice_model
 from statecut.pruning.statistics import ModelStatistics
 
@@ -169,6 +177,23 @@ def test_a_cpu_computes_no_16_bits_and_a_gpu_no_32(tmp_path, stored, on_a_cpu):
     }
 
 
+@pytest.mark.parametrize("name", SMALL)
+def test_what_was_trained_is_written_where_files_hold_it(folders, tmp_path, name):
+    """Whatever the files call it; the rest is what it was."""
+    before, model = Checkpoint(folders / name), load(folders / name)
+    kind = before.architecture
+    parts = tuple(f".{part}." for part in (*kind.projections, *kind.convolutions))
+    learning = {name for name, _ in model.named_parameters() if any(p in name for p in parts)}
+    for learned in learning:
+        model.get_parameter(learned).data.mul_(2)
+    rewrite(before, tmp_path, trained(model, learning, before.shape))
+    after = Checkpoint(tmp_path)
+    assert after.files == before.files
+    state = load(tmp_path).state_dict()
+    assert learning
+    assert all(torch.equal(state[name], tensor) for name, tensor in model.state_dict().items())
+
+
 @pytest.mark.parametrize("name", ["delta_net", "gated", "qwen3_next"])
 def test_models_cut_from_one_share_the_file_of_what_no_cut_changes(folders, tmp_path, name):
     whole, cut, recovered = (tmp_path / part for part in ("whole", "cut", "recovered"))
@@ -180,10 +205,14 @@ def test_models_cut_from_one_share_the_file_of_what_no_cut_changes(folders, tmp_
     slice_model(checkpoint, cut_back(checkpoint.shape, 4), cut, dtype=None, links=True)
     assert all((cut / shard).samefile(whole / shard) for shard in (*values, rest))
     assert (cut / keys).stat().st_size < (whole / keys).stat().st_size
-    model = load(cut)
-    save(model, recovered)  # as recovery does, in one file
-    divide(recovered, like=whole)
+    model, name = load(cut), next(iter(read_tensors(cut / keys)))[0]
+    learning = current_name(name, Checkpoint(cut).architecture)
+    model.get_parameter(learning).data.mul_(2)
+    recovered.mkdir()
+    new_tensor = trained(model, {learning}, Checkpoint(cut).shape)
+    rewrite(Checkpoint(cut), recovered, new_tensor, links=True)
     assert (recovered / rest).samefile(whole / rest)
+    assert not (recovered / keys).samefile(cut / keys)
     assert not (whole / rest).stat().st_mode & 0o222  # what writes to one writes to all
     assert torch.equal(logits(load(recovered), IDS), logits(model, IDS))
     stock = AutoModelForCausalLM.from_pretrained(recovered)

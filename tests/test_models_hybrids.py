@@ -1,6 +1,7 @@
 """transformers' hybrids of delta rules and softmax attention: cut, run and read back."""
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -19,6 +20,7 @@ from small_models import (
     save_stock,
     some,
 )
+from training_runs import packed, recovery
 
 from statecut.errors import InputError
 from statecut.models import create, load, save
@@ -27,6 +29,8 @@ from statecut.models.capture import capture_rule_inputs, mixers
 from statecut.models.checkpoint import Checkpoint, check_parameters
 from statecut.pruning.refit import refit, write_refitted
 from statecut.pruning.slicing import slice_model, sliced_sizes
+from statecut.recovery import training
+from statecut.recovery.checkpoints import Output
 
 IDS = torch.randint(1, 97, (3, 40), generator=torch.Generator().manual_seed(1))
 MULTIMODAL = {
@@ -84,8 +88,22 @@ def test_a_pruned_model_is_read_by_plain_transformers(visual, tmp_path, name):
             ours = load(out.folder, dtype=torch.bfloat16)
             assert torch.equal(logits(model.eval(), IDS), logits(ours, IDS))
             assert check_parameters(out)[0] == sum(p.numel() for p in model.parameters())
-    with pytest.raises(InputError, match=r"23 tensors beyond the text model .* would be lost"):
-        cut.check_text_only()
+
+
+def test_a_recovered_model_keeps_what_is_beyond_the_text_model(visual, tmp_path):
+    """And the names that its files have for it."""
+    whole = Checkpoint(visual / "qwen3_5")
+    slice_model(whole, some(whole.shape, 5, "key"), tmp_path / "cut")
+    output = Output(tmp_path / "out", tmp_path / "running", links=True)
+    data = packed(tmp_path / "tokens")
+    training.recover(tmp_path / "cut", whole.folder, data, recovery(steps=2), output)
+    cut, out = (Checkpoint(tmp_path / name) for name in ("cut", "out"))
+    assert out.config == cut.config
+    assert out.files == cut.files
+    changed = {n for n, tensor in out.tensors() if not torch.equal(tensor, cut.tensor(n))}
+    learned = r"model\.language_model\.layers\.[02]\.linear_attn\.(in_proj_qkv|conv1d)\.weight"
+    assert len(changed) == 4
+    assert all(re.fullmatch(learned, name) for name in changed)
 
 
 def plain_queries_and_keys(model, index, x):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import filecmp
 import logging
 import os
 import re
@@ -22,7 +21,7 @@ from statecut.errors import InputError
 from statecut.files import atomic_write, digest, read_json, sha256, to_json
 from statecut.hub import model_folder
 from statecut.models.architectures import ARCHITECTURES, architecture, register
-from statecut.models.architectures.base import Architecture, Config, depth
+from statecut.models.architectures.base import Architecture, Config, MixerShape, depth
 from statecut.models.description import INDEX, WEIGHTS, ModelFolder
 
 logger = logging.getLogger(__name__)
@@ -108,15 +107,6 @@ class Checkpoint(ModelFolder):
             for current, stored in self.stored.items()
             if current.startswith(self.passthrough_prefixes)
         ]
-
-    def check_text_only(self) -> None:
-        """An error for a folder with more than the text model, where only that is written."""
-        if self.passthrough:
-            raise InputError(
-                f"{self.folder}: {len(self.passthrough)} tensors beyond the text model "
-                f"({self.passthrough[0]}, ...) would be lost; recovery takes folders of text "
-                "models alone, `statecut prune --refit` any"
-            )
 
     @cached_property
     def stored(self) -> dict[str, str]:
@@ -385,10 +375,31 @@ def rewrite(
     copy_companions(checkpoint.folder, folder)
 
 
-def divide(folder: Path | str, like: Path | str | None = None) -> None:
+def trained(
+    model: Any, names: Container[str], shape: MixerShape
+) -> Callable[[str, torch.Tensor], torch.Tensor]:
+    """For `rewrite`: the named parameters of a model, wherever files hold them, in the type that
+    they have there. All else stays as it is."""
+    state = model.state_dict()
+
+    def new_tensor(name: str, old: torch.Tensor) -> torch.Tensor:
+        side = re.search(r"\.([qkv])_conv1d\.weight$", name)
+        joint = name.replace(side[0], ".conv1d.weight") if side else name
+        if name in names:
+            return state[name].to(old.dtype)
+        if side and joint in names:  # queries, keys and values in one tensor
+            keys = shape.heads * shape.width
+            start = {"q": 0, "k": keys, "v": 2 * keys}[side[1]]
+            return state[joint][start : start + len(old)].to(old.dtype)
+        return old
+
+    return new_tensor
+
+
+def divide(folder: Path | str) -> None:
     """Put the weights of a folder with one file into three: those with key channels, which all
-    cuts change, those that recovery changes too, and the rest. A file that the folder `like` has
-    as well becomes a link to it. So many models cut from one keep most of their weights once."""
+    cuts change, those that recovery changes too, and the rest. So many models cut from one, with
+    links to the files that stay, keep most of their weights once."""
     checkpoint = Checkpoint(folder)
     if checkpoint.shards() != [WEIGHTS]:
         return
@@ -409,9 +420,6 @@ def divide(folder: Path | str, like: Path | str | None = None) -> None:
         save_file(tensors, checkpoint.folder / shard, metadata={"format": "pt"})
         weight_map |= dict.fromkeys(tensors, shard)
         del tensors
-        other = Path(like) / shard if like else None
-        if other and other.is_file() and filecmp.cmp(checkpoint.folder / shard, other, False):
-            link(other, checkpoint.folder / shard)
     size = sum(tensor.nbytes for tensor in headers.values())
     index = {"metadata": {"total_size": size}, "weight_map": weight_map}
     (checkpoint.folder / INDEX).write_text(to_json(index))

@@ -12,7 +12,8 @@ import fcntl
 import logging
 import os
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -110,6 +111,7 @@ class Output:
     files: Mapping[str, str] = field(default_factory=dict)  # texts to put beside the model
     save_seconds: float = 600.0  # between two checkpoints
     force: bool = False  # replace the folder if it exists
+    links: bool = False  # a file in which nothing is trained is a hard link to the one before
     version: int = 1  # of the code: with another one a run begins anew
 
     def check(self) -> None:
@@ -123,8 +125,16 @@ class Output:
 
     def write(self, model: Any, checkpoints: Checkpoints, files: Iterable[Path] = ()) -> None:
         """The model with the loss curve and other files beside it."""
+        with self.written(checkpoints, files) as aside:
+            save(model, aside, tokenizer=self.tokenizer, force=True)
+
+    @contextmanager
+    def written(self, checkpoints: Checkpoints, files: Iterable[Path] = ()) -> Iterator[Path]:
+        """A folder to put the model into, which then gets its place."""
         with atomic_write(self.folder, folder=True, force=self.force) as aside:
-            save(model, aside, tokenizer=self.tokenizer, files=self.files, force=True)
+            yield aside
+            for name, text in self.files.items():
+                (aside / name).write_text(text)
             for path in (checkpoints.curve, *files):
                 shutil.copyfile(path, aside / path.name)
         checkpoints.done = True

@@ -34,7 +34,6 @@ def run(request: RecoveryRequest) -> Pruned:
     """
     device, out, settings = checked_device(request.device), Path(request.out), request.settings
     student, teacher = (Checkpoint(model_folder(m)) for m in (request.model, request.teacher))
-    student.check_text_only()
     check_cut_from(student, teacher)
     check_disk_space(out, sum((student.folder / f).stat().st_size for f in student.shards()))
     # Before the text is packed: it may be that the model cannot be trained here.

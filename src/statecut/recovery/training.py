@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 from statecut.data.packing import PackedTokens
 from statecut.errors import InputError, nearest
 from statecut.models.architectures import architecture
-from statecut.models.checkpoint import Checkpoint, load
+from statecut.models.checkpoint import Checkpoint, clean_name, load, rewrite, trained
 from statecut.pruning.slicing import Pad, cut_back, slice_in_memory
 from statecut.recovery.checkpoints import Output
 from statecut.recovery.distillation import distillation_losses, next_tokens
@@ -43,8 +44,9 @@ def recover(
     """Recover the model in one folder with the help of another, and write it to a third.
 
     `padded_to` is a width that the kernels can train, where they cannot train the student's own: it
-    is trained with that many key channels, the added ones zero, and cut back. The result has the
-    tokenizer of the student, the type that its tensors have on disk, and its loss curve beside it.
+    is trained with that many key channels, the added ones zero, and cut back. The result is the
+    student's files with what was trained in its place, in the types that tensors have there, and
+    the loss curve beside them.
     """
     pruned = Checkpoint(student)
     check_data(data, settings, pruned.text_config["vocab_size"])
@@ -77,12 +79,18 @@ def recover(
                 adapted, loss, data, settings, checkpoints,
                 work="recovery", save_seconds=output.save_seconds,
             )  # fmt: skip
+        learned = {
+            re.sub(r"\.lora_[AB]\.default", "", clean_name(name))
+            for name, parameter in adapted.named_parameters()
+            if parameter.requires_grad
+        }
         merged = adapted.merge_and_unload().cpu()
         if padded_to is not None:
             back = cut_back(pruned.shape, pruned.shape.width)
             merged = slice_in_memory(merged, back, eps="kept")
-        _, stored = next(pruned.tensors())
-        replace(output, tokenizer=student).write(merged.to(stored.dtype), checkpoints)
+        with output.written(checkpoints) as aside:
+            new_tensor = trained(merged, learned, pruned.shape)
+            rewrite(pruned, aside, new_tensor, links=output.links)
 
 
 def recovered_facts(
