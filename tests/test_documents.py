@@ -50,7 +50,7 @@ def test_every_page_is_linked_from_another():
     assert [names(path) for path in (ROOT / "docs").rglob("*.md") if path not in linked] == []
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=names)
+@pytest.mark.parametrize("document", [d for d in DOCUMENTS if d.name != "CHANGELOG.md"], ids=names)
 def test_files_commands_and_options_exist(document):
     text = re.sub(r"\\\n\s*", " ", TEXTS[document])  # commands on several lines
     for path in re.findall(
