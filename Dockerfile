@@ -1,4 +1,4 @@
-# The workflow and the library with the versions of envs/constraints.txt. docs/install.md has the commands.
+# The workflow and the library with the versions of envs/constraints.txt. docs/guide/install.md has the commands.
 FROM python:3.11-slim-bookworm
 
 # Triton compiles with gcc on a GPU; pip needs git for flame.

@@ -79,7 +79,7 @@ pins-check: setup  ## after a change of a pin: is there a wheel for each Python,
 	$(BIN)/pip install --quiet --upgrade --target .venv/pins-check 'pip>=26.3'
 	PYTHONPATH=.venv/pins-check $(BIN)/python envs/pins_check.py $(VERSIONS)
 
-dag: setup  ## draw the rules of the workflow into README.md
+dag: setup  ## draw the rules of the workflow into docs/workflow/run.md
 	$(BIN)/python docs/dag.py
 
 flame: setup  ## install flame and torchtitan from git, for pretraining as the paper does

@@ -1,5 +1,5 @@
-"""The rules of the paper's run and the demo as a diagram in README.md, as Snakemake gives them:
-`make dag`.
+"""The rules of the paper's run and the demo as a diagram in docs/workflow/run.md, as Snakemake
+gives them: `make dag`.
 
 Left out are the target `all`, and every arrow that follows from others: that pruning needs the
 model, for instance, where it needs the calibration of it.
@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-README = ROOT / "README.md"
+PAGE = ROOT / "docs/workflow/run.md"
 BLOCK = re.compile(r"```mermaid\n.*?```\n", re.DOTALL)
 
 
@@ -45,4 +45,4 @@ def diagram() -> str:
 
 
 if __name__ == "__main__":
-    README.write_text(BLOCK.sub(diagram(), README.read_text()))
+    PAGE.write_text(BLOCK.sub(diagram(), PAGE.read_text()))

@@ -56,7 +56,7 @@ def test_every_entry_says_where_it_is_from_and_names_models_that_statecut_has():
         assert {*engine.models} <= {*ARCHITECTURES}
     with pytest.raises(InputError, match="nothing is known of gated_deltanet models in vLLM"):
         ENGINES["vllm"].check_model("gated_deltanet")
-    page = (ROOT / "docs" / "engines.md").read_text()
+    page = (ROOT / "docs/reference/engines.md").read_text()
     assert table() in page, "put there what `python -m statecut.serving.engines` prints"
 
 

@@ -201,7 +201,7 @@ def test_the_wall_time_is_the_longest_chain_or_the_work_over_all_gpus(jobs, gpus
 def test_the_documents_quote_the_plan_of_the_paper(paper: Graph) -> None:
     hours = [round(seconds / 3600) for seconds in spent(paper.jobs, gpus=True)]
     walls = [duration(seconds) for seconds in wall_time(paper.jobs, 16)]
-    text = (ROOT / "docs/workflow.md").read_text()
+    text = (ROOT / "docs/workflow/run.md").read_text()
     assert "{} hours of an H200 ({} to {};".format(*hours) in text
     assert walls == ["11 h", "4.7 h", "29 h"]
     disk = round(sum(job.work.disk for job in paper.jobs) / 1e9)
@@ -213,7 +213,7 @@ def test_the_documents_quote_the_plan_of_its_rehearsal(checkout: Path) -> None:
         jobs = read_graph(COSTS, configfile="config/paper.yaml", rehearsal=True).jobs
     hours = [duration(seconds).removesuffix(" h") for seconds in spent(jobs, gpus=True)]
     minutes = [duration(seconds).removesuffix(" min") for seconds in wall_time(jobs, 16)]
-    text = " ".join((ROOT / "docs/workflow.md").read_text().split())
+    text = " ".join((ROOT / "docs/workflow/run.md").read_text().split())
     assert "{} jobs, {} hours of an H200 ({} to {})".format(len(jobs), *hours) in text
     assert "{} minutes on sixteen ({} to {})".format(*minutes) in text
     assert f"and {sum(job.work.disk for job in jobs) / 1e9:.0f} GB of disk" in text

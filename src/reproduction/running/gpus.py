@@ -136,6 +136,6 @@ def require_gpus(rule: str, wanted: int) -> None:
         "CUDA_VISIBLE_DEVICES "
         f"{os.environ.get('CUDA_VISIBLE_DEVICES', 'not set')!r}\n"
         "  torch as pip installs it is built for CUDA 13.0, which needs driver 580.65 or newer: "
-        "take a newer driver, or the same torch built for CUDA 12.6 (docs/install.md); or "
+        "take a newer driver, or the same torch built for CUDA 12.6 (docs/guide/install.md); or "
         "write `device: cpu` into the configuration, and the run is computed on CPUs"
     )

@@ -1,6 +1,6 @@
 """Which widths of keys and values serving engines take: `statecut prune --for`, `statecut inspect`.
 
-The table of docs/engines.md is what `python -m statecut.serving.engines` prints.
+The table of docs/reference/engines.md is what `python -m statecut.serving.engines` prints.
 """
 
 from __future__ import annotations
@@ -206,7 +206,7 @@ def engine_named(name: str) -> Engine:
 
 def table() -> str:
     """All of it, in Markdown."""
-    rows = ["| `--for` | takes | needs | known | of |", "|---|---|---|---|---|"]
+    rows = ["| `--for` | widths | setting | how it is known | version |", "|---|---|---|---|---|"]
     for e in ENGINES.values():
         ran = ", ".join(f"{width} x {values}" for width, values in e.ran or ())
         evidence = f"{e.evidence}{f': {ran}' if ran else ''}"

@@ -1,4 +1,4 @@
-"""How many requests fit into a GPU's memory, as serving engines count: docs/engines.md.
+"""How many requests fit into a GPU's memory, as serving engines count.
 
 Read in vLLM 0.26 (platforms/interface.py, v1/core/kv_cache_utils.py), and equal to what it logs
 (benchmarks/serving_speed.py); read in SGLang 0.5.17 (mem_cache/kv_cache_configurator.py), not run.

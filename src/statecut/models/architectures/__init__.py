@@ -1,5 +1,5 @@
 """The architectures that Statecut knows: each `Architecture` in a file here is one of them
-(docs/architectures.md)."""
+(docs/reference/architectures.md)."""
 
 from __future__ import annotations
 

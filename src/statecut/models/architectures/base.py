@@ -99,7 +99,7 @@ def fla_taps(config: Config) -> int:
 
 @dataclass(frozen=True)
 class Architecture:
-    """docs/architectures.md has a line for each field."""
+    """docs/reference/architectures.md has a line for each field."""
 
     model_type: str
     rule: DeltaRule | None  # that preflight and benchmarks examine
