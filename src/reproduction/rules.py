@@ -31,6 +31,7 @@ from reproduction.config import (
     shape_of,
 )
 from reproduction.config.evaluation import DATA_SETS
+from reproduction.config.models import training_name
 from reproduction.config.needs import needs
 from reproduction.config.section import RECOVERED
 from reproduction.config.sources import matching, tokenizer_files
@@ -105,10 +106,12 @@ class Inputs:
         return self.settings(models={model: {**spec, "label": model}})
 
     def pretraining_settings(self, model: str) -> Section:
-        spec = self.config.models[model]
+        spec = _changed(self.config.models[model], "label", "published_as")
+        # Which of several it is says the seed.
+        source = {"kind": "pretrain", "recipe": spec["source"]["recipe"]}
         recipe = self.recipe(model).defining(exclude_defaults=True)
-        recipes = {spec.source.recipe: recipe}  # type: ignore[union-attr]
-        models = {model: {**_changed(spec, "label", "published_as"), "label": model}}
+        recipes = {source["recipe"]: recipe}
+        models = {model: {**spec, "label": model, "source": source}}
         return self.settings("device", models=models, recipes=recipes)
 
     def recovery_settings(self, model: str, cut: str) -> Section:
@@ -237,7 +240,7 @@ class Inputs:
         return f"{self.paths.root}/tokenizers/{self.config.models[model].tokenizer}"
 
     def recipe(self, model: str) -> Recipe:
-        return self.config.recipes[self.config.models[model].source.recipe]  # type: ignore[union-attr]
+        return self.config.recipe_of(model)
 
     def preflight(self, model: str, ratio: Cut = 0.0) -> str:
         return self.paths.preflight(shape_of(self.config.models[model], ratio))
@@ -355,6 +358,19 @@ class Inputs:
         """The results that all tables are made of."""
         tables = self.config.tables
         return sorted({source for table in tables for source in present(self.table_sources(table))})
+
+    def of_model(self, model: str) -> list[str]:
+        """What is measured of a model and its other trainings, and figures of its filters."""
+        config, paths = self.config, self.paths
+        trainings = range(getattr(config.models[model].source, "trainings", 1))
+        names = {training_name(model, training) for training in trainings}
+        evaluations = [pair for pair in config.evaluations() if pair[0].model in names]
+        figures = [n for n, figure in config.figures.items() if figure.kind == "filters"]
+        return [
+            *(paths.evaluation(*pair) for pair in evaluations),
+            *(paths.analysis(variant) for variant in config.analyses() if variant.model in names),
+            *(paths.figure(n, "svg") for n in figures if config.figures[n].model in names),  # type: ignore[union-attr]
+        ]
 
     def drawable(self) -> list[str]:
         """Figures that can be drawn: in a partial run, curves over tokens and spectra of the

@@ -84,7 +84,7 @@ def _identities(config: Config) -> Iterator[str]:
     labels += [(method.label, f"methods.{name}") for name, method in config.methods.items()]
     models = [(model.label, f"models.{name}") for name, model in config.models.items()]
     published = [
-        ((model.published_as or name, model.filter_sharing), f"models.{name}")
+        ((model.published_as or name, model.filter_sharing, model.training), f"models.{name}")
         for name, model in config.models.items()
     ]
     columns = []
@@ -162,6 +162,9 @@ def _stages(config: Config) -> Iterator[str]:
     for name, table in config.tables.items():
         if isinstance(table, QualityTable):
             shown[f"tables.{name}"] = table.columns
+            for key in table.models:
+                if table.trainings > (most := getattr(config.models[key].source, "trainings", 1)):
+                    yield f"tables.{name}.trainings: {table.trainings}: {key} has {most}"
             for key in table.methods:
                 known = METHODS[config.methods[key].algorithm].targets
                 if other := {*(table.targets or ())} - {*known}:
