@@ -204,7 +204,7 @@ def test_lab_trains_three_times_what_its_headlines_rest_on(configs: dict[str, Co
 
 def test_a_suite_is_evaluated_with_its_seeds(configs: dict[str, Config]) -> None:
     def draws(config: Config, suite: str) -> dict[str, set[int]]:
-        evaluations = config.evaluations("methods-dn", "zero_shot")
+        evaluations = config.evaluations("recovered")
         variants = [v for v, name in evaluations if name == suite]
         return {m: {v.seed for v in variants if v.method == m} for m in ("rand", "l1", "baseline")}
 
@@ -226,9 +226,9 @@ def test_columns_left_out_cost_nothing_and_stay_in_the_table(configs: dict[str, 
     suite = lab.evaluation.suites["zero_shot"]
     assert suite.left_out("piqa_acc_norm") == suite.left_out("zero_shot_avg") == "data"
     assert suite.left_out("lambada_acc") is None
-    assert "piqa_acc_norm" in {column for _, column in lab.cells("zero_shot")}
+    assert "piqa_acc_norm" in {column for _, column in lab.cells("recovered")}
     # Only because of lambada_acc.
-    assert "zero_shot" in {name for _, name in lab.evaluations("zero_shot")}
+    assert "zero_shot" in {name for _, name in lab.evaluations("recovered")}
 
 
 # --- the hub ---
@@ -361,7 +361,7 @@ WRONG = [
     ("models/delta_net/tokenizer", "dem", "tokenizer: there is no 'dem'; did you mean 'demo'?"),
     ("models/delta_net/source/recipe", "dmo", "source.recipe: there is no 'dmo'; did you mean"),
     ("models/delta_net/published_as", "gated_deltanet", "models.gated_deltanet: "
-     "('gated_deltanet', 'none') is a name or label of models.delta_net already"),
+     "('gated_deltanet', 'none', 0) is a name or label of models.delta_net already"),
     ("models/gated_deltanet/label", "DeltaNet", "'DeltaNet' is a name or label of models.del"),
     ("tokenizers/demo/corpus", "document", "tokenizers.demo.corpus: there is no 'document'"),
     ("tokenizers/demo", {"kind": "hub", "name": "x"}, "tokenizers.demo.name: 'x': String should"),

@@ -3,6 +3,7 @@
 import math
 import shutil
 import tarfile
+from pathlib import Path
 
 import pytest
 import torch
@@ -75,11 +76,14 @@ def test_archives_of_two_models_make_one_report(tmp_path, monkeypatch):
         for path, (variant, record) in measured.items():
             if variant.model in models:
                 write_json(path, record)
+        verdict = paths.preflight(DEMO.trained_shapes()[len(models) == 1])
+        write_json(verdict, {})
         write_archive(partial, f"{len(models)}.tar.xz")
     shutil.rmtree("results")
     for archive in tmp_path.glob("*.tar.xz"):
         with tarfile.open(archive) as results:
             results.extractall(filter="data")
+    assert len([*Path(paths.root, "preflight").iterdir()]) == 2
     assert {name: table(name) for name in DEMO.tables} == whole
     reasons = {row.reason for rows in whole.values() for row in rows}
     assert reasons == {"", "not measured: other machines"}  # of what is timed

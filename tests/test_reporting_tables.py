@@ -168,9 +168,9 @@ def test_a_missing_cell_is_a_dash_and_reasons_and_notes_stand_below():
 def test_numbers_of_another_protocol_say_so():
     results = invented(DEMO, "by_model")
     note = "protocol demo, not the paper's"
-    assert lay_out(DEMO, "by_model", results).notes == (("", note),)
+    assert ("", note) in lay_out(DEMO, "by_model", results).notes
     mixed = [*results[:-1], results[-1]._replace(protocol="paper")]
-    assert lay_out(DEMO, "by_model", mixed).notes == (("", f"in part {note}"),)
+    assert ("", f"in part {note}") in lay_out(DEMO, "by_model", mixed).notes
 
 
 # --- languages ---
