@@ -31,7 +31,6 @@ from reproduction.config import (
     shape_of,
 )
 from reproduction.config.evaluation import DATA_SETS
-from reproduction.config.models import training_name
 from reproduction.config.needs import needs
 from reproduction.config.section import RECOVERED
 from reproduction.config.sources import matching, tokenizer_files
@@ -360,16 +359,15 @@ class Inputs:
         return sorted({source for table in tables for source in present(self.table_sources(table))})
 
     def of_model(self, model: str) -> list[str]:
-        """What is measured of a model and its other trainings, and figures of its filters."""
+        """What is measured of one training of a model, and figures of its filters."""
         config, paths = self.config, self.paths
-        trainings = range(getattr(config.models[model].source, "trainings", 1))
-        names = {training_name(model, training) for training in trainings}
-        evaluations = [pair for pair in config.evaluations() if pair[0].model in names]
-        figures = [n for n, figure in config.figures.items() if figure.kind == "filters"]
+        evaluated = [pair for pair in config.evaluations() if pair[0].model == model]
+        analysed = [variant for variant in config.analyses() if variant.model == model]
+        drawn = [n for n, f in config.figures.items() if f.kind == "filters" and f.model == model]
         return [
-            *(paths.evaluation(*pair) for pair in evaluations),
-            *(paths.analysis(variant) for variant in config.analyses() if variant.model in names),
-            *(paths.figure(n, "svg") for n in figures if config.figures[n].model in names),  # type: ignore[union-attr]
+            *(paths.evaluation(*pair) for pair in evaluated),
+            *map(paths.analysis, analysed),
+            *(paths.figure(name, "svg") for name in drawn),
         ]
 
     def drawable(self) -> list[str]:

@@ -21,7 +21,12 @@ from statecut.pruning.methods import METHODS
 
 def problems(config: Config) -> list[str]:
     """All mistakes, of which later ones can only be found where there are no earlier ones."""
-    for checks in ((_names,), (_identities,), (_cuts,), (_data, _stages, _measured, _figures)):
+    for checks in (
+        (_names,),
+        (_identities, _trainings),
+        (_cuts,),
+        (_data, _stages, _measured, _figures),
+    ):
         if lines := [line for check in checks for line in check(config)]:
             return lines
     return []
@@ -98,6 +103,14 @@ def _identities(config: Config) -> Iterator[str]:
             first.setdefault(value, path)
 
 
+def _trainings(config: Config) -> Iterator[str]:
+    """More of them than there are."""
+    for name, table in config.tables.items():
+        for model in table.models if isinstance(table, QualityTable) else ():
+            if table.trainings > (most := getattr(config.models[model].source, "trainings", 1)):
+                yield f"tables.{name}.trainings: {table.trainings}: {model} has {most}"
+
+
 def _data(config: Config) -> Iterator[str]:
     """More text than a slice has, tokens that do not fit, and seeds that the run has not."""
     trainings: dict[str, Training] = {f"recipes.{n}": r for n, r in config.recipes.items()}
@@ -162,9 +175,6 @@ def _stages(config: Config) -> Iterator[str]:
     for name, table in config.tables.items():
         if isinstance(table, QualityTable):
             shown[f"tables.{name}"] = table.columns
-            for key in table.models:
-                if table.trainings > (most := getattr(config.models[key].source, "trainings", 1)):
-                    yield f"tables.{name}.trainings: {table.trainings}: {key} has {most}"
             for key in table.methods:
                 known = METHODS[config.methods[key].algorithm].targets
                 if other := {*(table.targets or ())} - {*known}:
