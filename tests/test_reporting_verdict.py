@@ -145,7 +145,7 @@ def test_what_was_done_once_is_one_draw(table, key, seeds, why):
     [(2, "agrees, one draw", "pretrained 2 times"), (3, "reproduced", "")],
 )
 def test_three_trainings_decide_what_hangs_on_training(trainings, word, why):
-    key = TRAINED._replace(method="grad", rft="post")
+    key = TRAINED._replace(method="grad")
     (printed,) = (part for part in PRINTED if part[:2] == (TABLE, key))
     results = [
         result._replace(training=training)
