@@ -160,6 +160,15 @@ def test_three_trainings_decide_what_hangs_on_training(trainings, word, why):
     assert answered == alone
 
 
+def test_what_is_cut_is_compared_with_its_own_training():
+    whole, cut, once = (
+        replace(CELL, value=17.0, spread=1.0, by_training=dict(enumerate(values)))
+        for values in ((16.0, 17.0, 18.0), (16.1, 17.2, 18.3), ())
+    )
+    assert uncertain((1.0, whole), (-1.0, cut)) == pytest.approx(2 * 0.1)
+    assert uncertain((1.0, whole), (-1.0, once)) == pytest.approx(2 * math.sqrt(2))
+
+
 def test_a_tolerance_that_could_not_tell_pruned_from_unpruned_says_so():
     # The error of documents counts where ours are not the paper's.
     def judged(key, value, stderr, note="other data"):

@@ -15,7 +15,7 @@ import math
 from base64 import b64decode, b64encode
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from statistics import fmean, stdev
@@ -395,7 +395,11 @@ class Cell:
     reason: str  # why it, or some of its seeds, are missing
     draws: Draws | None = None  # mean
     note: str = ""
-    trainings: int = 1
+    by_training: Mapping[int, float] = field(default_factory=dict)  # where it has several
+
+    @property
+    def trainings(self) -> int:
+        return max(1, len(self.by_training))
 
     @property
     def count(self) -> int:
@@ -415,8 +419,8 @@ def _cell(results: list[Result]) -> Cell:
     trainings: dict[int, list[float]] = {}
     for result in known:
         trainings.setdefault(result.training, []).append(result.value)  # type: ignore[arg-type]
-    several = [fmean(values) for values in trainings.values()]
-    values = several if len(several) > 1 else [*chain(*trainings.values())]
+    several = {training: fmean(values) for training, values in trainings.items()}
+    values = [*several.values()] if len(several) > 1 else [*chain(*trainings.values())]
     errors = [result.stderr for result in results if result.stderr is not None]
     reasons = [
         f"{draw_name(result)}: {result.reason}" if values else result.reason
@@ -434,7 +438,7 @@ def _cell(results: list[Result]) -> Cell:
         reason="; ".join(dict.fromkeys(reasons)),
         draws=Draws.mean(draws) if same_documents else None,
         note=_join_notes(results),
-        trainings=max(1, len(several)),
+        by_training=several if len(several) > 1 else {},
     )
 
 
