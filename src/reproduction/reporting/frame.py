@@ -476,9 +476,9 @@ def read_published(path: Path | str) -> list[Printed]:
 
 def read_key(row: Mapping[str, str]) -> Key:
     """A key from the fields of a CSV file, where None is an empty field, and eps may be absent."""
-    fields: dict[str, Any] = {field: row[field] for field in Key._fields if field in row}
-    for field, number in (("compression", float), ("head_k_dim", int), ("head_v_dim", int)):
-        fields[field] = number(row[field]) if row.get(field) else None
+    fields: dict[str, Any] = {name: row[name] for name in Key._fields if name in row}
+    for name, number in (("compression", float), ("head_k_dim", int), ("head_v_dim", int)):
+        fields[name] = number(row[name]) if row.get(name) else None
     return Key(**fields)
 
 
