@@ -35,8 +35,9 @@ def with_eps(frame: pd.DataFrame, eps: str | None) -> pd.DataFrame:
 
 
 def table(frame: pd.DataFrame, method: str, metric: str) -> Iterator[str]:
-    """Means over seeds."""
-    means = frame.groupby(VARIANT)["value"].mean().dropna().to_dict()
+    """Means over trainings of the means over seeds."""
+    trained = frame.groupby([*VARIANT, "training"])["value"].mean()
+    means = trained.groupby(VARIANT).mean().dropna().to_dict()
     batches = {int(name.removeprefix(SPEED)) for name in frame["metric"] if name.startswith(SPEED)}
     batch = max(batches, default=0)
     head = [

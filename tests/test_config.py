@@ -104,10 +104,13 @@ def test_paper_tables_have_the_cells_that_were_published(paper: Config) -> None:
 def test_a_rehearsal_has_all_of_a_run_and_little_work(configs: dict[str, Config], name) -> None:
     run, rehearsal = configs[name], load_config(FOLDER / f"{name}.yaml", rehearsal=True)
     assert rehearsal.run == "rehearsal"
-    for part in ("models", "methods", "tables", "figures", "benchmarks"):
+    for part in ("methods", "tables", "figures", "benchmarks"):
         assert [*getattr(rehearsal, part)] == [*getattr(run, part)]
+    first = [name for name, model in run.models.items() if not model.training]
+    assert [*rehearsal.models] == first
     assert rehearsal.trained_shapes() == run.trained_shapes()
-    cuts = {(v.model, v.method, v.target, v.ratio, v.rft, v.eps) for v in run.variants()}
+    variants = [v for v in run.variants() if v.model in first]
+    cuts = {(v.model, v.method, v.target, v.ratio, v.rft, v.eps) for v in variants}
     assert cuts == {
         (v.model, v.method, v.target, v.ratio, v.rft, v.eps) for v in rehearsal.variants()
     }
@@ -180,12 +183,29 @@ def test_lab_draws_three_times_where_there_is_chance(configs: dict[str, Config])
     }
     assert seeds == {"rand": {0, 1, 2}, "grad": {0, 1, 2}, "l1": {0}}
     drawn_again = {(v.method, v.ratio) for v in variants if v.recovered and v.seed}
-    assert drawn_again == {("grad", 0.5), ("drrqr", 0.5)}  # table `draws`
+    assert drawn_again == {(name, 0.5) for name in ("grad", "drrqr", "fisher")}  # table `draws`
+
+
+def test_lab_trains_three_times_what_its_headlines_rest_on(configs: dict[str, Config]) -> None:
+    lab = configs["lab"]
+    averaged = {name for name, table in lab.tables.items() if getattr(table, "trainings", 1) == 3}
+    assert {model for name in averaged for model in lab.tables[name].models} == {
+        name for name, model in lab.models.items() if not model.training
+    }
+    assert not {v.model for v in lab.variants(*lab.tables.keys() - averaged)} & {
+        name for name, model in lab.models.items() if model.training
+    }
+    again = [name for name in lab.models if name.startswith("kda_40M")]
+    assert again == ["kda_40M", "kda_40M-training1", "kda_40M-training2"]
+    assert [lab.recipe_of(name).seed for name in again] == [0, 1, 2]
+    assert lab.recipe_of(again[2]).steps == lab.recipe_of(again[0]).steps
+    assert parse_config(lab.model_dump(mode="json"), "dumped") == lab
 
 
 def test_a_suite_is_evaluated_with_its_seeds(configs: dict[str, Config]) -> None:
     def draws(config: Config, suite: str) -> dict[str, set[int]]:
-        variants = [v for v, name in config.evaluations("zs-dn") if name == suite]
+        evaluations = config.evaluations("recovered")
+        variants = [v for v, name in evaluations if name == suite]
         return {m: {v.seed for v in variants if v.method == m} for m in ("rand", "l1", "baseline")}
 
     lab = configs["lab"]
@@ -206,9 +226,9 @@ def test_columns_left_out_cost_nothing_and_stay_in_the_table(configs: dict[str, 
     suite = lab.evaluation.suites["zero_shot"]
     assert suite.left_out("piqa_acc_norm") == suite.left_out("zero_shot_avg") == "data"
     assert suite.left_out("lambada_acc") is None
-    assert "piqa_acc_norm" in {column for _, column in lab.cells("zs-dn")}
+    assert "piqa_acc_norm" in {column for _, column in lab.cells("recovered")}
     # Only because of lambada_acc.
-    assert "zero_shot" in {name for _, name in lab.evaluations("zs-dn")}
+    assert "zero_shot" in {name for _, name in lab.evaluations("recovered")}
 
 
 # --- the hub ---
@@ -341,7 +361,7 @@ WRONG = [
     ("models/delta_net/tokenizer", "dem", "tokenizer: there is no 'dem'; did you mean 'demo'?"),
     ("models/delta_net/source/recipe", "dmo", "source.recipe: there is no 'dmo'; did you mean"),
     ("models/delta_net/published_as", "gated_deltanet", "models.gated_deltanet: "
-     "('gated_deltanet', 'none') is a name or label of models.delta_net already"),
+     "('gated_deltanet', 'none', 0) is a name or label of models.delta_net already"),
     ("models/gated_deltanet/label", "DeltaNet", "'DeltaNet' is a name or label of models.del"),
     ("tokenizers/demo/corpus", "document", "tokenizers.demo.corpus: there is no 'document'"),
     ("tokenizers/demo", {"kind": "hub", "name": "x"}, "tokenizers.demo.name: 'x': String should"),
@@ -360,6 +380,7 @@ WRONG = [
     ("recipes/demo/data", "documentation/pretrain", "did you mean 'documentation/pretraining'?"),
     ("recipes/short/trainer", "flame", "models.hybrid.source.recipe: short: flame trains no"),
     ("recovery/seeds", [4], "recovery.seeds: 4 is none of `seeds` [0]"),
+    ("tables/refit/trainings", 2, "tables.refit.trainings: 2: delta_net has 1"),
     ("recovery/lora", {"rank": 4}, "recovery.lora.alpha: Field required"),
     ("recovery", None, "tables.refit_recovered: shows recovered models, so it needs a `recovery`"),
     ("calibration/sequences", 65, "calibration.sequences: 65: calibration/sequences has 64"),

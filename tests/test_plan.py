@@ -43,7 +43,7 @@ ROOT = Path(__file__).parents[1]
 COSTS = read_figures(ROOT / "config" / "costs.yaml")
 GPUS = [one for one in COSTS if one.gpus]
 PAPER = load_config(ROOT / "config" / "paper.yaml")
-SHARES = """{cores: 2, resources: {gpu: 4}, default-resources: {gpu_shares: 4},
+SHARES = """{cores: 2, resources: {gpu: 4}, default-resources: {gpu_slots: 4},
              set-resources: {measure: {gpu: 4}}}"""
 
 

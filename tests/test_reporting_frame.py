@@ -1,6 +1,7 @@
 """Results in one form: what a file of them accepts, what a table's holds, what is derived."""
 
 import math
+from statistics import stdev
 
 import pandas as pd
 import pytest
@@ -27,10 +28,10 @@ KEY = Key("m", "none", "grad", "kq", 0.5, None, "pre", "wikitext_word_ppl")
 RESULT = Result(KEY, 0, 31.7, 0.2, "paper", "results/m.json", "")
 
 
-def test_what_does_not_say_its_eps_kept_it():
+def test_what_does_not_say_its_eps_kept_it_and_was_trained_once():
     before = ROOT / "results/lab/h200/results.parquet"
-    assert "eps" not in pd.read_parquet(before)
-    assert {result.key.eps for result in read_results(before)} == {"kept"}
+    assert not {"eps", "training"} & {*pd.read_parquet(before)}
+    assert {(result.key.eps, result.training) for result in read_results(before)} == {("kept", 0)}
     assert {printed.key.eps for printed in PRINTED} == {"kept"}
 
 
@@ -138,6 +139,22 @@ def test_seeds_give_mean_spread_and_what_is_missing():
     assert (cell.value, cell.seeds, cell.reason) == (32.0, 2, "seed 2: out of memory")
     assert cell.spread == pytest.approx(math.sqrt(8))
     assert cell.stderr == pytest.approx(0.2)
+
+
+def test_trainings_count_alike_however_often_each_was_drawn(tmp_path):
+    draws = {0: (30.0, 34.0), 1: (35.0,), 2: (38.0, 40.0, 42.0)}
+    results = [
+        RESULT._replace(seed=seed, training=training, value=value)
+        for training, values in draws.items()
+        for seed, value in enumerate(values)
+    ]
+    write_results(tmp_path / "several", results)
+    assert read_results(tmp_path / "several") == results
+    cell = cells(results)[KEY]
+    assert (cell.value, cell.trainings, cell.seeds, cell.count) == (pytest.approx(107 / 3), 3, 1, 3)
+    assert cell.spread == pytest.approx(stdev((32.0, 35.0, 40.0)))
+    missing = results[-1]._replace(value=None, stderr=None, source="", reason="no time")
+    assert cells([*results[:-1], missing])[KEY].reason == "training 2, seed 2: no time"
 
 
 @pytest.mark.parametrize(("last", "mean"), [("a", Draws("a", (1.0, 2.0))), ("b", None), ("", None)])

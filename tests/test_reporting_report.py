@@ -92,9 +92,9 @@ def test_every_number_of_every_table_has_its_files(inputs, page):
     }
     for frame in inputs["frames"]:
         for result in read_results(frame):
-            [[seed, value, stderr, reason, files, _]] = stored[result.key]
-            shown = result.seed, result.value, result.stderr, result.reason
-            assert (seed, value, stderr, reason) == shown
+            [[draw, value, stderr, reason, files, _]] = stored[result.key]
+            shown = f"Seed {result.seed}", result.value, result.stderr, result.reason
+            assert (draw, value, stderr, reason) == shown
             assert [paths[i] for i in files[:1]] == ([result.source] if result.source else [])
 
 

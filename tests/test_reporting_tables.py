@@ -168,9 +168,9 @@ def test_a_missing_cell_is_a_dash_and_reasons_and_notes_stand_below():
 def test_numbers_of_another_protocol_say_so():
     results = invented(DEMO, "by_model")
     note = "protocol demo, not the paper's"
-    assert lay_out(DEMO, "by_model", results).notes == (("", note),)
+    assert ("", note) in lay_out(DEMO, "by_model", results).notes
     mixed = [*results[:-1], results[-1]._replace(protocol="paper")]
-    assert lay_out(DEMO, "by_model", mixed).notes == (("", f"in part {note}"),)
+    assert ("", f"in part {note}") in lay_out(DEMO, "by_model", mixed).notes
 
 
 # --- languages ---
@@ -246,6 +246,30 @@ def test_a_document_that_does_not_compile_says_where(tmp_path):
     with pytest.raises(InputError, match="Undefined control sequence"):
         compile_document(tmp_path / "document.tex", tmp_path / "a.pdf")
     assert not (tmp_path / "a.pdf").exists()
+
+
+# --- what numbers rest on ---
+
+
+def test_a_table_says_of_how_many_trainings_draws_and_recoveries_it_is():
+    data = yaml.safe_load((ROOT / "config" / "demo.yaml").read_text())
+    data["models"]["delta_net"]["source"]["trainings"] = 3
+    data["seeds"], data["recovery"]["seeds"] = [0, 1], [0]
+    data["tables"]["refit_recovered"] |= {"columns": {"pre": ["ppl"], "post": ["ppl"]}}
+    data["tables"]["several"] = {**data["tables"]["refit_recovered"], "trainings": 3}
+
+    def lines(name, drawn="drrqr"):
+        data["tables"][name]["methods"] = [drawn]
+        run = parse_config(data, "a test")
+        rows = to_rows(lay_out(run, name, invented(run, name)))
+        assert len({len(row) for row in rows}) == 1
+        return [row[0] for row in rows if "training" in row[0]]
+
+    drawn = "2 draws of channels or text, 1 recovery; ± one standard deviation over"
+    assert lines("several") == [f"3 trainings, of each {drawn} trainings"]
+    assert lines("refit_recovered") == [f"1 training, {drawn} seeds"]
+    assert lines("refit_recovered", "l1") == ["1 training, 1 recovery"]  # the weights alone choose
+    assert lines("small") == []  # the run does not train its models
 
 
 # --- the form of a kind ---

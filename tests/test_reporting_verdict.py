@@ -140,6 +140,35 @@ def test_what_was_done_once_is_one_draw(table, key, seeds, why):
         assert (judged.word, judged.why) == (word, why)
 
 
+@pytest.mark.parametrize(
+    ("trainings", "word", "why"),
+    [(2, "agrees, one draw", "pretrained 2 times"), (3, "reproduced", "")],
+)
+def test_three_trainings_decide_what_hangs_on_training(trainings, word, why):
+    key = TRAINED._replace(method="grad")
+    (printed,) = (part for part in PRINTED if part[:2] == (TABLE, key))
+    results = [
+        result._replace(training=training)
+        for training in range(trainings)
+        for result in measured(key, printed.value + training / 10 - 0.1)
+    ]
+    judged = judgement(key, results)
+    assert (judged.word, judged.why, judged.seeds) == (word, why, trainings)
+    # A claim compares cells that have all been measured of the first training.
+    answered = verdict.reach_verdict(PAPERS_RUN, {TABLE: results}).claims
+    alone = verdict.reach_verdict(PAPERS_RUN, {TABLE: results[:1]}).claims
+    assert answered == alone
+
+
+def test_what_is_cut_is_compared_with_its_own_training():
+    whole, cut, once = (
+        replace(CELL, value=17.0, spread=1.0, by_training=dict(enumerate(values)))
+        for values in ((16.0, 17.0, 18.0), (16.1, 17.2, 18.3), ())
+    )
+    assert uncertain((1.0, whole), (-1.0, cut)) == pytest.approx(2 * 0.1)
+    assert uncertain((1.0, whole), (-1.0, once)) == pytest.approx(2 * math.sqrt(2))
+
+
 def test_a_tolerance_that_could_not_tell_pruned_from_unpruned_says_so():
     # The error of documents counts where ours are not the paper's.
     def judged(key, value, stderr, note="other data"):

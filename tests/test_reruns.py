@@ -263,6 +263,29 @@ def test_a_new_model_plans_only_its_own(copy):
     assert "training delta_net.40M" in message
 
 
+def test_another_training_plans_only_its_own(copy):
+    def train(config, times):
+        config["models"]["delta_net"]["source"]["trainings"] = times
+
+    configure(copy, lambda config: train(config, 2))
+    assert computed(copy) == {}  # no table averages it
+
+    def average(config):
+        train(config, 3)
+        config["tables"]["by_ratio"]["trainings"] = 2
+
+    configure(copy, average)
+    # L1 and Grad are sliced and recovered, and the model left whole is recovered.
+    new = {"pretrain": 1, "calibrate": 1, "score": 2, "slice": 2, "recover": 3, "evaluate": 2 * 4}
+    assert computed(copy) == new
+    message = snakemake(copy, "-n")
+    assert "training delta_net-training1" in message
+    assert "delta_net-training2" not in message
+    for name, wanted in (("delta_net", {}), ("delta_net-training1", new)):
+        of_one = planned(copy, targets=(f"all_{name}",))
+        assert {rule: n for rule, n in of_one.items() if rule in new} == wanted
+
+
 def test_a_method_more_or_less_plans_no_other(copy):
     (copy / "src/statecut/pruning/methods/ghost.py").write_text(readme.method_file())
     assert planned(copy) == {}

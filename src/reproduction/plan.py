@@ -113,7 +113,7 @@ def read_graph(
     with build_dag(arguments, targets) as built:
         inputs, rules = built.inputs, [rule.name for rule in built.dag.workflow.rules]
         needs = {job: [*built.dag.job_dependencies(job)] for job in built.dag.jobs}
-        shares = max((job.resources.get("gpu_shares", 1) for job in needs), default=1)
+        shares = max((job.resources.get("gpu_slots", 1) for job in needs), default=1)
         for place, job in enumerate(TopologicalSorter(needs).static_order()):
             places[job] = place
             rule, gpus = job.rule.name, job.resources.get("gpu", 0) / shares

@@ -105,10 +105,12 @@ class Inputs:
         return self.settings(models={model: {**spec, "label": model}})
 
     def pretraining_settings(self, model: str) -> Section:
-        spec = self.config.models[model]
+        spec = _changed(self.config.models[model], "label", "published_as")
+        # Which of several it is says the seed.
+        source = {"kind": "pretrain", "recipe": spec["source"]["recipe"]}
         recipe = self.recipe(model).defining(exclude_defaults=True)
-        recipes = {spec.source.recipe: recipe}  # type: ignore[union-attr]
-        models = {model: {**_changed(spec, "label", "published_as"), "label": model}}
+        recipes = {source["recipe"]: recipe}
+        models = {model: {**spec, "label": model, "source": source}}
         return self.settings("device", models=models, recipes=recipes)
 
     def recovery_settings(self, model: str, cut: str) -> Section:
@@ -237,7 +239,7 @@ class Inputs:
         return f"{self.paths.root}/tokenizers/{self.config.models[model].tokenizer}"
 
     def recipe(self, model: str) -> Recipe:
-        return self.config.recipes[self.config.models[model].source.recipe]  # type: ignore[union-attr]
+        return self.config.recipe_of(model)
 
     def preflight(self, model: str, ratio: Cut = 0.0) -> str:
         return self.paths.preflight(shape_of(self.config.models[model], ratio))
@@ -355,6 +357,18 @@ class Inputs:
         """The results that all tables are made of."""
         tables = self.config.tables
         return sorted({source for table in tables for source in present(self.table_sources(table))})
+
+    def of_model(self, model: str) -> list[str]:
+        """What is measured of one training of a model, and figures of its filters."""
+        config, paths = self.config, self.paths
+        evaluated = [pair for pair in config.evaluations() if pair[0].model == model]
+        analysed = [variant for variant in config.analyses() if variant.model == model]
+        drawn = [n for n, f in config.figures.items() if f.kind == "filters" and f.model == model]
+        return [
+            *(paths.evaluation(*pair) for pair in evaluated),
+            *map(paths.analysis, analysed),
+            *(paths.figure(name, "svg") for name in drawn),
+        ]
 
     def drawable(self) -> list[str]:
         """Figures that can be drawn: in a partial run, curves over tokens and spectra of the

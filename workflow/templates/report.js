@@ -60,8 +60,8 @@
 
   const versions = (of) => of && Object.entries(of).map(([name, version]) => `${name} ${version}`);
 
-  // The files behind one seed of a number: what was measured first, how its model was made after.
-  const result = ([seed, value, stderr, reason, files, making], timed) => {
+  // The files behind one draw of a number: what was measured first, how its model was made after.
+  const result = ([draw, value, stderr, reason, files, making], timed) => {
     const measured = files.map(told);
     const places = [...files, ...(making === null ? [] : data.made[making])];
     const made = making === null ? [] : data.made[making].map(told);
@@ -70,7 +70,7 @@
     const ran = measured[1] ?? {};
     const machine = record.machine ?? record;
     const section = make("section", "",
-      make("h3", `Seed ${seed}: ${value === null ? reason : short(value)}${stderr === null ? "" : ` ± ${short(stderr)} (standard error over ${timed ? "repeats" : "documents"})`}`),
+      make("h3", `${draw}: ${value === null ? reason : short(value)}${stderr === null ? "" : ` ± ${short(stderr)} (standard error over ${timed ? "repeats" : "documents"})`}`),
       facts([
         ["File", files.length ? data.origins.paths[files[0]] : null],
         ["Checkpoint", record.model],

@@ -21,7 +21,12 @@ from statecut.pruning.methods import METHODS
 
 def problems(config: Config) -> list[str]:
     """All mistakes, of which later ones can only be found where there are no earlier ones."""
-    for checks in ((_names,), (_identities,), (_cuts,), (_data, _stages, _measured, _figures)):
+    for checks in (
+        (_names,),
+        (_identities, _trainings),
+        (_cuts,),
+        (_data, _stages, _measured, _figures),
+    ):
         if lines := [line for check in checks for line in check(config)]:
             return lines
     return []
@@ -84,7 +89,7 @@ def _identities(config: Config) -> Iterator[str]:
     labels += [(method.label, f"methods.{name}") for name, method in config.methods.items()]
     models = [(model.label, f"models.{name}") for name, model in config.models.items()]
     published = [
-        ((model.published_as or name, model.filter_sharing), f"models.{name}")
+        ((model.published_as or name, model.filter_sharing, model.training), f"models.{name}")
         for name, model in config.models.items()
     ]
     columns = []
@@ -96,6 +101,14 @@ def _identities(config: Config) -> Iterator[str]:
             if value in first:
                 yield f"{path}: {value!r} is a name or label of {first[value]} already"
             first.setdefault(value, path)
+
+
+def _trainings(config: Config) -> Iterator[str]:
+    """More of them than there are."""
+    for name, table in config.tables.items():
+        for model in table.models if isinstance(table, QualityTable) else ():
+            if table.trainings > (most := getattr(config.models[model].source, "trainings", 1)):
+                yield f"tables.{name}.trainings: {table.trainings}: {model} has {most}"
 
 
 def _data(config: Config) -> Iterator[str]:

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import reduce
 from operator import or_
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import Field, PositiveFloat, PositiveInt, create_model, model_validator
+from pydantic import (
+    Field,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    create_model,
+    model_validator,
+)
 
 from reproduction.config.section import WHICH, Cut, Name, Section
 from reproduction.config.sources import FromDisk, FromHub, RandomWeights
@@ -22,6 +30,12 @@ class Pretrained(Section):
 
     kind: Literal["pretrain"] = WHICH
     recipe: Name = Field(description="one of `recipes`")
+    trainings: PositiveInt = Field(
+        1, description="of this model, which tables may average; NAME-training1 is the second"
+    )
+    training: NonNegativeInt = Field(
+        0, description="added to the recipe's seed; `trainings` counts it up"
+    )
 
 
 class ModelBase(Section):
@@ -52,6 +66,11 @@ class ModelBase(Section):
         )
         sizes |= {"model_type": section.model_type, "intermediate_size": self.mlp_width}
         return section.config(sizes)
+
+    @property
+    def training(self) -> int:
+        """Which of a model's trainings it is; 0 of one that the run does not train."""
+        return self.source.training if isinstance(self.source, Pretrained) else 0
 
     @property
     def parameters(self) -> int:
@@ -138,6 +157,23 @@ else:
     Model = Annotated[
         reduce(or_, map(_section, SECTIONS.values())), Field(discriminator="architecture")
     ]
+
+
+def training_name(model: str, training: int) -> str:
+    """A training of a model; the first has the model's own name."""
+    return f"{model}-training{training}" if training else model
+
+
+def trained_again(name: str, model: Model) -> Iterator[tuple[str, Model]]:
+    """The trainings of a model beside the first: models with its name in results."""
+    source = model.source
+    for training in range(1, source.trainings) if source.kind == "pretrain" else ():
+        again = {
+            "label": f"{model.label}, training {training}",
+            "published_as": model.published_as or name,
+            "source": source.model_copy(update={"trainings": 1, "training": training}),
+        }
+        yield training_name(name, training), model.model_copy(update=again)
 
 
 def cut_shape(model: Model, cut: Cut = 0.0) -> MixerShape:

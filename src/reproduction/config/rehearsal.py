@@ -46,10 +46,14 @@ def rehearsed(config: Config) -> dict[str, Any]:
         data["calibration"] |= {"sequences": CALIBRATION, "rows": min(text.rows, tokens)}
     if config.recovery:
         data["recovery"] |= {**TRAINING, "seeds": None}
+    data["models"] = {n: data["models"][n] for n, m in config.models.items() if not m.training}
+    for model in data["models"].values():
+        model["source"].pop("trainings", None)
     for benchmark in data.get("benchmarks", {}).values():
         benchmark |= {"warmup": 1, "repeats": 1}
     for table in data.get("tables", {}).values():
-        table.pop("recovery_seeds", None)
+        for several in ("recovery_seeds", "trainings"):
+            table.pop(several, None)
     data["evaluation"]["protocol"] = RUN
     for suite in data["evaluation"]["suites"].values():
         suite |= {"seeds": None, "documents": DOCUMENTS}

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Annotated, Literal, TypeVar
 
-from pydantic import Field, Strict
+from pydantic import Field, Strict, field_validator
 
 from reproduction.config.evaluation import (
     Benchmark,
@@ -17,7 +17,7 @@ from reproduction.config.evaluation import (
     Preflight,
     Suite,
 )
-from reproduction.config.models import Model, cut_shape, shape_of
+from reproduction.config.models import Model, cut_shape, shape_of, trained_again, training_name
 from reproduction.config.pruning import BASELINE, CalibrationText, PruningMethod
 from reproduction.config.section import (
     RECOVERED,
@@ -129,6 +129,12 @@ class Config(Section):
     figures: dict[Name, Figure] = Field({}, description="figures by name")
     tables: dict[Name, Table] = Field({}, description="tables by name")
 
+    @field_validator("models")
+    @classmethod
+    def _train_again(cls, models: dict[str, Model]) -> dict[str, Model]:
+        again = (pair for name, model in models.items() for pair in trained_again(name, model))
+        return {**models, **dict(again)}
+
     def slice(self, name: str) -> range:
         """The sequences of a `corpus/slice`, as positions in the packed corpus."""
         corpus, wanted = name.split("/")
@@ -164,10 +170,10 @@ class Config(Section):
         seeds = spec.recovery_seeds or (recovery and recovery.seeds) or self.seeds
         variants = (
             variant
-            for model in spec.models
+            for model, training in product(spec.models, range(spec.trainings))
             for variant in self._variants(
-                model, spec.methods, spec.ratios, spec.targets, [*spec.columns],
-                self.eps_of(table), seeds,
+                training_name(model, training), spec.methods, spec.ratios, spec.targets,
+                [*spec.columns], self.eps_of(table), seeds,
             )
         )  # fmt: skip
         return tuple(
@@ -275,6 +281,13 @@ class Config(Section):
         assert self.recovery
         draw = self.seeds.index(variant.seed) if variant.pruned else 0
         return self.recovery.model_copy(update={"seed": self.recovery.seed + draw})
+
+    def recipe_of(self, model: str) -> Recipe:
+        """The settings of a model's pretraining: each training has a seed of its own."""
+        source = self.models[model].source
+        assert source.kind == "pretrain"
+        recipe = self.recipes[source.recipe]
+        return recipe.model_copy(update={"seed": recipe.seed + source.training})
 
     def _measurements(self, name: str) -> Iterator[Measurement]:
         benchmark = self.benchmarks[name]

@@ -54,6 +54,7 @@ class QualityTable(TableBase):
         "both (refit_post); under none in a table of baselines alone",
         min_length=1,
     )
+    trainings: PositiveInt = Field(1, description="of each model: a number is the mean over them")
     recovery_seeds: Some[Seed] | None = Field(None, description="if absent, those of `recovery`")
 
     @model_validator(mode="after")

@@ -51,6 +51,8 @@ def archived_files(config: Config) -> Iterator[Path]:
         elif not isinstance(figure, QualityFigure):
             sources += present(inputs.figure_sources(name))
     sources += [paths.curve(variant) for variant in variants]
+    # Of kernels and GPU, whatever models there are: another machine of this kind need not ask.
+    sources += [paths.preflight(shape) for shape in config.trained_shapes()]
     sources += [step for variant in variants for step in paths.steps(variant)]
     for source in sources:
         yield from filter(Path.is_file, (Path(source), provenance_path(source)))

@@ -17,6 +17,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import stdev
 from typing import Literal, get_args
 
 import numpy as np
@@ -284,8 +285,7 @@ def has_few_seeds(config: Config, key: Key, seeds: int) -> bool:
 
 def uncertainty(*terms: tuple[float, Cell]) -> float:
     """Twice the error of a sum of cells, each times its factor; unknown parts count as zero."""
-    spreads = (factor * (cell.spread or 0.0) for factor, cell in terms)
-    return 2 * math.hypot(*spreads, _sampling_error(terms))
+    return 2 * math.hypot(_spread(terms), _sampling_error(terms))
 
 
 def differ(cell: Cell, other: Cell) -> bool:
@@ -298,6 +298,15 @@ def differ(cell: Cell, other: Cell) -> bool:
     if min(value, against) > 0:
         apart, factors = math.log(value / against), (1 / value, -1 / against)
     return abs(apart) > uncertainty(*zip(factors, (cell, other), strict=True))
+
+
+def _spread(terms: Sequence[tuple[float, Cell]]) -> float:
+    """The spread of the sum: over trainings that all cells have, since what is cut from a better
+    model is better, too; over seeds, which draw each number by itself."""
+    shared, *others = ([*cell.by_training] for _, cell in terms)
+    if shared and all(other == shared for other in others):
+        return stdev(sum(f * cell.by_training[t] for f, cell in terms) for t in shared)
+    return math.hypot(*(factor * (cell.spread or 0.0) for factor, cell in terms))
 
 
 def _sampling_error(terms: Sequence[tuple[float, Cell]]) -> float:

@@ -1,4 +1,5 @@
-"""Loss curves: pretraining in one panel, recovery by model and ratio, with the run's own eps."""
+"""Loss curves of each model's first training: pretraining in one panel, recovery by model and
+ratio, with the run's own eps."""
 
 from __future__ import annotations
 
@@ -20,7 +21,11 @@ DASHES = ("-", (0, (4, 1.5)), (0, (1.5, 1)), (0, (6, 1.5, 1, 1.5)))  # for model
 
 def draw_curves(config: Config, curves: Mapping[Variant, Path | str]) -> dict[str, str]:
     """SVGs of `pretraining` and `recovery`, as far as there are curves."""
-    points = {variant: read_curve(path) for variant, path in curves.items() if Path(path).is_file()}
+    points = {
+        variant: read_curve(path)
+        for variant, path in curves.items()
+        if Path(path).is_file() and not config.models[variant.model].training
+    }
     trained = {variant.model: curve for variant, curve in points.items() if variant.rft == "none"}
     recovered = {
         variant: curve

@@ -3,6 +3,7 @@
 Units are those of the paper: accuracies and their means in percent, throughput in tokens per
 second, memory in GiB. `target`, `rft` and `eps` are those of the variant; timings have
 `head_k_dim`, and so have cuts to widths of keys and values, which have `head_v_dim`, too.
+`training` counts the trainings of a model, from 0 on; `seed` is that of a draw.
 A timing of the forward pass has the paper's name (`tokens_per_s`); others say what was timed
 (`training_tokens_per_s`, `decoding_tokens_per_s_16` at a batch of 16).
 """
@@ -14,7 +15,7 @@ import math
 from base64 import b64decode, b64encode
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from statistics import fmean, stdev
@@ -56,7 +57,7 @@ COLUMNS = {
     "compression": "float64",
     **dict.fromkeys(("head_k_dim", "head_v_dim"), "Int64"),
     **dict.fromkeys(("rft", "eps"), "str"),
-    "seed": "int64",
+    **dict.fromkeys(("seed", "training"), "int64"),
     "metric": "str",
     **dict.fromkeys(("value", "stderr"), "float64"),
     **dict.fromkeys(("protocol", "source", "reason", "draws", "note"), "str"),
@@ -121,6 +122,11 @@ class Result(NamedTuple):
     reason: str = ""
     draws: str = ""  # `Draws` as text
     note: str = ""  # printed below tables that show the number
+    training: int = 0  # which of its model
+
+    @property
+    def place(self) -> tuple[Key, int, int]:
+        return self.key, self.training, self.seed
 
 
 def write_results(path: Path | str, results: Iterable[Result]) -> None:
@@ -133,7 +139,7 @@ def write_results(path: Path | str, results: Iterable[Result]) -> None:
             right = row.source and not row.reason and math.isfinite(row.value)
         if not right:
             raise InputError(f"{path}: not a number with its source or a gap with a reason: {row}")
-    places = Counter((row.key, row.seed) for row in rows)
+    places = Counter(row.place for row in rows)
     if repeated := [place for place, count in places.items() if count > 1]:
         raise InputError(f"{path}: two values of {repeated[0]}")
     frame = pd.DataFrame([row.key._asdict() | row._asdict() for row in rows], columns=[*COLUMNS])
@@ -147,6 +153,8 @@ def read_frame(path: Path | str) -> pd.DataFrame:
         frame["eps"] = "kept"
     if "head_v_dim" not in frame:  # from before values could be cut
         frame["head_v_dim"] = pd.Series(pd.NA, frame.index, "Int64")
+    if "training" not in frame:  # from before a model could have several
+        frame["training"] = 0
     return frame[[*COLUMNS]]
 
 
@@ -214,13 +222,13 @@ def lower_is_better(config: Config, metric: str) -> bool:
     return metric.endswith(SIZES)
 
 
-Known = Mapping[tuple[Key, int], Result]
-"""Results by key and seed."""
+Known = Mapping[tuple[Key, int, int], Result]
+"""Results by `Result.place`."""
 
 
 def table_results(config: Config, table: str, results: Iterable[Result]) -> list[Result]:
     """Every cell of a table and every seed: measured, derived, or missing and why."""
-    known = {(result.key, result.seed): result for result in results}
+    known = {result.place: result for result in results}
     if isinstance(config.tables[table], QualityTable):
         rows = (_evaluated(config, *cell, known) for cell in config.cells(table))
     else:
@@ -243,13 +251,14 @@ def _timed_metrics(config: Config, table: str) -> tuple[str, ...]:
 
 
 def _evaluated(config: Config, variant: Variant, metric: str, known: Known) -> Result:
-    key, seed = variant_key(config, variant, metric), variant.seed
-    suite = config.suite_of(metric)
+    key, training = variant_key(config, variant, metric), config.models[variant.model].training
+    result, suite = Result(key, variant.seed, training=training), config.suite_of(metric)
     if reason := suite.left_out(metric):
-        return Result(key, seed, reason=f"not attempted: {reason}")
-    if (key, seed) in known or metric != suite.mean:
-        return _measured(config, key, seed, known)
-    parts = [_measured(config, key._replace(metric=task), seed, known) for task in suite.tasks]
+        return result._replace(reason=f"not attempted: {reason}")
+    if result.place in known or metric != suite.mean:
+        return _measured(config, result, known)
+    tasks = (result._replace(key=key._replace(metric=task)) for task in suite.tasks)
+    parts = [_measured(config, task, known) for task in tasks]
     for part in parts:
         if part.value is None:
             return part._replace(key=key, reason=f"{part.key.metric}: {part.reason}")
@@ -266,8 +275,8 @@ def _evaluated(config: Config, variant: Variant, metric: str, known: Known) -> R
 
 def _timed(config: Config, cell: Measurement, metric: str, known: Known) -> Result:
     key = timing_key(config, cell, metric)
-    if (key, 0) in known or metric not in RATIOS:
-        return _measured(config, key, 0, known)
+    if (result := Result(key, 0)).place in known or metric not in RATIOS:
+        return _measured(config, result, known)
     # Of the unpruned model, or of the mixer's first width.
     first = next(
         other
@@ -275,7 +284,7 @@ def _timed(config: Config, cell: Measurement, metric: str, known: Known) -> Resu
         if (other.subject, other.mode) == (cell.subject, cell.mode)
     )
     own, reference = (
-        _measured(config, timing_key(config, part, RATIOS[metric]), 0, known)
+        _measured(config, Result(timing_key(config, part, RATIOS[metric]), 0), known)
         for part in (cell, first)
     )
     if own.value is None:
@@ -290,9 +299,9 @@ def _timed(config: Config, cell: Measurement, metric: str, known: Known) -> Resu
     return own._replace(key=key, value=value, stderr=stderr)
 
 
-def _measured(config: Config, key: Key, seed: int, known: Known) -> Result:
+def _measured(config: Config, result: Result, known: Known) -> Result:
     reason = f"not measured: {config.partial}" if config.partial else "not measured"
-    return known.get((key, seed)) or Result(key, seed, reason=reason)
+    return known.get(result.place) or result._replace(reason=reason)
 
 
 # --- what was measured ---
@@ -325,13 +334,14 @@ def read_evaluation(
 
     Means are left to `table_results`: they follow from the tasks.
     """
-    record = read_json(path)
+    record, training = read_json(path), config.models[variant.model].training
     for column, task in config.evaluation.suites[suite].tasks.items():
         result, key = record["results"][column], variant_key(config, variant, column)
         if "not_attempted" in result:
             continue
         if not math.isfinite(result["value"]):
-            yield Result(key, variant.seed, reason=f"the model is broken: {result['value']}")
+            reason = f"the model is broken: {result['value']}"
+            yield Result(key, variant.seed, reason=reason, training=training)
             continue
         scale, draws = 100.0 if task.metric in FRACTIONS else 1.0, ""
         if result["draws"] is not None:
@@ -347,6 +357,7 @@ def read_evaluation(
             source=Path(path).as_posix(),
             draws=draws,
             note=result.get("note", ""),
+            training=training,
         )
 
 
@@ -368,21 +379,32 @@ def read_measurement(config: Config, cell: Measurement, path: Path | str) -> Ite
             yield Result(key, 0, reading.value, reading.stderr, protocol, source)
 
 
-# --- a number over its seeds ---
+# --- a number over its trainings and seeds ---
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A number over its seeds."""
+    """A number over its seeds; over its trainings where it has several, each the mean over its
+    seeds."""
 
     value: float | None  # mean
-    spread: float | None  # standard deviation over seeds; None for one seed
-    stderr: float | None  # of one evaluation: root mean square over seeds
-    seeds: int
+    spread: float | None  # standard deviation; None where there is one
+    stderr: float | None  # of one evaluation: root mean square
+    seeds: int  # of each training; the fewest
     protocols: frozenset[str]
     reason: str  # why it, or some of its seeds, are missing
-    draws: Draws | None = None  # mean over seeds
+    draws: Draws | None = None  # mean
     note: str = ""
+    by_training: Mapping[int, float] = field(default_factory=dict)  # where it has several
+
+    @property
+    def trainings(self) -> int:
+        return max(1, len(self.by_training))
+
+    @property
+    def count(self) -> int:
+        """What mean and spread are over."""
+        return self.trainings if self.trainings > 1 else self.seeds
 
 
 def cells(results: Iterable[Result]) -> dict[Key, Cell]:
@@ -394,10 +416,14 @@ def cells(results: Iterable[Result]) -> dict[Key, Cell]:
 
 def _cell(results: list[Result]) -> Cell:
     known = [result for result in results if result.value is not None]
-    values = [result.value for result in known if result.value is not None]
+    trainings: dict[int, list[float]] = {}
+    for result in known:
+        trainings.setdefault(result.training, []).append(result.value)  # type: ignore[arg-type]
+    several = {training: fmean(values) for training, values in trainings.items()}
+    values = [*several.values()] if len(several) > 1 else [*chain(*trainings.values())]
     errors = [result.stderr for result in results if result.stderr is not None]
     reasons = [
-        f"seed {result.seed}: {result.reason}" if values else result.reason
+        f"{draw_name(result)}: {result.reason}" if values else result.reason
         for result in results
         if result.value is None
     ]
@@ -407,12 +433,18 @@ def _cell(results: list[Result]) -> Cell:
         value=fmean(values) if values else None,
         spread=stdev(values) if len(values) > 1 else None,
         stderr=math.hypot(*errors) / math.sqrt(len(errors)) if errors else None,
-        seeds=len(values),
+        seeds=min(map(len, trainings.values()), default=0),
         protocols=frozenset(result.protocol for result in known),
         reason="; ".join(dict.fromkeys(reasons)),
         draws=Draws.mean(draws) if same_documents else None,
         note=_join_notes(results),
+        by_training=several if len(several) > 1 else {},
     )
+
+
+def draw_name(result: Result) -> str:
+    training = f"training {result.training}, " if result.training else ""
+    return f"{training}seed {result.seed}"
 
 
 def _join_notes(results: Iterable[Result]) -> str:
@@ -444,9 +476,9 @@ def read_published(path: Path | str) -> list[Printed]:
 
 def read_key(row: Mapping[str, str]) -> Key:
     """A key from the fields of a CSV file, where None is an empty field, and eps may be absent."""
-    fields: dict[str, Any] = {field: row[field] for field in Key._fields if field in row}
-    for field, number in (("compression", float), ("head_k_dim", int), ("head_v_dim", int)):
-        fields[field] = number(row[field]) if row.get(field) else None
+    fields: dict[str, Any] = {name: row[name] for name in Key._fields if name in row}
+    for name, number in (("compression", float), ("head_k_dim", int), ("head_v_dim", int)):
+        fields[name] = number(row[name]) if row.get(name) else None
     return Key(**fields)
 
 

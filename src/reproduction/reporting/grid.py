@@ -6,19 +6,28 @@
   are left out, and a single value is not marked.
 - Tables of kind by_ratio, by_model and summary mark every column, breakdowns perplexities and means
   only, others none: as the paper does.
-- Several seeds give mean ± standard deviation, and a note says so. A missing cell is a dash, with
-  the reason below the table. Notes name protocols other than `paper`, and tasks whose data is from
-  elsewhere.
+- Several trainings, or else seeds, give mean ± standard deviation, and a note says how many. A
+  missing cell is a dash, with the reason below the table. Notes name protocols other than `paper`,
+  and tasks whose data is from elsewhere.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby
 from typing import Any, Literal, TypeVar
 
-from reproduction.config import BASELINE, Config, Cut, Measurement, Stage, Variant
+from reproduction.config import (
+    BASELINE,
+    Config,
+    Cut,
+    Measurement,
+    QualityTable,
+    Stage,
+    Variant,
+)
+from reproduction.config.section import RECOVERED, REFITTED
 from reproduction.reporting.frame import (
     Key,
     Result,
@@ -36,7 +45,6 @@ Separator = Literal["", "space", "rule"]
 
 DASH = "–"
 MARKED_KINDS = {"by_ratio", "by_model", "summary", "breakdown"}
-SPREAD_NOTE = "± one standard deviation over seeds"
 MEASURES = {"word_perplexity": "ppl", "perplexity": "ppl", "acc_norm": "acc_n", "contains": "cont."}
 
 
@@ -129,6 +137,12 @@ def percent(cut: Cut) -> str:
     return cut.replace("x", " × ") if isinstance(cut, str) else f"{100 * cut:g}%"
 
 
+def _counted(counts: Iterable[int], one: str, several: str) -> Iterator[str]:
+    """3 draws; 1 or 3 draws; nothing without a count."""
+    if numbers := sorted(counts):
+        yield f"{' or '.join(map(str, numbers))} {one if numbers[-1] == 1 else several}"
+
+
 def protocol_note(protocols: Iterable[str]) -> str:
     """Names those other than the paper's; empty if there is none."""
     names = {*protocols}
@@ -168,12 +182,36 @@ class TableBuilder:
     def grid(self, groups: Sequence[int], heads: Sequence[Row], rows: Sequence[Row]) -> Grid:
         """The table, with notes about protocols and seeds."""
         general = [protocol_note(p for cell in self.cells.values() for p in cell.protocols)]
-        if any(cell.spread is not None for cell in self.cells.values()):
-            general.append(SPREAD_NOTE)
+        general.append(self.draws_note())
         notes = [("", text) for text in general if text]
         notes += [(letter, text) for text, letter in self.letters.items()]
         kind, caption = self.table.kind, self.table.caption
         return Grid(self.name, kind, caption, (*groups,), (*heads,), (*rows,), (*notes,))
+
+    def draws_note(self) -> str:
+        """On how many trainings, draws and recoveries the numbers rest."""
+        if not isinstance(self.table, QualityTable):
+            return ""
+        measured = {key: cell for key, cell in self.cells.items() if cell.value is not None}
+        recovered = {key: cell for key, cell in measured.items() if key.rft in RECOVERED}
+        drawn = {
+            cell.seeds
+            for key, cell in measured.items()
+            if key not in recovered and key.method != BASELINE
+            if key.rft in REFITTED or self.config.methods[key.method].drawn
+        }
+        trainings = {cell.trainings for cell in measured.values()}
+        sources = [self.config.models[model].source.kind for model in self.table.models]
+        draws = [
+            *_counted(drawn, "draw of channels or text", "draws of channels or text"),
+            *_counted({cell.seeds for cell in recovered.values()}, "recovery", "recoveries"),
+        ]
+        parts = [*_counted(trainings if "pretrain" in sources else (), "training", "trainings")]
+        several = max(trainings, default=1) > 1
+        parts += ["of each " * several + ", ".join(draws)] if draws else []
+        spread = f"± one standard deviation over {'trainings' if several else 'seeds'}"
+        spreads = any(cell.spread is not None for cell in measured.values())
+        return "; ".join([", ".join(parts)] * bool(parts) + [spread] * spreads)
 
     def _marks(self) -> dict[Key, Mark]:
         """Of methods compared with each other, everything else being equal."""

@@ -172,9 +172,7 @@ class Headline:
             )
         if recovered:
             sentences.append("Recovered, the paper’s way: trained again for a while.")
-        if len(self.config.seeds) > 1:
-            sentences.append(style.OVER_SEEDS)
-        return " ".join(sentences)
+        return " ".join([*sentences, style.bars(self.config)]).strip()
 
     # --- sentences ---
 

@@ -16,13 +16,20 @@ from markupsafe import Markup
 from reproduction.config import Config, Figure, Variant
 from reproduction.reporting.claims import MARKS
 from reproduction.reporting.curves import draw_curves
-from reproduction.reporting.frame import Key, Result, cells, read_results, variant_key
+from reproduction.reporting.frame import (
+    Key,
+    Result,
+    cells,
+    draw_name,
+    read_results,
+    variant_key,
+)
 from reproduction.reporting.grid import protocol_note
 from reproduction.reporting.headline import Headline
 from reproduction.reporting.heat import STEPS, Look, against_baseline, against_paper
 from reproduction.reporting.jobs import Record, summarize_jobs
 from reproduction.reporting.origins import Origins
-from reproduction.reporting.style import COLUMN, OVER_SEEDS
+from reproduction.reporting.style import COLUMN, bars
 from reproduction.reporting.tables import lay_out
 from reproduction.reporting.verdict import Judgement, Word, claims_only, read_judgements
 from reproduction.reporting.writing import HTML, to_html
@@ -31,7 +38,7 @@ from statecut.files import atomic_write, canonical_json
 from statecut.version import __version__
 
 CURVES = {
-    "pretraining": "Cross-entropy while the models were pretrained.",
+    "pretraining": "Cross-entropy while the models were pretrained, each for the first time.",
     "recovery": "Cross-entropy during recovery, by model and ratio; mean over seeds.",
 }
 
@@ -114,13 +121,15 @@ class Numbers:
             [self.origins.add(path) for path in paths if Path(path).is_file()]
             for paths in steps.values()
         ]
-        self.variants = {
-            (variant_key(config, variant, ""), variant.seed): i for i, variant in enumerate(steps)
-        }
+        self.variants = {self._place(variant): i for i, variant in enumerate(steps)}
         self.results: dict[Key, dict[Result, None]] = {}
         for result in results:
             self.results.setdefault(result.key, {})[result] = None
         self.places = {key: i for i, key in enumerate(self.results)}
+
+    def _place(self, variant: Variant) -> tuple[Key, int, int]:
+        key = variant_key(self.config, variant, "")
+        return key, self.config.models[variant.model].training, variant.seed
 
     def to_json(self, judgements: Iterable[Judgement]) -> dict[str, Any]:
         """What the page's script shows when a number is clicked."""
@@ -143,8 +152,9 @@ class Numbers:
         source = result.source
         paths = (Path(source), provenance_path(source)) if source else ()
         files = [self.origins.add(path) for path in paths if path.is_file()]
-        variant = self.variants.get((result.key._replace(metric=""), result.seed))
-        return [result.seed, result.value, result.stderr, result.reason, files, variant]
+        place = result._replace(key=result.key._replace(metric="")).place
+        variant, name = self.variants.get(place), draw_name(result).capitalize()
+        return [name, result.value, result.stderr, result.reason, files, variant]
 
 
 def group_claims(claims: Iterable[dict[str, str]]) -> dict[str, list[dict[str, str]]]:
@@ -187,8 +197,8 @@ def _count(values: Iterable[str], names: Iterable[str]) -> dict[str, int]:
 def _with_bars(config: Config, figure: Figure) -> str:
     if figure.kind == "sweep":
         return f"{figure.caption} Bars are two standard errors over repeats."
-    seeds = figure.kind in ("quality", "state") and len(config.seeds) > 1
-    return f"{figure.caption} {OVER_SEEDS}" if seeds else figure.caption
+    of_draws = bars(config) if figure.kind in ("quality", "state") else ""
+    return f"{figure.caption} {of_draws}".strip()
 
 
 def _picture(section: str, name: str, caption: str, svg: str) -> dict[str, Any]:

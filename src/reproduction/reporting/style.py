@@ -26,7 +26,6 @@ from statecut.files import atomic_write
 INK = "#010203"  # no other part of a figure has this colour
 COLUMN = 3.3  # inches: the column of a paper
 PAGE = 6.8
-OVER_SEEDS = "Bars are one standard deviation over seeds."
 
 Dash = tuple[float, tuple[float, ...]]
 SOLID: Dash = (0, ())
@@ -108,6 +107,13 @@ def colour(config: Config, method: str) -> str:
 
 def dash(config: Config, method: str) -> Dash:
     return (0, (1, 1) if method == BASELINE else config.methods[method].dash)
+
+
+def bars(config: Config) -> str:
+    """What the bars of a figure are; empty if it can have none."""
+    over = ["seeds"] * (len(config.seeds) > 1)
+    over += ["trainings"] * any(model.training for model in config.models.values())
+    return f"Bars are one standard deviation over {' or '.join(over)}." if over else ""
 
 
 def label(config: Config, method: str) -> str:

@@ -3,9 +3,10 @@
 Ours is that with eps kept, as the paper's code leaves it. Inside means |ours - paper's| <=
 tolerance, which is what can make two right numbers differ, and nothing else:
 
-    t s sqrt(1 + 1/n)  s is the standard deviation over our n seeds: ours is the mean of n draws,
-                       the paper's one more draw. Student's t for n - 1 degrees of freedom makes up
-                       for an s from few seeds; one right number in a hundred is outside by chance
+    t s sqrt(1 + 1/n)  s is the standard deviation over our n seeds, or n trainings where there are
+                       several: ours is the mean of n draws, the paper's one more draw. Student's t
+                       for n - 1 degrees of freedom makes up for an s from few draws; one right
+                       number in a hundred is outside by chance
     documents          only where ours are not the paper's (`note`): twice the standard error of the
                        difference of two samples. Timings have that of their repeats
     half a digit       the paper's rounding
@@ -186,13 +187,13 @@ def _judge(
         word, why = "undecided", f"measured under protocol {', '.join(sorted(protocols))}"
     elif ids := [erratum.id for erratum in errata if erratum.kind == "value"]:
         word, why = "undecided", f"the paper's own numbers contradict it ({', '.join(ids)})"
-    elif why := too_few_draws(config, key, ours.seeds):
+    elif why := too_few_draws(config, key, ours):
         word = "agrees, one draw" if inside else "disagrees, one draw"
     elif inside and key != baseline.key and is_inside(baseline.value - paper, limit):
         why = BLUNT
     elif not inside and _same_direction(config, printed, baseline, ours, measured):
         word = "direction only"
-    numbers = ours.value, paper, difference, limit, ours.seeds
+    numbers = ours.value, paper, difference, limit, ours.count
     return Judgement(table, key, *numbers, word, why, errors, ours.note)
 
 
@@ -200,8 +201,8 @@ def tolerance(config: Config, ours: Cell, printed: Printed) -> float:
     """How far ours may be from the paper's number; unknown parts count as zero."""
     seeds = documents = 0.0
     if ours.spread is not None:
-        student = STUDENT[min(ours.seeds - 1, len(STUDENT)) - 1]
-        seeds = student * ours.spread * math.sqrt(1 + 1 / ours.seeds)
+        student = STUDENT[min(ours.count - 1, len(STUDENT)) - 1]
+        seeds = student * ours.spread * math.sqrt(1 + 1 / ours.count)
     if printed.key.head_k_dim is not None or ours.note:
         documents = 2 * math.sqrt(2) * (ours.stderr or 0.0)
     size = 100.0 if _is_accuracy(config, printed.key.metric) else abs(printed.value)
@@ -225,11 +226,13 @@ def _subject(printed: Printed) -> tuple[str, str, str, str]:
     return printed.table, printed.key.model, printed.key.conv_sharing, printed.key.metric
 
 
-def too_few_draws(config: Config, key: Key, seeds: int) -> str:
+def too_few_draws(config: Config, key: Key, ours: Cell) -> str:
     """The random step behind a number that was drawn too seldom to judge it; empty if none was.
 
-    A run trains and times everything once; its seeds are draws of selections and recoveries.
+    Enough trainings are enough draws of what hangs on each; a run times everything once.
     """
+    if ours.trainings >= SEEDS:
+        return ""
     if key.head_k_dim is not None:  # a benchmark
         return "" if key.metric in CONSTANT else "timed once"
     if any(
@@ -237,8 +240,9 @@ def too_few_draws(config: Config, key: Key, seeds: int) -> str:
         and model.source.kind == "pretrain"
         for name, model in config.models.items()
     ):
-        return "pretrained once"
-    return f"{seeds} of at least {SEEDS} seeds" if has_few_seeds(config, key, seeds) else ""
+        return "pretrained once" if ours.trainings == 1 else f"pretrained {ours.trainings} times"
+    few = has_few_seeds(config, key, ours.seeds)
+    return f"{ours.seeds} of at least {SEEDS} seeds" if few else ""
 
 
 def _same_direction(
@@ -268,7 +272,9 @@ def reach_verdict(config: Config, tables: Mapping[str, Iterable[Result]]) -> Pap
     if not scope:
         published, errata = (PUBLISHED / name for name in ("values.csv", "errata.csv"))
         judgements = judge(config, tables, read_published(published), read_errata(errata))
-    ours = {key: cell for results in tables.values() for key, cell in cells(results).items()}
+    # A claim compares cells of one training: others have it of fewer.
+    first = [r for results in tables.values() for r in results if not r.training]
+    ours = cells(dict.fromkeys(first))
     return PaperVerdict(scope, judgements, answer_all(config, read_claims(CLAIMS), ours))
 
 

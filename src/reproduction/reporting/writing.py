@@ -90,8 +90,10 @@ def to_html(
 
 
 def to_rows(grid: Grid) -> list[list[str]]:
-    """Rows of text: one of headings, then the numbers, with notes in brackets."""
-    notes = dict(grid.notes)
+    """Rows of text: one of headings, then the numbers, with their notes in brackets, then the notes
+    about all of them."""
+    notes = {letter: note for letter, note in grid.notes if letter}
+    general = [note for letter, note in grid.notes if not letter]
 
     def text(box: Box) -> str:
         return " ".join([box.text, *(f"({notes[letter]})" for letter in box.notes)]).strip()
@@ -103,6 +105,7 @@ def to_rows(grid: Grid) -> list[list[str]]:
             [cell for box in row.boxes for cell in (text(box), *[""] * (box.span - 1))]
             for row in grid.rows
         ),
+        *([note, *[""] * (sum(grid.groups) - 1)] for note in general),
     ]
 
 

@@ -13,7 +13,9 @@ from statecut.models.architectures.gated_deltanet import ARCHITECTURE as GATED
 if TYPE_CHECKING:
     import numpy as np
 
-CALL = base.Call("fla.layers.kda", ("chunk_kda", "fused_recurrent_kda"))
+CALL = base.Call(
+    "fla.layers.kda", ("chunk_kda", "fused_recurrent_kda"), options={"state_v_first": True}
+)
 
 
 def resized(config: base.Config, width: int, value_width: int | None = None) -> base.Config:
