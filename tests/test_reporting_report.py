@@ -22,7 +22,7 @@ from reproduction.reporting.heat import (
     reference,
     shade_of,
 )
-from reproduction.reporting.jobs import result_records, summarize_jobs
+from reproduction.reporting.jobs import result_records, summarize_jobs, used_and_asked
 from reproduction.reporting.origins import Origins
 from reproduction.reporting.report import group_claims, inline, write_report
 from reproduction.reporting.verdict import Judgement
@@ -287,6 +287,26 @@ def test_gpu_hours_are_those_of_the_gpus_that_jobs_had():
     assert (work["all"].jobs, work["all"].gpu_seconds) == (3, 35.0)
     assert (work["started"], work["ended"]) == ("2026-01-01", "2026-01-03T00:00:10Z")
     assert work["commits"] == {"0123456789ab": 3}
+
+
+def test_what_jobs_took_stands_next_to_what_they_asked_for_by_rule_and_model():
+    sliced = {"wildcards": {"model": "small"}, "peak_mib": 1000, "asked": {"mem_mb": 16000}}
+    asked = {"asked": {"mem_mb": 32000, "runtime": 240}}
+    evaluated = {"wildcards": {"subject": "sliced/small/l1-kq-0.5-0", "suite": "ppl"}, **asked}
+    timed = {"wildcards": {"benchmark": "speed", "measured": "small-13-64x64-forward"}}
+    records = [
+        {**record("slice", 9.0), **sliced},
+        {**record("evaluate", 20.0), **evaluated, "peak_mib": 2000},
+        {**record("evaluate", 10.0), **evaluated, "gpu_peak_mib": 4000},
+        {**record("measure", 3.0), **timed},
+        record("tokens", 2.0),
+    ]
+    assert used_and_asked(records)[1:] == [
+        ["slice", "small", "1", "9", "9", "", "1.0", "16.0", ""],
+        ["evaluate", "small ppl", "2", "15", "20", "14,400", "2.1", "32.0", "4.2"],
+        ["measure", "small-13 speed", "1", "3", "3", "", "", "", ""],
+        ["tokens", "", "1", "2", "2", "", "", "", ""],
+    ]
 
 
 def test_records_that_come_and_go_meanwhile_are_left_out(tmp_path):
