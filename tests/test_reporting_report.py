@@ -12,6 +12,7 @@ from markupsafe import escape
 from reporting_runs import DEMO, record, report_inputs
 from safetensors.numpy import save_file
 
+from reproduction.cli import main
 from reproduction.reporting.curves import draw_curves, read_curve
 from reproduction.reporting.frame import Cell, Draws, Key, make_union, read_results
 from reproduction.reporting.grid import Box
@@ -342,3 +343,14 @@ def test_curves_are_of_what_was_trained(inputs):
     assert draw_curves(DEMO, {}) == {}
     other = {replace(v, eps="kept"): path for v, path in curves.items() if v.pruned}
     assert draw_curves(DEMO, {**curves, **other}) == figures
+
+
+def test_jobs_of_a_run_are_printed_by_its_name(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "results" / "rehearsal"
+    folder.mkdir(parents=True)
+    assert main(["jobs", "rehersal"]) == 2
+    assert "results/rehersal; did you mean 'rehearsal'?" in capsys.readouterr().err
+    write_json(folder / f"page{PROVENANCE}", {**record("page", 9.0), "peak_mib": 1000})
+    assert main(["jobs", "rehearsal"]) == 0
+    assert capsys.readouterr().out.splitlines()[1].split() == ["page", "1", "9", "9", "1.0"]
