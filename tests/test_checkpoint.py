@@ -201,9 +201,14 @@ def test_models_cut_from_one_share_the_file_of_what_no_cut_changes(folders, tmp_
     divide(whole)
     checkpoint = Checkpoint(whole)
     keys, *values, rest = checkpoint.shards()
+    ordinary = (whole / "config.json").stat().st_mode
+    assert {path.stat().st_mode for path in whole.iterdir()} == {ordinary}
     assert torch.equal(logits(load(whole), IDS), logits(load(folders / name), IDS))
     slice_model(checkpoint, cut_back(checkpoint.shape, 4), cut, dtype=None, links=True)
     assert all((cut / shard).samefile(whole / shard) for shard in (*values, rest))
+    # What writes to one writes to all.
+    assert all((cut / shard).stat().st_mode & 0o777 == 0o444 for shard in (*values, rest))
+    assert (cut / keys).stat().st_mode == ordinary
     assert (cut / keys).stat().st_size < (whole / keys).stat().st_size
     model, name = load(cut), next(iter(read_tensors(cut / keys)))[0]
     learning = current_name(name, Checkpoint(cut).architecture)
@@ -213,7 +218,6 @@ def test_models_cut_from_one_share_the_file_of_what_no_cut_changes(folders, tmp_
     rewrite(Checkpoint(cut), recovered, new_tensor, links=True)
     assert (recovered / rest).samefile(whole / rest)
     assert not (recovered / keys).samefile(cut / keys)
-    assert not (whole / rest).stat().st_mode & 0o222  # what writes to one writes to all
     assert torch.equal(logits(load(recovered), IDS), logits(model, IDS))
     stock = AutoModelForCausalLM.from_pretrained(recovered)
     assert torch.equal(logits(stock, IDS), logits(model, IDS))

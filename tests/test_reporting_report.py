@@ -12,6 +12,7 @@ from markupsafe import escape
 from reporting_runs import DEMO, record, report_inputs
 from safetensors.numpy import save_file
 
+from reproduction.cli import main
 from reproduction.reporting.curves import draw_curves, read_curve
 from reproduction.reporting.frame import Cell, Draws, Key, make_union, read_results
 from reproduction.reporting.grid import Box
@@ -22,7 +23,7 @@ from reproduction.reporting.heat import (
     reference,
     shade_of,
 )
-from reproduction.reporting.jobs import result_records, summarize_jobs
+from reproduction.reporting.jobs import result_records, summarize_jobs, used_and_asked
 from reproduction.reporting.origins import Origins
 from reproduction.reporting.report import group_claims, inline, write_report
 from reproduction.reporting.verdict import Judgement
@@ -289,6 +290,26 @@ def test_gpu_hours_are_those_of_the_gpus_that_jobs_had():
     assert work["commits"] == {"0123456789ab": 3}
 
 
+def test_what_jobs_took_stands_next_to_what_they_asked_for_by_rule_and_model():
+    sliced = {"wildcards": {"model": "small"}, "peak_mib": 1000, "asked": {"mem_mb": 16000}}
+    asked = {"asked": {"mem_mb": 32000, "runtime": 240}}
+    evaluated = {"wildcards": {"subject": "sliced/small/l1-kq-0.5-0", "suite": "ppl"}, **asked}
+    timed = {"wildcards": {"benchmark": "speed", "measured": "small-13-64x64-forward"}}
+    records = [
+        {**record("slice", 9.0), **sliced},
+        {**record("evaluate", 20.0), **evaluated, "peak_mib": 2000},
+        {**record("evaluate", 10.0), **evaluated, "gpu_peak_mib": 4000},
+        {**record("measure", 3.0), **timed},
+        record("tokens", 2.0),
+    ]
+    assert used_and_asked(records)[1:] == [
+        ["slice", "small", "1", "9", "9", "", "1.0", "16.0", ""],
+        ["evaluate", "small ppl", "2", "15", "20", "14,400", "2.1", "32.0", "4.2"],
+        ["measure", "small-13 speed", "1", "3", "3", "", "", "", ""],
+        ["tokens", "", "1", "2", "2", "", "", "", ""],
+    ]
+
+
 def test_records_that_come_and_go_meanwhile_are_left_out(tmp_path):
     made, shown = (tmp_path / f"{name}{PROVENANCE}" for name in ("models/a", "tables/t.tex"))
     write_json(made, record("pretrain", 9.0))
@@ -322,3 +343,14 @@ def test_curves_are_of_what_was_trained(inputs):
     assert draw_curves(DEMO, {}) == {}
     other = {replace(v, eps="kept"): path for v, path in curves.items() if v.pruned}
     assert draw_curves(DEMO, {**curves, **other}) == figures
+
+
+def test_jobs_of_a_run_are_printed_by_its_name(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "results" / "rehearsal"
+    folder.mkdir(parents=True)
+    assert main(["jobs", "rehersal"]) == 2
+    assert "results/rehersal; did you mean 'rehearsal'?" in capsys.readouterr().err
+    write_json(folder / f"page{PROVENANCE}", {**record("page", 9.0), "peak_mib": 1000})
+    assert main(["jobs", "rehearsal"]) == 0
+    assert capsys.readouterr().out.splitlines()[1].split() == ["page", "1", "9", "9", "1.0"]

@@ -116,6 +116,23 @@ def test_beside_the_output_stands_where_it_came_from(planned, around):
     assert record["wildcards"] == {"model": "a"}
     assert [*record["code"]] == ["scripts/slice.py"]
     assert record["versions"]["python"].startswith("3.")
+    assert (record["peak_mib"] > 0, record["gpu_peak_mib"]) == (True, 0)
+
+
+def test_beside_it_stands_what_was_asked_for_and_how_much_of_a_gpu_was_used(
+    planned, around, monkeypatch
+):
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: device * 5 * 2**30)
+    job = planned()
+    job.resources = {"mem_mb": 16000, "runtime": 30, "disk_mb": 1}
+    with around(job):
+        pass
+    record = json.loads(Path("out.json.provenance.json").read_text())
+    assert (record["asked"], record["gpu_peak_mib"]) == ({"mem_mb": 16000, "runtime": 30}, 5120)
 
 
 def rules_on_a_gpu():

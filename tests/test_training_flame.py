@@ -211,6 +211,19 @@ def test_what_flame_said_last_is_in_the_error(tmp_path, monkeypatch, printed, me
             flame.run_flame(command, kept, reader())
 
 
+def test_speed_and_memory_of_a_run_are_in_its_log(tmp_path, monkeypatch, caplog):
+    caplog.set_level("INFO")
+    lines = [f"step: {n}  loss: 1.0  memory: {n}.5GiB(1%)  tps: {n},000" for n in (1, 3, 2)]
+    command = [sys.executable, "-c", f"print(*{lines}, sep='\\n')"]
+    monkeypatch.setattr(flame, "LOOK_EVERY", 0.01)
+    with Checkpoints(tmp_path, {"run": 1}) as kept:
+        last = flame.checkpoint_folder(kept.folder, flame_recipe().steps)
+        last.mkdir(parents=True)
+        (last / ".metadata").touch()
+        flame.run_flame(command, kept, reader())
+    assert "flame: 4,000 tokens/s, 3.5 GiB of each GPU" in caplog.text
+
+
 @pytest.mark.parametrize("model", ["delta_net", "shared_all", "gated"])
 def test_a_checkpoint_of_flame_becomes_a_model(tmp_path, model):
     trained = create(SMALL[model], seed=5)

@@ -68,6 +68,14 @@ def parser() -> argparse.ArgumentParser:
     add("--rehearsal", action="store_true", help=REHEARSAL)
     add("--gpus", type=int, metavar="N", help="how many there are; if not given, the profile's")
     add = command(
+        "jobs",
+        jobs,
+        "say what the jobs of a run took, and what they asked for",
+        "Print seconds and memory of the finished jobs of a run by rule and model, next to the "
+        "time and memory that they asked for. Memory in a rehearsal is that of the run itself.",
+    ).add_argument
+    add("name", metavar="RUN", help="its name: results are in results/RUN")
+    add = command(
         "compare",
         compare,
         "print the verdict of a run: its numbers against the paper's",
@@ -149,6 +157,18 @@ def plan(options: argparse.Namespace) -> None:
         rehearsal=options.rehearsal,
     )
     print(to_text(graph, targets=targets, gpus=options.gpus), end="")
+
+
+def jobs(options: argparse.Namespace) -> None:
+    from reproduction.plan import table
+    from reproduction.reporting.jobs import result_records, used_and_asked
+
+    results = Path("results") / options.name
+    records = result_records(results, left_out=frozenset())
+    if not records:
+        known = [folder.name for folder in Path("results").glob("*/")]
+        raise InputError(f"no job has finished in {results}{nearest(options.name, known)}")
+    print(*table(used_and_asked(records.values())), sep="\n")
 
 
 def compare(options: argparse.Namespace) -> None:

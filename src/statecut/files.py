@@ -143,7 +143,8 @@ def atomic_write(path: Path | str, *, force: bool = False, folder: bool = False)
         yield temporary
         # A rename must not survive a crash that its data does not.
         for file in temporary.rglob("*") if folder else [temporary]:
-            if file.is_file() and not file.is_symlink():  # which may lead nowhere from here
+            # A symlink may lead nowhere from here, and a hard link is another model's file.
+            if file.is_file() and not file.is_symlink() and file.stat().st_nlink == 1:
                 file.chmod(0o666 & ~umask)  # safetensors writes files that only their owner reads
                 flush(file)
     except BaseException:

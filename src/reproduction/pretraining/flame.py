@@ -222,6 +222,7 @@ def run_flame(command: list[str], checkpoints: Checkpoints, reader: LogReader) -
     reached = last_whole(checkpoints.folder)
     if code == 0 and reached == recipe.steps:
         speed = statistics.median(reader.speeds)
+        logger.info(f"flame: {speed:,.0f} tokens/s, {reader.gibibytes:.1f} GiB of each GPU")
         return {"tokens_per_second": speed, "gibibytes": reader.gibibytes}
     if stop.is_set() or (code == 0 and reached > first):
         logger.info(f"pretraining: saved at step {reached}, to be resumed")

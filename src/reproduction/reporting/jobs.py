@@ -20,7 +20,7 @@ written again from the same results is the same."""
 Record = Mapping[str, Any]
 
 
-def result_records(results: Path) -> dict[Path, Record]:
+def result_records(results: Path, *, left_out: frozenset[str] = RENDERING) -> dict[Path, Record]:
     """What the jobs that made the results wrote about themselves, by file (.provenance.json).
 
     Jobs that show them may run meanwhile: their records come and go, in hidden folders first.
@@ -33,7 +33,7 @@ def result_records(results: Path) -> dict[Path, Record]:
         # One that was removed since it was listed: its job is about to run again.
         with suppress(FileNotFoundError):
             records[path] = read_json(path)
-    return {path: record for path, record in records.items() if record["rule"] not in RENDERING}
+    return {path: record for path, record in records.items() if record["rule"] not in left_out}
 
 
 class Work(NamedTuple):
@@ -61,6 +61,33 @@ def summarize(name: str, jobs: Iterable[Record]) -> Work:
         sum(s * g for s, g in zip(seconds, gpus, strict=True)),
         [*sorted({job["machine"] for job in jobs}), *sorted({g for j in jobs for g in j["gpus"]})],
     )
+
+
+def subject_of(record: Record) -> str:
+    """The model that a job worked on, with the suite or benchmark; "" for other jobs."""
+    wildcards = record["wildcards"]
+    model = wildcards.get("model") or wildcards.get("subject", "/").split("/")[1]
+    model = model or wildcards.get("measured", "").rsplit("-", 2)[0]
+    return " ".join(filter(None, (model, wildcards.get("suite") or wildcards.get("benchmark"))))
+
+
+def used_and_asked(records: Iterable[Record]) -> list[list[str]]:
+    """By rule and model: seconds and memory of the jobs, next to what was asked for. Of
+    several processes in one job, memory is the largest one's."""
+    groups: dict[tuple[str, str], list[Record]] = {}
+    for job in sorted(records, key=lambda job: job["started"]):
+        groups.setdefault((job["rule"], subject_of(job)), []).append(job)
+    rows = [["rule", "model", "jobs", "seconds", "longest", "asked", "GB", "asked", "GPU GB"]]
+    for names, jobs in groups.items():
+        work, asked = summarize("", jobs), jobs[0].get("asked", {})
+        on_gpu = max(job.get("gpu_peak_mib", 0) for job in jobs)
+        seconds = [work.seconds / work.jobs, work.longest, 60 * (asked.get("runtime") or 0)]
+        memory = [work.peak_mib * 2**20, 1e6 * (asked.get("mem_mb") or 0), on_gpu * 2**20]
+        cells = [f"{s:,.0f}" * (s > 0) for s in seconds] + [
+            f"{b / 1e9:.1f}" * (b > 0) for b in memory
+        ]
+        rows.append([*names, str(work.jobs), *cells])
+    return rows
 
 
 def summarize_jobs(records: Iterable[Record]) -> dict[str, Any]:

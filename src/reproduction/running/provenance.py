@@ -48,6 +48,8 @@ def write_provenance(snakemake: Any, started: float, *, gpus: int) -> None:
         "seconds": round(time.time() - started, 3),
         "threads": snakemake.threads,
         "peak_mib": round(peak_mib()),
+        "gpu_peak_mib": round(gpu_peak_mib()),
+        "asked": {name: snakemake.resources.get(name) for name in ("mem_mb", "runtime")},
     }
     write_json(provenance_path(snakemake.output[0]), record)
 
@@ -104,6 +106,16 @@ def peak_mib() -> float:
     runs, Snakemake sees the client alone."""
     usages = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
     return max(resource.getrusage(usage).ru_maxrss for usage in usages) / 1024
+
+
+def gpu_peak_mib() -> float:
+    """The most memory that this process has held of a GPU, what torch kept for later included; 0
+    where others did the work (flame, cells that are timed)."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return 0.0
+    devices = range(torch.cuda.device_count())
+    return max(torch.cuda.max_memory_reserved(device) for device in devices) / 2**20
 
 
 def package_versions() -> dict[str, str]:

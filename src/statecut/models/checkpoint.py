@@ -418,6 +418,8 @@ def divide(folder: Path | str) -> None:
         tensors = {clean: tensor for clean, _, tensor in named}
         shard = f"model-{number:05}-of-{len(groups):05}.safetensors"
         save_file(tensors, checkpoint.folder / shard, metadata={"format": "pt"})
+        # safetensors writes files that only their owner reads.
+        shutil.copymode(checkpoint.folder / WEIGHTS, checkpoint.folder / shard)
         weight_map |= dict.fromkeys(tensors, shard)
         del tensors
     size = sum(tensor.nbytes for tensor in headers.values())
