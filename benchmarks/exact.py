@@ -67,7 +67,6 @@ LABELS = {
     "gated_deltanet_40M": "Gated DeltaNet",
     "hybrid_40M": "Hybrid",
 }
-NAMES = {"fisher": "Fisher", "drrqr": "DRRQR"}
 
 
 def split_named(text: str) -> Split:
@@ -257,22 +256,22 @@ class Cells:
 
 
 PARTS = {2: "50 %", 4: "75 %", 8: "87.5 %"}
-STAGE_COLUMNS = "sliced | refitted | recovered | refitted, recovered"
 
 
 def costs(rows: list[Row]) -> str:
-    """Exact cuts of keys: both texts after each stage."""
+    """Exact cuts of keys: both texts after each stage, and DRRQR beside Fisher."""
     cells = Cells(rows)
     return markdown(
-        f"model (unpruned) | keys cut | {STAGE_COLUMNS}",
+        "model (unpruned), keys cut | sliced | refitted | refitted, DRRQR | recovered "
+        "| refitted, recovered",
         (
-            (label, f"{cut}, {NAMES[method]}", *(shown(found[stage]) for stage in STAGES))
+            (f"{label}, {cut}", *map(shown, (fisher["sliced"], fisher["refitted"],
+             drrqr["refitted"], fisher["sliced, recovered"], fisher["refitted, recovered"])))
             for model, label in cells.models()
             for parts, cut in PARTS.items()
-            for method in NAMES
-            for found in [cells.keys(model, method, parts)]
+            for fisher, drrqr in [[cells.keys(model, m, parts) for m in ("fisher", "drrqr")]]
         ),
-    )
+    )  # fmt: skip
 
 
 def sides(rows: list[Row]) -> str:
@@ -290,21 +289,26 @@ def sides(rows: list[Row]) -> str:
 
 
 def papers_way(rows: list[Row]) -> str:
-    """Keys cut by Fisher: text held out, with eps kept → exact."""
+    """Keys cut by Fisher: perplexity with eps kept → exact."""
     cells = Cells(rows)
 
-    def both(model: str, parts: int, stage: str) -> str:
+    def both(model: str, parts: int, stage: str, text: str = "held_out") -> str:
         ways = (cells.keys(model, "fisher", parts, way) for way in ("kept", "exact"))
-        return " → ".join(f"{found[stage]['held_out']:.1f}" for found in ways)
+        return " → ".join(f"{found[stage][text]:.1f}" for found in ways)
 
     return markdown(
-        f"model | keys cut | {STAGE_COLUMNS}",
+        "model, keys cut | sliced | sliced, WikiText-2 | refitted | recovered "
+        "| refitted, recovered",
         (
-            (LABELS[model], cut, *(both(model, parts, stage) for stage in STAGES))
-            for model in LABELS
-            for parts, cut in PARTS.items()
+            (
+                f"{label}, {cut}", both(model, parts, "sliced"),
+                both(model, parts, "sliced", "wikitext"),
+                *(both(model, parts, stage) for stage in STAGES[1:]),
+            )
+            for model, label in LABELS.items()
+            for parts, cut in list(PARTS.items())[:2]
         ),
-    )
+    )  # fmt: skip
 
 
 def other_eps(rows: list[Row]) -> str:

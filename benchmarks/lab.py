@@ -1,11 +1,9 @@
 """What the documents show of the run in results/lab/h200, as Markdown.
 
-    python benchmarks/lab.py [gains methods filters draws selections claims readme]
+    python benchmarks/lab.py [methods filters selections claims readme]
 
-    gains       what fewer keys give: cache, decoding, requests that fit, forward passes
     methods     perplexity by each method, sliced → recovered
     filters     the same methods with one convolution filter per head, and rotations
-    draws       what of DRRQR the paper left open
     selections  how far draws agree, swaps, how uneven scores are; from the archive
     claims      the paper's claims, as `reproduction compare lab/h200` answers them
     readme      what exact cuts cost (benchmarks/h200/exact.jsonl) beside what fewer keys give
@@ -26,7 +24,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 
 import torch
-from exact import LABELS, PARTS, Cells
+from exact import LABELS, Cells
 from rows import markdown, read_rows
 from safetensors.torch import load_file
 from torch import Tensor
@@ -39,17 +37,21 @@ RUN = ROOT / "results" / "lab" / "h200"
 EXACT = ROOT / "benchmarks" / "h200" / "exact.jsonl"
 PERPLEXITY = "wikitext_word_ppl"
 METHODS = ("fisher", "drrqr", "grad", "l1", "s_wanda", "rand")
+HYBRID = "hybrid_40M"
 ROTATED = "pca_proper"
 RATIOS = (0.3, 0.4, 0.5, 0.75)
 SLICED, RECOVERED = "pre", "post"
 GAINS = ("state_mib", "graph_tokens_per_s_256", "largest_batch")  # of decoding
-FORWARD = "graph_tokens_per_s"
 
 
 @cache
 def names() -> dict[str, str]:
     config = load_config(ROOT / "config" / "lab.yaml")
     return {method: spec.label for method, spec in config.methods.items()}
+
+
+def cut(ratio: float) -> str:
+    return f"{100 * ratio:.0f} %"
 
 
 class Results:
@@ -81,9 +83,9 @@ class Results:
 
 
 def gains_of(results: Results, model: str, ratio: float) -> Iterator[str]:
-    """Cache, decoding, requests and forward passes, as cells."""
-    for metric in (*(f"decoding_{gain}" for gain in GAINS), FORWARD):
-        value, whole = (results.gain(model, part, metric) for part in (ratio, 0.0))
+    """Cache, decoding and requests, as cells."""
+    for metric in GAINS:
+        value, whole = (results.gain(model, part, f"decoding_{metric}") for part in (ratio, 0.0))
         if value is None or whole is None:
             yield "not timed"
         elif metric.endswith("mib"):
@@ -92,37 +94,27 @@ def gains_of(results: Results, model: str, ratio: float) -> Iterator[str]:
             yield f"{value:,.0f}" + (f" ({value / whole:.2f} times)" if ratio else "")
 
 
-def gains() -> str:
-    results = Results()
-    return markdown(
-        "model | keys cut | cache per request | decoding, 256 at once, tokens/s "
-        "| requests that fit | forward pass, tokens/s",
-        (
-            (LABELS[model], f"{ratio:.0%}" if ratio else "none", *gains_of(results, model, ratio))
-            for model in list(LABELS)[:2]
-            for ratio in (0.0, 0.5, 0.75)
-        ),
-    )
-
-
 def readme() -> str:
     results, cells = Results(), Cells(read_rows(EXACT))
 
-    def rows() -> Iterator[tuple[str, ...]]:
-        for model, label in LABELS.items():
-            for parts, cut, ratio in ((1, "none", 0.0), (2, PARTS[2], 0.5), (4, PARTS[4], 0.75)):
-                found = cells.keys(model, "fisher", parts)["refitted"] if ratio else None
-                value = (found or cells.unpruned[model])["held_out"]
-                perplexity = f"{value:.1f}"
-                if found:
-                    perplexity += f" (+{value / cells.unpruned[model]['held_out'] - 1:.1%})"
-                yield (label, cut, perplexity, *list(gains_of(results, model, ratio))[:3])
+    def perplexities(model: str, parts: int) -> Iterator[str]:
+        """Of both texts, and how much more than unpruned."""
+        whole = cells.unpruned[model]
+        found = cells.keys(model, "fisher", parts)["refitted"] if parts > 1 else whole
+        for text, value in found.items():
+            more = f" (+{100 * (value / whole[text] - 1):.1f} %)" if parts > 1 else ""
+            yield f"{value:.1f}{more}"
 
     return markdown(
-        "model | keys cut | perplexity, refitted | cache per request "
-        "| decoding, 256 at once, tokens/s | requests that fit",
-        rows(),
-    )
+        "model, keys cut | perplexity, text held out | WikiText-2 | cache per request "
+        "| decoding, tokens/s | requests that fit",
+        (
+            (f"{label}, {cut(1 - 1 / parts) if parts > 1 else 'none'}",
+             *perplexities(model, parts), *gains_of(results, model, 1 - 1 / parts))
+            for model, label in LABELS.items()
+            for parts in (1, 2, 4)
+        ),
+    )  # fmt: skip
 
 
 def methods() -> str:
@@ -133,7 +125,7 @@ def methods() -> str:
         return " → ".join(filter(None, stages))
 
     return markdown(
-        f"model (unpruned → trained as long) | method | {' | '.join(f'{r:.0%}' for r in RATIOS)}",
+        f"model (unpruned → trained as long) | method | {' | '.join(f'{cut(r)}' for r in RATIOS)}",
         (
             (
                 f"{label} ({results.unpruned(model)} → {results.unpruned(model, RECOVERED)})",
@@ -151,7 +143,7 @@ def filters() -> str:
     columns = [(sharing, ratio) for sharing in ("none", "head") for ratio in (0.5, 0.75)]
     labels = {"none": "separate", "head": "one per head"}
     heads = (
-        f"{labels[sharing]} ({results.unpruned(model, sharing=sharing)}), {ratio:.0%}"
+        f"{labels[sharing]} ({results.unpruned(model, sharing=sharing)}), {cut(ratio)}"
         for sharing, ratio in columns
     )
 
@@ -166,33 +158,26 @@ def filters() -> str:
     )
 
 
-def draws() -> str:
-    results = Results()
-    variants = ("drrqr", "qrcp", "drrqr_all", "drrqr_normalised")
-    cuts = list(itertools.product(list(LABELS)[:2], (0.5, 0.75)))
-    return markdown(
-        f"method | {' | '.join(f'{LABELS[model]}, {ratio:.0%}' for model, ratio in cuts)}",
-        ((names()[v], *(results.shown(m, v, r, SLICED) for m, r in cuts)) for v in variants),
-    )
-
-
 def claims() -> str:
     with open(RUN / "verdict" / "claims.csv", newline="") as file:
-        rows = [row for row in csv.DictReader(file) if row["answer"] != "not measured"]
+        rows = list(csv.DictReader(file))
+    decided = {row["id"] for row in rows if row["answer"] in ("holds", "fails")}
+
+    def answer(claim: str, model: str) -> str:
+        row = next((r for r in rows if (r["id"], r["model"]) == (claim, model)), None)
+        if row is None:
+            return ""
+        parts = row["numbers"].partition(";")[0].split(", ")
+        counts = [part for part in parts if part.endswith(("true", "tell"))]
+        said = ", ".join(counts).replace(" comparisons", "").replace(" to tell", "")
+        return f"{row['answer']}{' (few draws)' if row['few_draws'] else ''}: {said}"
+
     return markdown(
-        "claim | model | comparisons | answer",
+        "claim | DeltaNet twice, Gated DeltaNet | hybrid",
         (
-            (
-                row["says"],
-                LABELS.get(row["model"], "both DeltaNets and Gated DeltaNet"),
-                ", ".join(
-                    part.replace(" comparisons", "")
-                    for part in row["numbers"].split(";")[0].split(", ")
-                    if part.endswith(("true", "tell"))
-                ),
-                row["answer"] + (", few draws" if row["few_draws"] else ""),
-            )
+            (row["says"], answer(row["id"], ""), answer(row["id"], HYBRID))
             for row in rows
+            if not row["model"] and row["id"] in decided
         ),
     )
 
@@ -208,7 +193,7 @@ def selections() -> str:
     def rows(folder: Path) -> Iterator[tuple[str, ...]]:
         for path in sorted(folder.glob("results/lab/selections/*")):
             label = LABELS.get(path.name) or f"{LABELS[path.name[:-5]]}, one filter per head"
-            for method in ("fisher", "drrqr", "grad"):
+            for method in ("fisher", "drrqr"):
                 halves, quarters = (of_draws(path, method, ratio) for ratio in (0.5, 0.75))
                 yield (
                     label, names()[method], agreement(halves), agreement(quarters),
@@ -219,7 +204,7 @@ def selections() -> str:
         members = [m for m in archive if m.name.startswith("results/lab/selections/")]
         archive.extractall(folder, members, filter="data")
         return markdown(
-            "model | method | same channels in two draws, 50% | 75% "
+            "model | method | same channels in two draws, 50 % | 75 % "
             "| swaps; largest gain left | score in the better half of a head",
             rows(Path(folder)),
         )
@@ -236,7 +221,7 @@ def agreement(draws: list[Draw]) -> str:
         float((a[..., :, None] == b[..., None, :]).any(-1).double().mean())
         for a, b in itertools.combinations(kept, 2)
     ]
-    return f"{fmean(shares):.0%}"
+    return f"{100 * fmean(shares):.0f} %"
 
 
 def largest_gain(draws: list[Draw]) -> str:
@@ -253,12 +238,10 @@ def unevenness(draws: list[Draw]) -> str:
         return ""
     scores = torch.cat([draw["scores"].sort(-1, descending=True).values for draw in draws])
     share = scores[..., : scores.shape[-1] // 2].sum(-1) / scores.sum(-1)
-    return f"{share.mean():.0%}"
+    return f"{100 * share.mean():.0f} %"
 
 
-TABLES = {
-    table.__name__: table for table in (gains, methods, filters, draws, selections, claims, readme)
-}
+TABLES = {table.__name__: table for table in (methods, filters, selections, claims, readme)}
 
 
 def main() -> None:

@@ -320,7 +320,7 @@ def percent(share: float) -> str:
 
 # --- what the documents show ---
 
-SHOWN = {"drrqr": "DRRQR", "fisher": "Fisher", "l1": "L1", "rand": "Rand"}
+SHOWN = {"drrqr": "DRRQR", "fisher": "Fisher", "rand": "Rand"}
 LABELS = {"delta_net": "DeltaNet", "gated_deltanet": "Gated DeltaNet"}
 CUTS, PAIRS = (32, 16), ("16", "64")
 

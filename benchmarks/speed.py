@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import math
 import tempfile
 import time
 from collections import deque
@@ -32,7 +33,7 @@ from rows import existing, markdown
 
 from reproduction.benchmarking import decoding
 from reproduction.benchmarking.cell import measure
-from reproduction.benchmarking.record import CellRecord, Reading, from_json
+from reproduction.benchmarking.record import CellRecord, from_json
 from reproduction.config import (
     Config,
     DecodingBenchmark,
@@ -264,7 +265,6 @@ LABELS = {
     **{f"delta_net_{size}": f"DeltaNet {size}" for size in ("370M", "1.3B", "2.7B")},
     **{f"gated_deltanet_{size}": f"Gated DeltaNet {size}" for size in ("370M", "1.3B")},
 }
-HALVED = (256, 128, 64, 32, 16)
 
 
 class Found:
@@ -317,7 +317,7 @@ def layers(found: Found) -> str:
                 + paper.get((subject, width, "memory_ratio"), ""),
             )
             for subject in ("delta_net_mixer", "gated_deltanet_mixer")
-            for width in HALVED[1:]
+            for width in (128, 64, 32)
         ),
     )  # fmt: skip
 
@@ -336,6 +336,7 @@ def models(found: Found) -> str:
             )
             for subject in list(LABELS)[2:]
             for width in found.widths(subject, "training")
+            if 4 * width >= found.widths(subject, "training")[0]
         ),
     )  # fmt: skip
 
@@ -391,14 +392,15 @@ def checked(record: dict[str, Any]) -> str:
 
 
 def twice(found: Found) -> str:
-    def speed(one: CellRecord) -> Reading:
-        return one.results[f"{GRAPH}_256" if one.cell.mode == "decoding" else "tokens_per_s"]
+    def speed(one: CellRecord) -> float:
+        metric = f"{GRAPH}_256" if one.cell.mode == "decoding" else "tokens_per_s"
+        return one.results[metric].value or math.nan
 
-    ratios = (
-        (name(one.cell), (speed(again).value or 0) / (speed(one).value or 1))
-        for one, again in found.again
-    )
-    return "Again, against the first time: " + "; ".join(f"{k} {v:.2f}" for k, v in ratios) + "."
+    def ratio(one: CellRecord, again: CellRecord) -> str:
+        return f"{one.cell.subject} {one.cell.mode} {speed(again) / speed(one):.2f}"
+
+    ratios = (ratio(*both) for both in found.again)
+    return f"The same cell hours later, against the first time: {', '.join(ratios)}."
 
 
 def tables(record: dict[str, Any]) -> list[str]:

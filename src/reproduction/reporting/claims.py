@@ -4,7 +4,7 @@ A claim is a comparison, made wherever a run has the cells for it, so that a sma
 too. A comparison is true or false if the difference is larger than 2 sqrt(spread² + spread² +
 error²), and open otherwise, or if a number is missing. `spread` is over seeds; `error` is that of
 the difference over draws of documents, which is far smaller than that of either number.
-docs/verdict.md says what counts for perplexities and timings.
+docs/results/claims.md says what counts for perplexities and timings.
 
 The paper's models decide its claims. Those that name no model are also asked of every other model
 of a run, each for itself. Of cut models, those count whose eps is the run's own.
@@ -48,7 +48,8 @@ PAPER = ("delta_net", "delta_net_shared_conv", "gated_deltanet")  # the model ty
 NUMERICAL = 0.002
 """The numerical margin: of a perplexity or a timing this part, of an accuracy in percent this part
 of 100. The same weights in bf16 through other kernels differ by up to 0.13 % in perplexity, and by
-one question of 200, which is 0.2 points of the paper's smallest task (docs/measured.md)."""
+one question of 200, which is 0.2 points of the paper's smallest task (an H200 and a CPU,
+2026-11-16)."""
 
 
 class Cells(Section):
