@@ -1,8 +1,8 @@
 """What does a smaller state forget? Associative recall against the number of key channels kept.
 
     python benchmarks/recall.py --gpu --folder WORK --out rows.jsonl
-    python benchmarks/recall.py --tiny --folder WORK --out rows.jsonl                  on a CPU
-    python benchmarks/recall.py --table rows.jsonl                                     as Markdown
+    python benchmarks/recall.py --rows benchmarks/h200/recall.jsonl \\
+        benchmarks/h200/recall_eps.jsonl --table                                    as Markdown
 
 A sequence lists pairs of a key and a value, then asks for keys in random order, each followed by
 its value (multi-query associative recall): k1 v1 k2 v2 k3 v3 k2 v2 k1 v1 ... Small models learn to
@@ -17,34 +17,28 @@ The loss is of the answers alone, since all other tokens are random: in training
 of calibration, and in recovery its divergence from the unpruned model too. Refit is as ever.
 
 --folder keeps the text, the trained models and the checkpoints of a training that was interrupted.
-A row of JSON per model, seed, method and width is written as soon as it is known; those that are in
-the file already are not computed again. Two processes on one GPU, one for each of --models, take
-little longer than one: most of the time goes into starting small kernels. They may share a folder,
-not a file of rows. Plain PyTorch takes the places of fla's kernels on a GPU too: those are tuned
-anew for every width, which would take longer than all the rest.
+Rows that are in the file already are not computed again. Plain PyTorch takes the places of fla's
+kernels on a GPU too: those are tuned anew for every width, which would take longer than the rest.
 """
 
 from __future__ import annotations
 
 import argparse
-import fcntl
-import json
 import logging
 import sys
 import tempfile
 import time
-from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
-from statistics import mean
 from typing import Any, get_args
 from unittest.mock import patch
 
 import numpy as np
 import torch
-from arguments import existing
+from rows import Row, append_rows, device_of, markdown, new_parser, read_rows
 from state_precision import TYPES, states_held_in
 from torch import Tensor
 
@@ -73,24 +67,22 @@ MODELS = ("delta_net", "gated_deltanet")
 METHODS = ("drrqr", "fisher", "grad", "s_wanda", "l1", "rand")
 KEY = ("model", "seed", "method", "width", "recover", "eps")
 OLD = {"eps": "kept"}  # rows without it are older than exact cuts
-# What defines the trained models: on a GPU, with --tiny, and for --help.
-SETTINGS: dict[str, tuple[Any, Any, str]] = {
-    "layers": (2, 2, "of a model"),
-    "hidden": (128, 64, "its hidden size"),
-    "heads": (2, 2, "of a layer"),
-    "head": (64, 16, "key channels of a head before cutting"),
-    "keys": (128, 16, "different keys, and as many values"),
-    "length": (256, 48, "tokens of a sequence"),
-    "pairs": ((4, 8, 16, 32, 64), (2, 4, 8), "pairs in a sequence, as many sequences of each"),
-    "steps": (2000, 300, "of training"),
-    "batch": (256, 24, "sequences of a step"),
-    "epochs": (4, 2, "how often training sees a sequence"),
-    "rate": (3e-3, 5e-3, "learning rate"),
-    "sequences": (256, 96, "for calibration and refit"),
-    "held_out": (128, 64, "sequences for each number of pairs"),
+# What defines the trained models.
+SETTINGS: dict[str, tuple[Any, str]] = {
+    "layers": (2, "of a model"),
+    "hidden": (128, "its hidden size"),
+    "heads": (2, "of a layer"),
+    "head": (64, "key channels of a head before cutting"),
+    "keys": (128, "different keys, and as many values"),
+    "length": (256, "tokens of a sequence"),
+    "pairs": ([4, 8, 16, 32, 64], "pairs in a sequence, as many sequences of each"),
+    "steps": (2000, "of training"),
+    "batch": (256, "sequences of a step"),
+    "epochs": (4, "how often training sees a sequence"),
+    "rate": (3e-3, "learning rate"),
+    "sequences": (256, "for calibration and refit"),
+    "held_out": (128, "sequences for each number of pairs"),
 }
-WIDTHS = ((32, 16, 8, 4, 2), (8, 4, 2, 1))
-RECOVER = (100, 40)
 
 
 # The task
@@ -314,123 +306,96 @@ def row(key: tuple[Any, ...], values: dict[str, Any], start: float) -> dict[str,
     return {**dict(zip(KEY, key, strict=True)), "accuracy": values, "seconds": seconds}
 
 
-def line(row: dict[str, Any]) -> str:
-    """For people."""
-    stages = (f"{stage} {percent([shares])}" for stage, shares in row["accuracy"].items())
+def line(row: Row) -> str:
+    stages = (
+        f"{stage} {' · '.join(map(percent, s.values()))}" for stage, s in row["accuracy"].items()
+    )
     names = " ".join(str(row[key]) for key in (*KEY[:4], "eps") if row[key] is not None)
     return f"{names}: {', '.join(stages)} ({row['seconds']} s)"
 
 
-def percent(draws: list[dict[Any, float]]) -> str:
-    """Of answers that are right, for each number of pairs; the mean of draws."""
-    return " · ".join(f"{100 * mean(draw[n] for draw in draws):.0f}" for n in draws[0])
+def percent(share: float) -> str:
+    return f"{100 * share:.0f}"
 
 
-def table(rows: list[dict[str, Any]]) -> list[str]:
-    """Markdown: a line per model, stage, method and eps, a column per width; means over seeds."""
-    cells: dict[tuple[str, ...], dict[int, list[dict]]] = defaultdict(lambda: defaultdict(list))
-    for row in rows:
-        for stage, shares in row["accuracy"].items():
-            names = row["model"], stage, row["method"] or "", (OLD | row)["eps"] or ""
-            cells[names][row["width"]].append(shares)
-    widths = sorted({row["width"] for row in rows}, reverse=True)
-    pairs = ", ".join(next(iter(rows[0]["accuracy"].values())))
-    lines = [
-        f"Percent of answers that are right with {pairs} pairs, by key channels kept:",
-        "",
-        f"| model | stage | method | eps | {' | '.join(map(str, widths))} |",
-        "|---" * (4 + len(widths)) + "|",
-    ]
-    for names, by_width in cells.items():
-        columns = [percent(by_width[width]) if width in by_width else "" for width in widths]
-        lines.append(f"| {' | '.join(names)} | {' | '.join(columns)} |")
-    return lines
+# --- what the documents show ---
+
+SHOWN = {"drrqr": "DRRQR", "fisher": "Fisher", "rand": "Rand"}
+LABELS = {"delta_net": "DeltaNet", "gated_deltanet": "Gated DeltaNet"}
+CUTS, PAIRS = (32, 16), ("16", "64")
 
 
-def parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--gpu", action="store_true")
-    parser.add_argument("--tiny", action="store_true", help="small enough for a CPU")
-    parser.add_argument("--folder", type=Path, help="keeps text and trained models")
-    parser.add_argument("--out", type=Path, metavar="ROWS")
-    parser.add_argument("--table", type=existing, metavar="ROWS", help="print a file of rows")
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
-    parser.add_argument("--methods", nargs="+", default=list(METHODS))
-    parser.add_argument("--eps", nargs="+", choices=get_args(Eps), default=["matched"])
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
-    parser.add_argument("--widths", type=int, nargs="+", help=f"kept {defaults(WIDTHS)}")
-    parser.add_argument("--recover", type=int, metavar="STEPS", help=f"0: not {defaults(RECOVER)}")
-    for name, (full, tiny, about) in SETTINGS.items():
-        several = isinstance(full, tuple)
-        parser.add_argument(
-            f"--{name.replace('_', '-')}", type=type(full[0] if several else full),
-            nargs="+" if several else None, help=f"{about} {defaults((full, tiny))}",
-        )  # fmt: skip
-    return parser
+def table(trainings: list[list[Row]]) -> str:
+    """Percent right, sliced → refitted → recovered; each file has a training of its own."""
+    found = {
+        (number, row["model"], row["method"], row["width"], (OLD | row)["eps"]): row["accuracy"]
+        for number, rows in enumerate(trainings, start=1)
+        for row in rows
+    }
 
+    def cells(number: int, model: str, method: str, eps: str) -> Iterator[str]:
+        for width, pairs in product(CUTS, PAIRS):
+            stages = found[number, model, method, width, eps].values()
+            yield " → ".join(percent(shares[pairs]) for shares in stages)
 
-def defaults(values: tuple[Any, Any]) -> str:
-    full, tiny = (" ".join(map(str, v)) if isinstance(v, tuple) else v for v in values)
-    return f"({full}; --tiny: {tiny})"
-
-
-def settings_of(options: argparse.Namespace) -> dict[str, Any]:
-    """What defines the trained models; what is not given is filled in."""
-    for name, values in {"widths": WIDTHS, "recover": RECOVER, **SETTINGS}.items():
-        if getattr(options, name) is None:
-            value = values[1 if options.tiny else 0]
-            setattr(options, name, list(value) if isinstance(value, tuple) else value)
-    return {name: getattr(options, name) for name in SETTINGS}
+    numbers = range(1, len(trainings) + 1)
+    return markdown(
+        "model, training | method, eps | "
+        + " | ".join(f"{width} kept, {pairs} pairs" for width in CUTS for pairs in PAIRS),
+        (
+            (f"{LABELS[model]}, {number}", f"{SHOWN[method]}, {eps}",
+             *cells(number, model, method, eps))
+            for model, number, method, eps in product(MODELS, numbers, SHOWN, get_args(Eps))
+            if all((number, model, method, width, eps) in found for width in CUTS)
+        ),
+    )  # fmt: skip
 
 
 def prepare_folder(folder: Path, settings: dict[str, Any]) -> None:
     """The settings and the text of a new folder; an error if it was begun with other settings."""
     file, text = folder / "settings.json", folder / "text"
     folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / "lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # processes for other models may start at the same time
-        if file.is_file() and read_json(file) != settings:
-            raise InputError(
-                f"{folder}: made with other settings ({file.name}); give those, or another --folder"
-            )
-        write_json(file, settings)
-        if not text.exists():
-            write_text(text, settings)
+    if file.is_file() and read_json(file) != settings:
+        raise InputError(
+            f"{folder}: made with other settings ({file.name}); give those, or another --folder"
+        )
+    write_json(file, settings)
+    if not text.exists():
+        write_text(text, settings)
 
 
 def main() -> None:
-    options = parser().parse_args()
+    parser = new_parser(__doc__)
+    parser.add_argument("--folder", type=Path, help="keeps text and trained models")
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--methods", nargs="+", default=list(METHODS))
+    parser.add_argument("--eps", nargs="+", choices=get_args(Eps), default=["matched"])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--widths", type=int, nargs="+", default=[32, 16, 8, 4, 2], help="kept")
+    parser.add_argument("--recover", type=int, default=100, metavar="STEPS", help="0: not")
+    for name, (default, about) in SETTINGS.items():
+        first, *several = default if isinstance(default, list) else (default,)
+        parser.add_argument(
+            f"--{name.replace('_', '-')}", type=type(first), nargs="+" if several else None,
+            default=default, help=f"{about} (default: {default})",
+        )  # fmt: skip
+    options = parser.parse_args()
     if options.table:
-        print("\n".join(table([json.loads(row) for row in options.table.open()])))
+        print(table([read_rows(file) for file in options.rows]))
         return
-    if not (options.folder and options.out):
-        parser().error("give --folder and --out")
-    if options.gpu and not torch.cuda.is_available():
-        parser().error(f"--gpu: torch {torch.__version__} finds no GPU here")
-    settings = settings_of(options)
+    device = device_of(parser, options, "folder")
+    settings = {name: getattr(options, name) for name in SETTINGS}
     for width in options.widths:
         if not 1 <= width < settings["head"]:
-            parser().error(f"--widths {width}: must lie in 1..{settings['head'] - 1}")
+            parser.error(f"--widths {width}: must lie in 1..{settings['head'] - 1}")
     for method in options.methods:
         method_named(method)
     kernels.prepare()
     prepare_folder(options.folder, settings)
-    done = set()
-    if options.out.exists():
-        lines = map(json.loads, options.out.read_text().splitlines())
-        done = {tuple((OLD | values)[key] for key in KEY) for values in lines}
-    start = time.monotonic()
-    with (
-        tempfile.TemporaryDirectory() as work,
-        options.out.open("a") as out,
-        plain_kernels_in_place(),
-    ):
-        bench = Bench(options.folder, settings, "cuda" if options.gpu else "cpu", Path(work))
-        for values in rows(bench, options, done):
-            print(json.dumps(values), file=out, flush=True)
-            print(f"{time.monotonic() - start:.0f} s  {line(values)}", flush=True)
+    done = {tuple((OLD | row)[key] for key in KEY) for row in read_rows(options.out)}
+    with tempfile.TemporaryDirectory() as work, plain_kernels_in_place():
+        bench = Bench(options.folder, settings, device, Path(work))
+        append_rows(options.out, rows(bench, options, done), line)
 
 
 if __name__ == "__main__":

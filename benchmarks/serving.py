@@ -3,6 +3,7 @@
     python benchmarks/serving.py vllm                 with Statecut's plugin where that is installed
     VLLM_PLUGINS= python benchmarks/serving.py vllm   vLLM as it is
     python benchmarks/serving.py sglang
+    python benchmarks/serving.py --table benchmarks/h200/serving.json    as Markdown
 
 Each family that the engine knows is served whole and cut, in a process of its own: two prompts at
 once, longer than the engine's chunk of a prefill, and the same prompts again, with prefix caching
@@ -26,6 +27,7 @@ from pathlib import Path
 from statistics import mean, median
 
 import torch
+from rows import existing, markdown
 
 SHAPES = ("128x128", "96x128", "64x128", "32x128", "20x128", "64x64", "32x64", "128x64")
 PROMPTS, GENERATED, CHUNK = (400, 150), 24, 192
@@ -289,11 +291,34 @@ def table(rows):
         yield f"| {row['family']} | {row['shape']} | {outcome} | {' | '.join(numbers)} |"
 
 
+def summary(rows):
+    """Median errors of log-probabilities, prompt / generated, of a dense model and of experts."""
+    alone = {row["shape"]: row["outcome"] for row in rows if row["installed"] == "vllm"}
+    found = {}
+    for row in sorted(rows, key=lambda row: "statecut" in row["installed"]):
+        cell = row["engine"], row["family"], row["shape"]
+        if medians := row.get("medians"):
+            found[cell] = f"{medians['prefill']:.3f} / {medians['decoding']:.3f}"
+        else:
+            found.setdefault(cell, row["outcome"])
+    columns = [("vllm", "qwen3_5"), ("vllm", "qwen3_next"),
+               ("sglang", "qwen3_5_text"), ("sglang", "qwen3_next")]  # fmt: skip
+    return markdown(
+        "d_k x d_v | vLLM alone | vLLM and Statecut: Qwen3.5 | Qwen3-Next | SGLang: Qwen3.5 "
+        "| Qwen3-Next",
+        (
+            (shape, alone[shape].replace("right", "runs"), *(found[*c, shape] for c in columns))
+            for shape in SHAPES
+        ),
+    )
+
+
 def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("engine", choices=ENGINES)
+    parser.add_argument("engine", nargs="?", choices=ENGINES)
+    parser.add_argument("--table", type=existing, metavar="FILE", help="print what it holds")
     parser.add_argument("--families", nargs="*", choices=FAMILIES, help="(default: all it knows)")
     parser.add_argument(
         "--shapes", nargs="*", default=SHAPES, help=f"(default: {' '.join(SHAPES)})"
@@ -304,6 +329,11 @@ def main():
     parser.add_argument("--logs", type=Path, help="models and logs stay there (default: nowhere)")
     parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.table:
+        print(summary(json.loads(options.table.read_text())))
+        return
+    if not options.engine:
+        parser.error(f"name an engine: {', '.join(ENGINES)}")
     if options.serve:
         arguments = json.loads(options.arguments)
         answer = ENGINES[options.engine](options.serve, json.load(sys.stdin), arguments)

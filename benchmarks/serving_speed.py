@@ -14,7 +14,8 @@ is kept with the figures. vLLM records CUDA graphs for at most 512 requests unle
 told otherwise; with narrow states more run at once, so they are recorded for all 1,024 here
 (`--graphs`).
 
-`--preparation` compares the plugin's preparation of queries, keys and values with vLLM's, instead.
+`--preparation` compares the plugin's preparation of queries, keys and values with vLLM's, instead;
+`--table benchmarks/h200/preparation.json` prints what it found.
 """
 
 import argparse
@@ -30,6 +31,7 @@ from itertools import product
 from pathlib import Path
 from statistics import mean, median
 
+from rows import existing, markdown
 from transformers import AutoConfig
 
 WIDTHS = ("128x128", "96x128", "64x128", "32x128", "64x64")
@@ -245,6 +247,18 @@ def preparation(widths):
         yield row
 
 
+def prepared(rows):
+    """Milliseconds, vLLM's / Statecut's."""
+    cells = {}
+    for row in rows:
+        vllm = "not compiled" if row["vllm"] is None else f"{row['vllm']:.3f}"
+        cells.setdefault(row["width"], []).append(f"{vllm} / {row['statecut']:.3f}")
+    return markdown(
+        "d_k x d_v | 64 tokens | 1,024 tokens | 8,192 tokens",
+        ((width, *times) for width, times in cells.items()),
+    )
+
+
 def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -262,8 +276,12 @@ def main():
     parser.add_argument("--logs", type=Path, help="logs stay there (default: nowhere)")
     parser.add_argument("--out", type=Path, help="write the figures there, as JSON")
     parser.add_argument("--preparation", action="store_true")
+    parser.add_argument("--table", type=existing, metavar="FILE", help="print what it holds")
     parser.add_argument("--serve", type=json.loads, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.table:
+        print(prepared(json.loads(options.table.read_text())))
+        return
     if options.serve:
         folder, *settings = options.serve
         serve(Path(folder), *settings)

@@ -2,7 +2,7 @@
 
     python benchmarks/state_precision.py --gpu --models M1 M2 --text T --out rows.jsonl
     python benchmarks/state_precision.py --models M --text T --out rows.jsonl           on a CPU
-    python benchmarks/state_precision.py --table rows.jsonl                          as Markdown
+    python benchmarks/state_precision.py --rows rows.jsonl --table                   as Markdown
 
 Models are folders of unpruned ones of flash-linear-attention. Text is a folder of packed tokens
 (`statecut pack`) with slices `calibration`, for selection and refit, and `held_out`, whose
@@ -26,7 +26,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import sys
 import tempfile
 import time
@@ -37,7 +36,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from arguments import existing
+from rows import Row, append_rows, device_of, existing, markdown, new_parser, read_rows
 from torch import Tensor
 
 from statecut.arguments import width as width_of
@@ -118,7 +117,7 @@ def states_held_in(dtype: torch.dtype) -> Iterator[None]:
         yield
 
 
-def measure(folder: Path, state: str, ids: Tensor, device: str) -> dict[str, Any]:
+def measure(folder: Path, state: str, ids: Tensor, device: str) -> Row:
     """The perplexity of a model whose states are held in a type, and their bytes a sequence."""
     checkpoint = Checkpoint(folder)
     start = time.perf_counter()
@@ -149,8 +148,7 @@ def cells(name: str, options: argparse.Namespace) -> Iterator[Cell]:
             yield name, method, ratio, "refitted", state
 
 
-def rows(options: argparse.Namespace, done: set[Cell], work: Path) -> Iterator[dict[str, Any]]:
-    device = "cuda" if options.gpu else "cpu"
+def rows(options: argparse.Namespace, device: str, done: set[Cell], work: Path) -> Iterator[Row]:
     text = PackedTokens(options.text, slice_name="calibration")
     held_out = torch.from_numpy(PackedTokens(options.text, slice_name="held_out")[:])
     for folder in options.models:
@@ -183,33 +181,33 @@ def rows(options: argparse.Namespace, done: set[Cell], work: Path) -> Iterator[d
                 yield {**dict(zip(KEY, cell, strict=True)), **values}
 
 
-def table(rows: list[dict[str, Any]]) -> list[str]:
-    """Markdown: a line per model and key channels, a column per type; perplexity (bytes, as a share
-    of those of the whole state in float32)."""
+LABELS = {"delta_net_40M": "DeltaNet", "gated_deltanet_40M": "Gated DeltaNet"}
+
+
+def table(rows: list[Row]) -> str:
+    """Perplexity (the share of the bytes of the whole state in float32): all channels, and what
+    Fisher keeps of them, refitted."""
     whole = {row["model"]: row["bytes"] for row in rows if row["state"] == OWN_KERNELS}
-    cells: dict[tuple[str, str], dict[str, str]] = {}
+    cells: dict[tuple[str, str], dict[float, str]] = {}
     for row in rows:
-        channels = "all"
-        if row["method"]:
-            channels = f"{1 - row['ratio']:.1%}, {row['method']}, {row['stage']}"
-        share = row["bytes"] / whole[row["model"]]
-        line = cells.setdefault((row["model"], channels), {})
-        line[row["state"]] = f"{row['perplexity']:,.2f} ({share:.1%})"
-    states = [state for state in (OWN_KERNELS, *TYPES) if any(state in c for c in cells.values())]
-    return [
-        f"| model | key channels | {' | '.join(states)} |",
-        "|---" * (2 + len(states)) + "|",
-        *(
-            f"| {' | '.join(names)} | {' | '.join(line.get(state, '') for state in states)} |"
-            for names, line in cells.items()
+        if row["method"] in (None, "fisher") and row["stage"] != "sliced":
+            parts = whole[row["model"]] // row["bytes"]
+            share = f"1/{parts}" if parts > 1 else "all"
+            line = cells.setdefault((row["model"], row["state"]), {})
+            line[row["ratio"]] = f"{row['perplexity']:,.2f} ({share})"
+    ratios = sorted({ratio for line in cells.values() for ratio in line})
+    return markdown(
+        f"model | state held in | {' | '.join(f'{1 - ratio:.0%} of the keys' for ratio in ratios)}",
+        (
+            (LABELS.get(model, model), state, *(line[ratio] for ratio in ratios))
+            for (model, state), line in cells.items()
+            if state in ("float32", "bfloat16", "float8_e4m3")
         ),
-    ]
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = new_parser(__doc__)
     parser.add_argument("--models", type=existing, nargs="+", metavar="FOLDER")
     parser.add_argument("--text", type=existing, metavar="FOLDER")
     parser.add_argument("--states", nargs="+", choices=TYPES, default=list(TYPES))
@@ -218,35 +216,26 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="of calibration text")
     parser.add_argument("--sequences", type=int, default=128, help="for selection and refit (128)")
     parser.add_argument("--held-out", type=int, default=64, help="sequences evaluated (64)")
-    parser.add_argument("--gpu", action="store_true")
-    parser.add_argument("--out", type=Path, metavar="ROWS")
-    parser.add_argument("--table", type=existing, metavar="ROWS", help="print a file of rows")
     options = parser.parse_args()
     if options.table:
-        print("\n".join(table([json.loads(row) for row in options.table.open()])))
+        print(table(read_rows(*options.rows)))
         return
-    if not (options.models and options.text and options.out):
-        parser.error("give --models, --text and --out")
-    if options.gpu and not torch.cuda.is_available():
-        parser.error(f"--gpu: torch {torch.__version__} finds no GPU here")
+    device = device_of(parser, options, "models", "text")
     for method in options.methods:
         method_named(method)
     for folder in options.models:
         if Checkpoint(folder).architecture.library != "fla.models":
             parser.error(f"--models {folder}: only models of flash-linear-attention are emulated")
-    done: set[Any] = set()
-    if options.out.exists():
-        lines = map(json.loads, options.out.read_text().splitlines())
-        done = {tuple(row[key] for key in KEY) for row in lines}
-    start = time.monotonic()
-    with tempfile.TemporaryDirectory() as work, options.out.open("a") as out:
-        for row in rows(options, done, Path(work)):
-            print(json.dumps(row), file=out, flush=True)
-            cell = " ".join(str(row[key]) for key in KEY if row[key])
-            print(
-                f"{time.monotonic() - start:.0f} s  {cell}: {row['bytes']:,} bytes, perplexity "
-                f"{row['perplexity']:.4f} ({row['seconds']} s)", flush=True,
-            )  # fmt: skip
+    done: set[Any] = {tuple(row[key] for key in KEY) for row in read_rows(options.out)}
+    with tempfile.TemporaryDirectory() as work:
+        append_rows(options.out, rows(options, device, done, Path(work)), line)
+
+
+def line(row: Row) -> str:
+    cell = " ".join(str(row[key]) for key in KEY if row[key])
+    return (
+        f"{cell}: {row['bytes']:,} bytes, perplexity {row['perplexity']:.4f} ({row['seconds']} s)"
+    )
 
 
 if __name__ == "__main__":

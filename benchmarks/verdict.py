@@ -3,11 +3,10 @@
     python benchmarks/verdict.py
 
 The paper's numbers as if a run had measured them. Over seeds perplexities spread as in the lab
-(results/lab/h200), accuracies as LAMBADA's did in an earlier run of it with three draws of
-zero-shot tasks (benchmarks/h200/lambada_accuracy.csv), the paper's own number being one such draw;
-each of ours is off by up to 0.13 %, as between two kernels (docs/measured.md). Some cells, chosen
-at random, are moved by a known part of their value. Of the numbers that the run decides, the table
-says how many of those are outside their tolerance, and how many of the others.
+(results/lab/h200) and accuracies by POINTS, the paper's own number being one such draw; each of
+ours is off by up to KERNELS. Some cells, chosen at random, are moved by a known part of their
+value. Of the numbers that the run decides, the table says how many of those are outside their
+tolerance, and how many of the others.
 """
 
 import argparse
@@ -15,8 +14,7 @@ import random
 from collections import Counter
 from pathlib import Path
 
-import pandas as pd
-from arguments import existing
+from rows import existing
 
 from reproduction.config import Config, load_config
 from reproduction.reporting.frame import (
@@ -31,11 +29,15 @@ from reproduction.reporting.verdict import DECIDED, OUTSIDE, judge, read_errata
 ROOT = Path(__file__).parents[1]
 PUBLISHED = ROOT / "config" / "published"
 LAB = ROOT / "results" / "lab" / "h200" / "results.parquet"
-ACCURACIES = ROOT / "benchmarks" / "h200" / "lambada_accuracy.csv"
+# Perplexities of the same weights in bf16, by an H200's kernels and by plain PyTorch on a CPU,
+# differed by so much at most (2026-11-15, models of 12 million parameters and less).
 KERNELS = 1.3e-3
+# One standard deviation of LAMBADA's accuracy over three draws, in points: the largest of DeltaNet
+# and Gated DeltaNet of 40 million parameters at 50 and 75 % (one H200, 2026-11-16).
+POINTS = {"drrqr": 0.10, "grad": 0.08, "rand": 0.37, "s_wanda": 0.05}
 MOVED = 0.1  # part of the cells
 STEPS = (0.0, 0.01, 0.02, 0.05, 0.1)
-GROUPS = ("nothing drawn", "DRRQR", "Grad", "S-Wanda", "Rand", "all", "not moved, but outside")
+GROUPS = ("nothing sampled", "DRRQR, Grad", "S-Wanda", "Rand", "not moved, but outside")
 
 
 def main() -> None:
@@ -74,9 +76,8 @@ class InventedRun:
             ]
             for table in dict.fromkeys(printed.table for printed in self.published)
         }
-        # Over seeds: of accuracies in points, of perplexities as parts of the mean.
+        # Over seeds, as parts of the mean.
         variant = ["model", "method", "target", "compression"]
-        self.points = pd.read_csv(ACCURACIES).set_index(variant)["std"].to_dict()
         lab = read_frame(LAB)
         lab = lab[lab["eps"] == config.eps]
         pruned = lab[(lab["rft"] == "pre") & (lab["conv_sharing"] == "none")]
@@ -109,7 +110,7 @@ class InventedRun:
             if judgement.word in DECIDED:
                 names = [GROUPS[-1]]
                 if (judgement.table, judgement.key) in moved:
-                    names = [self.group(judgement.key), "all"]
+                    names = [self.group(judgement.key)]
                 cells.update(names)
                 outside.update(names if judgement.word in OUTSIDE else ())
         return Counter(judgement.word for judgement in judgements)
@@ -122,11 +123,11 @@ class InventedRun:
 
     def group(self, key: Key) -> str:
         method = self.config.methods.get(key.method)
-        return method.label if method and method.drawn else GROUPS[0]
+        label = method.label if method and method.drawn else ""
+        return next((group for group in GROUPS if label and label in group), GROUPS[0])
 
     def spread(self, printed: Printed) -> float:
-        """Over seeds: of a perplexity the same part as in the lab, of accuracies as many points as
-        LAMBADA's. Ratios and targets that were not measured count as 50 % and both."""
+        """Over seeds. Ratios and targets that the lab did not measure count as 50 % and both."""
         key = printed.key
         if self.group(key) == GROUPS[0]:
             return 0.0
@@ -134,7 +135,7 @@ class InventedRun:
         own = model, key.method, key.target, key.compression
         usual = model, key.method, "kq", 0.5
         if not key.metric.endswith("_ppl"):
-            return self.points.get(own, self.points.get(usual, 0.0))
+            return POINTS.get(key.method, 0.0)
         part = self.parts.get((*own, key.metric), self.parts.get((*usual, key.metric), 0.0))
         return part * printed.value
 

@@ -6,24 +6,17 @@ import sys
 from pathlib import Path
 
 import exact
-import hybrid
 import numpy as np
 import pytest
 import recall
-import roofline
-import state_figure
 import state_precision
 import torch
-from findings import spread, without_seed
 from small_models import SMALL
 from training_runs import packed
-from value_ranks import entropy_rank, not_rebuilt
 
-from reproduction.benchmarking.decoding import Generation, state_size
 from statecut.errors import InputError
 from statecut.models import create, save
 from statecut.models.delta_rule import l2_normalised, recurrent_delta_rule
-from statecut.pruning.selection import Selection
 from statecut.recovery.distillation import IGNORED
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
@@ -64,67 +57,23 @@ def a_model_and_its_text(name):
     return ["--models", "model", "--text", "text", "--out", "rows.jsonl"]
 
 
-def test_exact_ways_differ_by_eps_and_by_the_projection(run, monkeypatch):
+def test_exact_ways_differ_by_eps(run, monkeypatch):
     cells = [*a_model_and_its_text("gated"), "--sequences", 12, "--methods", "l1"]
-    run(exact, *cells, "--splits", "8x12", "--ways", *exact.WAYS)
-    eps = {row["way"]: row["eps"] for row in rows()}
-    assert eps == pytest.approx({"kept": 1e-6, "keys": 2e-6, "exact": 4e-6, "eps": 4e-6})
+    run(exact, *cells, "--splits", "8x12", "--factors", 1, 2)
+    eps = {(row["way"], row["factor"]): row["eps"] for row in rows()}
+    expected = {("kept", 1): 1e-6, ("kept", 2): 2e-6, ("exact", 1): 4e-6, ("exact", 2): 8e-6}
+    assert eps == pytest.approx(expected)
     sliced = {row["perplexity"]["sliced"]["held_out"] for row in rows()}
-    assert len(sliced) == len(exact.WAYS)
+    assert len(sliced) == len(expected)
+    run(exact, *cells, "--splits", "8x12", "--factors", 1, 2)
+    assert len(rows()) == len(expected)  # what is there is not computed again
     # The output norm is not among the other norms.
     monkeypatch.setattr(
         exact, "in_memory", lambda m, _: m.model.norm.eps / m.model.layers[0].attn.o_norm.eps
     )
     run(exact, *cells, "--other-norms", "--factors", 8)
-    assert rows()[-1]["perplexity"]["sliced"] == {"held_out": pytest.approx(8)}
-
-
-def test_findings_of_selections():
-    uneven = Selection({"scores": torch.tensor([[[1.0, 6.0, 2.0, 1.0]]])}, {})
-    sampled = Selection({"scores": torch.rand(1, 1, 4)}, {"seed": 0})
-    chosen = {("grad", "kq", 0.5, 0): uneven, ("grad", "k", 0.5, 0): sampled}
-    chosen |= {("grad", "kq", 0.75, 0): uneven, ("rand", "kq", 0.5, 0): sampled}
-    assert [*spread(chosen)] == [["grad", "1", "80", "6.0"]]
-    cut = "recovered/m/drrqr-kq-0.5-1"  # seeds of a cut are one row
-    ends = ["", "-refitted", "-matched", "-matched-refitted"]
-    assert [without_seed(cut + end) for end in ends] == [cut[:-2] + end for end in ends]
-    assert without_seed("models/m-1") == "models/m-1"
-
-
-@pytest.fixture
-def options(tmp_path):
-    arguments = ["--tiny", "--out", str(tmp_path / "rows.jsonl"), "--folder", str(tmp_path)]
-    options = hybrid.parser().parse_args([*arguments, "--each", "0.01"])
-    for option, value in hybrid.TINY.items():
-        setattr(options, option, value)
-    return options
-
-
-def test_a_step_in_place_changes_the_cache_as_generation_does(options):
-    model = hybrid.Bench(options, "cpu").model(16)
-    prompt = hybrid.Prompt(model, 9)
-    generation = hybrid.greedy_generation(model, prompt, batch=3)
-    tokens, _ = generation.run(1)
-    expected = hybrid.changes(generation.state, prompt)
-    step = hybrid.Step(model, prompt, 3)
-    step.run()
-    step.run()  # somewhere else; the check goes back to the prompt
-    step.check(step.run, expected)
-    assert torch.equal(step.last, tokens)
-    torch.testing.assert_close(hybrid.changes(step.cache, prompt), expected)
-    with pytest.raises(hybrid.NotMeasured, match="changes otherwise than by `generate`"):
-        step.check(lambda: None, expected)
-
-
-def test_hybrids_are_measured_in_all_ways(options):
-    bench = hybrid.Bench(options, "cpu")
-    sizes, *speeds = hybrid.decode(bench, hybrid.Job("decode", 16))
-    assert sizes["recurrent_agrees"]
-    assert sizes["measured_bytes"]["recurrent"] == 3 * 4 * 16 * 32 * 4
-    assert [row["way"] for row in speeds] == ["generate", "step"] * 2
-    for part in ("layerwise", "gradients", "refit"):
-        (row,) = hybrid.MEASURES[part](bench, hybrid.Job(part))
-        assert row["tokens_per_s"] == pytest.approx(8 * 64 / row["seconds"], rel=0.1)
+    values = rows()[-1]["perplexity"]
+    assert values["sliced"] == pytest.approx(8 * values["unpruned"])
 
 
 TINY = {
@@ -177,29 +126,8 @@ def test_recall_from_training_to_the_table(model, run):
     Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in before[:-1]))
     assert len(run(recall, *cells).splitlines()) == 1
     assert [row["accuracy"] for row in rows()] == [row["accuracy"] for row in before]
-    assert "| model | stage | method | eps | 8 | 4 |\n" in run(recall, "--table", "rows.jsonl")
     with pytest.raises(InputError, match="made with other settings"):
         run(recall, *cells, "--steps", 5)
-
-
-@pytest.mark.parametrize("name", ["delta_net", "delta_net_tied", "shared_head", "gated"])
-def test_a_step_reads_weights_once_and_moves_the_states_twice(name):
-    model, batch = create(SMALL[name], seed=1).eval(), 3
-    found = roofline.step_bytes(Generation(model, batch, 5))
-    state = state_size(model).value
-    assert found["recurrent_state"] + found["conv_state"] == 2 * batch * state * 2**20
-    sizes = {name: 4 * weight.numel() for name, weight in model.named_parameters()}
-    table = sizes.pop("model.embeddings.weight")
-    sizes.setdefault("lm_head.weight", table)  # read whole for the logits, tied or not
-    assert found["weights"] == sum(sizes.values()) + batch * 4 * SMALL[name]["hidden_size"]
-    assert found["logits"] == 2 * batch * 4 * SMALL[name]["vocab_size"]
-
-
-def test_the_figure_of_bytes_is_drawn_from_the_published_rows(run):
-    rows = FOLDER / "h200"
-    files = ["--precision", rows / "state_precision.jsonl", "--recall", rows / "recall.jsonl"]
-    run(state_figure, *files, "--out", "figure.svg")
-    assert state_figure.WHOLE in Path("figure.svg").read_text()
 
 
 @pytest.mark.parametrize("channelwise", [False, True])
@@ -250,17 +178,3 @@ def test_states_in_fewer_bits_from_a_model_to_the_table(small, run):
     Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in before[:-1]))
     assert len(run(state_precision, *arguments).splitlines()) == 1
     assert rows()[-1]["perplexity"] == before[-1]["perplexity"]
-    header, *_, refitted = run(state_precision, "--table", "rows.jsonl").splitlines()
-    assert header == "| model | key channels | own kernels | float32 | float8_e4m3 |"
-    assert refitted.endswith("(12.5%) |")
-
-
-def test_what_kept_channels_cannot_rebuild_is_what_least_squares_leaves():
-    generator = torch.Generator().manual_seed(0)
-    mix = torch.randn(12, 12, generator=generator, dtype=torch.float64)
-    rows = torch.randn(200, 12, generator=generator, dtype=torch.float64) @ mix
-    kept = torch.randperm(12, generator=generator)[:5]
-    fitted = rows[:, kept] @ torch.linalg.lstsq(rows[:, kept], rows).solution
-    expected = ((rows - fitted) ** 2).sum() / (rows**2).sum()
-    assert not_rebuilt(rows.T @ rows, kept) == pytest.approx(expected.item(), rel=1e-8)
-    assert entropy_rank(torch.eye(6, dtype=torch.float64)[None]) == pytest.approx(6)
