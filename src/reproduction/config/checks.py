@@ -105,8 +105,9 @@ def _identities(config: Config) -> Iterator[str]:
 
 def _trainings(config: Config) -> Iterator[str]:
     """More of them than there are."""
-    for name, table in config.tables.items():
-        for model in table.models if isinstance(table, QualityTable) else ():
+    tables = {n: table for n, table in config.tables.items() if isinstance(table, QualityTable)}
+    for name, table in tables.items():
+        for model in table.models:
             if table.trainings > (most := getattr(config.models[model].source, "trainings", 1)):
                 yield f"tables.{name}.trainings: {table.trainings}: {model} has {most}"
 
