@@ -79,13 +79,16 @@ def used_and_asked(records: Iterable[Record]) -> list[list[str]]:
         groups.setdefault((job["rule"], subject_of(job)), []).append(job)
     rows = [["rule", "model", "jobs", "seconds", "longest", "asked", "GB", "asked", "GPU GB"]]
     for names, jobs in groups.items():
-        work, asked = summarize("", jobs), jobs[0].get("asked", {})
+        work = summarize("", jobs)
+        asked = {
+            name: max(job.get("asked", {}).get(name) or 0 for job in jobs)
+            for name in ("runtime", "mem_mb")
+        }
+        seconds = [work.seconds / work.jobs, work.longest, 60 * asked["runtime"]]
         on_gpu = max(job.get("gpu_peak_mib", 0) for job in jobs)
-        seconds = [work.seconds / work.jobs, work.longest, 60 * (asked.get("runtime") or 0)]
-        memory = [work.peak_mib * 2**20, 1e6 * (asked.get("mem_mb") or 0), on_gpu * 2**20]
-        cells = [f"{s:,.0f}" * (s > 0) for s in seconds] + [
-            f"{b / 1e9:.1f}" * (b > 0) for b in memory
-        ]
+        memory = [work.peak_mib * 2**20, 1e6 * asked["mem_mb"], on_gpu * 2**20]
+        cells = [f"{second:,.0f}" * (second > 0) for second in seconds]
+        cells += [f"{size / 1e9:.1f}" * (size > 0) for size in memory]
         rows.append([*names, str(work.jobs), *cells])
     return rows
 
