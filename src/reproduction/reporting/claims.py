@@ -48,7 +48,8 @@ PAPER = ("delta_net", "delta_net_shared_conv", "gated_deltanet")  # the model ty
 NUMERICAL = 0.002
 """The numerical margin: of a perplexity or a timing this part, of an accuracy in percent this part
 of 100. The same weights in bf16 through other kernels differ by up to 0.13 % in perplexity, and by
-one question of 200, which is 0.2 points of the paper's smallest task (docs/results/claims.md)."""
+one question of 200, which is 0.2 points of the paper's smallest task (an H200 and a CPU,
+2026-11-16)."""
 
 
 class Cells(Section):
