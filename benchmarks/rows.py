@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-import torch
-
 Row = dict[str, Any]
 
 
@@ -35,6 +33,8 @@ def new_parser(description: str) -> argparse.ArgumentParser:
 def device_of(parser: argparse.ArgumentParser, options: argparse.Namespace, *needed: str) -> str:
     if missing := [name for name in (*needed, "out") if not getattr(options, name)]:
         parser.error(f"give --{' and --'.join(missing)}")
+    import torch
+
     if options.gpu and not torch.cuda.is_available():
         parser.error(f"--gpu: torch {torch.__version__} finds no GPU here")
     return "cuda" if options.gpu else "cpu"

@@ -33,58 +33,35 @@ SHAPES = ("128x128", "96x128", "64x128", "32x128", "20x128", "64x64", "32x64", "
 PROMPTS, GENERATED, CHUNK = (400, 150), 24, 192
 RIGHT = 0.05  # of the effect of the delta layers
 TEXT = {
-    "hidden_size": 256,
-    "num_hidden_layers": 4,
-    "layer_types": [*["linear_attention"] * 3, "full_attention"],
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 256,
-    "vocab_size": 1024,
-    "intermediate_size": 512,
+    "hidden_size": 256, "num_hidden_layers": 4,
+    "layer_types": [*["linear_attention"] * 3, "full_attention"], "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "head_dim": 256, "vocab_size": 1024, "intermediate_size": 512,
     "initializer_range": 0.1,  # logits far from zero
     "max_position_embeddings": 1024,
-}
+}  # fmt: skip
 EXPERTS = {
-    "num_experts": 8,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 128,
+    "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 128,
     "shared_expert_intermediate_size": 128,
-}
+}  # fmt: skip
 VISION = {
-    "depth": 1,
-    "hidden_size": 64,
-    "intermediate_size": 64,
-    "num_heads": 2,
-    "out_hidden_size": 256,
-    "num_position_embeddings": 16,
-}
+    "depth": 1, "hidden_size": 64, "intermediate_size": 64, "num_heads": 2,
+    "out_hidden_size": 256, "num_position_embeddings": 16,
+}  # fmt: skip
 LATENT = {  # of Kimi Linear: delta rules of one width for keys and values, and MLA
     **{key: TEXT[key] for key in ("hidden_size", "num_hidden_layers", "num_attention_heads")},
     **{key: TEXT[key] for key in ("vocab_size", "intermediate_size", "initializer_range")},
     "linear_attn_config": {
-        "head_dim": 128,
-        "num_heads": 2,
-        "short_conv_kernel_size": 4,
-        "kda_layers": [1, 2, 3],
+        "head_dim": 128, "num_heads": 2, "short_conv_kernel_size": 4, "kda_layers": [1, 2, 3],
         "full_attn_layers": [4],
     },
     "mlp_layer_types": ["sparse"] * 4,
     "first_k_dense_replace": 0,  # the same, as vLLM reads it
     "num_experts": 2,  # and both for each token: nothing is routed otherwise in 16 bits
-    "num_experts_per_token": 2,
-    "num_shared_experts": 1,
-    "moe_intermediate_size": 128,
-    "kv_lora_rank": 512,
-    "qk_nope_head_dim": 128,
-    "qk_rope_head_dim": 64,
-    "v_head_dim": 128,
-    "mla_use_nope": True,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
+    "num_experts_per_token": 2, "num_shared_experts": 1, "moe_intermediate_size": 128,
+    "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
+    "mla_use_nope": True, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
 FAMILIES = {
     "kimi_linear": LATENT,
     "qwen3_next": {**TEXT, **EXPERTS},

@@ -46,18 +46,11 @@ METRICS = {
     "waiting": "vllm:num_requests_waiting",
 }
 TEXT = {
-    "hidden_size": 2560,
-    "num_hidden_layers": 32,
-    "layer_types": [*["linear_attention"] * 3, "full_attention"] * 8,
-    "linear_num_key_heads": 16,
-    "linear_num_value_heads": 32,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 4,
-    "head_dim": 256,
-    "vocab_size": 248320,
-    "intermediate_size": 9216,
-    "tie_word_embeddings": True,
-}
+    "hidden_size": 2560, "num_hidden_layers": 32,
+    "layer_types": [*["linear_attention"] * 3, "full_attention"] * 8, "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32, "num_attention_heads": 16, "num_key_value_heads": 4,
+    "head_dim": 256, "vocab_size": 248320, "intermediate_size": 9216, "tie_word_embeddings": True,
+}  # fmt: skip
 LINES = {
     "cache_gib": r"Available KV cache memory: ([\d.]+) GiB",
     "block_tokens": r"Setting attention block size to (\d+) tokens",
