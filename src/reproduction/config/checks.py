@@ -105,11 +105,11 @@ def _identities(config: Config) -> Iterator[str]:
 
 def _trainings(config: Config) -> Iterator[str]:
     """More of them than there are."""
-    tables = {n: table for n, table in config.tables.items() if isinstance(table, QualityTable)}
-    for name, table in tables.items():
-        for model in table.models:
-            if table.trainings > (most := getattr(config.models[model].source, "trainings", 1)):
-                yield f"tables.{name}.trainings: {table.trainings}: {model} has {most}"
+    for name, table in config.tables.items():
+        if isinstance(table, QualityTable):
+            for model in table.models:
+                if table.trainings > (most := getattr(config.models[model].source, "trainings", 1)):
+                    yield f"tables.{name}.trainings: {table.trainings}: {model} has {most}"
 
 
 def _data(config: Config) -> Iterator[str]:
