@@ -109,6 +109,7 @@ def test_the_configuration_of_a_public_hybrid_runs_from_its_download_to_its_tabl
         if name.startswith(("mtp.", "model.visual.")):
             assert torch.equal(after[name], before[name])
     with open(checkout / "results/qwen3_5/tables/refit.csv") as file:
-        rows = list(csv.DictReader(file))
+        *rows, _, note = csv.DictReader(file)
+    assert note["Model"] == "1 draw of channels or text"
     assert [row["Method"] for row in rows] == ["DRRQR", "Baseline"]
     assert all(float(row[column]) > 1 for row in rows for column in row if "↓" in column)
