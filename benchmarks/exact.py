@@ -35,11 +35,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rows import Row, append_rows, device_of, existing, markdown, new_parser, read_rows
+from rows import (
+    Row,
+    append_rows,
+    device_of,
+    existing,
+    markdown,
+    new_parser,
+    read_rows,
+    save_for_page,
+)
 from torch import Tensor
 
 from reproduction.config import Config, load_config
-from reproduction.reporting.style import PAGE, drawing, new_figure, save
+from reproduction.reporting.style import PAGE, drawing, new_figure
 from statecut.arguments import width as width_of
 from statecut.data.packing import PackedTokens
 from statecut.errors import InputError
@@ -335,7 +344,6 @@ def other_eps(rows: list[Row]) -> str:
 
 
 TABLES = (costs, sides, papers_way, other_eps)
-GREY = "#768390"  # reads on white pages and on dark ones
 CURVES = {
     ("kept", "sliced"): ("eps kept (paper)", "#d1495b", (0, (3, 1.5))),
     ("kept", "sliced, recovered"): ("eps kept, recovered", "#d1495b", "solid"),
@@ -369,9 +377,7 @@ def draw(rows: list[Row], out: Path) -> None:
                 text, (3, place), (6, 0), textcoords="offset points", color=colour, fontsize=7,
                 va="center", annotation_clip=False,
             )  # fmt: skip
-        save(figure, [out])
-    if out.suffix == ".svg":
-        out.write_text(out.read_text().replace("currentColor", GREY))
+        save_for_page(figure, out)
 
 
 def dodged(values: list[float], apart: float = 1.085) -> list[float]:

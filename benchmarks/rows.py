@@ -54,6 +54,15 @@ def append_rows(file: Path, rows: Iterable[Row], line: Callable[[Row], str]) -> 
             print(f"{time.monotonic() - start:.0f} s  {line(row)}", flush=True)
 
 
+def save_for_page(figure: Any, out: Path) -> None:
+    """In a grey that reads on white pages and on dark ones: a page cannot colour the picture."""
+    from reproduction.reporting.style import save
+
+    save(figure, [out])
+    if out.suffix == ".svg":
+        out.write_text(out.read_text().replace("currentColor", "#768390"))
+
+
 def markdown(columns: str, rows: Iterable[Iterable[object]]) -> str:
     """A table; `columns` are parted by bars."""
     lines = [f"| {columns} |", "|---" * (columns.count("|") + 1) + "|"]

@@ -268,14 +268,19 @@ def table(rows):
         yield f"| {row['family']} | {row['shape']} | {outcome} | {' | '.join(numbers)} |"
 
 
+def errors_in(row):
+    return f"{row['medians']['prefill']:.3f} / {row['medians']['decoding']:.3f}"
+
+
 def summary(rows):
     """Median errors of log-probabilities, prompt / generated, of a dense model and of experts."""
+    rows = [row for row in rows if row["family"] != "kimi_linear"]
     alone = {row["shape"]: row["outcome"] for row in rows if row["installed"] == "vllm"}
     found = {}
     for row in sorted(rows, key=lambda row: "statecut" in row["installed"]):
         cell = row["engine"], row["family"], row["shape"]
-        if medians := row.get("medians"):
-            found[cell] = f"{medians['prefill']:.3f} / {medians['decoding']:.3f}"
+        if "medians" in row:
+            found[cell] = errors_in(row)
         else:
             found.setdefault(cell, row["outcome"])
     columns = [("vllm", "qwen3_5"), ("vllm", "qwen3_next"),
@@ -286,6 +291,27 @@ def summary(rows):
         (
             (shape, alone[shape].replace("right", "runs"), *(found[*c, shape] for c in columns))
             for shape in SHAPES
+        ),
+    )
+
+
+def kimi(rows):
+    """The same of Kimi Linear, without the plugin and with it, and what the delta layers do."""
+    rows = [row for row in rows if row["family"] == "kimi_linear"]
+    found = {
+        (row["installed"], row["shape"]): f"{row['outcome']}: {errors_in(row)}" for row in rows
+    }
+    effects = {row["shape"]: row["effect"] for row in rows}
+    return markdown(
+        "d_k = d_v | vLLM alone | vLLM and Statecut | without the delta layers",
+        (
+            (
+                shape.split("x")[0],
+                found.get(("vllm", shape), "not run"),
+                found["vllm and statecut", shape],
+                f"{effect:.2f}",
+            )
+            for shape, effect in effects.items()
         ),
     )
 
@@ -307,7 +333,8 @@ def main():
     parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.table:
-        print(summary(json.loads(options.table.read_text())))
+        rows = json.loads(options.table.read_text())
+        print(summary(rows), kimi(rows), sep="\n\n")
         return
     if not options.engine:
         parser.error(f"name an engine: {', '.join(ENGINES)}")

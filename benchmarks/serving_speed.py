@@ -5,17 +5,19 @@
 A model with the shapes of Qwen3.5-4B (24 of 32 layers with a delta rule, 16 heads of keys, 32 of
 values) and no weights of its own (vLLM's `dummy` format) is served at each width, in a process of
 its own. Engines start side by side, since that takes a minute or two, and are measured one after
-the other while the rest wait. Each has `--cache-gb` for states and attention. Prompts have 128
-tokens (`short`) or 4,096 (`long`), and answers 1 to 511, drawn at random; more requests wait
-than fit, so what is counted in ten seconds is a steady flow. How fast that is depends on the CPU as
-well (`gpu_busy_percent`); `step_ms` is what the GPU takes for one token of 64 or 256 requests, the
-choice of the token apart. What vLLM itself logs about its cache
-is kept with the figures. vLLM records CUDA graphs for at most 512 requests unless
-told otherwise; with narrow states more run at once, so they are recorded for all 1,024 here
-(`--graphs`).
+the other while the rest wait. Each has `--cache-gb` for states and attention. Timed are 1,024
+requests with prompts of 128 tokens (`short`) or 160 with 4,096 (`long`), all given at once, and 256
+tokens generated for each. How fast that is depends on the CPU as well (`gpu_busy_percent`);
+`step_ms` is what the GPU takes for one token of 64 or 160 requests, the choice of the token apart.
+What vLLM itself logs about its cache is kept with the figures. vLLM records CUDA graphs for at most
+512 requests unless told otherwise; with narrow states more run at once, so they are recorded for
+all that vLLM lets in here (`--most`).
 
-`--preparation` compares the plugin's preparation of queries, keys and values with vLLM's, instead;
-`--table benchmarks/h200/preparation.json` prints what it found.
+`--preparation` compares the plugin's preparation of queries, keys and values with vLLM's, instead.
+`--table` prints what a file of either holds, and `--figure` draws the first:
+
+    python benchmarks/serving_speed.py --table benchmarks/h200/serving_speed.json \
+        --figure docs/results/serving.svg
 """
 
 import argparse
@@ -31,19 +33,20 @@ from itertools import product
 from pathlib import Path
 from statistics import mean, median
 
-from rows import existing, markdown
+from rows import existing, markdown, save_for_page
 from transformers import AutoConfig
 
 WIDTHS = ("128x128", "96x128", "64x128", "32x128", "64x64")
-REQUESTS = 1024  # at once, at most
-LOADS = {"short": (4 * REQUESTS, 128), "long": (512, 4096)}  # requests, tokens of a prompt
-GENERATED = 512  # tokens at most, and half of that on average
-FILLING, MEASURED = 7, 10  # seconds
-STEPS, TOKENS = (64, 256), 96  # requests, and tokens of each
-METRICS = {
-    "generated": "vllm:generation_tokens",
-    "running": "vllm:num_requests_running",
-    "waiting": "vllm:num_requests_waiting",
+LOADS = {"short": (1024, 128), "long": (160, 4096)}  # requests, tokens of a prompt
+GENERATED = 256  # tokens
+STEPS, TOKENS = (64, 160), 96  # requests, and tokens of each
+METRICS = {"running": "vllm:num_requests_running", "waiting": "vllm:num_requests_waiting"}
+SHOWN = {"at_once": ".0f", "tokens_per_s": ",.0f"}
+LABELS = {"at_once": "requests at once", "tokens_per_s": "tokens per second"}
+CURVES = {  # load, state, colour
+    "128 + 256 tokens, float32": ("short", "float32", "#c2455a"),
+    "128 + 256, bfloat16": ("short", "bfloat16", "#2f93a8"),
+    "4,096 + 256, float32": ("long", "float32", "#7a6bc4"),
 }
 TEXT = {
     "hidden_size": 2560, "num_hidden_layers": 32,
@@ -77,8 +80,8 @@ def serve(folder, settings, arguments):
         load_format="dummy",
         skip_tokenizer_init=True,
         max_model_len=4352,
-        max_num_seqs=REQUESTS,
-        compilation_config={"max_cudagraph_capture_size": settings["graphs"]},
+        max_num_seqs=settings["most"],
+        compilation_config={"max_cudagraph_capture_size": settings["most"]},
         enable_prefix_caching=settings["prefix_cache"],
         mamba_ssm_cache_dtype=settings["state"],
         disable_log_stats=False,
@@ -92,7 +95,6 @@ def serve(folder, settings, arguments):
     sys.stdin.readline()
     draw = random.Random(3)
     if settings["loads"]:
-        engine.collective_rpc(watch)
         figures["step_ms"] = {requests: step(engine, draw, requests) for requests in STEPS}
     for name in settings["loads"]:
         figures[name] = measure(engine.llm_engine, draw, *LOADS[name])
@@ -104,7 +106,8 @@ def watch(worker):
     """In vLLM's process: keeps the time that the GPU takes for each CUDA graph."""
     import torch
 
-    replay, worker.replays = torch.cuda.CUDAGraph.replay, []
+    worker.replay = replay = torch.cuda.CUDAGraph.replay
+    worker.replays = []
 
     def timed(graph):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -120,15 +123,15 @@ def watched(worker):
     import torch
 
     torch.cuda.synchronize()
-    times = [begin.elapsed_time(end) for begin, end in worker.replays]
-    worker.replays.clear()
-    return times
+    torch.cuda.CUDAGraph.replay = worker.replay
+    return [begin.elapsed_time(end) for begin, end in worker.replays]
 
 
 def step(engine, draw, requests):
     """Milliseconds of the GPU that one token of each request takes, after 128 of a prompt. It is
     one graph of the whole model; without the choice of the token, and what the CPU does."""
     prompts = [prompt(draw, 128) for _ in range(requests)]
+    engine.collective_rpc(watch)
     engine.generate(prompts, sampling(TOKENS), use_tqdm=False)
     (times,) = engine.collective_rpc(watched)
     return median(times[-3 * TOKENS // 4 : -TOKENS // 4])  # when all of them decode
@@ -148,36 +151,23 @@ def sampling(tokens):
 
 
 def measure(engine, draw, requests, length):
-    """Tokens per second while more requests wait than fit."""
-    for request in range(requests):
-        tokens = draw.randrange(1, GENERATED)
-        engine.add_request(str(request), prompt(draw, length), sampling(tokens))
-    step_for(engine, FILLING)
+    """Tokens per second until all requests are answered, and how many ran at once meanwhile."""
+    prompts = [prompt(draw, length) for _ in range(requests)]
     command = ["nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits"]
     with subprocess.Popen([*command, "-l", "1"], stdout=subprocess.PIPE, text=True) as busy:
-        seconds, counts = step_for(engine, MEASURED)
+        begin, counts = time.perf_counter(), []
+        for place, given in enumerate(prompts):
+            engine.add_request(str(place), given, sampling(GENERATED))
+        while engine.has_unfinished_requests():
+            engine.step()
+            if time.perf_counter() - begin > len(counts) / 4:
+                counts.append(count(engine))
+        seconds = time.perf_counter() - begin
         busy.terminate()
         percent = [int(line) for line in busy.stdout.read().split()]
-    if not counts[-1]["waiting"]:
-        raise RuntimeError("nothing waits any more: more requests are needed")
-    engine.abort_request([str(request) for request in range(requests)])
-    while engine.has_unfinished_requests():
-        engine.step()
-    rate = (counts[-1]["generated"] - counts[0]["generated"]) / seconds
-    at_once = mean(count["running"] for count in counts)
-    figures = {"tokens_per_s": rate, "at_once": at_once, "ms_per_token": 1000 * at_once / rate}
-    return {**figures, "gpu_busy_percent": mean(percent)}
-
-
-def step_for(engine, seconds):
-    """Steps for so long, and what vLLM counts at both ends and once a second."""
-    begin = time.perf_counter()
-    counts = [count(engine)]
-    while (elapsed := time.perf_counter() - begin) < seconds:
-        engine.step()
-        if elapsed > len(counts):
-            counts.append(count(engine))
-    return time.perf_counter() - begin, [*counts, count(engine)]
+    full = [one["running"] for one in counts if one["waiting"]]  # no more would fit
+    rate = requests * GENERATED / seconds
+    return {"tokens_per_s": rate, "at_once": median(full), "gpu_busy_percent": mean(percent)}
 
 
 def count(engine):
@@ -240,6 +230,79 @@ def preparation(widths):
         yield row
 
 
+def state_mib(row):
+    """Of one request, all layers."""
+    keys, values = map(int, row["width"].split("x"))
+    layers = TEXT["layer_types"].count("linear_attention")
+    size = 4 if row["state"] == "float32" else 2
+    return layers * TEXT["linear_num_value_heads"] * keys * values * size / 2**20
+
+
+def tables(rows):
+    """One for each type of state, without and with prefix caching; in brackets, the part of what
+    the first row has."""
+    same = {(row["state"], row["prefix_cache"]): [] for row in rows}
+    for row in rows:
+        same[row["state"], row["prefix_cache"]].append(row)
+    return [table(some) for some in same.values()]
+
+
+def table(rows):
+    loads = [load for load in LOADS if load in rows[0]]
+    columns = ["d_k x d_v", "state, MiB", "requests of 4,352 tokens"]
+    columns += ["step of 64, ms", "of 160, ms"]
+    for load in loads:
+        columns += [f"{load}: at once", "tokens/s", "GPU busy"]
+
+    def cell(row, form, *path):
+        value, whole = row, rows[0]
+        for key in path:
+            value, whole = value[key], whole[key]
+        return format(value, form) + (f" ({value / whole:.2f})" if row is not rows[0] else "")
+
+    def cells(row):
+        yield from (row["width"], f"{state_mib(row):g}", cell(row, ".1f", "vllm_logs", "requests"))
+        yield from (cell(row, ".2f", "step_ms", str(requests)) for requests in STEPS)
+        for load in loads:
+            yield from (cell(row, form, load, key) for key, form in SHOWN.items())
+            yield f"{row[load]['gpu_busy_percent']:.0f} %"
+
+    return markdown(" | ".join(columns), map(cells, rows))
+
+
+def draw(rows, out):
+    """Requests at once and tokens per second against the state of a request."""
+    from reproduction.reporting.style import PAGE, drawing, new_figure
+
+    with drawing():
+        figure = new_figure(PAGE, 2.4)
+        panels = figure.subplots(1, 2)
+        for panel, (key, label) in zip(panels, LABELS.items(), strict=True):
+            for name, (load, state, colour) in CURVES.items():
+                some = [r for r in rows if r["state"] == state and load in r]
+                points = [
+                    (r["width"], state_mib(r), r[load][key]) for r in some if not r["prefix_cache"]
+                ]
+                line = [point[1:] for point in points if point[0].endswith("x128")]
+                panel.plot(*zip(*line, strict=True), color=colour, marker="o", markersize=3)
+                square = [point[1:] for point in points if point[0] == "64x64"]
+                panel.plot(*zip(*square, strict=True), color=colour, marker="D", markersize=4)
+                if panel is panels[1]:
+                    place = {"xytext": (6, -2), "textcoords": "offset points", "fontsize": 7}
+                    panel.annotate(name, line[0], color=colour, annotation_clip=False, **place)
+            panel.set_title(label)
+            panel.set_xscale("log")
+            panel.set_yscale("log")
+            panel.set_xticks([6, 12, 24, 36, 48], [6, 12, 24, 36, 48])
+            panel.minorticks_off()
+            panel.set_xlabel("recurrent state of a request, MiB")
+        panels[0].set_yticks([50, 100, 200, 400, 600], [50, 100, 200, 400, 600])
+        panels[1].set_yticks(
+            [2500, 5000, 10000, 20000, 30000], ["2,500", "5,000", "10,000", "20,000", "30,000"]
+        )
+        save_for_page(figure, out)
+
+
 def prepared(rows):
     """Milliseconds, vLLM's / Statecut's."""
     cells = {}
@@ -263,17 +326,21 @@ def main():
     parser.add_argument("--loads", nargs="*", default=[*LOADS], choices=LOADS, help=loads)
     parser.add_argument("--cache-gb", type=float, default=20, help="of one engine (default: 20)")
     parser.add_argument("--at-once", type=int, default=4, help="that start together (default: 4)")
-    graphs = f"CUDA graphs up to so many requests (default: {REQUESTS})"
-    parser.add_argument("--graphs", type=int, default=REQUESTS, help=graphs)
+    most = "requests at once, at most; not more than the cache has blocks (default: 640)"
+    parser.add_argument("--most", type=int, default=640, help=most)
     parser.add_argument("--arguments", type=json.loads, default={}, help="of vLLM, as JSON")
     parser.add_argument("--logs", type=Path, help="logs stay there (default: nowhere)")
     parser.add_argument("--out", type=Path, help="write the figures there, as JSON")
     parser.add_argument("--preparation", action="store_true")
     parser.add_argument("--table", type=existing, metavar="FILE", help="print what it holds")
+    parser.add_argument("--figure", type=Path, help="draw what the file of --table holds: .svg")
     parser.add_argument("--serve", type=json.loads, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.table:
-        print(prepared(json.loads(options.table.read_text())))
+        found = json.loads(options.table.read_text())
+        print(*(tables(found) if "step_ms" in found[0] else [prepared(found)]), sep="\n\n")
+        if options.figure:
+            draw(found, options.figure)
         return
     if options.serve:
         folder, *settings = options.serve
@@ -291,7 +358,7 @@ def main():
         for row in preparation(options.widths):
             keep(row)
         return
-    same = {"loads": options.loads, "cache_gb": options.cache_gb, "graphs": options.graphs}
+    same = {"loads": options.loads, "cache_gb": options.cache_gb, "most": options.most}
     chosen = product(options.prefix_cache, options.states, options.widths)
     cells = [
         {"width": width, "state": state, "prefix_cache": bool(cached), **same}

@@ -53,9 +53,11 @@ def test_every_entry_says_where_it_is_from_and_names_models_that_statecut_has():
         assert any(words in engine.evidence for words in (READ, TESTS, H200))
         assert all(engine.takes(*widths) for widths in engine.ran or ())
         assert (engine.evidence == READ) == (engine.ran == ())
-        assert {*engine.models} <= {*ARCHITECTURES}
-    with pytest.raises(InputError, match="nothing is known of gated_deltanet models in vLLM"):
-        ENGINES["vllm"].check_model("gated_deltanet")
+        assert {*engine.models, *engine.also} <= {*ARCHITECTURES}
+    with pytest.raises(
+        InputError, match=r"no kimi_linear .* in vLLM; .*: transformers, vllm.state"
+    ):
+        ENGINES["vllm"].check_model("kimi_linear")
     page = (ROOT / "docs/reference/engines.md").read_text()
     assert table() in page, "put there what `python -m statecut.serving.engines` prints"
 
@@ -66,7 +68,9 @@ def test_vllm_starts_where_keys_and_values_round_up_alike_and_anywhere_with_the_
         True, False, False, False, True
     ]  # fmt: skip
     assert plugin.takes(64, 128)
-    assert [plugin.ran_with(shape(width)) for width in (64, 48)] == [True, False]
+    assert [plugin.ran_with("qwen3_5", shape(width)) for width in (64, 48)] == [True, False]
+    squares = [(model, shape(32, 32)) for model in ("qwen3_5", "kimi_linear")]
+    assert [plugin.ran_with(*square) for square in squares] == [False, True]
     with pytest.raises(InputError, match=r"; or --for vllm\+statecut, with Statecut installed"):
         stock.round_up(250, shape(256))
 

@@ -7,14 +7,17 @@ import shutil
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
+from serving import LATENT
 from small_models import HYBRIDS, SMALL, change_config, rewritten
 
 import statecut
 from statecut.cli import main
 from statecut.errors import InputError
+from statecut.files import read_json
 from statecut.models import create, load, save
 from statecut.models.architectures import ARCHITECTURES
 from statecut.models.shapes import Cache, MixerShape, SoftmaxLayers
@@ -122,19 +125,32 @@ def test_engines_are_named_with_the_widths_they_take(models):
     shown = str(statecut.inspect(models / "qwen3_next", engine="tensorrt-llm"))
     assert "compared, for tensorrt-llm\n    0.5  32 x 128\n   0.25  16 x 128\n" in shown
     assert shown.splitlines()[-1].startswith("TensorRT-LLM: takes d_k up to 256 with d_v 128")
-    with pytest.raises(InputError, match="nothing is known of delta_net models in vLLM"):
+    with pytest.raises(InputError, match="no delta_net model was run in vLLM; engines for it: tr"):
         statecut.inspect(models / "delta_net", engine="vllm")
 
 
-@pytest.mark.parametrize(
-    ("width", "block", "requests"), [(128, 528, 144.42), (64, 272, 177.11), (32, 144, 186.97)]
-)
-def test_vllm_logs_the_same_block_and_requests(width, block, requests):
-    """vLLM 0.26.0, 30 GB for caches, requests of 4,352 tokens: benchmarks/serving_speed.py."""
+LOGGED = read_json(Path(__file__).parents[1] / "benchmarks" / "h200" / "serving_speed.json")
+
+
+@pytest.mark.parametrize("row", [row for row in LOGGED if row["state"] == "float32"])
+def test_vllm_logs_the_same_block_and_requests(row):
+    """Of a model with the shapes of Qwen3.5-4B."""
+    width, values = map(int, row["width"].split("x"))
     softmax = (SoftmaxLayers(8, heads=4, width=256),)
-    cache = Cache(MixerShape((*range(24),), 16, width, 32, 128), taps=4, softmax=softmax)
-    room = memory.vllm(cache, 30e9, memory.Load(tokens=4352))
-    assert (room.block, room.requests) == (block, int(requests))
+    cache = Cache(MixerShape((*range(24),), 16, width, 32, values), taps=4, softmax=softmax)
+    load = memory.Load(tokens=4352, prefix_cache=row["prefix_cache"])
+    room, logged = memory.vllm(cache, row["cache_gb"] * 1e9, load), row["vllm_logs"]
+    assert (room.block, room.requests) == (logged["block_tokens"], int(logged["requests"]))
+
+
+def test_vllm_logs_the_same_of_kimi_linear():
+    """1 GiB for caches, requests of 512 tokens, prefix caching: benchmarks/serving.py."""
+    load, logged = memory.Load(tokens=512, prefix_cache=True), [(128, 728), (32, 1323), (16, 1533)]
+    for width, expected in zip((128, 64, 32), logged, strict=True):
+        attention = {**LATENT["linear_attn_config"], "head_dim": width}
+        cache = ARCHITECTURES["kimi_linear"].cache({**LATENT, "linear_attn_config": attention})
+        room = memory.vllm(cache, 2**30, load)
+        assert (room.block, room.requests) == expected
 
 
 def test_requests_that_fit(models, capsys):

@@ -47,10 +47,11 @@ def test_speed():
 
 
 def test_serving():
-    rows = serving.summary(read_json(DATA / "serving.json"))
-    assert f"\n\n{rows}\n\n" in page("serving.md")
-    times = serving_speed.prepared(read_json(DATA / "preparation.json"))
-    assert f"\n\n{times}\n\n" in page("serving.md")
+    ran = read_json(DATA / "serving.json")
+    shown = [serving.summary(ran), serving.kimi(ran)]
+    shown += serving_speed.tables(read_json(DATA / "serving_speed.json"))
+    shown += [serving_speed.prepared(read_json(DATA / "preparation.json"))]
+    assert [table for table in shown if f"\n\n{table}\n\n" not in page("serving.md")] == []
 
 
 def test_the_states_of_published_models():
@@ -58,6 +59,8 @@ def test_the_states_of_published_models():
     assert any(shown in path.read_text() for path in (ROOT / "docs").rglob("*.md"))
 
 
-def test_the_figure_is_drawn_from_the_data(tmp_path):
+def test_the_figures_are_drawn_from_the_data(tmp_path):
     exact.draw(read_rows(DATA / "exact.jsonl"), tmp_path / "exact.svg")
-    assert (tmp_path / "exact.svg").read_text() == page("exact.svg")
+    serving_speed.draw(read_json(DATA / "serving_speed.json"), tmp_path / "serving.svg")
+    for drawn in tmp_path.iterdir():
+        assert drawn.read_text() == page(drawn.name)

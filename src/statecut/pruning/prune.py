@@ -244,7 +244,7 @@ def _notes(
 ) -> dict[str, str]:
     notes = {}
     if plan.engine:
-        notes["engine"] = plan.engine.advice(shape)
+        notes["engine"] = plan.engine.advice(model.architecture.model_type, shape)
     if model.passthrough:
         prefixes = ", ".join(model.passthrough_prefixes)
         notes["copied as they are"] = f"{len(model.passthrough)} tensors ({prefixes})"

@@ -5,8 +5,8 @@ The table of docs/reference/engines.md is what `python -m statecut.serving.engin
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 from statecut.errors import InputError, nearest
 from statecut.models.shapes import WIDEST, MixerShape
@@ -30,6 +30,7 @@ class Engine:
     ran: tuple[Widths, ...] | None = ()  # those that were run in it; None: any that it takes
     models: tuple[str, ...] = QWEN  # the model types this holds for; all that Statecut has if empty
     lacks: tuple[str, ...] = ()  # but for these
+    also: Mapping[str, tuple[Widths, ...]] = field(default_factory=dict)  # others, and what was run
     setting: str = ""  # that it needs,
     unless: Widths | None = None  # except at these
     note: str = ""
@@ -37,17 +38,23 @@ class Engine:
 
     def serves(self, model_type: str, shape: MixerShape) -> bool:
         """Whether a model of that shape runs in it, or is expected to."""
-        known = model_type not in self.lacks if not self.models else model_type in self.models
-        return known and self.takes(shape.width, shape.value_width)
+        return self.knows(model_type) and self.takes(shape.width, shape.value_width)
 
-    def ran_with(self, shape: MixerShape) -> bool:
-        return self.ran is None or (shape.width, shape.value_width) in self.ran
+    def knows(self, model_type: str) -> bool:
+        if not self.models:
+            return model_type not in self.lacks
+        return model_type in (*self.models, *self.also)
+
+    def ran_with(self, model_type: str, shape: MixerShape) -> bool:
+        ran = self.also.get(model_type, self.ran)
+        return ran is None or (shape.width, shape.value_width) in ran
 
     def check_model(self, model_type: str) -> None:
-        if self.models and model_type not in self.models:
+        if not self.knows(model_type):
+            known = ", ".join(e.name for e in ENGINES.values() if e.knows(model_type))
             raise InputError(
-                f"engine {self.name}: nothing is known of {model_type} models in {self.label}, "
-                f"only of {', '.join(self.models)}; leave it out"
+                f"engine {self.name}: no {model_type} model was run in {self.label}; "
+                f"{f'engines for it: {known}' if known else 'leave it out'}"
             )
 
     def start(self) -> str:
@@ -55,11 +62,11 @@ class Engine:
         unless = f" unless d_k is {self.unless[0]} and d_v {self.unless[1]}" if self.unless else ""
         return f"`{self.setting}`{unless}" if self.setting else ""
 
-    def advice(self, shape: MixerShape) -> str:
+    def advice(self, model_type: str, shape: MixerShape) -> str:
         """What to know before a model of that d_k and d_v is served."""
         needed = self.setting and (shape.width, shape.value_width) != self.unless
         start = f"start it with `{self.setting}`; " if needed else ""
-        evidence = self.evidence if self.ran_with(shape) else "expected to run, not run"
+        evidence = self.evidence if self.ran_with(model_type, shape) else "expected to run, not run"
         return f"{self.label}: {start}{evidence} ({self.version})"
 
     def about(self) -> str:
@@ -143,6 +150,7 @@ ENGINES = {
                 *((width, 128) for width in (96, 64, 32, 20)),
                 *((width, 64) for width in (128, 64, 32)),
             ),
+            also={"kimi_linear": ((128, 128), (64, 64), (32, 32))},
             note="vLLM finds Statecut's plugin by itself and logs one line where it takes over",
         ),
         Engine(
@@ -208,8 +216,10 @@ def table() -> str:
     """All of it, in Markdown."""
     rows = ["| `--for` | widths | setting | how it is known | version |", "|---|---|---|---|---|"]
     for e in ENGINES.values():
-        ran = ", ".join(f"{width} x {values}" for width, values in e.ran or ())
-        evidence = f"{e.evidence}{f': {ran}' if ran else ''}"
+        evidence = e.evidence
+        for model, ran in {"": e.ran or (), **e.also}.items():
+            words = ", ".join(f"{width} x {values}" for width, values in ran)
+            evidence += f"{f'; `{model}`' if model else ''}: {words}" if ran else ""
         widths = f"{e.widths}; {e.note}"
         rows.append(f"| `{e.name}` | {widths} | {e.start()} | {evidence} | {e.version} |")
     return "\n".join(rows) + "\n"

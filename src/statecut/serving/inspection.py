@@ -178,8 +178,8 @@ def _cut(model_type: str, cache: Cache, cut: Cache, ratio: float) -> Cut:
         cut.shape.width,
         state_bytes=cut.state_bytes(),
         saved=tuple(saved / cache.total_bytes(n) for n in tokens),
-        runs_in=tuple(engine.name for engine in engines if engine.ran_with(cut.shape)),
-        expected_in=tuple(engine.name for engine in engines if not engine.ran_with(cut.shape)),
+        runs_in=tuple(e.name for e in engines if e.ran_with(model_type, cut.shape)),
+        expected_in=tuple(e.name for e in engines if not e.ran_with(model_type, cut.shape)),
     )
 
 
