@@ -110,7 +110,7 @@ def check(options: argparse.Namespace) -> None:
     file = options.config
     if file is None:  # as Snakemake does
         file = (parse_arguments(options.profile).configfile or ["config/demo.yaml"])[-1]
-    config = load_config(file, rehearsal=options.rehearsal)
+    config = load_config(file, **({"rehearsal": True} if options.rehearsal else {}))
     check_protocol(config.evaluation)
     check_model_sizes(config)
     print(
