@@ -191,19 +191,3 @@ rule verify:
         "looking for numbers outside their tolerance"
     script:
         "../../scripts/verify.py"
-
-
-# Here, and not on a node of a cluster: those have no network.
-rule download:
-    log:
-        f"{results}/logs/download.log",
-    localrule: True
-    conda:
-        "../../envs/model.yaml"
-    params:
-        code=code("scripts/download.py"),
-        settings=run_config.model_dump(mode="json"),
-    message:
-        "fetching what the run needs"
-    script:
-        "../../scripts/download.py"
