@@ -107,7 +107,7 @@ def test_download_for_a_run_without_the_hub_leaves_nothing_behind(tmp_path):
 
 def test_check_names_local_files_that_are_not_there(check, tmp_path):
     lab = CONFIG / "lab.yaml"
-    tasks = {*SETS, "lambada_openai_test"} - {"drop", "squad"}
+    tasks = {*SETS, "lambada_openai_test"}
     files = sorted(["data/corpus/*.jsonl.xz", "data/eval/wikitext2_test.raw",
                     "data/tokenizer/mistral-32k.model",
                     *(f"data/eval/{task}.jsonl" for task in tasks)])  # fmt: skip
