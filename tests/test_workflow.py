@@ -213,7 +213,7 @@ def test_results_of_another_configuration_are_refused(checkout, monkeypatch):
 
 
 def test_every_rule_has_what_a_rule_must_have():
-    """Log, resources, environment, code digest and message; a benchmark where results are made."""
+    """Log, resources, environment, code digest and message."""
     for file in sorted((ROOT / "workflow/rules").glob("*.smk")):
         for name, body in re.findall(r"^ *rule (\w+):\n((?: .*\n|\n)+)", file.read_text(), re.M):
             if "script:" not in body:
@@ -221,8 +221,6 @@ def test_every_rule_has_what_a_rule_must_have():
             wanted = ["log:", "conda:", "code=", "message:"]
             if file.name == "report.smk":
                 wanted.append("settings=")  # which says whether the run is partial
-            elif "output:" in body:
-                wanted.append("benchmark:")
             if "output:" in body and "localrule" not in body:
                 wanted += ["resources:", "mem_mb=", "runtime="]
             body = body.replace("**LIGHT", "mem_mb= runtime=")

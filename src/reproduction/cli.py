@@ -72,7 +72,7 @@ def parser() -> argparse.ArgumentParser:
         jobs,
         "say what the jobs of a run took, and what they asked for",
         "Print seconds and memory of the finished jobs of a run by rule and model, next to the "
-        "time and memory that they asked for; of a job that was resumed, those of its last process. "
+        "time and memory that they asked for; of a resumed job, those of its last process. "
         "Memory in a rehearsal is that of the run itself.",
     ).add_argument
     add("name", metavar="RUN", help="its name: results are in results/RUN")

@@ -27,8 +27,6 @@ rule table:
         frame=f"{results}/frames/{{table}}.parquet",
     log:
         f"{results}/logs/table/{{table}}.log",
-    benchmark:
-        f"{results}/timings/table/{{table}}.tsv"
     conda:
         "../../envs/report.yaml"
     resources:
