@@ -14,7 +14,14 @@ from scipy.stats import t as student
 
 from reproduction.cli import main
 from reproduction.reporting import verdict
-from reproduction.reporting.claims import Claim, answer, answer_all, differ, read_claims
+from reproduction.reporting.claims import (
+    Claim,
+    answer,
+    answer_all,
+    differ,
+    read_claims,
+    with_repeat_noise,
+)
 from reproduction.reporting.claims import uncertainty as uncertain
 from reproduction.reporting.frame import (
     Cell,
@@ -368,6 +375,52 @@ def test_claims_are_asked_of_cuts_with_the_runs_own_eps(papers_cells):
     run = PAPERS_RUN.model_copy(update={"eps": "matched"})
     swapped = answer_all(run, claims, matched)
     assert [part.answer for part in swapped] == [part.answer for part in expected]
+
+
+def test_a_model_that_is_trained_several_times_is_asked_once():
+    again = DEMO.models["hybrid"].model_copy(update={"published_as": "hybrid"})
+    config = DEMO.model_copy(update={"models": {**DEMO.models, "hybrid-training1": again}})
+    base = Key("hybrid", "none", "baseline", "", 0.0, None, "none", "prose_word_ppl")
+    cut = base._replace(method="drrqr", target="kq", compression=0.5, rft="pre", eps="matched")
+    answered = answer_all(config, CLAIMS.values(), {base: CELL, cut: CELL})
+    assert [part.claim.id for part in answered if part.model] == ["half_costs_little"]
+
+
+def test_cuts_to_widths_are_compared_with_those_of_the_same_widths():
+    def cut(key, keys, values):
+        return key._replace(compression=None, head_k_dim=keys, head_v_dim=values)
+
+    claim = BEST.model_copy(
+        update={part: getattr(BEST, part).model_copy(update={"compression": ()})
+                for part in ("of", "against")}
+    )  # fmt: skip
+    values = {cut(GRAD, 64, 128): 18.0, cut(L1, 64, 128): 17.0}
+    values |= {cut(L1, 64, 64): 20.0, cut(L1, 128, 128): 20.0}
+    numbers = {key: replace(CELL, value=value) for key, value in values.items()}
+    answered = answer(PAPERS_RUN, claim, numbers)
+    [comparison] = answered.comparisons
+    assert comparison.numbers == (
+        "gated_deltanet_1.3B grad kq pre wikitext_word_ppl d_k 64 d_v 128: 18 against "
+        "gated_deltanet_1.3B l1 kq pre wikitext_word_ppl d_k 64 d_v 128: 17"
+    )
+    # The model left whole has no widths of its own.
+    recovers = CLAIMS["recovery_brings_back_most"]
+    of = recovers.of.model_copy(update={"compression": ()})
+    claim = recovers.model_copy(update={"of": of})
+    before, after = (cut(GRAD._replace(rft=rft), 64, 128) for rft in ("pre", "post"))
+    numbers = {key: replace(CELL, value=v) for key, v in ((before, 30.0), (after, 17.0))}
+    numbers[BASE] = replace(CELL, value=16.8)
+    assert answer(PAPERS_RUN, claim, numbers).answer == "holds"
+
+
+def test_a_timing_has_the_repeats_of_the_benchmark_that_a_table_shows():
+    shown = PAPERS_RUN.benchmarks["mixer"]
+    hidden = shown.model_copy(update={"repeats": 4 * shown.repeats})
+    benchmarks = {**PAPERS_RUN.benchmarks, "again": hidden}
+    config = PAPERS_RUN.model_copy(update={"benchmarks": benchmarks})
+    key = timing_key(config, config.timings("mixer_scaling")[0], "tokens_per_s")
+    timed = {key: replace(CELL, value=1e5, stderr=1e4)}
+    assert with_repeat_noise(config, timed) == with_repeat_noise(PAPERS_RUN, timed)
 
 
 def test_a_cell_is_not_compared_with_itself():
