@@ -1,6 +1,5 @@
 """The verdict: seven words for a number, five for a claim, and the paper's own slips."""
 
-import logging
 import math
 import statistics
 from dataclasses import replace
@@ -33,8 +32,7 @@ from reproduction.reporting.frame import (
     table_results,
     timing_key,
 )
-from reproduction.reporting.verdict import PaperVerdict, judge, read_judgements, write_verdict
-from statecut.errors import InputError
+from reproduction.reporting.verdict import PaperVerdict, judge, write_verdict
 
 TABLE = "pre_rft_50_gated_only"
 L1 = Key("gated_deltanet_1.3B", "none", "l1", "kq", 0.5, None, "pre", "wikitext_word_ppl")
@@ -220,8 +218,6 @@ def test_tolerance_is_what_seeds_rounding_and_kernels_can_change():
 def test_the_papers_numbers_reproduce_themselves(frames, tmp_path):
     reached = verdict.reach_verdict(PAPERS_RUN, frames)
     write_verdict(reached, tmp_path)
-    verdict.verify(tmp_path / "cells.csv")
-    assert read_judgements(tmp_path / "cells.csv") == reached.cells
     assert "2497 numbers of the paper" in (tmp_path / "verdict.txt").read_text()
     table = pd.read_csv(tmp_path / "cells.csv", keep_default_na=False)
     assert table["difference"].abs().max() < 1e-9 * table["paper"].max()
@@ -235,25 +231,22 @@ def test_the_papers_numbers_reproduce_themselves(frames, tmp_path):
     assert len(touched) == len({(erratum.table, erratum.key) for erratum in ERRATA})
 
 
-def test_verify_fails_when_a_decided_number_is_outside(tmp_path, caplog):
+def test_compare_fails_when_a_decided_number_is_outside(tmp_path, monkeypatch, capsys):
     note = "wikitext: from data/wiki.jsonl, 173c87a53759"
+    monkeypatch.chdir(tmp_path)
 
-    def check(l1, base):
+    def compare(l1, base):
         results = measured(L1, l1, note=note) + measured(BASE, base)
         judged = judge(PAPERS_RUN, {TABLE: results}, PRINTED)
-        write_verdict(PaperVerdict("", judged, ()), tmp_path)
-        verdict.verify(tmp_path / "cells.csv")
+        write_verdict(PaperVerdict("", judged, ()), tmp_path / "results/paper/verdict")
+        return main(["compare", "paper"])
 
-    with caplog.at_level(logging.INFO):
-        check(26.5, 16.8)
-    assert caplog.messages[:2] == [
-        "2497 numbers of the paper, 2 of them decided here: they could fail",
-        "     2 reproduced",
-    ]
-    with pytest.raises(InputError, match=r"2 numbers are outside:\n.*l1.*direction only.*\+3\.5"):
-        check(30.0, 20.0)
+    assert compare(26.5, 16.8) == 0
+    assert "2 of them decided here: they could fail\n     2 repr" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="1"):
+        compare(30.0, 20.0)
+    text = capsys.readouterr().out
     # Numbers of other data are judged, and say so.
-    text = (tmp_path / "verdict.txt").read_text()
     assert f"     1 with other data ({note})\n" in text
     assert f"({note})\n" in text.split("direction only, ")[1]
 
@@ -273,7 +266,7 @@ def small():
     return verdict.reach_verdict(DEMO, frames)
 
 
-def test_a_run_of_another_size_compares_claims_only(small, tmp_path):
+def test_a_run_of_another_size_compares_claims_only(small):
     assert small.scope == (
         "run demo has protocol demo and matches eps in its cuts, which the paper does not: it "
         "compares claims only, not cells"
@@ -282,8 +275,6 @@ def test_a_run_of_another_size_compares_claims_only(small, tmp_path):
     assert answers["best_before_recovery"].answer == answers["half_costs_little"].answer == "holds"
     missing = answers["pca_works_with_shared_filters"]
     assert (missing.answer, missing.counts) == ("not measured", "no cell of it in this run")
-    write_verdict(small, tmp_path)
-    verdict.verify(tmp_path / "cells.csv")
 
 
 def test_compare_begins_with_a_tally_and_explains_its_marks(small, tmp_path, monkeypatch, capsys):
