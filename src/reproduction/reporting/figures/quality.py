@@ -18,14 +18,9 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator
 from reproduction.config import BASELINE, Config, Cut, Stage, state_bytes
 from reproduction.config.models import Model
 from reproduction.reporting.frame import Cell, cells, read_results, variant_key
+from reproduction.reporting.grid import STAGES
 from reproduction.reporting.style import INK, PAGE, SOLID, colour, dash, label, new_figure
 
-STAGES = {
-    "pre": "before recovery",
-    "refit": "refitted",
-    "post": "recovered",
-    "refit_post": "refitted and recovered",
-}
 TICKS = (1.0, 1.5, 2.0, 3.0, 5.0, 7.0)  # in every decade
 COLUMNS, TITLE = 4, 22  # panels in a row, characters in a line of their titles
 HIGHEST = 4  # times the baseline: the model is broken above it, and how much does not matter
@@ -101,10 +96,9 @@ def draw_state(config: Config, name: str, sources: Sequence[Path]) -> Figure:
         _finish(config, column, axes, parts, labelled=model == models[0])
     methods = dict.fromkeys(method for panel in panels for method in panel.curves)
     lines = [Line2D([], [], color=colour(config, m), label=label(config, m)) for m in methods]
-    stages = {**STAGES, "pre": "sliced"}
     for stage in dict.fromkeys(panel.stage for panel in panels):
         look = LOOKS[stage] | {"color": INK, "marker": "o", "markersize": 3}
-        lines.append(Line2D([], [], label=stages[stage], **look))
+        lines.append(Line2D([], [], label=STAGES[stage], **look))
     lines.append(Line2D([], [], color=INK, linestyle=dash(config, BASELINE), label="Baseline"))
     _legend(figure, lines, min(5, len(lines)))
     return figure
