@@ -35,7 +35,7 @@ test-oldest: setup  ## the tests of models with the oldest transformers, in minu
 	$(THREADS) PYTHONPATH=$(CURDIR)/.venv/oldest $(BIN)/python -m pytest -n 2 tests/test_models_*.py \
 	  $(patsubst %,tests/test_%.py,exact slicing calibration refit checkpoint inspection training_recovery)
 
-test-report: setup  ## the report in headless Chromium; PICTURES=folder keeps what it looked like
+test-report: setup  ## the report in headless Chromium
 	$(THREADS) $(BIN)/python -m pytest tests/report/check_page.py
 
 test-slurm: setup  ## every fault of a cluster, and the demo through it; needs Slurm, takes an hour and a half

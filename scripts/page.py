@@ -11,7 +11,6 @@ with job(snakemake) as run:
     write_report(
         run,
         frames=snakemake.input.frames,
-        verdict=snakemake.input.verdict,
         figures=snakemake.input.figures,
         curves={variant: paths.curve(variant) for variant in variants},
         steps={variant: paths.steps(variant) for variant in variants},

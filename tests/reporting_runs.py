@@ -17,10 +17,10 @@ from reproduction.reporting.frame import (
     table_results,
 )
 from reproduction.reporting.jobs import result_records
-from reproduction.reporting.verdict import PUBLISHED, make_verdict
+from reproduction.reporting.verdict import PUBLISHED
 from reproduction.running.paths import PROVENANCE
 from statecut.arguments import width
-from statecut.files import canonical_json, digest, write_json
+from statecut.files import digest, write_json
 
 ROOT = Path(__file__).parents[1]
 DEMO = load_config(ROOT / "config" / "demo.yaml")
@@ -240,7 +240,6 @@ def report_inputs(config, folder, *, drawn):
     frames = list(frame_files(config, folder).values())
     for path in sorted((folder / "evaluations").glob("*.json")):
         write_json(f"{path}{PROVENANCE}", record("evaluate", 20.0, ("NVIDIA H200",)))
-    make_verdict(config, frames, folder / "verdict")
     for part in ("figures", "selections"):
         (folder / part).mkdir()
     figures = [folder / "figures" / f"{name}.svg" for name in config.figures]
@@ -252,14 +251,11 @@ def report_inputs(config, folder, *, drawn):
     steps = {}
     for variant in config.variants():
         if variant.pruned:
-            path = folder / "selections" / f"{digest(asdict(variant))[:12]}.safetensors"
-            about = {"method": variant.method, "target": variant.target, "width": 16}
-            about |= {"full_width": 32, "calibration": {"seed": variant.seed, "sequences": 16}}
-            save_file({"kept": np.zeros(1)}, path, {"about": canonical_json(about)})
+            path = folder / "selections" / f"{digest(asdict(variant))[:12]}.json"
+            write_json(path, {})
             steps[variant] = [path]
     return {
         "frames": frames,
-        "verdict": folder / "verdict",
         "figures": figures,
         "curves": curve_files(config, folder / "curves"),
         "records": result_records(folder).values(),

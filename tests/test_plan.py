@@ -256,6 +256,7 @@ def test_compare_prints_the_verdict_of_a_run(tmp_path, monkeypatch, capsys) -> N
     folder = tmp_path / "results" / "demo" / "verdict"
     folder.mkdir(parents=True)
     (folder / "verdict.txt").write_text("holds        a claim\n")
+    (folder / "cells.csv").write_text("table,word\n")
     assert main(["compare", "demo"]) == 0
     assert capsys.readouterr().out == "holds        a claim\n"
     assert main(["compare", "dmo"]) == 2

@@ -130,7 +130,7 @@ def test_layers_that_run_in_bf16_give_nearly_the_same(tmp_path, monkeypatch):
 def test_the_error_of_a_layer_never_rises_and_nothing_else_changes(name, dtype, tmp_path):
     student, teacher = models(name, tmp_path, dtype=dtype)
     result, out = refit(student, teacher, IDS), tmp_path / "refitted"
-    assert all(fit.error <= 1 and fit.held_out <= 1 for fit in result.fits)
+    assert all(fit.error <= 1 for fit in result.fits)
     assert all(fit.ridge in RIDGES for fit in result.fits)
     assert result.fits[0].error < 0.95  # random models, but something is gained
     write_refitted(student, result, out, files={"README.md": "A model."})
@@ -150,7 +150,7 @@ def test_errors_from_sums_are_those_of_the_rows(seed, count, inputs, outputs):
     X, E, D = draw(count, inputs), draw(count, outputs), draw(outputs, inputs)
     sums = _Sums.zeros(inputs, outputs, "cpu")
     for x, e in zip(X.split(7), E.split(7), strict=True):
-        sums.add(x, e, e)
+        sums.add(x, e)
     exact = (E - X @ D.mT).square().sum().item()
     assert sums.error(D) == pytest.approx(exact, rel=1e-9, abs=1e-9)
     for ridge in (1e-3, 1.0):

@@ -93,7 +93,7 @@ def test_curves_of_quality_are_the_cells_of_their_table(sources):
     with drawing():
         figure = draw_quality(DEMO, "quality", sources["quality"])
     assert [axes.get_title(loc="left") for axes in figure.axes] == [
-        "DeltaNet\nbefore recovery",
+        "DeltaNet\nsliced",
         "DeltaNet\nrecovered",
     ]
     frame = read_frame(sources["quality"][0]).query("metric == 'prose_word_ppl'")

@@ -1,7 +1,6 @@
 """The report: one page with everything in it, and every number with where it came from."""
 
 import json
-import math
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -9,12 +8,20 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 from markupsafe import escape
-from reporting_runs import DEMO, record, report_inputs
-from safetensors.numpy import save_file
+from reporting_runs import DEMO, VERSIONS, record, report_inputs
 
 from reproduction.cli import main
+from reproduction.reporting.claims import Answered, Comparison, read_claims
 from reproduction.reporting.curves import draw_curves, read_curve
-from reproduction.reporting.frame import Cell, Draws, Key, make_union, read_results
+from reproduction.reporting.frame import (
+    Cell,
+    Draws,
+    Key,
+    Result,
+    make_union,
+    read_results,
+    variant_key,
+)
 from reproduction.reporting.grid import Box
 from reproduction.reporting.heat import (
     against_baseline,
@@ -24,11 +31,14 @@ from reproduction.reporting.heat import (
     shade_of,
 )
 from reproduction.reporting.jobs import result_records, summarize_jobs, used_and_asked
-from reproduction.reporting.origins import Origins
-from reproduction.reporting.report import group_claims, inline, write_report
-from reproduction.reporting.verdict import Judgement
+from reproduction.reporting.report import Numbers, group_claims, inline, write_report
+from reproduction.reporting.verdict import CLAIMS, Judgement
 from reproduction.running.paths import PROVENANCE
-from statecut.files import write_json
+from statecut.files import read_json, write_json
+
+KEY = Key("delta_net", "none", "grad", "kq", 0.5, None, "pre", "prose_word_ppl")
+CLAIM = read_claims(CLAIMS)[0]
+FALSE = (Comparison(KEY, "", False, False, False),)
 
 
 @pytest.fixture(scope="module")
@@ -83,39 +93,42 @@ def test_nothing_is_loaded_from_elsewhere_and_links_lead_somewhere(page):
     assert "fetch(" not in elements.scripts[1]
 
 
-def test_every_number_of_every_table_has_its_files(inputs, page):
+def test_every_number_of_every_table_has_where_it_came_from(inputs, page):
     data = data_of(page)
     buttons = [b for tag, b in Elements(page).tags if tag == "button" and "data-cell" in b]
-    assert {int(b["data-cell"]) for b in buttons} == set(range(len(data["keys"])))
-    paths = data["origins"]["paths"]
-    stored = {
-        Key(*key): numbers for key, numbers in zip(data["keys"], data["numbers"], strict=True)
+    assert {int(b["data-cell"]) for b in buttons} == set(range(len(data["numbers"])))
+    shown = [(Key(*key), draw) for key, _, draws in data["numbers"] for draw in draws]
+    results = [result for frame in inputs["frames"] for result in read_results(frame)]
+    for (key, draw), r in zip(shown, results, strict=True):
+        assert key == r.key
+        assert draw[:5] == [f"Seed {r.seed}", r.value, r.stderr, r.reason, r.source]
+    evaluated = next(r.source for r in results if r.key.method == "grad")
+    assert data["sources"][evaluated] == {
+        "model": read_json(evaluated)["model"],
+        "device": ["NVIDIA H200"],
+        "started": "2026-01-31T23:00:00Z",
+        "commit": "0123456789ab",
+        "versions": [f"{name} {version}" for name, version in sorted(VERSIONS.items())],
     }
-    for frame in inputs["frames"]:
-        for result in read_results(frame):
-            [[draw, value, stderr, reason, files, _]] = stored[result.key]
-            shown = f"Seed {result.seed}", result.value, result.stderr, result.reason
-            assert (draw, value, stderr, reason) == shown
-            assert [paths[i] for i in files[:1]] == ([result.source] if result.source else [])
+    timed = next(r.source for r in results if r.key.model.endswith("mixer"))
+    assert data["sources"][timed]["device"] == "NVIDIA H100 80GB HBM3"
 
 
-def test_a_pruned_models_number_tells_of_its_selection(inputs, page):
+def test_a_number_has_the_draws_of_its_own_cell_alone():
+    draws = [Result(KEY, seed, 30.0 + seed) for seed in range(3)]
+    numbers = Numbers(DEMO, {})
+    shown = [numbers.add(of_table, {})[KEY] for of_table in (draws, draws[:1])]
+    assert [len(numbers.numbers[place][2]) for place in shown] == [3, 1]
+
+
+def test_a_pruned_models_number_has_the_steps_that_made_it(inputs, page):
     data = data_of(page)
-    paths_of = {
-        (v.model, v.method, v.target, v.ratio, v.rft, v.eps): paths
-        for v, paths in inputs["steps"].items()
-    }
-    seen = 0
-    for key, numbers in zip(data["keys"], data["numbers"], strict=True):
-        model, _, method, target, ratio, width, rft, _, eps, _ = key
-        [[*_, making]] = numbers
-        if width is None and method != "baseline":
-            [path] = paths_of[model, method, target, ratio, rft, eps]
-            [place] = data["made"][making]
-            assert data["origins"]["paths"][place] == path.as_posix()
-            assert data["origins"]["files"][place]["method"] == method
-            seen += 1
-    assert seen
+    made = {variant_key(DEMO, v, ""): [*map(str, p)] for v, p in inputs["steps"].items()}
+    shown = {Key(*key)._replace(metric=""): draws[0][5] for key, _, draws in data["numbers"]}
+    variants = made.keys() & shown.keys()
+    assert {key.method for key in variants} == {*DEMO.methods}
+    for key in variants:
+        assert data["steps"][shown[key]] == made[key]
 
 
 def test_the_page_says_what_colours_are_held_to(inputs, page, tmp_path):
@@ -134,23 +147,22 @@ def test_the_page_says_what_colours_are_held_to(inputs, page, tmp_path):
     assert "The paper has no such table: held to its own unpruned model." in text
 
 
-def test_the_first_screen_says_what_the_run_is_and_what_it_found(page):
-    header = page[page.index("<header>") : page.index("<nav")]
+def test_the_page_begins_with_what_the_run_is_and_its_figure_of_states(page):
+    header, main = page[page.index("<header>") :].split("<nav")
     assert str(escape(DEMO.about)) in header
-    assert header.count('<svg role="img"') == 2  # DeltaNet, Gated DeltaNet
-    assert header.count("<li>") == 2
-    assert " methods the lowest perplexity " in header
+    assert [*re.findall(r'<figure id="__figure-(\w+)"', header)] == ["state"]
+    others = re.findall(r'<figure id="__figure-(\w+)"', main)
+    assert {*others} == {*DEMO.figures} - {"state"}
 
 
 def test_claims_stand_by_what_they_are_about_and_measured_ones_first(page):
     claims = [
-        {"id": id, "about": about, "answer": answer}
-        for id, about, answer in [
-            ("a", "speed", "not measured"), ("b", "cost", "not measured"),
-            ("c", "cost", "fails"), ("d", "choice", "holds"),
+        Answered(CLAIM.model_copy(update={"id": id, "about": about}), comparisons)
+        for id, about, comparisons in [
+            ("a", "speed", ()), ("b", "cost", ()), ("c", "cost", FALSE), ("d", "choice", FALSE),
         ]
     ]  # fmt: skip
-    groups = {about: [c["id"] for c in group] for about, group in group_claims(claims).items()}
+    groups = {about: [c.claim.id for c in group] for about, group in group_claims(claims).items()}
     assert list(groups.items()) == [("cost", ["c", "b"]), ("choice", ["d"]), ("speed", ["a"])]
     headings = re.findall("<h3>(.*)</h3>", page[: page.index('<section id="__tables">')])
     assert headings[:2] == ["Which methods are best", "What pruning costs"]
@@ -162,7 +174,6 @@ def test_claims_stand_by_what_they_are_about_and_measured_ones_first(page):
 
 # --- heat ---
 
-KEY = Key("m", "none", "grad", "kq", 0.5, None, "pre", "prose_word_ppl")
 CELL = Cell(30.0, None, None, 1, frozenset({"demo"}), "")
 
 
@@ -221,35 +232,6 @@ def test_a_number_is_held_to_its_own_unpruned_model():
 def test_changes_are_percents_or_multiples():
     shown = [format_change(ratio) for ratio in (1.0, 1.052, 0.5, 12.34, 4510.0)]
     assert shown == ["+0.0 %", "+5.2 %", "-50.0 %", "×12.3", "×4,510"]
-
-
-# --- where numbers came from ---
-
-
-def test_what_files_share_is_stored_once_and_comes_back(tmp_path):
-    versions = {f"package{i}": "1.0" for i in range(9)}
-    contents = [{"versions": versions, "value": 0.5 * i, "short": "x"} for i in range(3)]
-    origins = Origins()
-    for i, content in enumerate(contents):
-        write_json(tmp_path / f"{i}.json", content)
-        assert origins.add(tmp_path / f"{i}.json") == i
-    assert origins.add(tmp_path / "0.json") == 0
-    packed = origins.to_json()
-    assert packed["shared"] == [versions]
-    assert [file["versions"] for file in packed["files"]] == [{"$": 0}] * 3
-    assert [file["value"] for file in packed["files"]] == [0.0, 0.5, 1.0]
-    # Broken numbers are text, which browsers can read.
-    write_json(tmp_path / "a.json", {"a": [math.nan, {"b": -math.inf}], "c": 1.5})
-    origins.add(tmp_path / "a.json")
-    assert origins.to_json()["files"][-1] == {"a": ["nan", {"b": "-inf"}], "c": 1.5}
-
-
-def test_of_tensors_only_the_header_is_read(tmp_path):
-    path = tmp_path / "s.safetensors"
-    save_file({"kept": np.zeros(4)}, path, {"about": '{"method": "grad"}'})
-    origins = Origins()
-    origins.add(path)
-    assert origins.to_json()["files"] == [{"method": "grad"}]
 
 
 def test_a_picture_has_ids_of_its_own():

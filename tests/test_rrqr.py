@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from slow_rrqr import strong_rrqr_slow
 
 from statecut.errors import InputError
-from statecut.pruning import rrqr
 from statecut.pruning.methods import METHODS
 from statecut.pruning.rrqr import (
     PivotedFactor,
@@ -140,14 +139,6 @@ def test_kahans_matrix_defeats_column_pivoting_and_one_swap_repairs_it(n):
         (found,) = METHODS["drrqr"].choose(model, "kq", [n - 1], **given, f=1.5)
         assert (start["swaps"], found["swaps"]) == (0, 1)
         assert torch.equal(found["kept"], strong.kept)
-
-
-def test_more_heads_than_are_taken_at_once(monkeypatch):
-    matrix = torch.stack([random_matrix(seed, 30, 12, 1.0) for seed in range(7)])
-    whole = strong_rrqr(matrix, 5, f=1.0)
-    monkeypatch.setattr(rrqr, "HEADS_AT_ONCE", 3)
-    for name, value in vars(strong_rrqr(matrix, 5, f=1.0)).items():
-        torch.testing.assert_close(value, getattr(whole, name))
 
 
 def gram_of(matrix, keep, f=1.5):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import csv
 import logging
 import sys
 from collections.abc import Callable
@@ -81,7 +82,8 @@ def parser() -> argparse.ArgumentParser:
         compare,
         "print the verdict of a run: its numbers against the paper's",
         "Print the verdict of a finished run: which claims of the paper hold in it, and which of "
-        "its numbers lie outside of their tolerance.",
+        "its numbers lie outside of their tolerance. Exits with 1 if a number is outside, and "
+        "decided.",
     ).add_argument
     add("name", metavar="RUN", help="its name: results are in results/RUN")
     add = command(
@@ -173,6 +175,8 @@ def jobs(options: argparse.Namespace) -> None:
 
 
 def compare(options: argparse.Namespace) -> None:
+    from reproduction.reporting.verdict import OUTSIDE
+
     verdict = Path("results") / options.name / "verdict"
     if not verdict.is_dir():
         known = [folder.parent.name for folder in Path("results").glob("*/verdict/")]
@@ -181,6 +185,9 @@ def compare(options: argparse.Namespace) -> None:
             "the checkout with the configuration or the profile of this run, makes it"
         )
     print((verdict / "verdict.txt").read_text(), end="")
+    with open(verdict / "cells.csv", newline="") as file:
+        if any(row["word"] in OUTSIDE for row in csv.DictReader(file)):
+            raise SystemExit(1)
 
 
 def download(options: argparse.Namespace) -> None:

@@ -35,16 +35,10 @@ _FILES = 16  # one of so many is in each of the two small parts
 _RUN = 8  # words in a row that no two parts share
 
 
-def documentation() -> Iterator[str]:
-    """The documents, in an order that depends only on the installed versions."""
-    for _, texts in paragraphs():
-        yield "\n\n".join(texts)
-
-
 def paragraphs() -> Iterator[tuple[str, list[str]]]:
-    """The file and the paragraphs of each document. A paragraph is kept where it occurs first:
-    copied and inherited docstrings would otherwise bring the same sentences into training and
-    held-out text."""
+    """The file and the paragraphs of each document, in an order that depends only on the installed
+    versions. A paragraph is kept where it occurs first: copied and inherited docstrings would
+    otherwise bring the same sentences into training and held-out text."""
     progress = Progress("reading docstrings")
     seen: set[str] = set()
     for file, text in _texts():

@@ -187,10 +187,6 @@ def cut_facts(cut: Mapping[str, Any]) -> dict[str, str]:
             rounded = "" if asked == kept else f" ({asked} asked, rounded up{why})"
             facts[f"{side[:-1]} channels per head"] = f"{kept} of {full}{rounded}"
     facts["output norm's eps"] = _eps_in_words(cut)
-    for side, (before, after) in cut.get("condition", {}).items():
-        facts[f"condition of {side}"] = f"{before:.3g} -> {after:.3g} (median of heads)"
-    for side, (before, after) in cut.get("effective_rank", {}).items():
-        facts[f"effective rank of {side}"] = f"{before:.3g} -> {after:.3g} (mean of heads)"
     for side, (swaps, heads) in cut.get("swaps", {}).items():
         facts[f"swaps of {side}"] = f"{swaps} in {heads} heads"
     if calibration := cut.get("calibration"):

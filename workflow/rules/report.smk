@@ -13,6 +13,7 @@ FIGURES = {
 # The PDF where there is a LaTeX to make it.
 DOCUMENT = [f"{results}/document.tex"]
 DOCUMENT += [f"{results}/document.pdf"] if shutil.which("pdflatex") else []
+JUDGED_BY = ["config/published", "config/claims.yaml"]
 LIGHT = {"mem_mb": 4000, "runtime": 10}
 
 
@@ -83,8 +84,7 @@ rule verdict:
     resources:
         **LIGHT,
     params:
-        code=REPORTING
-        | code("scripts/verdict.py", "config/published", "config/claims.yaml"),
+        code=REPORTING | code("scripts/verdict.py", *JUDGED_BY),
         settings=lambda w: without_labels(inputs.table_settings(*run_config.tables)),
     message:
         "comparing with the paper"
@@ -115,7 +115,6 @@ rule document:
 rule page:
     input:
         frames=FRAMES,
-        verdict=f"{results}/verdict",
         results=inputs.results(),
         figures=FIGURES["svg"],
     output:
@@ -127,7 +126,7 @@ rule page:
     resources:
         **LIGHT,
     params:
-        code=REPORTING | code("scripts/page.py"),
+        code=REPORTING | code("scripts/page.py", *JUDGED_BY),
         settings=lambda w: inputs.settings("about")
         | inputs.table_settings(*run_config.tables, figures=inputs.figures()),
     message:
@@ -172,20 +171,3 @@ rule archive:
         "packing the results without weights and text"
     script:
         "../../scripts/archive.py"
-
-
-rule verify:
-    input:
-        f"{results}/verdict",
-    log:
-        f"{results}/logs/verify.log",
-    localrule: True
-    conda:
-        "../../envs/report.yaml"
-    params:
-        code=REPORTING | code("scripts/verify.py"),
-        settings=inputs.settings(),
-    message:
-        "looking for numbers outside their tolerance"
-    script:
-        "../../scripts/verify.py"

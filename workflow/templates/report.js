@@ -12,23 +12,15 @@
   };
   const short = (value) => (value === null ? "–" : String(Number(value.toPrecision(6))));
 
-  // What many files share is stored once.
-  const told = (place) => {
-    const file = data.origins.files[place];
-    if (typeof file !== "object" || file === null) return file;
-    return Object.fromEntries(Object.entries(file).map(([name, value]) =>
-      [name, value !== null && typeof value === "object" && "$" in value
-        ? data.origins.shared[value.$] : value]));
-  };
-
   const describe = (key) => {
-    const [model, sharing, method, target, compression, width, rft, metric, eps] = key;
+    const [model, sharing, method, target, compression, keys, rft, metric, eps, values] = key;
     const parts = [data.labels[model] ?? model];
     if (sharing === "head" || sharing === "all") parts.push(`filters shared by ${sharing === "all" ? "all" : "a head"}`);
     if (method) parts.push(data.labels[method] ?? method);
     if (target && target !== "kq") parts.push(target === "k" ? "by keys" : "by queries");
     if (compression) parts.push(`${100 * compression} % cut`);
-    if (width) parts.push(`d_k ${width}`);
+    if (keys) parts.push(`d_k ${keys}`);
+    if (values) parts.push(`d_v ${values}`);
     if (eps === "matched") parts.push("eps matched");
     if (rft.startsWith("refit")) parts.push("refitted");
     if (rft.endsWith("post")) parts.push("recovered");
@@ -45,8 +37,7 @@
     return list;
   };
 
-  const verdict = (place, table) => {
-    const judged = data.judged[table]?.[place];
+  const verdict = (judged) => {
     if (!judged) return [];
     const [paper, difference, tolerance, word, why, errata] = judged;
     return [
@@ -58,50 +49,35 @@
     ];
   };
 
-  const versions = (of) => of && Object.entries(of).map(([name, version]) => `${name} ${version}`);
-
-  // The files behind one draw of a number: what was measured first, how its model was made after.
-  const result = ([draw, value, stderr, reason, files, making], timed) => {
-    const measured = files.map(told);
-    const places = [...files, ...(making === null ? [] : data.made[making])];
-    const made = making === null ? [] : data.made[making].map(told);
-    const selection = made.find((one) => one.full_width);
-    const record = measured[0] ?? {};
-    const ran = measured[1] ?? {};
-    const machine = record.machine ?? record;
-    const section = make("section", "",
-      make("h3", `${draw}: ${value === null ? reason : short(value)}${stderr === null ? "" : ` ± ${short(stderr)} (standard error over ${timed ? "repeats" : "documents"})`}`),
+  // A draw of a number: what was measured, and how its model was made.
+  const result = ([draw, value, stderr, reason, file, variant], timed) => {
+    const source = data.sources[file] ?? {};
+    const error = stderr === null ? "" : ` ± ${short(stderr)} (standard error over ${timed ? "repeats" : "documents"})`;
+    return make("section", "",
+      make("h3", `${draw}: ${value === null ? reason : short(value)}${error}`),
       facts([
-        ["File", files.length ? data.origins.paths[files[0]] : null],
-        ["Checkpoint", record.model],
-        ["Selection", selection && `${selection.method} on ${selection.target}, ${selection.width} of ${selection.full_width} channels`],
-        ["Calibration seed", selection?.calibration?.seed ?? selection?.seed],
-        ["Device", ran.gpus?.length ? ran.gpus : machine.gpu ?? machine.device],
-        ["Machine", ran.machine],
-        ["Started", ran.started],
-        ["Took", ran.seconds === undefined ? null : `${ran.seconds} s`],
-        ["Commit", ran.commit],
-        ["Software", versions(machine.versions ?? ran.versions)],
+        ["File", file],
+        ["Model digest", source.model],
+        ["Device", source.device],
+        ["Started", source.started],
+        ["Commit", source.commit],
+        ["Software", source.versions],
+        ["Made in steps", data.steps[variant]],
       ]));
-    for (const place of places) {
-      section.append(make("details", "",
-        make("summary", data.origins.paths[place]),
-        make("pre", JSON.stringify(told(place), null, 1))));
-    }
-    return section;
   };
 
-  const show = (place, table) => {
-    document.getElementById("__origin-title").textContent = describe(data.keys[place]);
-    const timed = data.keys[place][5] !== null;  // only timings name a width
-    body.replaceChildren(facts(verdict(place, table)), ...data.numbers[place].map((one) => result(one, timed)));
+  const show = ([key, judged, draws]) => {
+    document.getElementById("__origin-title").textContent = describe(key);
+    const [, , , target, , width] = key;
+    const timed = width !== null && !target;  // what was cut has a target
+    body.replaceChildren(facts(verdict(judged)), ...draws.map((one) => result(one, timed)));
     dialog.showModal();
     dialog.scrollTop = 0;
   };
 
   document.addEventListener("click", (event) => {
     const button = event.target.closest("button[data-cell]");
-    if (button) show(Number(button.dataset.cell), button.closest("[data-table]").dataset.table);
+    if (button) show(data.numbers[button.dataset.cell]);
     if (event.target === dialog) dialog.close();  // the backdrop
   });
 
@@ -117,25 +93,4 @@
   };
   addEventListener("resize", hint);
   hint();
-
-  // One stop of the Tab key a table; arrows go from number to number.
-  const steps = {ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0]};
-  for (const table of document.querySelectorAll("table.results")) {
-    const rows = [...table.tBodies[0].rows]
-      .map((row) => [...row.querySelectorAll("button[data-cell]")])
-      .filter((row) => row.length);
-    rows.flat().forEach((button, i) => { button.tabIndex = i ? -1 : 0; });
-    table.addEventListener("keydown", (event) => {
-      const step = steps[event.key];
-      const row = rows.findIndex((one) => one.includes(event.target));
-      if (!step || row < 0) return;
-      event.preventDefault();
-      const into = rows[Math.min(Math.max(row + step[0], 0), rows.length - 1)];
-      const column = rows[row].indexOf(event.target) + step[1];
-      const next = into[Math.min(Math.max(column, 0), into.length - 1)];
-      event.target.tabIndex = -1;
-      next.tabIndex = 0;
-      next.focus();
-    });
-  }
 })();

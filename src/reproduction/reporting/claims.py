@@ -24,7 +24,7 @@ import numpy as np
 import yaml
 from pydantic import Field, TypeAdapter
 
-from reproduction.config import BASELINE, Config
+from reproduction.config import BASELINE, Config, QualityTable
 from reproduction.config.section import RECOVERED, Many, Name, Section, Some
 from reproduction.reporting.frame import (
     SEEDS,
@@ -62,6 +62,7 @@ class Cells(Section):
     target: Many[Target] = ()
     compression: Many[float] = ()
     head_k_dim: Many[int] = ()
+    head_v_dim: Many[int] = ()
     rft: Many[Literal["none", "pre", "post"]] = ()
 
     def match(self, key: Key) -> bool:
@@ -77,6 +78,7 @@ class Cells(Section):
         same = ["model", "conv_sharing"]
         if self.method != (BASELINE,):  # a model has one, whatever was cut
             same += ["method", "target", "compression", "rft"]
+            same += ["head_k_dim", "head_v_dim"] * bool(key.target)  # widths that a cut left
         return all(getattr(self, f) or getattr(key, f) == getattr(other, f) for f in same)
 
 
@@ -203,11 +205,11 @@ def answer_all(
     config: Config, claims: Iterable[Claim], cells: Mapping[Key, Cell]
 ) -> list[Answered]:
     """All claims, asked of the paper's models, and then of others that have cells of them."""
-    others = [  # by the names that results have for them
+    others = dict.fromkeys(  # by the names that results have for them
         published_name(config, name)[0]
         for name, spec in config.models.items()
         if spec.adapter.model_type not in PAPER
-    ]
+    )
     claims, cells = list(claims), with_repeat_noise(config, cells)
     cells = {key: cell for key, cell in cells.items() if not key.target or key.eps == config.eps}
     papers = {key: cell for key, cell in cells.items() if key.model not in others}
@@ -223,7 +225,9 @@ def with_repeat_noise(config: Config, cells: Mapping[Key, Cell]) -> dict[Key, Ce
     """Timings with the standard deviation over their repeats as their error."""
     repeats = {
         timing_key(config, cell, ""): config.benchmarks[cell.benchmark].repeats
-        for cell in config.measurements()
+        for name, table in config.tables.items()
+        if not isinstance(table, QualityTable)
+        for cell in config.timings(name)
     }
     noisy = dict(cells)
     for key, cell in cells.items():
@@ -259,7 +263,7 @@ def _compare(
     pairs: list[tuple[Key, ...]] = [(key,)]
     if claim.against:
         pairs = [(key, other) for other in cells if claim.against.match_partner(key, other)]
-    unpruned = key._replace(method=BASELINE, target="", compression=0.0, rft="none", eps="kept")
+    unpruned = Key(key.model, key.conv_sharing, BASELINE, "", 0.0, None, "none", key.metric)
     for pair in pairs:
         keys = (*pair, unpruned) if claim.kind == "recovers" else pair
         values = [cells[k].value if k in cells else None for k in keys]
@@ -332,7 +336,7 @@ def _describe(key: Key, cell: Cell) -> str:
     named = [part for part in parts if part not in ("", "none")]
     if key.compression:
         named.append(f"{100 * key.compression:g} %")
-    if key.head_k_dim:
-        named.append(f"d_k {key.head_k_dim}")
+    widths = {"d_k": key.head_k_dim, "d_v": key.head_v_dim}
+    named += [f"{name} {width}" for name, width in widths.items() if width]
     value = "missing" if cell.value is None else f"{cell.value:.6g}"
     return f"{' '.join(named)}: {value}"

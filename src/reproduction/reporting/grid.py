@@ -44,6 +44,12 @@ Mark = Literal["", "best", "second"]
 Separator = Literal["", "space", "rule"]
 
 DASH = "–"
+STAGES: dict[Stage, str] = {
+    "pre": "sliced",
+    "refit": "refitted",
+    "post": "recovered",
+    "refit_post": "refitted and recovered",
+}
 MARKED_KINDS = {"by_ratio", "by_model", "summary", "breakdown"}
 MEASURES = {"word_perplexity": "ppl", "perplexity": "ppl", "acc_norm": "acc_n", "contains": "cont."}
 

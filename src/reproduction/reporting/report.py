@@ -6,15 +6,13 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain
 from pathlib import Path
 from typing import Any, get_args
 
-import pandas as pd
 from markupsafe import Markup
 
 from reproduction.config import Config, Figure, Variant
-from reproduction.reporting.claims import MARKS
+from reproduction.reporting.claims import MARKS, Answered
 from reproduction.reporting.curves import draw_curves
 from reproduction.reporting.frame import (
     Key,
@@ -25,16 +23,14 @@ from reproduction.reporting.frame import (
     variant_key,
 )
 from reproduction.reporting.grid import protocol_note
-from reproduction.reporting.headline import Headline
 from reproduction.reporting.heat import STEPS, Look, against_baseline, against_paper
 from reproduction.reporting.jobs import Record, summarize_jobs
-from reproduction.reporting.origins import Origins
 from reproduction.reporting.style import COLUMN, bars
 from reproduction.reporting.tables import lay_out
-from reproduction.reporting.verdict import Judgement, Word, claims_only, read_judgements
+from reproduction.reporting.verdict import Judgement, Word, reach_verdict
 from reproduction.reporting.writing import HTML, to_html
 from reproduction.running.provenance import provenance_path
-from statecut.files import atomic_write, canonical_json
+from statecut.files import atomic_write, canonical_json, read_json
 from statecut.version import __version__
 
 CURVES = {
@@ -47,7 +43,6 @@ def write_report(
     config: Config,
     *,
     frames: Sequence[Path | str],
-    verdict: Path | str,
     figures: Sequence[Path | str],
     curves: Mapping[Variant, Path | str],
     steps: Mapping[Variant, Sequence[Path | str]],
@@ -57,50 +52,48 @@ def write_report(
     """One HTML page of a run.
 
     frames:   of every table of the configuration, in its order
-    verdict:  the folder that `make_verdict` wrote
     figures:  the SVG of every figure, in the configuration's order
     curves:   the loss curve (.csv) of what was trained (rft none) or recovered
-    steps:    files that say how a variant was made, in order (.json, .safetensors)
+    steps:    files that say how a variant was made, in order
     records:  what jobs wrote about themselves (`jobs.result_records`)
 
     Curves and steps that do not exist are left out. Also read are the files that frames name as
-    sources, and their provenance.
+    sources, and their provenance; config/claims.yaml and config/published.
     """
     tables = dict(zip(config.tables, map(read_results, frames), strict=True))
-    judgements = read_judgements(Path(verdict) / "cells.csv")
-    answers = pd.read_csv(Path(verdict) / "claims.csv", keep_default_na=False).to_dict("records")
-    claims = [claim for claim in answers if not claim["model"]]
-    headline = Headline.of(config, cells(dict.fromkeys(chain(*tables.values()))))
-    pictures, caption = (headline.pictures(), headline.caption) if headline else ({}, "")
-    numbers = Numbers(config, chain(*tables.values()), steps)
+    verdict = reach_verdict(config, tables)
+    claims = [answered for answered in verdict.claims if not answered.model]
+    numbers = Numbers(config, steps)
+    pictures = [
+        _picture("figure", name, _with_bars(config, figure), Path(file).read_text())
+        for (name, figure), file in zip(config.figures.items(), figures, strict=True)
+    ]
+    kinds = [figure.kind for figure in config.figures.values()]
+    lead = next((kinds.index(kind) for kind in ("state", "quality") if kind in kinds), None)
     text = HTML.get_template("report.html.j2").render(
         config=config,
-        scope=claims_only(config),
-        headline=headline,
-        panels=[inline(svg, f"__headline-{name}", caption) for name, svg in pictures.items()],
+        scope=verdict.scope,
+        lead=None if lead is None else pictures.pop(lead),
         claims=claims,
         claim_groups=group_claims(claims),
-        answers=_count((claim["answer"] for claim in claims), MARKS),
-        few_draws=sum(bool(claim["few_draws"]) for claim in claims),
-        other_claims=[claim for claim in answers if claim["model"]],
+        answers=_count((answered.answer for answered in claims), MARKS),
+        few_draws=sum(bool(answered.few_draws) for answered in claims),
+        other_claims=[answered for answered in verdict.claims if answered.model],
         marks=MARKS,
-        words=_count((judgement.word for judgement in judgements), get_args(Word)),
+        words=_count((judgement.word for judgement in verdict.cells), get_args(Word)),
         steps=STEPS,
         tables=[
-            _heat_map(config, name, results, judgements, numbers)
+            _heat_map(config, name, results, verdict.cells, numbers)
             for name, results in tables.items()
         ],
-        figures=[
-            _picture("figure", name, _with_bars(config, figure), Path(file).read_text())
-            for (name, figure), file in zip(config.figures.items(), figures, strict=True)
-        ],
+        figures=pictures,
         training=[
             _picture("training", name, CURVES[name], svg)
             for name, svg in draw_curves(config, curves).items()
         ],
         work=summarize_jobs(records),
         # Whatever texts are in it, this JSON does not end the <script> around it.
-        data=Markup(canonical_json(numbers.to_json(judgements)).replace("<", "\\u003c")),
+        data=Markup(canonical_json(numbers.to_json()).replace("<", "\\u003c")),
         version=__version__,
     )
     with atomic_write(out, force=True) as aside:
@@ -108,60 +101,67 @@ def write_report(
 
 
 class Numbers:
-    """Every number of a run, once, with the files that it came from."""
+    """What the page's script shows when a number is clicked: every number of every table, each
+    draw with the file that it was read from, and with the steps that made its model."""
 
-    def __init__(
-        self,
-        config: Config,
-        results: Iterable[Result],
-        steps: Mapping[Variant, Sequence[Path | str]],
-    ) -> None:
-        self.config, self.origins = config, Origins()
-        self.steps = [
-            [self.origins.add(path) for path in paths if Path(path).is_file()]
-            for paths in steps.values()
-        ]
+    def __init__(self, config: Config, steps: Mapping[Variant, Sequence[Path | str]]) -> None:
+        self.config, self.sources = config, dict[str, dict[str, Any]]()
+        self.numbers: list[Any] = []
+        self.steps = [[str(p) for p in paths if Path(p).is_file()] for paths in steps.values()]
         self.variants = {self._place(variant): i for i, variant in enumerate(steps)}
-        self.results: dict[Key, dict[Result, None]] = {}
-        for result in results:
-            self.results.setdefault(result.key, {})[result] = None
-        self.places = {key: i for i, key in enumerate(self.results)}
 
     def _place(self, variant: Variant) -> tuple[Key, int, int]:
         key = variant_key(self.config, variant, "")
         return key, self.config.models[variant.model].training, variant.seed
 
-    def to_json(self, judgements: Iterable[Judgement]) -> dict[str, Any]:
-        """What the page's script shows when a number is clicked."""
-        judged: dict[str, dict[int, Any]] = {}
-        for j in judgements:
-            if j.key in self.places:
-                shown = [j.paper, j.difference, j.tolerance, j.word, j.why, j.errata]
-                judged.setdefault(j.table, {})[self.places[j.key]] = shown
+    def add(self, results: Iterable[Result], judged: Mapping[Key, Judgement]) -> dict[Key, int]:
+        """The numbers of a table; their places in `numbers`."""
+        draws: dict[Key, list[Any]] = {}
+        for result in results:
+            draws.setdefault(result.key, []).append(self._draw(result))
+        places = {key: len(self.numbers) + i for i, key in enumerate(draws)}
+        for key, own in draws.items():
+            j = judged.get(key)
+            said = j and [j.paper, j.difference, j.tolerance, j.word, j.why, j.errata]
+            self.numbers.append([list(key), said, own])
+        return places
+
+    def _draw(self, result: Result) -> list[Any]:
+        if result.source and result.source not in self.sources:
+            self.sources[result.source] = _origin(result.source)
+        place = result._replace(key=result.key._replace(metric="")).place
+        name, variant = draw_name(result).capitalize(), self.variants.get(place)
+        return [name, result.value, result.stderr, result.reason, result.source, variant]
+
+    def to_json(self) -> dict[str, Any]:
         labelled: dict[str, Any] = {**self.config.models, **self.config.methods}
         return {
             "labels": {name: part.label for name, part in labelled.items()},
-            "keys": [list(key) for key in self.places],
-            "numbers": [[self._origin(result) for result in r] for r in self.results.values()],
-            "judged": judged,
-            "made": self.steps,
-            "origins": self.origins.to_json(),
+            "numbers": self.numbers,
+            "sources": self.sources,
+            "steps": self.steps,
         }
 
-    def _origin(self, result: Result) -> list[Any]:
-        source = result.source
-        paths = (Path(source), provenance_path(source)) if source else ()
-        files = [self.origins.add(path) for path in paths if path.is_file()]
-        place = result._replace(key=result.key._replace(metric="")).place
-        variant, name = self.variants.get(place), draw_name(result).capitalize()
-        return [name, result.value, result.stderr, result.reason, files, variant]
+
+def _origin(source: str) -> dict[str, Any]:
+    """Of which model a file of results is, and where its job ran with what."""
+    record, provenance = read_json(source), provenance_path(source)
+    job = read_json(provenance) if provenance.is_file() else {}
+    machine = record.get("machine", record)
+    return {
+        "model": record.get("model"),
+        "device": job.get("gpus") or machine.get("gpu") or machine["device"],
+        "started": job.get("started"),
+        "commit": job.get("commit"),
+        "versions": [f"{name} {version}" for name, version in machine["versions"].items()],
+    }
 
 
-def group_claims(claims: Iterable[dict[str, str]]) -> dict[str, list[dict[str, str]]]:
+def group_claims(claims: Iterable[Answered]) -> dict[str, list[Answered]]:
     """By what they are about; groups and claims that were measured stand first."""
-    groups: dict[str, list[dict[str, str]]] = {}
-    for claim in sorted(claims, key=lambda claim: claim["answer"] == "not measured"):
-        groups.setdefault(claim["about"], []).append(claim)
+    groups: dict[str, list[Answered]] = {}
+    for answered in sorted(claims, key=lambda answered: answered.answer == "not measured"):
+        groups.setdefault(answered.claim.about, []).append(answered)
     return groups
 
 
@@ -185,7 +185,7 @@ def _heat_map(
             looks[key] = against_baseline(config, key, ours, boxes)
         elif key in judged:
             looks[key] = against_paper(config, judged[key], boxes[key].form(judged[key].paper))
-    html = Markup(to_html(grid, looks=looks, places=numbers.places))
+    html = Markup(to_html(grid, looks=looks, places=numbers.add(results, judged)))
     return {"name": name, "paper": bool(judged), "html": html}
 
 

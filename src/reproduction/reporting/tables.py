@@ -14,6 +14,7 @@ from typing import Any
 from reproduction.config import BASELINE, Config, Cut, Stage, state_bytes
 from reproduction.reporting.frame import Result
 from reproduction.reporting.grid import (
+    STAGES,
     Box,
     Form,
     Grid,
@@ -32,13 +33,6 @@ from reproduction.reporting.grid import (
 SHARED = {"none": "× ×", "head": "× ✓", "all": "✓ ✓"}
 FILTERS = {"none": "Separate", "head": "Shared in a head", "all": "Shared by all"}
 TARGETS = {"kq": "K, Q", "k": "K", "q": "Q"}
-WAYS = {
-    "pre": "Sliced",
-    "refit": "Refitted",
-    "post": "Recovered",
-    "refit_post": "Refitted and recovered",
-}
-STAGES = {**WAYS, "pre": "Before recovery", "post": "After recovery"}
 RECOVERED = {"none": "", "pre": "×", "refit": "refit, ×", "post": "✓", "refit_post": "refit, ✓"}
 
 Place = dict[str, Any]
@@ -141,10 +135,13 @@ def _targets(t: TableBuilder) -> Grid:
 
 
 def _summary(t: TableBuilder) -> Grid:
-    """Models down, before and after recovery across."""
+    """Models down, stages across."""
     [ratio] = t.table.ratios
     groups = [
-        (STAGES[stage], [{"rft": stage, "metric": column} for column in t.columns(stage)])
+        (
+            STAGES[stage].capitalize(),
+            [{"rft": stage, "metric": column} for column in t.columns(stage)],
+        )
         for stage in t.stages
     ]
     sections = [([t.model(m)], {"model": m, "ratio": ratio}, [""]) for m in t.table.models]
@@ -156,7 +153,7 @@ def _stages(t: TableBuilder) -> Grid:
     matched where the table has both."""
     groups = [
         (
-            WAYS[stage] + f", eps {eps}" * (len(t.eps) > 1),
+            STAGES[stage].capitalize() + f", eps {eps}" * (len(t.eps) > 1),
             [{"rft": stage, "metric": column, "eps": eps} for column in t.columns(stage)],
         )
         for stage, eps in product(t.stages, t.eps)

@@ -26,13 +26,12 @@ line that applies gives the word:
                             than the tolerance
 6. differs                  outside
 
-4 to 6 are decided; 5 and 6 are failures: `verify` reports them.
+4 to 6 are decided; 5 and 6 are failures, and `reproduction compare` exits with 1.
 """
 
 from __future__ import annotations
 
 import csv
-import logging
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -67,10 +66,7 @@ from reproduction.reporting.frame import (
     read_results,
 )
 from reproduction.running.code import ROOT
-from statecut.errors import InputError
 from statecut.files import atomic_write
-
-logger = logging.getLogger(__name__)
 
 PUBLISHED = ROOT / "config/published"
 CLAIMS = ROOT / "config/claims.yaml"
@@ -329,7 +325,7 @@ def to_text(verdict: PaperVerdict) -> str:
             lines += [f"        {why}: {comparison}" for comparison in answered.open_or_false]
             if answered.errata:
                 lines.append(f"    contradicted by the paper itself: {answered.errata}")
-    failures = [_describe(judgement) for judgement in outside(verdict.cells)]
+    failures = [_describe(judgement) for judgement in verdict.cells if judgement.word in OUTSIDE]
     return "\n".join([*lines, *([""] * bool(failures)), *failures, ""])
 
 
@@ -358,10 +354,6 @@ def count_words(judgements: Sequence[Judgement]) -> list[str]:
     ]
 
 
-def outside(judgements: Iterable[Judgement]) -> list[Judgement]:
-    return [judgement for judgement in judgements if judgement.word in OUTSIDE]
-
-
 def _describe(judgement: Judgement) -> str:
     name = " ".join(str(part) for part in judgement.key._replace(eps="") if part)
     remarks = "".join(f" ({text})" for text in (judgement.errata, judgement.note) if text)
@@ -369,26 +361,3 @@ def _describe(judgement: Judgement) -> str:
         f"{judgement.table}: {name}: {judgement.word}, off by {judgement.difference:+.4g}, "
         f"tolerance {judgement.tolerance:.4g}{remarks}"
     )
-
-
-def read_judgements(path: Path | str) -> list[Judgement]:
-    """From the cells.csv that `make_verdict` wrote."""
-
-    def read(row: dict[str, str]) -> Judgement:
-        fields = {name: row[name] for name in Judgement._fields if name != "key"}
-        numbers = ("ours", "paper", "difference", "tolerance")
-        read_as = {name: float(row[name]) if row[name] else None for name in numbers}
-        return Judgement(**fields | read_as | {"key": read_key(row), "seeds": int(row["seeds"])})  # type: ignore[arg-type]
-
-    with open(path, newline="") as file:
-        return [read(row) for row in csv.DictReader(file)]
-
-
-def verify(cells: Path | str) -> None:
-    """Fail if a number in the cells.csv of a verdict is outside its tolerance, and decided."""
-    judgements = read_judgements(cells)
-    for line in count_words(judgements) if judgements else ["this run compares claims only"]:
-        logger.info(line)
-    if failures := outside(judgements):
-        lines = [f"{len(failures)} numbers are outside:", *map(_describe, failures)]
-        raise InputError("\n".join(lines))

@@ -52,19 +52,11 @@ DOWN_PROJ = "mlp.down_proj"
 
 @dataclass(frozen=True)
 class Fit:
-    """How a projection was fitted. Errors are sums of squares, relative to the old weights'."""
+    """How a projection was fitted. The error is a sum of squares, relative to the old weights'."""
 
     name: str  # of the tensor
     ridge: float
     error: float  # on all text
-    held_out: float  # on the part that chose the ridge, by the solution on the rest
-    damage: float
-    """The old weights' error, relative to the sum of squares of the unpruned model's stream."""
-
-    def in_words(self) -> str:
-        if math.isinf(self.ridge):
-            return "left as it was"
-        return f"ridge {self.ridge:g}, error {self.error:.3f} of the old weights'"
 
 
 @dataclass(frozen=True, repr=False)
@@ -120,7 +112,6 @@ def refit(
                     weights[name], fit = _fit(name, old, *sums, ridges)
                     fits.append(fit)
                     layer.get_submodule(projection).weight.copy_(weights[name])
-                    logger.debug("refit: layer %d, %s: %s", index + 1, projection, fit.in_words())
                 pruned.run_all(index)
             progress.add(tokens=ids.numel(), note=f"layer {index + 1} of {len(pruned.layers)}")
             pruned.step()
@@ -233,19 +224,17 @@ class _Sums:
     gram: Tensor  # X^T X, (n, n)
     cross: Tensor  # E^T X, (hidden, n)
     square: Tensor  # of E
-    size: Tensor  # the square of the stream that E is a difference of
 
     @classmethod
     def zeros(cls, inputs: int, outputs: int, device: str) -> _Sums:
         zeros = partial(torch.zeros, dtype=torch.float64, device=device)
-        return cls(zeros(inputs, inputs), zeros(outputs, inputs), zeros(()), zeros(()))
+        return cls(zeros(inputs, inputs), zeros(outputs, inputs), zeros(()))
 
-    def add(self, X: Tensor, E: Tensor, size: Tensor) -> None:
+    def add(self, X: Tensor, E: Tensor) -> None:
         """X: (rows, n), E: (rows, hidden), float32 or wider."""
         self.gram += X.mT @ X
         self.cross += E.mT @ X
         self.square += E.square().sum(dtype=torch.float64)
-        self.size += size.square().sum(dtype=torch.float64)
 
     def __add__(self, other: _Sums) -> _Sums:
         pairs = zip(vars(self).values(), vars(other).values(), strict=True)
@@ -283,23 +272,15 @@ def _add_up(
             _, target = observe(unpruned, index, batch, projection)
         X, stream = observe(pruned, index, batch, projection)
         sums = most if batch < first_held_out else held_out
-        sums.add(X, target - stream, target)
-    total = most + held_out
-    for part, what in (
-        (total.gram, f"what enters {projection} of {pruned.source.place}"),
-        (total.size, f"the residual stream of {unpruned.source.place}"),
-        (total.cross, f"the residual stream of {pruned.source.place}"),
-    ):
-        if not part.isfinite().all():
-            raise InputError(f"refit, layer {index}: NaN or infinity in {what}")
+        for part, what in (
+            (X, f"what enters {projection} of {pruned.source.place}"),
+            (target, f"the residual stream of {unpruned.source.place}"),
+            (stream, f"the residual stream of {pruned.source.place}"),
+        ):
+            if not part.isfinite().all():
+                raise InputError(f"refit, layer {index}: NaN or infinity in {what}")
+        sums.add(X, target - stream)
     return most, held_out
-
-
-def _best_ridge(most: _Sums, held_out: _Sums, ridges: Sequence[float]) -> tuple[float, float]:
-    """The one whose solution on most rows has the smallest error on those held out, and that."""
-    errors = {ridge: held_out.error(most.solve(ridge)) for ridge in ridges}
-    best = min(errors, key=errors.__getitem__)
-    return best, errors[best]
 
 
 def _fit(
@@ -308,16 +289,12 @@ def _fit(
     """The new weight in the old one's type, or the old one if rounding leaves nothing gained."""
     before = old.to(most.gram.device, torch.float64)
     total = most + held_out
-    ridge, error_held_out = _best_ridge(most, held_out, ridges)
+    ridge = min(ridges, key=lambda ridge: held_out.error(most.solve(ridge)))
     new = (before + total.solve(ridge)).to(old.dtype)
     error = total.error(new.double() - before)
     if not error < float(total.square):
-        new, ridge = old, math.inf
-        error, error_held_out = float(total.square), float(held_out.square)
-    parts = (error, error_held_out, float(total.square))
-    sizes = map(float, (total.square, held_out.square, total.size))
-    shares = (part / of if of > 0 else 1.0 for part, of in zip(parts, sizes, strict=True))
-    return new.cpu(), Fit(name, ridge, *shares)
+        new, ridge, error = old, math.inf, float(total.square)
+    return new.cpu(), Fit(name, ridge, error / float(total.square) if total.square else 1.0)
 
 
 def check_cut_from(student: Checkpoint | Loaded, teacher: Checkpoint | Loaded) -> None:

@@ -44,11 +44,8 @@ from statecut.errors import InputError
 EPS = torch.finfo(torch.float64).eps
 # A gain this near f counts as f. Otherwise f = 1 would swap a column for its duplicate.
 ROUNDING = 1e-10
-# A swap of gain ρ costs the updated quantities about log10(ρ) of their 16 digits.
-LARGEST_UPDATED_GAIN = 1e3
 # Below this a pivot is zero, whatever the others are: squares of 1 / ω must not overflow.
 SMALLEST_PIVOT = 1e-150
-HEADS_AT_ONCE = 64  # as many as the cache holds
 
 
 @dataclass(frozen=True)
@@ -153,9 +150,8 @@ def strong_swaps(factor: PivotedFactor, keep: int, f: float = 1.5) -> StrongRRQR
     for k in independent.unique().tolist():
         heads = (independent == k).nonzero().squeeze(-1)
         if k:
-            for few in heads.split(HEADS_AT_ONCE):
-                swapped = _swap_until_strong(L[few].mT, k, f)
-                order[few], swaps[few], gain[few], log_volume[few] = swapped
+            swapped = _swap_until_strong(L[heads].mT, k, f)
+            order[heads], swaps[heads], gain[heads], log_volume[heads] = swapped
         order[heads] = pivots[heads].gather(-1, order[heads])
         if k < keep:
             order[heads, k:] = order[heads, k:].sort().values
@@ -169,105 +165,41 @@ def strong_swaps(factor: PivotedFactor, keep: int, f: float = 1.5) -> StrongRRQR
 def _swap_until_strong(R: Tensor, k: int, f: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Π, swaps, largest gain and log |det A_k| of R (heads, n, n), every head of rank k at least.
 
-    Swaps come in rounds on updated quantities. After a round R is refactored once in the new
-    order, which shows gain and volume free of what updating lost. A head goes on while a gain
-    exceeds f and its volume really rose. So every head ends, however rounding falls: no order
-    comes twice. One that ends for want of volume keeps its order from before that round, and
-    the largest gain it reports exceeds f.
+    R is refactored after each swap. A head goes on while a gain exceeds f and its volume really
+    rose, so every head ends, however rounding falls: no order comes twice.
     """
     heads, n = R.shape[:2]
     order = torch.arange(n).repeat(heads, 1)
     swaps = torch.zeros(heads, dtype=torch.int64)
-    log_volume, gain, parts = _measure(R, k)
+    log_volume, gain, i, j = _measure(R, k)
     going = torch.arange(heads)
     on = gain > f * (1 + ROUNDING)
     while on.any():
-        going, parts = going[on], [part[on] for part in parts]
-        trial, count = _swap_round(parts, order[going], f)
+        going, i, j = going[on], i[on], k + j[on]
+        trial, rows = order[going], torch.arange(len(going))
+        trial[rows, i], trial[rows, j] = trial[rows, j], trial[rows, i]
         columns = trial[:, None].expand(-1, n, -1)
         refactored = torch.linalg.qr(R[going].gather(-1, columns), mode="r").R
-        volume, gain_now, parts = _measure(refactored, k)
+        volume, gain_now, i, j = _measure(refactored, k)
         rose = volume > log_volume[going]
         better = going[rose]
         order[better], log_volume[better] = trial[rose], volume[rose]
         gain[better] = gain_now[rose]
-        swaps[better] += count[rose]
+        swaps[better] += 1
         on = rose & (gain_now > f * (1 + ROUNDING))
     return order, swaps, gain, log_volume
 
 
-def _measure(R: Tensor, k: int) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """log |det A_k|, the largest gain, and what swaps update: W = A_k⁻¹, U = W B_k, C_k."""
+def _measure(R: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """log |det A_k|, and the largest gain ρ_ij (Gu and Eisenstat's lemma 3.1) with its i and j."""
     A, B, C = R[:, :k, :k], R[:, :k, k:], R[:, k:, k:]
     log_volume = A.diagonal(dim1=-2, dim2=-1).abs().log().sum(-1)
-    W = torch.linalg.solve_triangular(A, torch.eye(k).to(A).expand_as(A), upper=True)
-    U = torch.linalg.solve_triangular(A, B, upper=True)
-    return log_volume, _largest_gain(W, U, C)[0], [W, U, C]
-
-
-def _swap_round(parts: list[Tensor], order: Tensor, f: float) -> tuple[Tensor, Tensor]:
-    """The order after swaps by updated gains, and their number. A head's round ends where no
-    gain exceeds f, after a gain too large to update by, and after n swaps."""
-    W, U, C = parts
-    k, n = W.shape[-1], order.shape[-1]
-    count = torch.zeros(len(order), dtype=torch.int64)
-    going = torch.arange(len(order))
-    accurate = torch.ones(len(order), dtype=torch.bool)
-    for _ in range(n):
-        gain, i, j = _largest_gain(W, U, C)
-        on = accurate & (gain > f * (1 + ROUNDING))
-        if not on.any():
-            break
-        going, gain, i, j, W, U, C = (part[on] for part in (going, gain, i, j, W, U, C))
-        _swap(W, U, C, i, j)
-        order[going, i], order[going, k + j] = order[going, k + j], order[going, i]
-        count[going] += 1
-        accurate = gain <= LARGEST_UPDATED_GAIN
-    return order, count
-
-
-def _largest_gain(W: Tensor, U: Tensor, C: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The largest ρ_ij of every head (Gu and Eisenstat's lemma 3.1), its i and its j."""
-    if 0 in U.shape:
-        return torch.zeros(len(U), dtype=U.dtype), torch.zeros(0), torch.zeros(0)
-    omega_inverse = torch.linalg.vector_norm(W, dim=-1)  # (heads, k)
-    gamma = torch.linalg.vector_norm(C, dim=-2)  # (heads, n - k)
-    second = omega_inverse[:, :, None] * gamma[:, None, :]
-    rho_squared, place = torch.addcmul(U.square(), second, second).flatten(1).max(-1)
-    return rho_squared.sqrt(), place // C.shape[-1], place % C.shape[-1]
-
-
-def _swap(W: Tensor, U: Tensor, C: Tensor, i: Tensor, j: Tensor) -> None:
-    """Swap column i of A_k with column j of [B_k; C_k]: W = A_k⁻¹, U = W B_k, C = C_k, in place.
-
-    A_k need not stay triangular, which leaves the rows of [A_k B_k] and of C_k free up to an
-    orthogonal basis each. Along q = W_i: ω_i, A_k has column i alone; along p = c_j / γ_j, c_j
-    has all its length. One rotation in the plane of q and p therefore moves c_j into A_k, and
-    touches one row of each: rank one in W and C_k, rank two in U. O(n²) for a swap.
-    """
-    heads = torch.arange(len(W))
-    gamma = torch.linalg.vector_norm(C[heads, :, j], dim=-1, keepdim=True)
-    omega = 1 / torch.linalg.vector_norm(W[heads, i], dim=-1, keepdim=True)
-    q = W[heads, i] * omega
-    p = torch.where(gamma > 0, C[heads, :, j] / gamma, 0.0)
-    u_ij = U[heads, i, j, None]
-    rho = torch.hypot(u_ij, gamma / omega)
-    cos, sin = u_ij / rho, gamma / (omega * rho)
-
-    # Before and after the rotation: w column of W along q, b row of B_k, c row of C_k along p.
-    e_i = torch.zeros_like(q).scatter_(-1, i[:, None], 1.0)
-    w = (W @ q[..., None]).squeeze(-1)
-    w_new = cos * w - (U[heads, :, j] - e_i) / (rho * omega)
-    b = omega * U[heads, i]
-    c = (p[:, None] @ C).squeeze(-2)
-    b_new, c_new = cos * b + sin * c, cos * c - sin * b
-
-    W += (w_new - w)[..., None] * q[:, None]
-    U += w_new[..., None] * b_new[:, None] - w[..., None] * b[:, None]
-    C += p[..., None] * (c_new - c)[:, None]
-    # Column j is now what was column i of A_k.
-    U[heads, :, j] = e_i - omega * w + cos * omega * w_new
-    C[heads, :, j] = -sin * omega * p
+    if not B.shape[-1]:
+        return log_volume, torch.zeros(len(R), dtype=R.dtype), torch.zeros(0), torch.zeros(0)
+    inverse = torch.linalg.solve_triangular(A, torch.eye(k).to(A).expand_as(A), upper=True)
+    second = inverse.norm(dim=-1)[:, :, None] * C.norm(dim=-2)[:, None, :]
+    rho_squared, place = ((inverse @ B).square() + second.square()).flatten(1).max(-1)
+    return log_volume, rho_squared.sqrt(), place // C.shape[-1], place % C.shape[-1]
 
 
 def _float64(values: ArrayLike | Tensor, name: str) -> Tensor:

@@ -11,8 +11,6 @@ from statecut.arguments import Target
 from statecut.errors import InputError
 from statecut.models.shapes import Channels
 from statecut.pruning.activations import Side
-from statecut.pruning.calibration import Calibration
-from statecut.pruning.conditioning import condition_number, effective_rank, spectrum_from_gram
 from statecut.pruning.method import Method
 from statecut.pruning.methods import method_named
 from statecut.pruning.selection import Selection
@@ -56,7 +54,6 @@ def select(
     for width, tensors in zip(
         widths, _choose(method, model, judged_by, widths, options), strict=True
     ):
-        tensors |= conditioning(model.calibration, side, tensors)
         if side == "k":
             selections.append(Selection(tensors, {**about, **facts, "width": width}))
         else:
@@ -94,23 +91,3 @@ def top(scores: Tensor, width: int) -> Tensor:
     """The `width` highest of (..., d_k), ascending by channel; of equals the lower channel."""
     order = scores.argsort(dim=-1, descending=True, stable=True)
     return order[..., :width].sort(-1).values
-
-
-def conditioning(
-    calibration: Calibration | None, side: Side, tensors: dict[str, Tensor]
-) -> dict[str, Tensor]:
-    """How well the keys span before and after, or what enters the output projection, if it was
-    measured."""
-    if calibration is None or f"gram.{side}.raw" not in calibration.tensors:
-        return {}
-    before = calibration.gram(side, "all", "raw")
-    if "rotation" in tensors:
-        T = tensors["rotation"]
-        after = spectrum_from_gram(T @ before @ T.mT)
-    else:
-        after = spectrum_from_gram(before, tensors["kept"])
-    result = {}
-    for when, values in (("before", spectrum_from_gram(before)), ("after", after)):
-        result[f"condition_{when}"] = condition_number(values)
-        result[f"effective_rank_{when}"] = effective_rank(values)
-    return result

@@ -30,10 +30,8 @@ class Selection:
     """Which channels of keys, of values, or of both stay, and what is known about the choice.
 
     tensors: kept (layers, heads, width), or rotation (layers, heads, width, d_k) for PCA; where the
-    method has them, per layer and head: scores (.., d_k), swaps, largest_gain, log_volume; with a
-    calibration: condition_before, condition_after, effective_rank_before, effective_rank_after, of
-    the raw keys over all calibration tokens. Those of values begin with `values.`, with the
-    conditioning of what enters the output projection; about["values"] has the rest.
+    method has them, per layer and head: scores (.., d_k), swaps, largest_gain, log_volume. Those of
+    values begin with `values.`; about["values"] has the rest.
     """
 
     tensors: dict[str, Tensor]
@@ -89,18 +87,12 @@ class Selection:
             "values": [cut.value_width, full.value_width],
             "eps": [before, before if eps == "kept" else after],
             "calibration": {name: measured[name] for name in CALIBRATION if name in measured},
-            "condition": {},
-            "effective_rank": {},
             "swaps": {},
             "kept": {},
         }
         for side, tensors in self.sides().items():
             if "kept" in tensors:
                 entry["kept"][side] = tensors["kept"].tolist()
-            if "condition_before" in tensors:
-                for fact, of in (("condition", Tensor.median), ("effective_rank", Tensor.mean)):
-                    pair = (tensors[f"{fact}_{when}"] for when in ("before", "after"))
-                    entry[fact][side] = [float(of(values)) for values in pair]
             if "swaps" in tensors:
                 entry["swaps"][side] = [int(tensors["swaps"].sum()), tensors["swaps"].numel()]
         return entry

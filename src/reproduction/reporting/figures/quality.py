@@ -18,14 +18,9 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator
 from reproduction.config import BASELINE, Config, Cut, Stage, state_bytes
 from reproduction.config.models import Model
 from reproduction.reporting.frame import Cell, cells, read_results, variant_key
+from reproduction.reporting.grid import STAGES
 from reproduction.reporting.style import INK, PAGE, SOLID, colour, dash, label, new_figure
 
-STAGES = {
-    "pre": "before recovery",
-    "refit": "refitted",
-    "post": "recovered",
-    "refit_post": "refitted and recovered",
-}
 TICKS = (1.0, 1.5, 2.0, 3.0, 5.0, 7.0)  # in every decade
 COLUMNS, TITLE = 4, 22  # panels in a row, characters in a line of their titles
 HIGHEST = 4  # times the baseline: the model is broken above it, and how much does not matter
@@ -79,21 +74,10 @@ def draw_quality(config: Config, name: str, sources: Sequence[Path]) -> Figure:
 
 
 def draw_state(config: Config, name: str, sources: Sequence[Path]) -> Figure:
+    """Axes per model, a curve per method and stage, each from the unpruned model on."""
     panels = list(read_panels(config, name, sources))
-    return state_figure(config, config.figures[name].column, panels)  # type: ignore[union-attr]
-
-
-def state_figure(
-    config: Config,
-    column: str,
-    panels: Sequence[Panel],
-    size: tuple[float, float] = (PAGE, 2.8),
-    names: int = 5,
-) -> Figure:
-    """Axes per model, a curve per method and stage, each from the unpruned model on; `names`:
-    how many stand side by side below them."""
     models = list(dict.fromkeys(panel.model for panel in panels))
-    figure = new_figure(*size)
+    figure = new_figure(PAGE, 2.8)
     for axes, model in zip(figure.subplots(1, len(models), squeeze=False)[0], models, strict=True):
         spec, parts = config.models[model], [panel for panel in panels if panel.model == model]
         _draw_baseline(config, axes, parts[0])
@@ -108,15 +92,15 @@ def state_figure(
         axes.xaxis.set_major_formatter(PLAIN)
         axes.minorticks_off()
         axes.set_xlabel("state of a sequence, KiB")
+        column = config.figures[name].column  # type: ignore[union-attr]
         _finish(config, column, axes, parts, labelled=model == models[0])
     methods = dict.fromkeys(method for panel in panels for method in panel.curves)
     lines = [Line2D([], [], color=colour(config, m), label=label(config, m)) for m in methods]
-    stages = {**STAGES, "pre": "sliced"}
     for stage in dict.fromkeys(panel.stage for panel in panels):
         look = LOOKS[stage] | {"color": INK, "marker": "o", "markersize": 3}
-        lines.append(Line2D([], [], label=stages[stage], **look))
+        lines.append(Line2D([], [], label=STAGES[stage], **look))
     lines.append(Line2D([], [], color=INK, linestyle=dash(config, BASELINE), label="Baseline"))
-    _legend(figure, lines, min(names, len(lines)))
+    _legend(figure, lines, min(5, len(lines)))
     return figure
 
 

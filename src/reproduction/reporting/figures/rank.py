@@ -12,20 +12,14 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
 
 from reproduction.analysis.rank import RankAnalysis
-from reproduction.config import Config, SpectrumFigure, UtilizationFigure
+from reproduction.config import Config, SpectrumFigure, Stage, UtilizationFigure
+from reproduction.reporting.grid import STAGES
 from reproduction.reporting.style import COLUMN, PAGE, colour, dash, label, name_curves, new_figure
 
 BINS = 60
 DECADES = 4  # below the largest singular value; smaller ones are only counted
-STAGES = {
-    "none": "",
-    "pre": "",
-    "refit": ", refitted",
-    "post": ", recovered",
-    "refit_post": ", refitted and recovered",
-}
 
-Analyses = dict[tuple[str, str], list[RankAnalysis]]
+Analyses = dict[tuple[str, Stage], list[RankAnalysis]]
 """By method and stage, baseline first: one analysis per seed."""
 
 
@@ -38,11 +32,16 @@ def read_analyses(config: Config, name: str, sources: Sequence[Path | None]) -> 
     return analyses
 
 
+def name_curve(config: Config, method: str, stage: Stage) -> str:
+    name = label(config, method)
+    return name if stage in ("none", "pre") else f"{name}, {STAGES[stage]}"
+
+
 def missing_note(config: Config, name: str, sources: Sequence[Path | None]) -> str:
     """A line that names what a partial run does not have; empty if nothing is missing."""
     seeds: dict[str, list[bool]] = {}  # whether each of them was measured
     for variant, path in zip(config.analyses(name), sources, strict=True):
-        seeds.setdefault(label(config, variant.method) + STAGES[variant.rft], []).append(bool(path))
+        seeds.setdefault(name_curve(config, variant.method, variant.rft), []).append(bool(path))
     absent = [
         f"{name} ({measured.count(False)} of {len(measured)} seeds)"
         for name, measured in seeds.items()
@@ -74,7 +73,7 @@ def draw_spectrum(config: Config, name: str, sources: Sequence[Path | None]) -> 
         axes.set_xscale("log")
         axes.xaxis.set_major_locator(LogLocator(10, numticks=DECADES + 2))
         axes.minorticks_off()
-        axes.set_title(label(config, method) + STAGES[stage], color=shade, pad=14)
+        axes.set_title(name_curve(config, method, stage), color=shade, pad=14)
         axes.text(
             0, 1.03, f"$d$ = {sigma.shape[1]},  $u$ = {utilization:.2f}",
             transform=axes.transAxes, fontsize=7,
@@ -107,7 +106,7 @@ def draw_utilization(config: Config, name: str, sources: Sequence[Path | None]) 
         # (seeds, T)
         used = np.stack([a.utilization[..., : spec.tokens].mean((0, 1)) for a in analyses])
         look: Any = {"color": colour(config, method), "linestyle": dash(config, method)}
-        text = f"{label(config, method)}{STAGES[stage]} ({analyses[0].capacity})"
+        text = f"{name_curve(config, method, stage)} ({analyses[0].capacity})"
         axes.plot(t, used.mean(0), label=text, **look)
         if len(used) > 1:
             axes.fill_between(t, used.min(0), used.max(0), color=look["color"], alpha=0.2, lw=0)
