@@ -31,6 +31,8 @@ from torch import Tensor
 
 from reproduction.config import load_config
 from reproduction.reporting.frame import read_frame
+from statecut.arguments import width
+from statecut.pruning.selection import load_selection
 
 ROOT = Path(__file__).parents[1]
 RUN = ROOT / "results" / "lab" / "h200"
@@ -41,6 +43,7 @@ HYBRID = "hybrid_40M"
 ROTATED = "pca_proper"
 RATIOS = (0.3, 0.4, 0.5, 0.75)
 SLICED, RECOVERED = "pre", "post"
+EPS, TRAINING = "kept", 0  # what the page shows of a run that has more
 GAINS = ("state_mib", "graph_tokens_per_s_256", "largest_batch")  # of decoding
 
 
@@ -59,6 +62,7 @@ class Results:
 
     def __init__(self) -> None:
         frame = read_frame(RUN / "results.parquet")
+        frame = frame[(frame["eps"] == EPS) & (frame["training"] == TRAINING)]
         columns = ["model", "conv_sharing", "method", "target", "compression", "rft", "metric"]
         groups = frame.dropna(subset="value").groupby(columns)["value"]
         self.values = {key: list(values) for key, values in groups}
@@ -188,11 +192,13 @@ Draw = dict[str, Tensor]  # the channels of all heads that one draw of text chos
 
 
 def selections() -> str:
-    """The three models whose channels were kept."""
+    """The models whose channels were kept; of those that were trained several times, the first."""
 
     def rows(folder: Path) -> Iterator[tuple[str, ...]]:
         for path in sorted(folder.glob("results/lab/selections/*")):
-            label = LABELS.get(path.name) or f"{LABELS[path.name[:-5]]}, one filter per head"
+            if (model := path.name.removesuffix("_head")) not in LABELS:
+                continue
+            label = LABELS[model] + ", one filter per head" * (model != path.name)
             for method in ("fisher", "drrqr"):
                 halves, quarters = (of_draws(path, method, ratio) for ratio in (0.5, 0.75))
                 yield (
@@ -211,7 +217,12 @@ def selections() -> str:
 
 
 def of_draws(folder: Path, method: str, ratio: float) -> list[Draw]:
-    return [load_file(path) for path in sorted(folder.glob(f"{method}-kq-{ratio}-*.safetensors"))]
+    """From a file per ratio, as this run has them, or from one of all widths, as newer runs do."""
+    if paths := sorted(folder.glob(f"{method}-kq-{ratio}-*.safetensors")):
+        return [load_file(path) for path in paths]
+    paths = sorted(folder.glob(f"{method}-kq-[0-9].safetensors"))
+    left = width(len(load_file(paths[0])["kept"]) + 1, ratio)  # of widths 1 to d_k - 1
+    return [load_selection(path, keys=left, values=0).tensors for path in paths]
 
 
 def agreement(draws: list[Draw]) -> str:

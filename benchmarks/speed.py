@@ -7,11 +7,10 @@ The cells are those of config/paper.yaml, and two odd widths of the largest Gate
 
 First the kernels are tuned, many processes side by side, since that is compiling on the CPU: the
 preflight's shapes, then every distinct shape once, with one layer. Then every cell is timed in a
-process of its own with nothing else running; a few are started and import together. What is found
-goes to FOLDER/speed.json after every cell, so nothing is lost if time runs out, and a later call
-with the same FOLDER goes on from there: with what is missing, took too long or crashed. Set
-TRITON_CACHE_DIR to keep the tuning. A copy of benchmarks/h200/speed.json in FOLDER goes on from
-what was found on one H200.
+process of its own with nothing else running. What is found goes to FOLDER/speed.json after every
+cell, so nothing is lost if time runs out, and a later call with the same FOLDER goes on from there:
+with what is missing, took too long or crashed. Set TRITON_CACHE_DIR to keep the tuning. A copy of
+benchmarks/h200/speed.json in FOLDER goes on from what was found on one H200.
 """
 
 from __future__ import annotations
@@ -21,11 +20,9 @@ import csv
 import math
 import tempfile
 import time
-from collections import deque
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, replace
-from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +44,7 @@ from reproduction.pretraining import verdicts
 from statecut import preflight
 from statecut.files import read_json, write_json
 from statecut.models.shapes import Shape
-from statecut.process import Worker
+from statecut.process import run_work
 
 ROOT = Path(__file__).parent.parent
 TRAINING = ("model_training", "model_training_370M")
@@ -59,8 +56,6 @@ OF_PART = {
     "decoding": ("decoding",),
 }
 PARTS = ("preflight", *OF_PART, "twice")
-# What a process that waits for a cell has imported.
-HEAVY = ("reproduction.benchmarking.decoding", "fla.layers", "fla.models")
 # The same cell twice, each time in a process of its own: how far apart?
 TWICE = (
     ("mixer", "forward"),
@@ -73,7 +68,6 @@ TWICE = (
 ODD_RATIOS, ODD_MODEL = (0.3, 0.4), "gated_deltanet_1.3B"
 NARROW = 16
 AGAIN = "again "
-SPARE = 12  # processes that import together
 # Sooner or later a kernel hangs: no cell may take the rest of the time with it.
 CELL_LIMIT_S, TUNING_LIMIT_S = 180.0, 480.0
 UNFINISHED = ("no result within", "illegal memory access")  # reasons to measure again
@@ -159,7 +153,7 @@ def tune(config: Config, cells: Iterable[Measurement], jobs: int) -> None:
         benchmark = small.benchmarks[cell.benchmark]
         if isinstance(benchmark, DecodingBenchmark):
             work = decoding.tune, benchmark, small.models[cell.subject], cell
-            outcome = Worker().run(*work, limit_s=TUNING_LIMIT_S)
+            outcome = run_work(*work, limit_s=TUNING_LIMIT_S, own_process=True)
             return f"tuned {name(cell)}: {outcome.seconds:.0f} s {outcome.reason}"
         with tempfile.TemporaryDirectory() as folder:
             found = measure(small, cell, Path(folder) / "cell.json", limit_s=TUNING_LIMIT_S)
@@ -208,32 +202,16 @@ def unfinished(reason: str) -> bool:
     return any(words in reason for words in UNFINISHED)
 
 
-def together(todo: Wanted) -> int:
-    """How many processes are started for the next cells. The largest batch of decoding must have
-    the GPU's memory to itself: one process that waits takes less than that search resolves."""
-    small = takewhile(lambda one: one[1].mode != "decoding", todo)
-    return max(min(2, len(todo)), sum(1 for _ in islice(small, SPARE)))
-
-
 def time_cells(config: Config, todo: Wanted, results: Results, seconds: float) -> None:
-    spare: deque[Worker] = deque()
-    try:
-        for at, (key, cell) in enumerate(todo):
-            if not spare:
-                spare.extend(Worker(*HEAVY) for _ in range(together(todo[at:])))
-            for worker in spare:
-                worker.wait()
-            results.cells[key] = measure(
-                config, cell, results.path.parent / "cells" / f"{key.replace(' ', '-')}.json",
-                limit_s=CELL_LIMIT_S, seconds=seconds, worker=spare.popleft(),
-            )  # fmt: skip
-            results.write()
-            found = results.cells[key].results.items()
-            said = (f"{metric} {f.reason or f'{f.value:,.5g}'}" for metric, f in found)
-            say(f"{at + 1}/{len(todo)}", key, ", ".join(said))
-    finally:
-        for worker in spare:
-            worker.close()
+    for at, (key, cell) in enumerate(todo):
+        results.cells[key] = measure(
+            config, cell, results.path.parent / "cells" / f"{key.replace(' ', '-')}.json",
+            limit_s=CELL_LIMIT_S, seconds=seconds,
+        )  # fmt: skip
+        results.write()
+        found = results.cells[key].results.items()
+        said = (f"{metric} {f.reason or f'{f.value:,.5g}'}" for metric, f in found)
+        say(f"{at + 1}/{len(todo)}", key, ", ".join(said))
 
 
 def run(options: argparse.Namespace) -> None:

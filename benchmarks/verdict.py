@@ -25,6 +25,7 @@ from reproduction.reporting.frame import (
     table_results,
 )
 from reproduction.reporting.verdict import DECIDED, OUTSIDE, judge, read_errata
+from statecut.errors import InputError
 
 ROOT = Path(__file__).parents[1]
 PUBLISHED = ROOT / "config" / "published"
@@ -79,7 +80,7 @@ class InventedRun:
         # Over seeds, as parts of the mean.
         variant = ["model", "method", "target", "compression"]
         lab = read_frame(LAB)
-        lab = lab[lab["eps"] == config.eps]
+        lab = lab[(lab["eps"] == config.eps) & (lab["training"] == 0)]
         pruned = lab[(lab["rft"] == "pre") & (lab["conv_sharing"] == "none")]
         values = pruned.groupby([*variant, "metric"])["value"]
         self.parts = (values.std() / values.mean()).dropna().to_dict()
@@ -135,8 +136,11 @@ class InventedRun:
         own = model, key.method, key.target, key.compression
         usual = model, key.method, "kq", 0.5
         if not key.metric.endswith("_ppl"):
-            return POINTS.get(key.method, 0.0)
-        part = self.parts.get((*own, key.metric), self.parts.get((*usual, key.metric), 0.0))
+            return POINTS[key.method]
+        parts = (self.parts.get((*variant, key.metric)) for variant in (own, usual))
+        part = next((part for part in parts if part is not None), None)
+        if part is None:
+            raise InputError(f"{LAB}: no spread over draws of {own} or {usual}: {key.metric}")
         return part * printed.value
 
 

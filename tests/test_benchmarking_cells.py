@@ -1,3 +1,4 @@
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,6 @@ from reproduction.benchmarking.timing import FEWEST, time_runs
 from reproduction.config import Config, load_config
 from statecut.files import read_json
 from statecut.models.architectures import architecture
-from statecut.process import Worker
 
 FOLDER = Path(__file__).parent.parent / "config"
 NO_GPU = "not measured: no GPU"
@@ -80,9 +80,11 @@ def test_a_model_is_timed_with_fewer_keys_and_values(demo, benchmark, tmp_path) 
     measure(config, cut, tmp_path)
 
 
-def test_a_cell_in_a_process_of_its_own(demo: Config, tmp_path: Path) -> None:
+def test_a_cell_in_a_process_of_its_own(demo: Config, tmp_path: Path, monkeypatch) -> None:
+    alone = partial(cells.run_work, own_process=True)
+    monkeypatch.setattr(cells, "run_work", lambda *work, own_process, **how: alone(*work, **how))
     cell = one(demo, "mixer", "forward")
-    record = measure(demo, cell, tmp_path, limit_s=300, worker=Worker())
+    record = measure(demo, cell, tmp_path, limit_s=300)
     assert record.results["tokens_per_s"].value is not None
     assert record.machine["device"] == "cpu"
 

@@ -1,22 +1,29 @@
 """The scripts in benchmarks/: they start, and measure what they say, on tiny models."""
 
 import json
+import random
 import runpy
 import sys
+from collections import Counter
 from pathlib import Path
 
 import exact
+import lab
 import numpy as np
+import pandas as pd
 import pytest
 import recall
 import state_precision
 import torch
+import verdict
 from small_models import SMALL
 from training_runs import packed
 
+from reproduction.config import load_config
 from statecut.errors import InputError
 from statecut.models import create, save
 from statecut.models.delta_rule import l2_normalised, recurrent_delta_rule
+from statecut.pruning.selection import Selection, save_selections
 from statecut.recovery.distillation import IGNORED
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
@@ -74,6 +81,32 @@ def test_exact_ways_differ_by_eps(run, monkeypatch):
     )  # fmt: skip
     run(exact, *cells, "--other-norms", "--factors", 8)
     assert rows()[-1]["perplexity"]["sliced"] == {"ratio": pytest.approx(8)}
+
+
+def test_the_lab_shows_one_eps_and_one_training(monkeypatch):
+    frame = lab.read_frame(lab.RUN / "results.parquet")
+    others = [frame.assign(eps="matched"), frame.assign(training=1)]
+    mixed = pd.concat([frame, *(other.assign(value=1.0) for other in others)])
+    shown = lab.methods()
+    monkeypatch.setattr(lab, "read_frame", lambda path: mixed)
+    assert lab.methods() == shown
+
+
+def test_the_lab_reads_selections_of_all_widths(tmp_path):
+    scores = torch.rand(2, 3, 8)
+    about = {"method": "l1", "full_width": 8, "width": 1}
+    kept = [scores.topk(width).indices.sort(-1).values for width in range(1, 8)]
+    each = [Selection({"kept": channels, "scores": scores}, about) for channels in kept]
+    save_selections(each, tmp_path / "l1-kq-0.safetensors")
+    (draw,) = lab.of_draws(tmp_path, "l1", 0.75)
+    assert torch.equal(draw["kept"], kept[1])
+
+
+def test_an_invented_run_needs_the_spread_of_the_lab():
+    run = verdict.InventedRun(load_config(FOLDER.parent / "config" / "paper.yaml"))
+    run.parts = {}
+    with pytest.raises(InputError, match=r"no spread over draws of \('(gated_)?delta_?net_40M'"):
+        run.judge(0.0, random.Random(0), Counter(), Counter())
 
 
 TINY = {

@@ -406,6 +406,7 @@ WRONG = [
     ("tables/by_model/methods", ["drqr"], "tables.by_model.methods: there is no 'drqr'; did you"),
     ("tables/by_model/models", ["delta_nt"], "tables.by_model.models: there is no 'delta_nt'"),
     ("tables/by_model/eps", ["kept", "matched"], "a table of kind by_model has one of eps, not 2"),
+    ("tables/targets/targets", None, "a table of kind targets needs targets, of kq"),
     ("tables/mixer_speed/benchmark", "model", "tables.mixer_speed.benchmark: there is no 'model'"),
     ("tables/mixer_speed/shows", "training", "tables.mixer_speed.shows: its benchmark does not"),
     ("benchmarks/model/ratios", [0.98], "models.delta_net: ratio 0.98 leaves no channel of 32"),
@@ -439,6 +440,14 @@ def test_a_mistake_is_named(demo_data: dict[str, Any], path: str, value: Any, me
     assert all(line.startswith("mine.yaml: ") for line in str(caught.value).splitlines())
 
 
+def test_a_spectrum_is_of_a_value_head(demo_data: dict[str, Any]) -> None:
+    data = edit(demo_data, "models/gated_deltanet/num_v_heads", 4)
+    data = edit(edit(data, "figures/spectrum/model", "gated_deltanet"), "figures/spectrum/head", 3)
+    parse_config(data, "mine.yaml")
+    with pytest.raises(InputError, match=r"figures\.spectrum\.head: 4: there are 4 from 0 on"):
+        parse_config(edit(data, "figures/spectrum/head", 4), "mine.yaml")
+
+
 def test_two_benchmarks_that_tables_show_time_different_things(demo_data: dict[str, Any]) -> None:
     data = edit(demo_data, "benchmarks/again", {**demo_data["benchmarks"]["model"], "batch": 7})
     parse_config(data, "mine.yaml")
@@ -463,6 +472,7 @@ def test_every_mistake_has_its_line(demo_data: dict[str, Any]) -> None:
         (None, "mine.yaml: cannot be read: [Errno 2] No such file"),
         ("", "mine.yaml: None: Input should be a valid dictionary"),
         ("models:\n  a: {x: 1}\n  a: {x: 2}\n", "key 'a' stands twice"),
+        ("- 1\n", "mine.yaml: Input should be a valid dictionary"),
         ("run: [1\n", "expected ',' or ']'"),
         ("1: 2\n", "mine.yaml: unknown key 1"),
     ],
@@ -471,9 +481,10 @@ def test_a_file_that_is_no_configuration(tmp_path: Path, text: str | None, messa
     path = tmp_path / "mine.yaml"
     if text is not None:
         path.write_text(text)
-    with pytest.raises(InputError) as caught:
-        load_config(path)
-    assert message in str(caught.value)
+    for settings in ({}, {"rehearsal": True}):
+        with pytest.raises(InputError) as caught:
+            load_config(path, **settings)
+        assert message in str(caught.value)
 
 
 def test_what_only_makes_training_fit_does_not_define_it(paper: Config) -> None:

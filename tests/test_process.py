@@ -4,11 +4,12 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from statecut.process import Worker, run_work
+from statecut.process import run_work
 
 # Work that any process can import: a generator that maps a function over values.
 
@@ -39,27 +40,16 @@ def test_what_was_found_before_the_end_is_kept(work: tuple, kept: list, reason: 
     assert outcome.reason.startswith(reason)
 
 
-def test_a_process_started_ahead_has_imported_and_can_be_closed_without_work() -> None:
-    worker = Worker("colorsys")
-    worker.wait()
-    loaded = "'colorsys' in __import__('sys').modules"
-    assert worker.run(map, eval, [loaded], limit_s=60).values == [True]
-    assert "no_such_module" in Worker("no_such_module").run(iter, [1], limit_s=60).reason
-    worker = Worker()
-    worker.close()
-    assert worker.process.returncode == -signal.SIGKILL
-
-
-def test_work_ends_with_the_process_that_waits_for_it() -> None:
+def test_work_ends_with_the_process_that_waits_for_it(tmp_path: Path) -> None:
+    work = "import os, time; print(os.getpid(), file=open('pid', 'w')); time.sleep(1000)"
     code = (
-        "import time\nfrom statecut.process import Worker\n"
-        "worker = Worker()\nworker.wait()\nprint(worker.process.pid, flush=True)\n"
-        "worker.run(map, time.sleep, [1000], limit_s=1000)"
+        "from statecut.process import run_work\n"
+        f"run_work(map, exec, [{work!r}], limit_s=1000, own_process=True)"
     )
-    job = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
-    assert job.stdout is not None
-    at_work = os.pidfd_open(int(job.stdout.readline()))
-    time.sleep(1)  # it has its work by now
+    job = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path)
+    while not (pid := tmp_path / "pid").exists() or not pid.read_text():
+        time.sleep(0.1)
+    at_work = os.pidfd_open(int(pid.read_text()))
     assert select.select([at_work], [], [], 0)[0] == []
     job.kill()
     job.wait()

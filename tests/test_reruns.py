@@ -338,6 +338,8 @@ def test_a_width_more_is_timed_alone_and_code_of_timing_times_again(copy):
     assert computed(copy) == {"measure": 2}  # of both mixers
     append(copy / "src/statecut/models/architectures/gated_deltanet.py")
     assert computed(copy) == {"measure": 2 + 2}
+    append(copy / "src/reproduction/generation.py")  # which decodes
+    assert computed(copy) == {"measure": 2 + 6}
 
 
 def test_another_eps_cuts_the_same_channels_again(copy):

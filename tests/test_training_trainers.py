@@ -32,13 +32,13 @@ def config_with(**changes):
 def train(root, config, out, gpus=0, version=1):
     kept = {"tokenizer": root / "tokenizer", "files": {"README.md": "a card"}, "version": version}
     output = Output(out, root / "running", **kept)
-    return pretrain_model(config, "delta_net_head", root / "tokens", output, gpus=gpus)
+    pretrain_model(config, "delta_net_head", root / "tokens", output, gpus=gpus)
 
 
 def test_the_built_in_trainer_makes_a_model_with_all_that_belongs_to_it(root, tmp_path):
     for dtype in ("float32", "bfloat16"):
         config = config_with(dtype=dtype)
-        assert train(root, config, tmp_path / dtype) == {}
+        train(root, config, tmp_path / dtype)
     files = {path.name for path in (tmp_path / "float32").iterdir()}
     assert {"loss.csv", "README.md", "tokenizer.json", "config.json"} <= files
     assert (tmp_path / "float32" / "README.md").read_text() == "a card"

@@ -14,6 +14,7 @@ import yaml
 from reproduction.config import JobConfig, Variant, load_config
 from reproduction.rules import Inputs
 from reproduction.running.paths import Paths
+from statecut.errors import InputError
 from statecut.files import write_json
 
 ROOT = Path(__file__).parents[1]
@@ -195,7 +196,7 @@ def test_what_the_configuration_does_not_name_is_no_target(checkout, target):
     assert "MissingRuleException" in said
 
 
-def test_results_of_another_configuration_are_refused(checkout):
+def test_results_of_another_configuration_are_refused(checkout, monkeypatch):
     shutil.copy(ROOT / "config/demo.yaml", checkout / "mine.yaml")
     (checkout / "results/demo").mkdir(parents=True)
     (checkout / "results/demo/configuration.txt").write_text("config/demo.yaml\n")
@@ -204,10 +205,15 @@ def test_results_of_another_configuration_are_refused(checkout):
     assert (
         "results/demo holds the results of config/demo.yaml: give the run of mine.yaml another name"
     ) in said
+    rehearsal = Paths(load_config(ROOT / "config/demo.yaml", rehearsal=True))
+    monkeypatch.chdir(checkout)
+    rehearsal.record_owner("config/paper.yaml")
+    with pytest.raises(InputError, match=r"delete results/rehearsal to rehearse config"):
+        rehearsal.check_owner("config/demo.yaml")
 
 
 def test_every_rule_has_what_a_rule_must_have():
-    """Log, resources, environment, code digest and message; a benchmark where results are made."""
+    """Log, resources, environment, code digest and message."""
     for file in sorted((ROOT / "workflow/rules").glob("*.smk")):
         for name, body in re.findall(r"^ *rule (\w+):\n((?: .*\n|\n)+)", file.read_text(), re.M):
             if "script:" not in body:
@@ -215,8 +221,6 @@ def test_every_rule_has_what_a_rule_must_have():
             wanted = ["log:", "conda:", "code=", "message:"]
             if file.name == "report.smk":
                 wanted.append("settings=")  # which says whether the run is partial
-            elif "output:" in body:
-                wanted.append("benchmark:")
             if "output:" in body and "localrule" not in body:
                 wanted += ["resources:", "mem_mb=", "runtime="]
             body = body.replace("**LIGHT", "mem_mb= runtime=")

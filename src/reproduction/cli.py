@@ -73,7 +73,8 @@ def parser() -> argparse.ArgumentParser:
         jobs,
         "say what the jobs of a run took, and what they asked for",
         "Print seconds and memory of the finished jobs of a run by rule and model, next to the "
-        "time and memory that they asked for. Memory in a rehearsal is that of the run itself.",
+        "time and memory that they asked for; of a resumed job, those of its last process. "
+        "Memory in a rehearsal is that of the run itself.",
     ).add_argument
     add("name", metavar="RUN", help="its name: results are in results/RUN")
     add = command(
@@ -112,7 +113,7 @@ def check(options: argparse.Namespace) -> None:
     file = options.config
     if file is None:  # as Snakemake does
         file = (parse_arguments(options.profile).configfile or ["config/demo.yaml"])[-1]
-    config = load_config(file, rehearsal=options.rehearsal)
+    config = load_config(file, **({"rehearsal": True} if options.rehearsal else {}))
     check_protocol(config.evaluation)
     check_model_sizes(config)
     print(

@@ -6,7 +6,6 @@ The work is a generator: what it yields is kept, also when it fails or hangs lat
 from __future__ import annotations
 
 import ctypes
-import importlib
 import io
 import os
 import pickle
@@ -27,7 +26,6 @@ FIXED = dict.fromkeys(OFF, "0") | {
     "FLA_CACHE_MODE": "disabled",
     "FLA_CACHE_RESULTS": "1",
 }
-READY = b"!"  # what a process writes once it has imported what it will need
 PR_SET_PDEATHSIG = 1
 
 Work = Callable[..., Iterator[Any]]
@@ -44,59 +42,38 @@ class Outcome:
     seconds: float
 
 
-class Worker:
-    """A process that imports these modules, then waits for its only work."""
-
-    def __init__(self, *preload: str) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", f"import {__name__} as process; process.serve()", *preload],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=os.environ | FIXED,
-            start_new_session=True,  # so that the limit ends its compilers too
-        )
-        self.ready = b""
-
-    def wait(self) -> None:
-        """Wait until its imports are done: nothing else may run during a timing."""
-        assert self.process.stdout is not None
-        self.ready = self.ready or self.process.stdout.read(len(READY))
-
-    def run(self, work: Work, *arguments: Any, limit_s: float) -> Outcome:
-        started, late = time.monotonic(), ""
-        try:
-            out, err = self.process.communicate(pickle.dumps((work, arguments)), timeout=limit_s)
-        except subprocess.TimeoutExpired:
-            late = f"no result within {limit_s:g} s"
-            self.close()
-            out, err = self.process.communicate()
-        finally:
-            self.close()
-        stream, steps = io.BytesIO((self.ready + out).removeprefix(READY)), []
-        with suppress(EOFError, pickle.UnpicklingError):  # a process that died has not said how
-            while True:
-                steps.append(pickle.load(stream))
-        reasons = [reason for reason, _ in steps if reason is not None]
-        death = _death(self.process.returncode, err)
-        values = [value for reason, value in steps if reason is None]
-        return Outcome(values, late or [*reasons, death][0], time.monotonic() - started)
-
-    def close(self) -> None:
-        if self.process.poll() is None:
-            os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait()
-
-
-def run_work(
-    work: Work, *arguments: Any, limit_s: float, own_process: bool, worker: Worker | None = None
-) -> Outcome:
+def run_work(work: Work, *arguments: Any, limit_s: float, own_process: bool) -> Outcome:
     """In a process of its own, or in this one, without a limit."""
-    if own_process:
-        return (worker or Worker()).run(work, *arguments, limit_s=limit_s)
-    started = time.monotonic()
-    *steps, (reason, _) = _steps(work, arguments)
-    return Outcome([value for _, value in steps], str(reason), time.monotonic() - started)
+    started, late = time.monotonic(), ""
+    if not own_process:
+        *steps, (reason, _) = _steps(work, arguments)
+        return Outcome([value for _, value in steps], str(reason), time.monotonic() - started)
+    process = subprocess.Popen(
+        [sys.executable, "-c", f"import {__name__} as process; process.serve()"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=os.environ | FIXED,
+        start_new_session=True,  # so that the limit ends its compilers too
+    )
+    try:
+        out, err = process.communicate(pickle.dumps((work, arguments)), timeout=limit_s)
+    except subprocess.TimeoutExpired:
+        late = f"no result within {limit_s:g} s"
+        os.killpg(process.pid, signal.SIGKILL)
+        out, err = process.communicate()
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    stream, found = io.BytesIO(out), []
+    with suppress(EOFError, pickle.UnpicklingError):  # a process that died has not said how
+        while True:
+            found.append(pickle.load(stream))
+    reasons = [reason for reason, _ in found if reason is not None]
+    death = _death(process.returncode, err)
+    values = [value for reason, value in found if reason is None]
+    return Outcome(values, late or [*reasons, death][0], time.monotonic() - started)
 
 
 def in_one_line(error: BaseException) -> str:
@@ -125,15 +102,11 @@ def _death(code: int, err: bytes) -> str:
 
 
 def serve() -> None:
-    """The other side of a `Worker`."""
+    """The other side of `run_work`."""
     # If the job is killed, so is this process: it would disturb whatever is timed next.
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     results = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what libraries print must not get between the results
-    for module in sys.argv[1:]:
-        importlib.import_module(module)
-    results.write(READY)
-    results.flush()
     for step in _steps(*pickle.load(sys.stdin.buffer)):
         pickle.dump(step, results)
         results.flush()

@@ -12,8 +12,6 @@ if DOCUMENTATION:
             [*DOCUMENTATION],
         log:
             f"{results}/logs/text.log",
-        benchmark:
-            f"{results}/timings/text/documentation.tsv"
         conda:
             "../../envs/model.yaml"
         resources:
@@ -35,8 +33,6 @@ rule tokenizer:
         directory(f"{results}/tokenizers/{{tokenizer}}"),
     log:
         f"{results}/logs/tokenizer/{{tokenizer}}.log",
-    benchmark:
-        f"{results}/timings/tokenizer/{{tokenizer}}.tsv"
     conda:
         "../../envs/model.yaml"
     resources:
@@ -60,8 +56,6 @@ rule tokens:
         directory(f"{results}/tokens/{{corpus}}/{{tokenizer}}"),
     log:
         f"{results}/logs/tokens/{{corpus}}-{{tokenizer}}.log",
-    benchmark:
-        f"{results}/timings/tokens/{{corpus}}-{{tokenizer}}.tsv"
     conda:
         "../../envs/model.yaml"
     threads: 16
@@ -90,8 +84,6 @@ if DEMO_TASKS:
             DEMO_TASKS,
         log:
             f"{results}/logs/tasks.log",
-        benchmark:
-            f"{results}/timings/tasks/tasks.tsv"
         conda:
             "../../envs/model.yaml"
         resources:

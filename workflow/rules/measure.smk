@@ -10,8 +10,6 @@ rule evaluate:
         f"{results}/evaluations/{{subject}}/{{suite}}.json",
     log:
         f"{results}/logs/evaluate/{{subject}}/{{suite}}.log",
-    benchmark:
-        f"{results}/timings/evaluate/{{subject}}/{{suite}}.tsv"
     conda:
         "../../envs/model.yaml"
     resources:
@@ -35,8 +33,6 @@ rule measure:
         f"{results}/measurements/{{benchmark}}/{{measured}}.json",
     log:
         f"{results}/logs/measure/{{benchmark}}/{{measured}}.log",
-    benchmark:
-        f"{results}/timings/measure/{{benchmark}}-{{measured}}.tsv"
     conda:
         "../../envs/model.yaml"
     resources:
@@ -47,6 +43,7 @@ rule measure:
         code=lambda w: code(
             "scripts/measure.py",
             "src/reproduction/benchmarking",
+            "src/reproduction/generation.py",
             inputs.cell_adapter(w.benchmark, w.measured),
         ),
         settings=lambda w: inputs.cell_settings(w.benchmark, w.measured),
@@ -66,8 +63,6 @@ rule analyze:
         f"{results}/analyses/{{subject}}.npz",
     log:
         f"{results}/logs/analyze/{{subject}}.log",
-    benchmark:
-        f"{results}/timings/analyze/{{subject}}.tsv"
     conda:
         "../../envs/model.yaml"
     resources:

@@ -7,8 +7,6 @@ rule preflight_shape:
         f"{results}/preflight/{{shape}}.json",
     log:
         f"{results}/logs/preflight/{{shape}}.log",
-    benchmark:
-        f"{results}/timings/preflight_shape/{{shape}}.tsv"
     priority: 3
     conda:
         "../../envs/model.yaml"
@@ -40,8 +38,6 @@ rule pretrain:
         directory(f"{results}/models/{{model}}"),
     log:
         f"{results}/logs/pretrain/{{model}}.log",
-    benchmark:
-        f"{results}/timings/pretrain/{{model}}.tsv"
     wildcard_constraints:
         model=any_of(inputs.trained),
     priority: 3
@@ -70,8 +66,6 @@ rule import_model:
         directory(f"{results}/models/{{model}}"),
     log:
         f"{results}/logs/import_model/{{model}}.log",
-    benchmark:
-        f"{results}/timings/import_model/{{model}}.tsv"
     wildcard_constraints:
         model=any_of(inputs.imported),
     conda:

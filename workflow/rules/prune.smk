@@ -13,8 +13,6 @@ rule calibrate:
         directory(f"{results}/calibrations/{{model}}/{{seed}}{{backward}}{{values}}"),
     log:
         f"{results}/logs/calibrate/{{model}}-{{seed}}{{backward}}{{values}}.log",
-    benchmark:
-        f"{results}/timings/calibrate/{{model}}-{{seed}}{{backward}}{{values}}.tsv"
     wildcard_constraints:
         backward="(-gradients)?",
         values="(-values)?",
@@ -43,8 +41,6 @@ rule score:
         f"{results}/selections/{{model}}/{{method}}-{{target}}-{{seed}}.safetensors",
     log:
         f"{results}/logs/score/{{model}}/{{method}}-{{target}}-{{seed}}.log",
-    benchmark:
-        f"{results}/timings/score/{{model}}-{{method}}-{{target}}-{{seed}}.tsv"
     priority: 2
     conda:
         "../../envs/model.yaml"
@@ -75,8 +71,6 @@ rule slice:
         directory(f"{results}/sliced/{CUT}"),
     log:
         f"{results}/logs/slice/{CUT}.log",
-    benchmark:
-        f"{results}/timings/slice/{CUT}.tsv"
     priority: 2
     conda:
         "../../envs/model.yaml"
@@ -106,8 +100,6 @@ rule refit:
         directory(f"{results}/refitted/{CUT}"),
     log:
         f"{results}/logs/refit/{CUT}.log",
-    benchmark:
-        f"{results}/timings/refit/{CUT}.tsv"
     priority: 1
     conda:
         "../../envs/model.yaml"

@@ -11,8 +11,6 @@ rule recover:
         directory(f"{results}/recovered/{{model}}/{{cut}}"),
     log:
         f"{results}/logs/recover/{{model}}/{{cut}}.log",
-    benchmark:
-        f"{results}/timings/recover/{{model}}-{{cut}}.tsv"
     priority: 1
     conda:
         "../../envs/model.yaml"

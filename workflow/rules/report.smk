@@ -28,8 +28,6 @@ rule table:
         frame=f"{results}/frames/{{table}}.parquet",
     log:
         f"{results}/logs/table/{{table}}.log",
-    benchmark:
-        f"{results}/timings/table/{{table}}.tsv"
     conda:
         "../../envs/report.yaml"
     resources:
@@ -173,19 +171,3 @@ rule archive:
         "packing the results without weights and text"
     script:
         "../../scripts/archive.py"
-
-
-# Here, and not on a node of a cluster: those have no network.
-rule download:
-    log:
-        f"{results}/logs/download.log",
-    localrule: True
-    conda:
-        "../../envs/model.yaml"
-    params:
-        code=code("scripts/download.py"),
-        settings=run_config.model_dump(mode="json"),
-    message:
-        "fetching what the run needs"
-    script:
-        "../../scripts/download.py"

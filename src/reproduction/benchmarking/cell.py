@@ -11,7 +11,7 @@ from typing import Any
 from reproduction.benchmarking.record import CellRecord, Reading, metrics
 from reproduction.config import Config, Measurement, Model
 from statecut.files import write_json
-from statecut.process import Worker, run_work
+from statecut.process import run_work
 
 LIMIT_S = 3000.0  # less than the hour that its job has, or nobody would write down the reason
 
@@ -40,12 +40,11 @@ def measure(
     device: str | None = None,
     limit_s: float = LIMIT_S,
     seconds: float | None = None,
-    worker: Worker | None = None,
 ) -> CellRecord:
     """Time one of `config.measurements()` and write it to `out` as JSON.
 
     A shape that its kernels cannot train leaves the reason as its result. On a GPU it runs in a
-    process of its own; `worker` is one that was started before. `seconds` bounds the timed runs.
+    process of its own. `seconds` bounds the timed runs.
     """
     from statecut.preflight import default_device
 
@@ -53,7 +52,7 @@ def measure(
     benchmark = config.benchmarks[cell.benchmark]
     outcome = run_work(
         readings, benchmark, config.models.get(cell.subject), cell, device, seconds,
-        limit_s=limit_s, worker=worker, own_process=device == "cuda" or worker is not None,
+        limit_s=limit_s, own_process=device == "cuda",
     )  # fmt: skip
     values = dict(outcome.values)
     missing = Reading.missing(outcome.reason or "no GPU")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
@@ -13,11 +12,9 @@ from reproduction.benchmarking.passes import cut_model, random_tokens
 from reproduction.benchmarking.record import Reading
 from reproduction.benchmarking.timing import (
     Clock,
-    free,
     memory_for,
     out_of_memory,
     peak_bytes,
-    time_runs,
 )
 from reproduction.config import DecodingBenchmark, Measurement, Model
 from reproduction.generation import GenerationGraph, GreedyGeneration, put, state_tensors
@@ -27,7 +24,6 @@ from statecut.process import NotMeasured, in_one_line
 MIB = 2**20
 FINENESS = 64  # the largest batch is found to one part in this many
 FEW_TOKENS = 4
-TRIES = 4
 
 
 def readings(
@@ -39,9 +35,7 @@ def readings(
         yield from _speeds(model, benchmark, batch, device, clock)
     yield "state_mib", state_size(model)
     if device == "cuda":
-        most = _largest_batch(model, max(benchmark.batches))
-        yield "largest_batch", most
-        yield "tokens_per_s_largest", _speed_at(model, most)
+        yield "largest_batch", _largest_batch(model, max(benchmark.batches))
 
 
 def tune(benchmark: DecodingBenchmark, spec: Model, cell: Measurement) -> Iterator[int]:
@@ -139,26 +133,6 @@ def _largest_batch(model: Any, start: int) -> Reading:
     if not batch:
         return Reading.missing(f"not even one sequence: {limit}")
     return Reading(batch, note=f"limited by {limit}")
-
-
-def _speed_at(model: Any, most: Reading) -> Reading:
-    """Where the state's traffic outweighs everything else. No prompt, few tokens: only they fit,
-    and where memory is that full, sometimes a little less than was found to."""
-
-    def speed(batch: int) -> Reading:
-        free()
-        run = partial(Generation(model, batch, 1).run, FEW_TOKENS)
-        reading = time_runs(run, "cuda", warmup=0, repeats=3).rate(batch * FEW_TOKENS)
-        return replace(reading, note=f"batch {batch:,}")
-
-    reading = most
-    if most.value is not None:
-        for parts in range(FINENESS, FINENESS - TRIES, -1):
-            batch = int(most.value) * parts // FINENESS
-            reading = _or_reason(partial(speed, batch), batch)
-            if reading.value is not None:
-                break
-    return reading
 
 
 def why_not(run: Callable[[], object]) -> str:

@@ -61,7 +61,7 @@ def metrics(config: Config, cell: Measurement) -> tuple[str, ...]:
     """Everything that a cell is measured for."""
     benchmark = config.benchmarks[cell.benchmark]
     if isinstance(benchmark, DecodingBenchmark):
-        return (*benchmark.speeds(), "state_mib", "largest_batch", "tokens_per_s_largest")
+        return (*benchmark.speeds(), "state_mib", "largest_batch")
     if isinstance(benchmark, ModelBenchmark) and benchmark.graphs(cell.mode):
         return ("tokens_per_s", "graph_tokens_per_s", "peak_memory_gib")
     return ("tokens_per_s", "peak_memory_gib")

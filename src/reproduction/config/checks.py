@@ -237,5 +237,5 @@ def _figures(config: Config) -> Iterator[str]:
             model = config.models[figure.model]
             if figure.layer not in (layers := model.mixer_shape.layers):
                 yield f"{path}.layer: {figure.layer}: those with a delta rule are {list(layers)}"
-            if figure.head >= model.num_heads:
-                yield f"{path}.head: {figure.head}: there are {model.num_heads} from 0 on"
+            if figure.head >= (heads := model.value_heads):
+                yield f"{path}.head: {figure.head}: there are {heads} from 0 on"

@@ -37,7 +37,7 @@ def load_config(path: Path | str, **settings: Any) -> Config:
         data = yaml.load(Path(path).read_text(encoding="utf-8"), _Loader)
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise InputError(f"{path}: cannot be read: {' '.join(str(error).split())}") from None
-    return parse_config({**data, **settings} if settings else data, str(path))
+    return parse_config({**data, **settings} if isinstance(data, dict) else data, str(path))
 
 
 def parse_config(data: Any, origin: str) -> Config:

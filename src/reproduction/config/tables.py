@@ -79,6 +79,8 @@ class QualityTable(TableBase):
                 )
         if bool(self.methods) == (self.kind == "sharing"):
             raise ValueError("a table of kind sharing has no methods, and every other has some")
+        if self.kind == "targets" and not self.targets:
+            raise ValueError("a table of kind targets needs targets, of kq, k and q")
         return self
 
 
@@ -124,7 +126,7 @@ class SpectrumFigure(RankFigure):
 
     kind: Literal["spectrum"] = WHICH
     layer: int = Field(description="layer of the head, from 0 on", ge=0)
-    head: int = Field(description="the head, from 0 on", ge=0)
+    head: int = Field(description="the value head, from 0 on", ge=0)
 
 
 class UtilizationFigure(RankFigure):

@@ -63,11 +63,11 @@ NORM = re.compile(r"lr: \S+ gnorm: +(\S+)")
 
 def pretrain_with_flame(
     model: Mapping[str, Any], data: Path | str, recipe: Recipe, output: Output, *, gpus: int
-) -> dict[str, float]:
+) -> None:
     """Train a new model of the given config with flame and write it to a folder.
 
     `data` is a packed folder that has the recipe's slice. SIGTERM, SIGUSR1 and a deadline save and
-    leave with EXIT_UNFINISHED. Returns the pace of `run_flame`, if there was something to train.
+    leave with EXIT_UNFINISHED.
     """
     share(recipe, gpus)  # refuses what cannot be shared
     output.check()
@@ -80,16 +80,15 @@ def pretrain_with_flame(
         "pretraining with flame", tokens, model=dict(model), recipe=recipe.defining()
     )
     with run as checkpoints:
-        folder, pace = checkpoints.folder, {}
+        folder = checkpoints.folder
         command = write_job(folder, model, data, recipe, output, gpus)
         reached = last_whole(folder)
         if reached < recipe.steps:
             step_tokens = recipe.batch * recipe.world_size * tokens.manifest.sequence_length
-            pace = run_flame(command, checkpoints, LogReader(recipe, step_tokens, gpus, reached))
+            run_flame(command, checkpoints, LogReader(recipe, step_tokens, gpus, reached))
         trained = load_flame_checkpoint(checkpoint_folder(folder, recipe.steps), model)
         files = [folder / "command.txt", folder / "job.toml"]
         output.write(trained.to(getattr(torch, recipe.dtype)), checkpoints, files)
-    return pace
 
 
 def share(recipe: Recipe, gpus: int) -> tuple[int, int]:
@@ -178,9 +177,8 @@ def last_whole(folder: Path) -> int:
     return last
 
 
-def run_flame(command: list[str], checkpoints: Checkpoints, reader: LogReader) -> dict[str, float]:
-    """Run flame from a step that is saved to its last step, or until it is told to stop. Its pace:
-    tokens per second of all GPUs, the median step's, and the most GiB that one has reserved."""
+def run_flame(command: list[str], checkpoints: Checkpoints, reader: LogReader) -> None:
+    """Run flame from a step that is saved to its last step, or until it is told to stop."""
     first, recipe = reader.step, reader.recipe
     log, stop_file = checkpoints.folder / "flame.log", checkpoints.folder / "stop"
     stop_file.unlink(missing_ok=True)
@@ -223,7 +221,7 @@ def run_flame(command: list[str], checkpoints: Checkpoints, reader: LogReader) -
     if code == 0 and reached == recipe.steps:
         speed = statistics.median(reader.speeds)
         logger.info(f"flame: {speed:,.0f} tokens/s, {reader.gibibytes:.1f} GiB of each GPU")
-        return {"tokens_per_second": speed, "gibibytes": reader.gibibytes}
+        return
     if stop.is_set() or (code == 0 and reached > first):
         logger.info(f"pretraining: saved at step {reached}, to be resumed")
         raise SystemExit(loop.EXIT_UNFINISHED)

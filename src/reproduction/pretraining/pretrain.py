@@ -31,24 +31,23 @@ def recipe_of(config: Config, model: str) -> Recipe:
 
 def pretrain_model(
     config: Config, model: str, data: Path | str, output: Output, *, gpus: int
-) -> dict[str, float]:
+) -> None:
     """Train `model` of the configuration on the packed corpus in `data`.
 
     `gpus` is how many of this machine to use; 0 is a CPU, which only the built-in trainer knows.
-    Returns the pace that flame logged.
     """
     recipe = recipe_of(config, model)
     sizes = config.models[model].fla_config()
     if recipe.trainer == "flame":
         from reproduction.pretraining.flame import pretrain_with_flame
 
-        return pretrain_with_flame(sizes, data, recipe, output, gpus=gpus)
+        pretrain_with_flame(sizes, data, recipe, output, gpus=gpus)
+        return
     if gpus > 1:
         raise InputError(f"{gpus} GPUs for {model}: the built-in trainer uses one; flame uses many")
     tokens = PackedTokens(data, slice_name=recipe.data.partition("/")[2])
     new = create(sizes, seed=recipe.seed).to(torch.device("cuda" if gpus else "cpu"))
     pretrain(new, tokens, recipe, output)
-    return {}
 
 
 def pretrain(model: Any, data: PackedTokens, recipe: Recipe, output: Output) -> None:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def job(snakemake: Any, *, online: bool = False) -> Iterator[JobConfig]:
+def job(snakemake: Any) -> Iterator[JobConfig]:
     logs.start("reproduction")
     # On one machine a job is told to end with the snakemake that started it, even a killed one; a
     # fork ends with its client (`preload.end_with`).
@@ -60,8 +60,7 @@ def job(snakemake: Any, *, online: bool = False) -> Iterator[JobConfig]:
     os.environ["OMP_NUM_THREADS"] = str(snakemake.threads)
     # All jobs of a checkout share the kernels that Triton compiled: each takes minutes.
     os.environ.setdefault("TRITON_CACHE_DIR", os.path.abspath("results/.triton"))
-    if not online:
-        os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
+    os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
     export_end_time()
     with _report_errors(), _redirect_to_log(snakemake.log), requeue_at_time_limit(snakemake.rule):
         started = time.time()

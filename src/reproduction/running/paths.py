@@ -112,9 +112,10 @@ class Paths:
         """An error if the results of another configuration file are in this run's folder."""
         owner = Path(self.root) / OWNER
         if owner.is_file() and (other := owner.read_text().strip()) != file:
-            raise InputError(
-                f"{self.root} holds the results of {other}: give the run of {file} another name"
-            )
+            advice = f"give the run of {file} another name"
+            if self.config.rehearsal:  # whose name is always the same
+                advice = f"delete {self.root} to rehearse {file}"
+            raise InputError(f"{self.root} holds the results of {other}: {advice}")
 
     def record_owner(self, file: str) -> None:
         """Write which configuration file the results are of."""

