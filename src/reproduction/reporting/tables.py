@@ -120,7 +120,7 @@ def _rotation(t: TableBuilder) -> Grid:
 
 def _targets(t: TableBuilder) -> Grid:
     """Models and what was scored across."""
-    [stage], [ratio], targets = t.stages, t.table.ratios, t.table.targets or ("kq",)
+    [stage], [ratio], targets = t.stages, t.table.ratios, t.table.targets
     pairs = [*product(t.columns(stage), targets)]
     groups = [
         (t.model(model), [{"model": model, "metric": c, "target": target} for c, target in pairs])
