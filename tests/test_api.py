@@ -143,6 +143,43 @@ def test_the_record_of_a_second_cut_has_both(root, names, tmp_path):
     torch.testing.assert_close(exact, logits(statecut.load(tmp_path / "second"), ids))
 
 
+WORDS = [
+    (
+        lambda: statecut.prune("model", "out", ratio=0.5, eps="match"),
+        "--eps match: give matched or",
+    ),
+    (
+        lambda: statecut.prune("model", "out", ratio=0.5, dtype="int8"),
+        "--dtype int8: give bfloat16",
+    ),
+    (lambda: statecut.slice("model", None, eps="match"), "--eps match: give matched or kept"),
+]
+
+
+@pytest.mark.parametrize(("call", "message"), WORDS)
+def test_a_word_that_an_option_does_not_have_is_refused(call, message):
+    with pytest.raises(statecut.InputError, match=message):
+        call()
+
+
+def test_force_replaces_a_model_and_nothing_else(root, names, tmp_path, monkeypatch):
+    shutil.copytree(root / "model", tmp_path / "model")
+    (tmp_path / "papers").mkdir()
+    (tmp_path / "papers" / "thesis.tex").touch()
+    model, tokens = statecut.load(tmp_path / "model"), names["tokens"]
+    statecut.save(statecut.slice(model, names["kept"]), tmp_path / "cut")
+    monkeypatch.setattr("statecut.pruning.refit.refit", None)  # before any work
+    refused = "(would be lost|exists and is not a model)"
+    for out in (tmp_path / name for name in ("model", "cut", "papers")):
+        with pytest.raises(statecut.InputError, match=f"{out.name} {refused}"):
+            statecut.refit(tmp_path / "cut", tmp_path / "model", tokens, out=out, force=True)
+    for out in (tmp_path / name for name in ("model", "papers")):
+        with pytest.raises(statecut.InputError, match=f"{out.name} {refused}"):
+            statecut.save(model, out, force=True)
+    statecut.save(model, tmp_path / "cut", force=True)
+    assert (tmp_path / "papers" / "thesis.tex").exists()
+
+
 TASK = """
 task: {name}
 dataset_path: json

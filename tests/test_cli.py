@@ -123,8 +123,12 @@ def test_the_default_is_fisher_with_refit_rounded_to_what_kernels_like(
     assert run(*arguments, "--round-to", "1", "--force") == 0
     assert re.search(r"key channels per head +19 of 48\n", capsys.readouterr().out)
     monkeypatch.setattr("statecut.pruning.request.FISHER_UP_TO", 1000)
-    request = Request(root / "gated", tmp_path / "new", ratio=0.5, text=root / "text.jsonl")
+    options = {"f": 2.0, "rows": "all"}
+    request = Request(
+        root / "gated", tmp_path / "new", ratio=0.5, text=root / "text.jsonl", options=options
+    )
     assert request.plan().method.name == "drrqr"
+    assert request.command().endswith(" --f 2.0 --rows-from all")
 
 
 def test_a_type_that_is_asked_for_or_that_the_kernel_takes_is_written(root, tmp_path):

@@ -8,14 +8,14 @@ from collections.abc import Callable
 from functools import wraps
 from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias, TypeVar, get_type_hints
 
-from statecut.arguments import Eps, Target, check_counts
+from statecut.arguments import Eps, Target, check_counts, check_word
 from statecut.arguments import width as width_of
 from statecut.errors import InputError
 from statecut.evaluation.request import EvaluationRequest
 from statecut.hub import model_folder
-from statecut.pruning.request import Request
+from statecut.pruning.request import Request, check_out
 from statecut.record import Record, record_of, set_origin, stored_dtype
 from statecut.recovery.request import RecoveryRequest
 
@@ -45,7 +45,10 @@ def _takes(request: Callable[P, R]) -> Callable[[Callable[[R], T]], Callable[P, 
     def decorate(function: Callable[[R], T]) -> Callable[P, T]:
         @wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> T:
-            return function(request(*args, **kwargs))
+            made = request(*args, **kwargs)
+            for name, hint in get_type_hints(request).items():
+                check_word(name, getattr(made, name), hint)
+            return function(made)
 
         call.__signature__ = signature(request)  # type: ignore[attr-defined]
         return call
@@ -178,9 +181,10 @@ def save(
     from statecut.models import checkpoint
     from statecut.models.loaded import Loaded
 
+    origin = Path(model.name_or_path) if model.name_or_path else None
+    check_out(Path(folder), [origin] if origin else [], None, force=force)
     record = record_of(model)
     files = record.files(Path(folder).name, Loaded(model).config) if record.entries else {}
-    origin = Path(model.name_or_path) if model.name_or_path else None
     if dtype is None and stored_dtype(model) in ("bfloat16", "float16"):
         dtype = getattr(torch, stored_dtype(model))
     checkpoint.save(model, folder, tokenizer=origin, files=files, dtype=dtype, force=force)
@@ -288,6 +292,7 @@ def slice(model: Model, kept: Selection, *, eps: Eps = "matched") -> PreTrainedM
     from statecut.models.loaded import Loaded
     from statecut.pruning.slicing import slice_in_memory
 
+    check_word("eps", eps, Eps)
     loaded = load(model) if isinstance(model, str | Path) else model
     source = Loaded(loaded)
     # A choice made for a folder names the digest of its files.
@@ -324,6 +329,8 @@ def refit(
         wanted = "give out, the folder to write" if on_disk else "leave out away"
         raise InputError(f"refit of a model {'in a folder' if on_disk else 'in memory'}: {wanted}")
     student, teacher = _opened(smaller), _opened(model)
+    if out is not None:
+        check_out(Path(out), [Path(m.place) for m in (student, teacher)], None, force=force)
     result = fitting.refit(
         student, teacher, _checked(tokens), device=_device(smaller, device), batch=batch
     )
