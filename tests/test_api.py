@@ -143,6 +143,35 @@ def test_the_record_of_a_second_cut_has_both(root, names, tmp_path):
     torch.testing.assert_close(exact, logits(statecut.load(tmp_path / "second"), ids))
 
 
+def test_arguments_that_cannot_be_are_input_errors(root, names):
+    model, tokens, text = names["model"], names["tokens"], root / "corpus.jsonl"
+    for call, message in (
+        (lambda: statecut.perplexity(model, tokens[0]), "must be ids"),
+        (lambda: statecut.perplexity(model, tokens.float()), "must be ids"),
+        (lambda: statecut.perplexity(model, tokens[:0]), "must be ids"),
+        (lambda: statecut.perplexity(model, tokens[:, :1]), "--length 1: must be 2 or more"),
+        (lambda: statecut.perplexity(model, tokens + 200), "the model's are 0 to 269"),
+        (lambda: statecut.perplexity(model, tokens, batch=0), "--batch 0: must be 1 or more"),
+        (lambda: statecut.tokenize(text, root / "model", length=0), "--length 0: must be 2"),
+        (lambda: statecut.calibrate(model, tokens, seed=-1), "--seed -1: must lie between 0"),
+        (lambda: statecut.calibrate(model, tokens, rows=-1), "--rows -1: must be 1 or more"),
+        (lambda: statecut.select(model, method="rand", keys=8, seed=-1), "--seed -1: must lie"),
+    ):
+        with pytest.raises(statecut.InputError, match=message):
+            call()
+
+
+def test_a_model_that_is_measured_and_refitted_stays_as_it_was(root, names):
+    model = statecut.load(root / "model").train()
+    model.model.layers[0].eval()
+    smaller = statecut.slice(model, names["kept"])
+    modes = [[module.training for module in m.modules()] for m in (model, smaller)]
+    statecut.perplexity(model, names["tokens"])
+    statecut.refit(smaller, model, names["tokens"])
+    assert modes == [[module.training for module in m.modules()] for m in (model, smaller)]
+    assert all(layer.mlp.fuse_swiglu for layer in smaller.model.layers)
+
+
 WORDS = [
     (
         lambda: statecut.prune("model", "out", ratio=0.5, eps="match"),
@@ -216,5 +245,3 @@ def test_a_model_is_evaluated_on_text_and_on_tasks(root, names, tmp_path, monkey
     ):
         with pytest.raises(statecut.InputError, match=message):
             statecut.evaluate(root / "model", **bad)
-    with pytest.raises(statecut.InputError, match="must be ids"):
-        statecut.perplexity(model, names["tokens"][0])

@@ -10,11 +10,11 @@ from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias, TypeVar, get_type_hints
 
-from statecut.arguments import Eps, Target, check_counts, check_word
+from statecut.arguments import Eps, Target, check_counts, check_length, check_seed, check_word
 from statecut.arguments import width as width_of
 from statecut.errors import InputError
 from statecut.evaluation.request import EvaluationRequest
-from statecut.hub import model_folder
+from statecut.hub import model_folder, model_name
 from statecut.pruning.request import Request, check_out
 from statecut.record import Record, record_of, set_origin, stored_dtype
 from statecut.recovery.request import RecoveryRequest
@@ -200,6 +200,9 @@ def tokenize(
     from statecut.evaluation.perplexity import read_tokens
     from statecut.models.checkpoint import Checkpoint
 
+    check_counts(sequences=sequences)
+    check_length(length)
+    check_seed(seed)
     opened = Checkpoint(model_folder(model))
     return read_tokens(text, opened, sequences=sequences, length=length, seed=seed)
 
@@ -227,9 +230,12 @@ def calibrate(
     """
     from statecut.pruning.calibration import calibrate_source
 
+    check_counts(rows=rows)
+    check_seed(seed)
+    source = _opened(model)
     return calibrate_source(
-        _opened(model),
-        _checked(tokens).split(batch),
+        source,
+        _checked(tokens, source, batch).split(batch),
         gradients=gradients,
         device=_device(model, device),
         sample_rows=rows,
@@ -261,6 +267,7 @@ def select(
     from statecut.pruning import select as selecting
     from statecut.pruning.statistics import ModelStatistics
 
+    check_seed(seed)
     statistics = ModelStatistics(_opened(model), calibration)
     shape = statistics.checkpoint.shape
     square = statistics.checkpoint.architecture.square
@@ -299,7 +306,7 @@ def slice(model: Model, kept: Selection, *, eps: Eps = "matched") -> PreTrainedM
     kept.check_model(_opened(model))
     sliced: PreTrainedModel = slice_in_memory(loaded, **kept.changes(), eps=eps)
     sliced.name_or_path = loaded.name_or_path
-    base = {"name": Path(str(source.place)).name}
+    base = {"name": model_name(source.place)}
     record = record_of(loaded).then(base=base, cut=kept.entry(source, eps))
     set_origin(sliced, record, stored_dtype(loaded))
     return sliced
@@ -331,12 +338,11 @@ def refit(
     student, teacher = _opened(smaller), _opened(model)
     if out is not None:
         check_out(Path(out), [Path(m.place) for m in (student, teacher)], None, force=force)
-    result = fitting.refit(
-        student, teacher, _checked(tokens), device=_device(smaller, device), batch=batch
-    )
+    ids = _checked(tokens, student, batch)
+    result = fitting.refit(student, teacher, ids, device=_device(smaller, device), batch=batch)
     entry = result.entry()
     if isinstance(student, Checkpoint) and out is not None:
-        base = {"name": student.folder.name, "digest": student.digest()}
+        base = {"name": model_name(student.folder), "digest": student.digest()}
         record = Record.read(student.folder).then(base=base, refit=entry)
         files = record.files(Path(out).name, student.config)
         fitting.write_refitted(student, result, out, files=files, force=force)
@@ -354,14 +360,24 @@ def perplexity(
     """
     from statecut.evaluation.perplexity import perplexity as computed
 
-    return computed(_opened(model), _checked(tokens), device=_device(model, device), batch=batch)
+    source = _opened(model)
+    ids = _checked(tokens, source, batch)
+    return computed(source, ids, device=_device(model, device), batch=batch)
 
 
-def _checked(tokens: torch.Tensor) -> torch.Tensor:
-    """Not a text, and not one sequence."""
-    if getattr(tokens, "ndim", None) != 2:
+def _checked(tokens: torch.Tensor, model: Checkpoint | Loaded, batch: int) -> torch.Tensor:
+    """Ids that the model has, of more than one token each; on the CPU."""
+    import torch
+
+    check_counts(batch=batch)
+    ids = isinstance(tokens, torch.Tensor) and tokens.dtype in (torch.int64, torch.int32)
+    if not ids or tokens.ndim != 2 or not len(tokens):
         raise InputError("tokens: must be ids (sequences, length), as statecut.tokenize gives them")
-    return tokens
+    check_length(tokens.shape[1])
+    low, high, size = int(tokens.min()), int(tokens.max()), model.text_config["vocab_size"]
+    if not 0 <= low <= high < size:
+        raise InputError(f"tokens: has ids {low} to {high}, the model's are 0 to {size - 1}")
+    return tokens.cpu()
 
 
 def _opened(model: Model) -> Checkpoint | Loaded:

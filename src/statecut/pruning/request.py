@@ -254,7 +254,7 @@ class Plan:
 def check_out(out: Path, models: list[Path], text: Path | str | None, *, force: bool) -> None:
     """An error if a model made from others, and from a text, may not be written there."""
     sources = models if text is None else [*models, Path(text)]
-    check_not_overwriting(out, sources, kind="model", mark="config.json")
+    check_not_overwriting(out, sources, kind="model", marks="config.json *.safetensors")
     check_output_path(out, force=force, folder=True)
     if any(model.resolve() in out.resolve().parents for model in models):
         raise InputError(f"{out}: lies in the model's own folder; give one outside of it")

@@ -12,7 +12,7 @@ from statecut.data.packing import PackedTokens
 from statecut.errors import InputError
 from statecut.evaluation.perplexity import held_out_sequences, pack_text
 from statecut.files import check_disk_space, explain_full_disk
-from statecut.hub import model_folder
+from statecut.hub import model_folder, model_name
 from statecut.models.checkpoint import Checkpoint
 from statecut.models.kernels import checked_device
 from statecut.models.shapes import Shape
@@ -50,7 +50,7 @@ def run(request: RecoveryRequest) -> Pruned:
         recovery = recovered_facts(settings, request.length, student, teacher)
         recovery["text"] = data.manifest.source.revision
         record = Record.read(student.folder).then(
-            base={"name": student.folder.name, "digest": student.digest()},
+            base={"name": model_name(student.folder), "digest": student.digest()},
             recovery=recovery,
             command=command_line("recover", request),
         )
