@@ -92,8 +92,8 @@ def check_shapes(
             if ended.is_set():
                 worker.close()
                 raise KeyboardInterrupt
-        limits = {"limit_s": limit_s, "own_process": gpu}
-        outcome = run_work(examine, shape, length, device, **limits, worker=worker)
+        work = examine, shape, length, device
+        outcome = run_work(*work, limit_s=limit_s, own_process=gpu, worker=worker)
         return judge(shape, tolerance, outcome)
 
     def checked(shape: Shape) -> ShapeVerdict:

@@ -42,7 +42,7 @@ def load_tokenizer(folder: Path | str) -> Tokenizer:
         raise InputError(
             f"{folder}: no tokenizer.json: copy it and tokenizer_config.json from the original "
             "model; for one that has tiktoken.model instead, docs/reference/architectures.md says "
-            "how to make it"
+            "how it is made"
         )
     backend = load_backend(file)
     eos = _special(folder, backend, "eos_token")
