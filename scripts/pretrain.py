@@ -33,7 +33,7 @@ with job(snakemake) as run:
         snakemake.output[0],
         checkpoints=snakemake.params.checkpoints,
         tokenizer=snakemake.input.tokenizer,
-        files=record.files(name, run.models[name].fla_config()),
+        files=lambda _: record.files(name, run.models[name].fla_config()),
         force=True,
         version=VERSION,
     )

@@ -24,7 +24,7 @@ with job(snakemake) as run:
     output = Output(
         out,
         checkpoints=snakemake.params.checkpoints,
-        files=record.files(f"{name}-{cut}", student.config),
+        files=lambda _: record.files(f"{name}-{cut}", student.config),
         force=True,
         links=True,
         version=VERSION,

@@ -79,6 +79,8 @@ def test_a_cut_in_memory_is_the_cut_on_disk(root, tmp_path, name, values):
     statecut.save(sliced, tmp_path / "saved")
     assert torch.equal(logits(statecut.load(tmp_path / "saved"), ids), logits(sliced, ids))
     assert (tmp_path / "saved" / "tokenizer.json").is_file()
+    if (name, values) == ("nemotron_h", 6):
+        assert " (times 12/6, and " in (tmp_path / "saved" / "README.md").read_text()
 
 
 def test_a_refit_in_memory_is_the_refit_on_disk(root, names, tmp_path):
@@ -143,6 +145,72 @@ def test_the_record_of_a_second_cut_has_both(root, names, tmp_path):
     torch.testing.assert_close(exact, logits(statecut.load(tmp_path / "second"), ids))
 
 
+def test_arguments_that_cannot_be_are_input_errors(root, names):
+    model, tokens, text = names["model"], names["tokens"], root / "corpus.jsonl"
+    for call, message in (
+        (lambda: statecut.perplexity(model, tokens[0]), "must be ids"),
+        (lambda: statecut.perplexity(model, tokens.float()), "must be ids"),
+        (lambda: statecut.perplexity(model, tokens[:0]), "must be ids"),
+        (lambda: statecut.perplexity(model, tokens[:, :1]), "--length 1: must be 2 or more"),
+        (lambda: statecut.perplexity(model, tokens + 200), "the model's are 0 to 269"),
+        (lambda: statecut.perplexity(model, tokens, batch=0), "--batch 0: must be 1 or more"),
+        (lambda: statecut.tokenize(text, root / "model", length=0), "--length 0: must be 2"),
+        (lambda: statecut.calibrate(model, tokens, seed=-1), "--seed -1: must lie between 0"),
+        (lambda: statecut.calibrate(model, tokens, rows=-1), "--rows -1: must be 1 or more"),
+        (lambda: statecut.select(model, method="rand", keys=8, seed=-1), "--seed -1: must lie"),
+    ):
+        with pytest.raises(statecut.InputError, match=message):
+            call()
+
+
+def test_a_model_that_is_measured_and_refitted_stays_as_it_was(root, names):
+    model = statecut.load(root / "model").train()
+    model.model.layers[0].eval()
+    smaller = statecut.slice(model, names["kept"])
+    modes = [[module.training for module in m.modules()] for m in (model, smaller)]
+    statecut.perplexity(model, names["tokens"])
+    statecut.refit(smaller, model, names["tokens"])
+    assert modes == [[module.training for module in m.modules()] for m in (model, smaller)]
+    assert all(layer.mlp.fuse_swiglu for layer in smaller.model.layers)
+
+
+WORDS = [
+    (
+        lambda: statecut.prune("model", "out", ratio=0.5, eps="match"),
+        "--eps match: give matched or",
+    ),
+    (
+        lambda: statecut.prune("model", "out", ratio=0.5, dtype="int8"),
+        "--dtype int8: give bfloat16",
+    ),
+    (lambda: statecut.slice("model", None, eps="match"), "--eps match: give matched or kept"),
+]
+
+
+@pytest.mark.parametrize(("call", "message"), WORDS)
+def test_a_word_that_an_option_does_not_have_is_refused(call, message):
+    with pytest.raises(statecut.InputError, match=message):
+        call()
+
+
+def test_force_replaces_a_model_and_nothing_else(root, names, tmp_path, monkeypatch):
+    shutil.copytree(root / "model", tmp_path / "model")
+    (tmp_path / "papers").mkdir()
+    (tmp_path / "papers" / "thesis.tex").touch()
+    model, tokens = statecut.load(tmp_path / "model"), names["tokens"]
+    statecut.save(statecut.slice(model, names["kept"]), tmp_path / "cut")
+    monkeypatch.setattr("statecut.pruning.refit.refit", None)  # before any work
+    refused = "(would be lost|exists and is not a model)"
+    for out in (tmp_path / name for name in ("model", "cut", "papers")):
+        with pytest.raises(statecut.InputError, match=f"{out.name} {refused}"):
+            statecut.refit(tmp_path / "cut", tmp_path / "model", tokens, out=out, force=True)
+    for out in (tmp_path / name for name in ("model", "papers")):
+        with pytest.raises(statecut.InputError, match=f"{out.name} {refused}"):
+            statecut.save(model, out, force=True)
+    statecut.save(model, tmp_path / "cut", force=True)
+    assert (tmp_path / "papers" / "thesis.tex").exists()
+
+
 TASK = """
 task: {name}
 dataset_path: json
@@ -179,5 +247,3 @@ def test_a_model_is_evaluated_on_text_and_on_tasks(root, names, tmp_path, monkey
     ):
         with pytest.raises(statecut.InputError, match=message):
             statecut.evaluate(root / "model", **bad)
-    with pytest.raises(statecut.InputError, match="must be ids"):
-        statecut.perplexity(model, names["tokens"][0])

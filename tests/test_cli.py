@@ -19,6 +19,7 @@ from small_models import SMALL, logits, rewritten, workplace
 
 from statecut import logs
 from statecut.cli import main
+from statecut.data.progress import Progress
 from statecut.errors import InputError
 from statecut.files import atomic_write
 from statecut.models import create, load, save
@@ -123,8 +124,12 @@ def test_the_default_is_fisher_with_refit_rounded_to_what_kernels_like(
     assert run(*arguments, "--round-to", "1", "--force") == 0
     assert re.search(r"key channels per head +19 of 48\n", capsys.readouterr().out)
     monkeypatch.setattr("statecut.pruning.request.FISHER_UP_TO", 1000)
-    request = Request(root / "gated", tmp_path / "new", ratio=0.5, text=root / "text.jsonl")
+    options = {"f": 2.0, "rows": "all"}
+    request = Request(
+        root / "gated", tmp_path / "new", ratio=0.5, text=root / "text.jsonl", options=options
+    )
     assert request.plan().method.name == "drrqr"
+    assert request.command().endswith(" --f 2.0 --rows-from all")
 
 
 def test_a_type_that_is_asked_for_or_that_the_kernel_takes_is_written(root, tmp_path):
@@ -140,6 +145,7 @@ def test_force_replaces_a_model_and_nothing_else(root, tmp_path, capsys, monkeyp
     shutil.copytree(root / "delta_net", tmp_path / "other" / "model")
     (tmp_path / "papers").mkdir()
     (tmp_path / "papers" / "notes.txt").touch()
+    (tmp_path / "papers" / "config.json").touch()
     for folder in ("empty", "here", "mounted"):
         (tmp_path / folder).mkdir()
     monkeypatch.chdir(tmp_path / "here")
@@ -305,6 +311,16 @@ def test_importing_statecut_imports_nothing_slow():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_progress_is_shown_where_it_is_logged(capsys, monkeypatch):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setattr("statecut.data.progress.REDRAWN", 0)
+    for level, shown in ((logging.WARNING, False), (logging.INFO, True)):
+        monkeypatch.setattr(logging.getLogger("statecut"), "level", level)
+        logging.getLogger("statecut").manager._clear_cache()
+        Progress("work").add(tokens=1)
+        assert ("work: 1 tokens" in capsys.readouterr().err) == shown
 
 
 def test_what_the_library_logs_reaches_stderr_once_as_it_is(capsys):

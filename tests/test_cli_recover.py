@@ -125,6 +125,21 @@ def test_a_run_that_was_stopped_goes_on_and_ends_with_the_same_bits(
     assert [path.name for path in tmp_path.glob("*.checkpoints")] == []
 
 
+def test_a_run_that_is_killed_while_it_measures_goes_on_too(root, tmp_path, capsys, monkeypatch):
+    perplexities = iter([10.0, 12.0])
+
+    def measure(*_):
+        return next(perplexities, None) or os.kill(os.getpid(), signal.SIGTERM)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("statecut.pruning.prune.measure", measure)
+        assert recover(root, tmp_path / "out") == 130
+    assert not (tmp_path / "out").exists()
+    assert recover(root, tmp_path / "out") == 0
+    assert "recovery: resumes from step 4" in stderr(capsys)
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
 def test_defaults_are_the_papers(root):
     request = RecoveryRequest(root / "student", root / "teacher", "out", text="corpus")
     paper = load_config(readme.ROOT / "config/paper.yaml").recovery.settings()

@@ -89,6 +89,7 @@ def test_a_folder_in_the_hubs_form_is_read_whole(tmp_path: Path) -> None:
         table = pyarrow.table({"id": range(1000), "content": texts[shard * 1000 :][:1000]})
         parquet.write_table(table, tmp_path / "data" / f"train-{shard:05}.parquet")
     (tmp_path / "README.md").write_text("A data set.")
+    (tmp_path / "data").rename(tmp_path / "train.parquet")
     (tmp_path / ".cache" / "left-over.parquet").write_text("not a parquet file")
     assert sorted(read(tmp_path, field="content")) == texts
     with pytest.raises(InputError, match=r"no column 'text'; it has id, content"):

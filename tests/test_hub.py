@@ -13,7 +13,7 @@ import pytest
 from huggingface_hub.utils import WeakFileLock
 
 from statecut.errors import InputError
-from statecut.hub import FOLDER, LOCK, HubItem, fetch, read_lock, resolve
+from statecut.hub import FOLDER, LOCK, HubItem, fetch, model_name, read_lock, resolve
 
 MODEL = HubItem("model", "owner/net")
 DATA = HubItem("dataset", "owner/text", patterns=("data/*",))
@@ -52,6 +52,8 @@ def test_a_fresh_download_writes_files_and_lock(hub):
     assert home == FOLDER / "models" / "owner--net" / commit
     wanted = {name: NET[name] for name in ("config.json", "model.safetensors")}
     assert {path.name: path.read_bytes() for path in home.iterdir()} == wanted
+    assert model_name(home) == "owner/net"
+    assert model_name(home.parent) == "owner--net"
     data = resolve(*DATA.key, verify=True)
     assert (data / "data/a/1.jsonl").read_bytes() == b"{}\n"
     assert (data / "data/2").read_bytes() == b""
@@ -107,8 +109,9 @@ def test_another_revision_than_the_locked_one_is_refused(hub):
     hub.push("model", "owner/net", NET, branch="v2")
     download(MODEL)
     other = HubItem("model", "owner/net", "v2")
+    message = r"'v2' is wanted, but 'main' is locked.*`statecut download --update owner/net`"
     for refused in (lambda: download(other), lambda: resolve(*other.key, revision="v2")):
-        with pytest.raises(InputError, match=r"'v2' is wanted, but 'main' is locked.*--update"):
+        with pytest.raises(InputError, match=message):
             refused()
     resolve(*MODEL.key, revision=pin(MODEL)["commit"])
 

@@ -108,13 +108,20 @@ def test_a_hybrid_and_its_json(models, capsys, tmp_path):
     assert f"{100 * half['saved'][0]:8.1f}%" in shown
 
 
-def test_a_config_alone_says_the_same(models):
+def test_a_config_alone_says_the_same(models, tmp_path):
     folder, alone = models / "qwen3_next", models / "qwen3_next" / "config.json"
     whole = statecut.inspect(folder)
     assert replace(whole, parameters=0) == statecut.inspect(alone)
     assert str(statecut.inspect(alone)).splitlines()[0] == "model              qwen3_next"
     with pytest.raises(InputError, match="for --engine vllm give the model's folder"):
         statecut.inspect(alone, engine="vllm")
+    with pytest.raises(InputError, match=r"nowhere.json: cannot be read: No such file"):
+        statecut.inspect(tmp_path / "nowhere.json")
+    config = json.loads(alone.read_text())
+    del config["num_key_value_heads"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(InputError, match="'num_key_value_heads' is missing"):
+        statecut.inspect(tmp_path / "config.json")
 
 
 def test_engines_are_named_with_the_widths_they_take(models):
@@ -180,7 +187,7 @@ def test_neither_torch_nor_the_numbers_of_the_weights_are_read(models, tmp_path)
     assert shown == f"{statecut.inspect(models / 'delta_net')}\n"
 
 
-CONFIG, WEIGHTS = "config.json", "model.safetensors"
+CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 BAD = [
     (lambda f: (f / CONFIG).unlink(), "is not a model folder: it has no config.json"),
     (lambda f: (f / CONFIG).write_text("{"), "config.json: not valid JSON"),
@@ -195,6 +202,7 @@ BAD = [
     (lambda f: (f / WEIGHTS).rename(f / "pytorch_model.bin"), "has pickled weights only, which"),
     (lambda f: os.truncate(f / WEIGHTS, 1000), "model.safetensors is cut off or damaged"),
     (shutil.rmtree, "no such folder"),
+    (lambda f: (f / INDEX).write_text("[]"), "model.safetensors.index.json: has no weight_map"),
 ]
 
 

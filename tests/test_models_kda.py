@@ -14,7 +14,7 @@ from statecut.errors import InputError
 from statecut.models import create, load, plain_kernels
 from statecut.models.architectures import architecture
 from statecut.models.checkpoint import Checkpoint
-from statecut.pruning.refit import refit, write_refitted
+from statecut.pruning.refit import check_refit, refit, write_refitted
 from statecut.pruning.slicing import slice_model
 
 IDS = torch.randint(1, 97, (3, 40), generator=torch.Generator().manual_seed(1))
@@ -86,6 +86,10 @@ def test_files_keep_the_names_that_they_have(folders, tmp_path):
 
     saved = Checkpoint(folders / "bailing_hybrid")
     published = Checkpoint(rewritten(saved.folder, tmp_path / "published", as_published))
+    for model in (saved, published):
+        del model.stored["model.layers.0.mlp.down_proj.weight"]
+        with pytest.raises(InputError, match=r"the 24 unknowns .* of model.layers.2.self_attn.o_p"):
+            check_refit(model, sequences=2, length=2)
     changes = {"keys": some(saved.shape, 5, "key"), "values": some(saved.shape, 5)}
     for model, out in ((saved, tmp_path / "one"), (published, tmp_path / "other")):
         slice_model(model, **changes, out=out, dtype=None)
@@ -162,10 +166,17 @@ def test_a_model_without_a_class_is_cut_by_its_weights(tmp_path):
     save_file(tensors, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(K3))
     (text := tmp_path / "text.txt").write_text("Words.")
+    for name in ("tiktoken.model", "chat_template.json"):
+        (folder / name).write_text("{}")
     with pytest.raises(InputError, match="no class for kimi_k3; it can be cut without text"):
         statecut.prune(folder, tmp_path / "out", ratio=0.5, text=text)
     statecut.prune(folder, tmp_path / "out", ratio=0.5, round_to=1, method="l1", refit=False)
     assert statecut.inspect(tmp_path / "out").value_width == 4
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "transformers has no class for kimi_k3" in card
+    assert "from_pretrained" not in card
+    assert (tmp_path / "out" / "tiktoken.model").is_file()
+    assert (tmp_path / "out" / "chat_template.json").is_file()
     whole = Checkpoint(folder)
     keys, values = some(whole.shape, 5, "key"), some(whole.shape, 5)
     slice_model(whole, keys, tmp_path / "cut", values=values, dtype=None)

@@ -1,6 +1,12 @@
+import importlib
 import json
 import math
+import os
+import signal
+import sys
+import time
 from dataclasses import asdict
+from threading import Thread
 from types import SimpleNamespace
 from typing import get_args
 
@@ -94,6 +100,35 @@ def test_every_tile_of_every_kernel_is_tried_and_the_choice_restored(monkeypatch
     monkeypatch.setattr(preflight, "tuners", lambda: [*tuners, unused])
     assert dict(preflight.over_all_tiles(worst)) == {"good": 0.2, "bad": 0.9}
     assert all(tuner.cache == {"key": 0} for tuner in tuners)
+
+
+HANGS = """
+import time
+def examine(shape, *_):
+    open(f"{shape.width}.started", "x").close()
+    time.sleep(5)
+    yield "forward", {"o": 1.0}
+"""
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_an_interrupt_ends_it_without_further_shapes(jobs, monkeypatch, tmp_path):
+    (tmp_path / "hangs.py").write_text(HANGS)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))  # of the processes at work
+    monkeypatch.setattr(preflight, "examine", importlib.import_module("hangs").examine)
+    shapes = [deltanet(width) for width in (3, 5, 7)]
+
+    def interrupt():
+        while len([*tmp_path.glob("*.started")]) < jobs:
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    Thread(target=interrupt).start()
+    with pytest.raises(KeyboardInterrupt):
+        list(check_shapes(shapes, device="cuda", jobs=jobs))
+    assert len([*tmp_path.glob("*.started")]) == jobs
 
 
 @pytest.mark.parametrize("wrong", [0, 1])

@@ -96,7 +96,7 @@ def flaming(root: Path, out: str, gpus: int, save_seconds: float = 600) -> None:
         train_tokenizer(["a few words"] * 9, root / "tokenizer", vocabulary_size=257)
     output = Output(
         root / out, checkpoints=root / "running" / out, tokenizer=root / "tokenizer",
-        save_seconds=save_seconds, files={"README.md": "a card"},
+        save_seconds=save_seconds, files=lambda _: {"README.md": "a card"},
     )  # fmt: skip
     flame.pretrain_with_flame(FLAMED, root / "tokens", flame_recipe(), output, gpus=gpus)
 

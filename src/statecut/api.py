@@ -8,14 +8,14 @@ from collections.abc import Callable
 from functools import wraps
 from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias, TypeVar, get_type_hints
 
-from statecut.arguments import Eps, Target, check_counts
+from statecut.arguments import Eps, Target, check_counts, check_length, check_seed, check_word
 from statecut.arguments import width as width_of
 from statecut.errors import InputError
 from statecut.evaluation.request import EvaluationRequest
-from statecut.hub import model_folder
-from statecut.pruning.request import Request
+from statecut.hub import model_folder, model_name
+from statecut.pruning.request import Request, check_out
 from statecut.record import Record, record_of, set_origin, stored_dtype
 from statecut.recovery.request import RecoveryRequest
 
@@ -45,7 +45,10 @@ def _takes(request: Callable[P, R]) -> Callable[[Callable[[R], T]], Callable[P, 
     def decorate(function: Callable[[R], T]) -> Callable[P, T]:
         @wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> T:
-            return function(request(*args, **kwargs))
+            made = request(*args, **kwargs)
+            for name, hint in get_type_hints(request).items():
+                check_word(name, getattr(made, name), hint)
+            return function(made)
 
         call.__signature__ = signature(request)  # type: ignore[attr-defined]
         return call
@@ -178,9 +181,10 @@ def save(
     from statecut.models import checkpoint
     from statecut.models.loaded import Loaded
 
+    origin = Path(model.name_or_path) if model.name_or_path else None
+    check_out(Path(folder), [origin] if origin else [], None, force=force)
     record = record_of(model)
     files = record.files(Path(folder).name, Loaded(model).config) if record.entries else {}
-    origin = Path(model.name_or_path) if model.name_or_path else None
     if dtype is None and stored_dtype(model) in ("bfloat16", "float16"):
         dtype = getattr(torch, stored_dtype(model))
     checkpoint.save(model, folder, tokenizer=origin, files=files, dtype=dtype, force=force)
@@ -196,6 +200,9 @@ def tokenize(
     from statecut.evaluation.perplexity import read_tokens
     from statecut.models.checkpoint import Checkpoint
 
+    check_counts(sequences=sequences)
+    check_length(length)
+    check_seed(seed)
     opened = Checkpoint(model_folder(model))
     return read_tokens(text, opened, sequences=sequences, length=length, seed=seed)
 
@@ -223,9 +230,12 @@ def calibrate(
     """
     from statecut.pruning.calibration import calibrate_source
 
+    check_counts(rows=rows)
+    check_seed(seed)
+    source = _opened(model)
     return calibrate_source(
-        _opened(model),
-        _checked(tokens).split(batch),
+        source,
+        _checked(tokens, source, batch).split(batch),
         gradients=gradients,
         device=_device(model, device),
         sample_rows=rows,
@@ -257,6 +267,7 @@ def select(
     from statecut.pruning import select as selecting
     from statecut.pruning.statistics import ModelStatistics
 
+    check_seed(seed)
     statistics = ModelStatistics(_opened(model), calibration)
     shape = statistics.checkpoint.shape
     square = statistics.checkpoint.architecture.square
@@ -288,13 +299,14 @@ def slice(model: Model, kept: Selection, *, eps: Eps = "matched") -> PreTrainedM
     from statecut.models.loaded import Loaded
     from statecut.pruning.slicing import slice_in_memory
 
+    check_word("eps", eps, Eps)
     loaded = load(model) if isinstance(model, str | Path) else model
     source = Loaded(loaded)
     # A choice made for a folder names the digest of its files.
     kept.check_model(_opened(model))
     sliced: PreTrainedModel = slice_in_memory(loaded, **kept.changes(), eps=eps)
     sliced.name_or_path = loaded.name_or_path
-    base = {"name": Path(str(source.place)).name}
+    base = {"name": model_name(source.place)}
     record = record_of(loaded).then(base=base, cut=kept.entry(source, eps))
     set_origin(sliced, record, stored_dtype(loaded))
     return sliced
@@ -324,12 +336,13 @@ def refit(
         wanted = "give out, the folder to write" if on_disk else "leave out away"
         raise InputError(f"refit of a model {'in a folder' if on_disk else 'in memory'}: {wanted}")
     student, teacher = _opened(smaller), _opened(model)
-    result = fitting.refit(
-        student, teacher, _checked(tokens), device=_device(smaller, device), batch=batch
-    )
+    if out is not None:
+        check_out(Path(out), [Path(m.place) for m in (student, teacher)], None, force=force)
+    ids = _checked(tokens, student, batch)
+    result = fitting.refit(student, teacher, ids, device=_device(smaller, device), batch=batch)
     entry = result.entry()
     if isinstance(student, Checkpoint) and out is not None:
-        base = {"name": student.folder.name, "digest": student.digest()}
+        base = {"name": model_name(student.folder), "digest": student.digest()}
         record = Record.read(student.folder).then(base=base, refit=entry)
         files = record.files(Path(out).name, student.config)
         fitting.write_refitted(student, result, out, files=files, force=force)
@@ -347,14 +360,24 @@ def perplexity(
     """
     from statecut.evaluation.perplexity import perplexity as computed
 
-    return computed(_opened(model), _checked(tokens), device=_device(model, device), batch=batch)
+    source = _opened(model)
+    ids = _checked(tokens, source, batch)
+    return computed(source, ids, device=_device(model, device), batch=batch)
 
 
-def _checked(tokens: torch.Tensor) -> torch.Tensor:
-    """Not a text, and not one sequence."""
-    if getattr(tokens, "ndim", None) != 2:
+def _checked(tokens: torch.Tensor, model: Checkpoint | Loaded, batch: int) -> torch.Tensor:
+    """Ids that the model has, of more than one token each; on the CPU."""
+    import torch
+
+    check_counts(batch=batch)
+    ids = isinstance(tokens, torch.Tensor) and tokens.dtype in (torch.int64, torch.int32)
+    if not ids or tokens.ndim != 2 or not len(tokens):
         raise InputError("tokens: must be ids (sequences, length), as statecut.tokenize gives them")
-    return tokens
+    check_length(tokens.shape[1])
+    low, high, size = int(tokens.min()), int(tokens.max()), model.text_config["vocab_size"]
+    if not 0 <= low <= high < size:
+        raise InputError(f"tokens: has ids {low} to {high}, the model's are 0 to {size - 1}")
+    return tokens.cpu()
 
 
 def _opened(model: Model) -> Checkpoint | Loaded:

@@ -6,7 +6,8 @@ import shlex
 from dataclasses import field, fields
 from decimal import Decimal
 from fractions import Fraction
-from typing import Any, Literal
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin
 
 from statecut.errors import InputError
 
@@ -37,6 +38,14 @@ def check_device(device: str | None) -> None:
     """Whether there is a GPU is not known without torch."""
     if device not in (None, "cpu", "cuda"):
         raise InputError(f"--device {device}: give cpu or cuda")
+
+
+def check_word(name: str, value: Any, hint: Any) -> None:
+    """Of an option whose type is a few words, or these and None; others are not looked at."""
+    kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    words = [word for kind in kinds if get_origin(kind) is Literal for word in get_args(kind)]
+    if words and value not in words and not (value is None and type(None) in kinds):
+        raise InputError(f"--{name} {value}: give {' or '.join(words)}")
 
 
 def check_length(length: int) -> None:

@@ -215,9 +215,7 @@ def _recover(commands: Commands) -> None:
         "command\ncontinues where it was killed: checkpoints are in OUT.checkpoints until then. "
         "Defaults\nare the paper's.",
     )
-    command.set_defaults(
-        install="`pip install -c envs/constraints.txt '.[recovery]'` in a checkout"
-    )
+    command.set_defaults(install=INSTALL.format("recovery"))
 
 
 def _evaluate(commands: Commands) -> None:
@@ -230,9 +228,7 @@ def _evaluate(commands: Commands) -> None:
         description="The perplexity of a text needs nothing but the library and a model's "
         "tokenizer; tasks need\nlm-eval, which fetches their data from the hub.",
     )
-    command.set_defaults(
-        install="`pip install -c envs/constraints.txt '.[evaluation]'` in a checkout"
-    )
+    command.set_defaults(install=INSTALL.format("evaluation"))
 
 
 def _preflight(commands: Commands) -> None:
@@ -338,7 +334,7 @@ def _pack(commands: Commands) -> None:
         check_counts(length=options.length, sequences=options.sequences, workers=options.workers)
         check_seed(options.seed)
         sources = [options.text, options.tokenizer]
-        check_not_overwriting(options.out, sources, kind="packed text", mark="manifest.json")
+        check_not_overwriting(options.out, sources, kind="packed text", marks="manifest.json")
         check_output_path(options.out, force=options.force, folder=True)
         manifest = pack(
             read(options.text, field=options.field, seed=options.seed),

@@ -37,7 +37,7 @@ def read_json(path: Path | str) -> Any:
         return json.loads(Path(path).read_text())
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: not valid JSON ({error})") from None
-    except PermissionError as error:
+    except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror}") from None
 
 
@@ -88,14 +88,15 @@ def _is_empty_folder(path: Path) -> bool:
     return path.is_dir() and not path.is_symlink() and not any(path.iterdir())
 
 
-def check_not_overwriting(out: Path, sources: Iterable[Path], *, kind: str, mark: str) -> None:
-    """With --force a folder replaces one of its kind, which has a file called `mark`, or an empty
-    one; never what it is made from."""
+def check_not_overwriting(out: Path, sources: Iterable[Path], *, kind: str, marks: str) -> None:
+    """With --force a folder replaces one of its kind, which has files that match each of `marks`,
+    or an empty one; never what it is made from."""
     target = out.resolve()
     for source in sources:
         if target in (source.resolve(), *source.resolve().parents):
             raise InputError(f"{out}: {source} would be lost; give another folder")
-    if out.exists() and not (out / mark).is_file() and not _is_empty_folder(out):
+    own_kind = all(any(out.glob(mark)) for mark in marks.split())
+    if out.exists() and not own_kind and not _is_empty_folder(out):
         raise InputError(
             f"{out} exists and is not a {kind} directory; --force only replaces {kind} directories"
         )

@@ -123,6 +123,14 @@ def model_folder(source: Path | str) -> Path:
         raise InputError(f"{source}: no such folder; as a name on the hub: {error}") from None
 
 
+def model_name(folder: Path | str) -> str:
+    """What a record calls a model: owner/name of a downloaded one, else the name of its folder."""
+    place = Path(folder).absolute()
+    if place.parent.parent == (FOLDER / "models").absolute():
+        return place.parent.name.replace("--", "/", 1)
+    return place.name
+
+
 def fetch(items: Iterable[HubItem], *, update: Collection[str] = ()) -> dict[Key, str]:
     """Fetch what is missing, pin it in the lock file, and return why repositories failed.
 
@@ -190,9 +198,10 @@ def _pin(item: HubItem, pin: Pin) -> Pin:
 
 def _check_revision(item: HubItem, pin: Pin) -> None:
     if item.revision not in (pin["revision"], pin["commit"]):
+        program = "statecut download" if item.kind == "model" else "reproduction download CONFIG"
         raise InputError(
             f"{item}: revision {item.revision!r} is wanted, but {pin['revision']!r} is locked "
-            f"(commit {pin['commit']}): run `reproduction download CONFIG --update {item.name}`"
+            f"(commit {pin['commit']}): run `{program} --update {item.name}`"
         )
 
 

@@ -21,6 +21,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from importlib import metadata
+from threading import Event
 from typing import Any, Literal
 
 import torch
@@ -34,7 +35,7 @@ from statecut.models.architectures import ARCHITECTURES, RULES
 from statecut.models.delta_rule import l2_normalised, recurrent_delta_rule
 from statecut.models.fixes import fla, triton
 from statecut.models.shapes import WIDEST, Shape
-from statecut.process import Outcome, run_work
+from statecut.process import Outcome, Worker, run_work
 from statecut.version import __version__
 
 # How often the tolerance each part may use up: a layer adds bf16 projections, filters and norms.
@@ -80,10 +81,20 @@ def check_shapes(
     device = device or default_device()
     gpu = device == "cuda"
 
+    workers: list[Worker] = []
+    ended = Event()
+
     @cache  # shapes that failed share what is found out about those to pad them to
     def examined(shape: Shape) -> ShapeVerdict:
+        worker = Worker() if gpu else None
+        if worker:
+            workers.append(worker)
+            if ended.is_set():
+                worker.close()
+                raise KeyboardInterrupt
         work = examine, shape, length, device
-        return judge(shape, tolerance, run_work(*work, limit_s=limit_s, own_process=gpu))
+        outcome = run_work(*work, limit_s=limit_s, own_process=gpu, worker=worker)
+        return judge(shape, tolerance, outcome)
 
     def checked(shape: Shape) -> ShapeVerdict:
         if examined(shape).trains:
@@ -93,8 +104,16 @@ def check_shapes(
         padded_to = next((other.width for other in wider if examined(other).trains), None)
         return replace(examined(shape), padded_to=padded_to)
 
-    with ThreadPoolExecutor(jobs if gpu else 1) as pool:  # one process has one random state
-        yield from pool.map(checked, dict.fromkeys(shapes))
+    if jobs == 1 or not gpu:  # one process has one random state
+        yield from map(checked, dict.fromkeys(shapes))
+        return
+    with ThreadPoolExecutor(jobs) as pool:
+        try:
+            yield from pool.map(checked, dict.fromkeys(shapes))
+        finally:  # after Ctrl-C the pool would wait for all that its threads go on to
+            ended.set()
+            for worker in workers:
+                worker.close()
 
 
 def judge(shape: Shape, tolerance: float, outcome: Outcome) -> ShapeVerdict:

@@ -7,6 +7,7 @@ first: `base` (name and digest), `cut`, `refit`, `recovery` or `training`, `meas
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -30,6 +31,8 @@ NUMBERS = {
     "parameters": "{:,}",
 }
 """What is measured of a model, and how it is written."""
+_UNLOADED = ("transformers has no class for {}. It loads with the code of the original model (its\n"
+             ".py files), which Statecut neither runs nor copies.")  # fmt: skip
 
 Entry = Mapping[str, Any]
 
@@ -110,6 +113,13 @@ class Record:
         # The class for text alone would leave out the rest of a multimodal model.
         auto_class = f"AutoModelFor{'ImageTextToText' if 'vision_config' in config else 'CausalLM'}"
         needs = f"Loads with flash-linear-attention {OLDEST_FLA} or newer:"
+        loads = [
+            *([f"{needs}\n"] if kind.library == "fla.models" else []),
+            *([] if kind.library == "transformers" else [f"    import {kind.library}"]),
+            f"    from transformers import {auto_class}",
+            f'    model = {auto_class}.from_pretrained("{name}")',
+            *_on_a_cpu(name, config),
+        ]
         parts = [
             "---",
             *([f"base_model: {base}"] if base else []),
@@ -121,11 +131,7 @@ class Record:
             f"- made by: statecut {__version__}\n",
             *(["Compared:\n", *compared, ""] if compared else []),
             *([f"    {entry['command']}\n"] if "command" in entry else []),
-            *([f"{needs}\n"] if kind.library == "fla.models" else []),
-            *([] if kind.library == "transformers" else [f"    import {kind.library}"]),
-            f"    from transformers import {auto_class}",
-            f'    model = {auto_class}.from_pretrained("{name}")',
-            *_on_a_cpu(name, config),
+            *(loads if kind.since else [_UNLOADED.format(kind.model_type)]),
         ]
         return "\n".join(parts) + "\n"
 
@@ -198,11 +204,14 @@ def cut_facts(cut: Mapping[str, Any]) -> dict[str, str]:
 def _eps_in_words(cut: Mapping[str, Any]) -> str:
     """What a cut did to the eps of the output norm, and why."""
     before, after = cut["eps"]
-    factors = [f"{full}/{kept}" for kept, full in (cut["keys"], cut["values"]) if kept < full]
     if before is None:
         return "as it was: no config of this model says it"
     if before == after:
         return f"{before:g}, as it was"
+    sides = [cut["keys"], cut["values"]]
+    if math.isclose(after, before * cut["values"][1] / cut["values"][0]):  # no d_k^-1/2, as Mamba2
+        sides = [cut["values"]]
+    factors = [f"{full}/{kept}" for kept, full in sides if kept < full]
     scaled = ""
     if cut["values"][0] < cut["values"][1]:
         scaled = f", and the output projection times sqrt({factors[-1]})"

@@ -24,7 +24,8 @@ class Progress:
     def add(self, *, documents: int = 0, tokens: int = 0, note: str = "") -> None:
         self.documents += documents
         self.tokens += tokens
-        now, terminal = time.monotonic(), sys.stderr.isatty()
+        now = time.monotonic()
+        terminal = logger.isEnabledFor(logging.INFO) and sys.stderr.isatty()
         if now - self._shown >= (REDRAWN if terminal else EVERY):
             self._shown = now
             line = self._line(now - self._start, note)

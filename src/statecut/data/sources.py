@@ -154,7 +154,7 @@ def text_files(path: Path) -> list[Path]:
     # By their names in the folder; huggingface_hub keeps its own files in hidden folders.
     inside = {file.relative_to(path).as_posix(): file for file in path.rglob("*")}
     files = [file for name, file in sorted(inside.items()) if "/." not in f"/{name}"]
-    files = [file for file in files if _kind(file) in (".jsonl", ".parquet")]
+    files = [file for file in files if file.is_file() and _kind(file) in (".jsonl", ".parquet")]
     if len({*map(_kind, files)}) == 2:
         raise InputError(
             f"{path}: holds .parquet and .jsonl files, perhaps the same text twice; name one of "

@@ -41,7 +41,8 @@ def load_tokenizer(folder: Path | str) -> Tokenizer:
     if not file.is_file():
         raise InputError(
             f"{folder}: no tokenizer.json: copy it and tokenizer_config.json from the original "
-            "model"
+            "model; for one that has tiktoken.model instead, docs/reference/architectures.md says "
+            "how it is made"
         )
     backend = load_backend(file)
     eos = _special(folder, backend, "eos_token")

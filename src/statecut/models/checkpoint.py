@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 ANNOUNCE_FROM = 1_000_000_000  # bytes of a file that is announced before it is read
 # The tokenizer and what else goes with a model whatever its widths.
 COMPANIONS = """tokenizer* special_tokens_map.json vocab.json merges.txt added_tokens.json
-    chat_template.jinja generation_config.json *processor_config.json"""
+    chat_template* generation_config.json *processor_config.json *.model"""
 
 # What wrappers put before a name, one around another: data parallel training, peft. torch.compile
 # puts its own before the name of any part that it compiled.

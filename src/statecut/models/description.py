@@ -113,8 +113,11 @@ class ModelFolder(Description):
         self.files: dict[str, str] = {}  # of each tensor
         self.parameters = 0  # in its files
         index, beside = self.folder / INDEX, {path.name for path in self.folder.iterdir()}
-        weight_map = read_json(index).get("weight_map", {}) if INDEX in beside else {}
-        shards = sorted(set(weight_map.values())) if INDEX in beside else [WEIGHTS]
+        try:
+            weight_map = read_json(index).get("weight_map", {}) if INDEX in beside else {}
+            shards = sorted(set(weight_map.values())) if INDEX in beside else [WEIGHTS]
+        except (AttributeError, TypeError):
+            raise InputError(f"{index}: has no weight_map; download or copy it again") from None
         missing = [name for name in shards if name not in beside]
         if missing == [WEIGHTS] and any(self.folder.glob("*.bin")):
             raise InputError(

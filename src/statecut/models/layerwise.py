@@ -47,7 +47,7 @@ class LayerwiseModel:
             check_parameters(source)  # all of them, before the first layer is run
             self.model = unfilled(source, device)
         self.dtype = dtype or self.model.config.dtype
-        self.decoder = self.model.eval().get_decoder()
+        self.decoder = self.model.get_decoder()
         self.layers = list(self.decoder.layers)
         elsewhere = (self.prefix, "lm_head.", *source.architecture.passthrough)
         self._fill(self.model, "", lambda name: not name.startswith(elsewhere))
@@ -81,6 +81,8 @@ class LayerwiseModel:
         layer, at = self.layers[index], f"{self.prefix}{index}."
         self._fill(layer, at, lambda name: name.startswith(at))
         decoder, output = self.decoder, self.source.architecture.layer_output
+        training = [module for module in self.model.modules() if module.training]
+        self.model.eval()
         embeddings = decoder.get_input_embeddings()
         # Layers that are skipped ignore the embeddings, so of several streams any has their shape.
         width = embeddings.embedding_dim
@@ -96,6 +98,8 @@ class LayerwiseModel:
         finally:
             for other in self.layers:
                 vars(other).pop("forward", None)
+            for module in training:
+                module.training = True
             decoder.set_input_embeddings(embeddings)
             self._empty(layer)
 

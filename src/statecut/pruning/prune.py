@@ -18,6 +18,7 @@ from statecut.data.packing import PackedTokens
 from statecut.errors import InputError
 from statecut.evaluation.perplexity import held_out_sequences, measure, pack_text
 from statecut.files import atomic_write, check_disk_space, existing_parent, explain_full_disk
+from statecut.hub import model_name
 from statecut.models.checkpoint import Checkpoint, check_parameters
 from statecut.models.kernels import checked_device
 from statecut.models.shapes import Channels, MixerShape
@@ -183,7 +184,7 @@ def _write(
         cut_entry |= {"default_method": request.method is None, "asked": _asked(request, model)}
         cut_entry |= {"engine": plan.engine.name} if plan.engine else {}
         record = Record.read(model.folder).then(
-            base={"name": model.folder.name, "digest": model.digest()},
+            base={"name": model_name(model.folder), "digest": model.digest()},
             cut=cut_entry,
             **entry,
             command=request.command(),

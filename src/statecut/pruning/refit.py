@@ -133,9 +133,11 @@ def check_refit(
     if sequences < 2:
         raise InputError(f"refit: {sequences} sequence of text; give at least 2, one is held out")
     tokens = (sequences - math.ceil(sequences / HELD_OUT)) * length
-    fitted = (f".{checkpoint.architecture.o_proj}", f".{DOWN_PROJ}.weight")
-    sizes = [(t.shape[1], name) for name, t in checkpoint.headers() if name.endswith(fitted)]
-    unknowns, name = max(sizes)
+    prefix, mixer = checkpoint.architecture.mixer.split("{layer}.")
+    parts = (mixer + checkpoint.architecture.o_proj, f"{DOWN_PROJ}.weight")
+    fitted = [f"{prefix}{layer}.{part}" for layer in checkpoint.shape.layers for part in parts]
+    headers, stored = dict(checkpoint.headers()), checkpoint.stored
+    unknowns, name = max((headers[stored[n]].shape[1], n) for n in fitted if n in stored)
     unknown = f"the {unknowns:,} unknowns that each output of {name} has"
     if tokens < unknowns:
         raise InputError(
@@ -186,7 +188,8 @@ def observe(
     it; float32 or wider, (tokens, ...). Several streams are as many rows of a token, with the
     inputs times what each stream gets of the output: so theirs is one least squares problem."""
     layer, kind = model.layers[index], model.source.architecture
-    if projection == DOWN_PROJ and hasattr(layer.mlp, "fuse_swiglu"):
+    fused = projection == DOWN_PROJ and getattr(layer.mlp, "fuse_swiglu", False)
+    if fused:
         layer.mlp.fuse_swiglu = False  # fla's fused kernel takes its weight without a call
     captured: dict[str, tuple[Tensor, Any]] = {}
 
@@ -200,6 +203,8 @@ def observe(
     try:
         model.run(index, batch)
     finally:
+        if fused:
+            layer.mlp.fuse_swiglu = True
         for hook in hooks:
             hook.remove()
     inputs, output = map(wide, captured[projection])

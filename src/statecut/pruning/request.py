@@ -32,7 +32,7 @@ from statecut.models.description import ModelFolder
 from statecut.models.shapes import MixerShape
 from statecut.pruning.budget import check_cut, in_words, wanted_cuts
 from statecut.pruning.method import Method
-from statecut.pruning.methods import method_named
+from statecut.pruning.methods import METHODS, method_named
 from statecut.serving.engines import ENGINES, Engine, engine_named
 
 logger = logging.getLogger(__name__)
@@ -101,9 +101,9 @@ class Request:
 
     def command(self) -> str:
         """What was given, as it would be typed."""
-        own = [
-            f"{method_named(str(self.method)).option(n).flag} {v}" for n, v in self.options.items()
-        ]
+        # Of all methods: which one the default is depends on the model.
+        flags = {option.name: option.flag for m in METHODS.values() for option in m.takes}
+        own = [f"{flags[name]} {value}" for name, value in self.options.items()]
         return " ".join([command_line("prune", self), *own])
 
     @property
@@ -254,7 +254,7 @@ class Plan:
 def check_out(out: Path, models: list[Path], text: Path | str | None, *, force: bool) -> None:
     """An error if a model made from others, and from a text, may not be written there."""
     sources = models if text is None else [*models, Path(text)]
-    check_not_overwriting(out, sources, kind="model", mark="config.json")
+    check_not_overwriting(out, sources, kind="model", marks="config.json *.safetensors")
     check_output_path(out, force=force, folder=True)
     if any(model.resolve() in out.resolve().parents for model in models):
         raise InputError(f"{out}: lies in the model's own folder; give one outside of it")

@@ -12,9 +12,9 @@ import fcntl
 import logging
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -108,7 +108,8 @@ class Output:
     folder: Path | str
     checkpoints: Path | str  # where all running jobs keep theirs
     tokenizer: Path | str | None = None  # a folder to copy its files from
-    files: Mapping[str, str] = field(default_factory=dict)  # texts to put beside the model
+    files: Callable[[Path], Mapping[str, str]] = lambda folder: {}
+    """Texts to put beside the model, which is in this folder by then."""
     save_seconds: float = 600.0  # between two checkpoints
     force: bool = False  # replace the folder if it exists
     links: bool = False  # a file in which nothing is trained is a hard link to the one before
@@ -133,7 +134,7 @@ class Output:
         """A folder to put the model into, which then gets its place."""
         with atomic_write(self.folder, folder=True, force=self.force) as aside:
             yield aside
-            for name, text in self.files.items():
+            for name, text in self.files(aside).items():
                 (aside / name).write_text(text)
             for path in (checkpoints.curve, *files):
                 shutil.copyfile(path, aside / path.name)

@@ -11,8 +11,8 @@ from statecut.arguments import command_line
 from statecut.data.packing import PackedTokens
 from statecut.errors import InputError
 from statecut.evaluation.perplexity import held_out_sequences, pack_text
-from statecut.files import atomic_write, check_disk_space, explain_full_disk
-from statecut.hub import model_folder
+from statecut.files import check_disk_space, explain_full_disk
+from statecut.hub import model_folder, model_name
 from statecut.models.checkpoint import Checkpoint
 from statecut.models.kernels import checked_device
 from statecut.models.shapes import Shape
@@ -50,25 +50,26 @@ def run(request: RecoveryRequest) -> Pruned:
         recovery = recovered_facts(settings, request.length, student, teacher)
         recovery["text"] = data.manifest.source.revision
         record = Record.read(student.folder).then(
-            base={"name": student.folder.name, "digest": student.digest()},
+            base={"name": model_name(student.folder), "digest": student.digest()},
             recovery=recovery,
             command=command_line("recover", request),
         )
+        measured = Measured(packed, device, batch=8)
+        measured.add("unpruned", teacher)
+        measured.add("pruned", student)
+
+        def files(folder: Path) -> dict[str, str]:
+            nonlocal record
+            measured.add("recovered", Checkpoint(folder))
+            record = record.also(measured=measured.entry())
+            return record.files(out.name, student.config)
+
         logger.info("recovery: checkpoints every ten minutes, in %s", checkpoints)
-        files = record.files(out.name, student.config)
         output = Output(out, checkpoints=checkpoints, files=files, force=request.force)
         folders = (student.folder, teacher.folder)
         recover(*folders, data, settings, output, device=device, padded_to=padded_to)
         if not any(checkpoints.iterdir()):  # others may come from other settings
             checkpoints.rmdir()
-        measured = Measured(packed, device, batch=8)
-        models = {"unpruned": teacher, "pruned": student, "recovered": Checkpoint(out)}
-        for name, model in models.items():
-            measured.add(name, model)
-        record = record.also(measured=measured.entry())
-    for name, content in record.files(out.name, student.config).items():
-        with atomic_write(out / name, force=True) as aside:
-            aside.write_text(content)
     return Pruned(out, record)
 
 

@@ -50,10 +50,12 @@ def delta_layers(text: base.Config) -> tuple[int, ...]:
 
 def softmax(config: base.Config, shape: base.MixerShape) -> tuple[base.SoftmaxLayers, ...]:
     text = base.text_config(config)
-    layers, heads = text["num_hidden_layers"] - len(shape.layers), text["num_attention_heads"]
-    width = text.get("head_dim") or text["hidden_size"] // heads
-    kind = base.SoftmaxLayers(layers, text["num_key_value_heads"] or heads, width)
-    return (kind,) if layers else ()
+    layers = text["num_hidden_layers"] - len(shape.layers)
+    heads = base.need(text, "num_attention_heads")
+    width = text.get("head_dim") or base.need(text, "hidden_size") // heads
+    every = text.get("num_key_value_heads", 0) is None  # as OLMo Hybrid says it
+    keys = heads if every else base.need(text, "num_key_value_heads")
+    return (base.SoftmaxLayers(layers, keys, width),) if layers else ()
 
 
 def taps(config: base.Config) -> int:
