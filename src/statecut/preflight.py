@@ -21,6 +21,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from importlib import metadata
+from subprocess import Popen
 from threading import Event
 from typing import Any, Literal
 
@@ -35,7 +36,7 @@ from statecut.models.architectures import ARCHITECTURES, RULES
 from statecut.models.delta_rule import l2_normalised, recurrent_delta_rule
 from statecut.models.fixes import fla, triton
 from statecut.models.shapes import WIDEST, Shape
-from statecut.process import Outcome, Worker, run_work
+from statecut.process import Outcome, end, run_work
 from statecut.version import __version__
 
 # How often the tolerance each part may use up: a layer adds bf16 projections, filters and norms.
@@ -81,19 +82,18 @@ def check_shapes(
     device = device or default_device()
     gpu = device == "cuda"
 
-    workers: list[Worker] = []
+    processes: list[Popen[bytes]] = []
     ended = Event()
+
+    def opened(process: Popen[bytes]) -> None:
+        processes.append(process)
+        if ended.is_set():  # it was opened while the others were ended
+            raise KeyboardInterrupt
 
     @cache  # shapes that failed share what is found out about those to pad them to
     def examined(shape: Shape) -> ShapeVerdict:
-        worker = Worker() if gpu else None
-        if worker:
-            workers.append(worker)
-            if ended.is_set():
-                worker.close()
-                raise KeyboardInterrupt
         work = examine, shape, length, device
-        outcome = run_work(*work, limit_s=limit_s, own_process=gpu, worker=worker)
+        outcome = run_work(*work, limit_s=limit_s, own_process=gpu, opened=opened)
         return judge(shape, tolerance, outcome)
 
     def checked(shape: Shape) -> ShapeVerdict:
@@ -112,8 +112,8 @@ def check_shapes(
             yield from pool.map(checked, dict.fromkeys(shapes))
         finally:  # after Ctrl-C the pool would wait for all that its threads go on to
             ended.set()
-            for worker in workers:
-                worker.close()
+            for process in processes:
+                end(process)
 
 
 def judge(shape: Shape, tolerance: float, outcome: Outcome) -> ShapeVerdict:

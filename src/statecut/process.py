@@ -42,8 +42,14 @@ class Outcome:
     seconds: float
 
 
-def run_work(work: Work, *arguments: Any, limit_s: float, own_process: bool) -> Outcome:
-    """In a process of its own, or in this one, without a limit."""
+def run_work(
+    work: Work,
+    *arguments: Any,
+    limit_s: float,
+    own_process: bool,
+    opened: Callable[[subprocess.Popen[bytes]], None] = lambda process: None,
+) -> Outcome:
+    """In a process of its own, which `opened` is told of, or in this one, without a limit."""
     started, late = time.monotonic(), ""
     if not own_process:
         *steps, (reason, _) = _steps(work, arguments)
@@ -57,15 +63,14 @@ def run_work(work: Work, *arguments: Any, limit_s: float, own_process: bool) -> 
         start_new_session=True,  # so that the limit ends its compilers too
     )
     try:
+        opened(process)
         out, err = process.communicate(pickle.dumps((work, arguments)), timeout=limit_s)
     except subprocess.TimeoutExpired:
         late = f"no result within {limit_s:g} s"
         os.killpg(process.pid, signal.SIGKILL)
         out, err = process.communicate()
     finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+        end(process)
     stream, found = io.BytesIO(out), []
     with suppress(EOFError, pickle.UnpicklingError):  # a process that died has not said how
         while True:
@@ -74,6 +79,12 @@ def run_work(work: Work, *arguments: Any, limit_s: float, own_process: bool) -> 
     death = _death(process.returncode, err)
     values = [value for reason, value in found if reason is None]
     return Outcome(values, late or [*reasons, death][0], time.monotonic() - started)
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 def in_one_line(error: BaseException) -> str:
