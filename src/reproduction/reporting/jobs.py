@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -11,7 +12,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from reproduction.running.provenance import PROVENANCE
-from statecut.files import read_json
 
 RENDERING = frozenset(("table", "figure", "document", "pdf", "verdict", "page", "archive"))
 """Rules that show results. They are no part of what the results took, and left out, a page that is
@@ -32,7 +32,7 @@ def result_records(results: Path, *, left_out: frozenset[str] = RENDERING) -> di
     for path in sorted(paths):
         # One that was removed since it was listed: its job is about to run again.
         with suppress(FileNotFoundError):
-            records[path] = read_json(path)
+            records[path] = json.loads(path.read_text())
     return {path: record for path, record in records.items() if record["rule"] not in left_out}
 
 
