@@ -96,7 +96,7 @@ def test_the_configuration_of_a_public_hybrid_runs_from_its_download_to_its_tabl
     _, problems = download_and_check(config)
     assert problems == ""
     done = subprocess.run(
-        [sys.executable, "-m", "snakemake",
+        [sys.executable, "-m", "reproduction.running.preload", sys.executable, "-m", "snakemake",
          "--configfile", path, "--cores", "2", "results/qwen3_5/tables/refit.tex"],
         capture_output=True, text=True,
     )  # fmt: skip

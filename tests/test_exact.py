@@ -66,7 +66,7 @@ def zeroed(folder, cut, keys, values):
 
 
 @pytest.mark.parametrize("name", SMALL)
-@settings(deadline=None, max_examples=8)
+@settings(deadline=None, max_examples=4)
 @given(data=st.data())
 def test_a_cut_model_is_the_unpruned_one_with_zeros(tmp_path_factory, name, data):
     root = tmp_path_factory.mktemp(name)

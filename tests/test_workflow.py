@@ -148,14 +148,14 @@ def test_another_workflow_uses_it_as_a_module(tmp_path):
     (tmp_path / "mine.yaml").write_text(text.replace("run: demo", "run: mine").replace(
         "results/demo/", "results/mine/"))  # fmt: skip
     (tmp_path / "models").symlink_to(ROOT / "models")
-    text = "results/mine/text/held_out.jsonl"
+    tokenizer = "results/mine/tokenizers/small"
     triggers = ("--cores", "1", "--rerun-triggers", "mtime", "params", "--")
     code, said = snakemake(tmp_path, *triggers, "results/mine/tables/small.tex")
     assert code == 0, said
-    command = [sys.executable, "-m", "snakemake", *triggers, text]
+    command = [sys.executable, "-m", "snakemake", *triggers, tokenizer]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert (tmp_path / text).stat().st_size
+    assert (tmp_path / tokenizer / "tokenizer.json").stat().st_size
 
 
 CAPS = {"recover": "recoveries", "evaluate": "evaluations"}
