@@ -132,7 +132,7 @@ def test_engines_are_named_with_the_widths_they_take(models):
     shown = str(statecut.inspect(models / "qwen3_next", engine="tensorrt-llm"))
     assert "compared, for tensorrt-llm\n    0.5  32 x 128\n   0.25  16 x 128\n" in shown
     assert shown.splitlines()[-1].startswith("TensorRT-LLM: takes d_k up to 256 with d_v 128")
-    with pytest.raises(InputError, match="no delta_net model was run in vLLM; engines for it: tr"):
+    with pytest.raises(InputError, match="run right in vLLM; engines for it: transformers"):
         statecut.inspect(models / "delta_net", engine="vllm")
 
 

@@ -218,7 +218,7 @@ BAD = [
     ({"keys": 16, "values": 24}, "--keys 16 --values 24: a head of"),
     ({"keys": 5, "round_to": 4}, "--round-to 4: --keys 5 is not rounded"),
     ({"keys": 16, "values": 8, "target": "k"}, "--target k: it says what key channels are judged"),
-    ({"state": 0.5, "engine": "vllm"}, "no gated_deltanet model was run in vLLM"),
+    ({"state": 0.5, "engine": "vllm"}, "no gated_deltanet model is known to run right in vLLM"),
 ]
 BAD_FOR_ENGINES = [
     ({"state": 0.1, "engine": "llama.cpp"}, "the smallest is 16 x 16: give --state 0.25 or more"),

@@ -53,7 +53,7 @@ class Engine:
         if not self.knows(model_type):
             known = ", ".join(e.name for e in ENGINES.values() if e.knows(model_type))
             raise InputError(
-                f"engine {self.name}: no {model_type} model was run in {self.label}; "
+                f"engine {self.name}: no {model_type} model is known to run right in {self.label}; "
                 f"{f'engines for it: {known}' if known else 'leave it out'}"
             )
 
