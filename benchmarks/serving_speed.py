@@ -279,17 +279,16 @@ def draw(rows, out):
         panels = figure.subplots(1, 2)
         for panel, (key, label) in zip(panels, LABELS.items(), strict=True):
             for name, (load, state, colour) in CURVES.items():
-                some = [r for r in rows if r["state"] == state and load in r]
-                points = [
-                    (r["width"], state_mib(r), r[load][key]) for r in some if not r["prefix_cache"]
-                ]
-                line = [point[1:] for point in points if point[0].endswith("x128")]
-                panel.plot(*zip(*line, strict=True), color=colour, marker="o", markersize=3)
-                square = [point[1:] for point in points if point[0] == "64x64"]
-                panel.plot(*zip(*square, strict=True), color=colour, marker="D", markersize=4)
+                some = [r for r in rows if r["state"] == state and not r["prefix_cache"]]
+                points = {r["width"]: (state_mib(r), r[load][key]) for r in some if load in r}
+                square = points.pop("64x64")
+                line = zip(*points.values(), strict=True)
+                panel.plot(*line, color=colour, marker="o", markersize=3)
+                panel.plot(*square, color=colour, marker="D", markersize=4)
                 if panel is panels[1]:
+                    whole = points["128x128"]
                     place = {"xytext": (6, -2), "textcoords": "offset points", "fontsize": 7}
-                    panel.annotate(name, line[0], color=colour, annotation_clip=False, **place)
+                    panel.annotate(name, whole, color=colour, annotation_clip=False, **place)
             panel.set_title(label)
             panel.set_xscale("log")
             panel.set_yscale("log")

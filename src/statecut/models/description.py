@@ -40,8 +40,7 @@ class Description:
         its last one predict further tokens."""
         kind, text = self.architecture, self.text_config
         first, more = depth(text), text.get("num_nextn_predict_layers") or 0
-        prefix, _ = kind.mixer.split("{layer}.")
-        return (*kind.passthrough, *(f"{prefix}{first + layer}." for layer in range(more)))
+        return (*kind.passthrough, *(f"{kind.prefix}{first + layer}." for layer in range(more)))
 
     def check_runs(self) -> None:
         """An error where the model has no class here, and for fla's hybrids: softmax layers need

@@ -40,7 +40,7 @@ class LayerwiseModel:
         dtype: torch.dtype | None,  # the one that its config names; a model in memory has its own
     ):
         self.source, self.device, self.batches = source, device, batches
-        self.prefix, _ = source.architecture.mixer.split("{layer}.")
+        self.prefix = source.architecture.prefix
         if isinstance(source, Loaded):
             self.model = source.model
         else:

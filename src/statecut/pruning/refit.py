@@ -133,9 +133,9 @@ def check_refit(
     if sequences < 2:
         raise InputError(f"refit: {sequences} sequence of text; give at least 2, one is held out")
     tokens = (sequences - math.ceil(sequences / HELD_OUT)) * length
-    prefix, mixer = checkpoint.architecture.mixer.split("{layer}.")
-    parts = (mixer + checkpoint.architecture.o_proj, f"{DOWN_PROJ}.weight")
-    fitted = [f"{prefix}{layer}.{part}" for layer in checkpoint.shape.layers for part in parts]
+    kind, layers = checkpoint.architecture, checkpoint.shape.layers
+    fitted = [kind.name(layer, kind.o_proj) for layer in layers]
+    fitted += [f"{kind.prefix}{layer}.{DOWN_PROJ}.weight" for layer in layers]
     headers, stored = dict(checkpoint.headers()), checkpoint.stored
     unknowns, name = max((headers[stored[n]].shape[1], n) for n in fitted if n in stored)
     unknown = f"the {unknowns:,} unknowns that each output of {name} has"

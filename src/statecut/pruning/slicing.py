@@ -234,8 +234,8 @@ def _contradictions(checkpoint: Checkpoint | Loaded, values: bool) -> Iterator[s
         for name, header in with_current_names(checkpoint.headers(), kind).items()
         if not name.startswith(checkpoint.passthrough_prefixes)
     }
-    prefix, _ = kind.mixer.split("{layer}.")
-    layers = {n.removeprefix(prefix).split(".")[0] for n in headers if n.startswith(prefix)}
+    names = [name for name in headers if name.startswith(kind.prefix)]
+    layers = {name.removeprefix(kind.prefix).split(".")[0] for name in names}
     if len(layers) != (count := depth(config)):
         yield f"its config says {count} layers, and its files hold {len(layers)}"
     required = (kind.q_proj, kind.k_proj)

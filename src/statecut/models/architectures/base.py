@@ -173,6 +173,11 @@ class Architecture:
         return self.mixer.format(layer=layer) + below
 
     @property
+    def prefix(self) -> str:
+        """What the names of all tensors of layers begin with; the layer's number follows."""
+        return self.mixer.partition("{layer}")[0]
+
+    @property
     def norm(self) -> str:
         """The weight of the norm in front of `o_proj`: (d_v), or that for each head."""
         return self.norm_eps.rpartition(".")[0] + ".weight"
