@@ -1,12 +1,13 @@
-"""What the documents show of the run in results/lab/h200, as Markdown.
+"""What the documents show of the runs in results/lab, as Markdown.
 
-    python benchmarks/lab.py [methods filters selections claims readme]
+    python benchmarks/lab.py [methods filters selections claims readme quarters]
 
     methods     perplexity by each method, sliced → recovered
     filters     the same methods with one convolution filter per head, and rotations
     selections  how far draws agree, swaps, how uneven scores are; from the archive
     claims      the paper's claims, as `reproduction compare lab/h200` answers them
     readme      what exact cuts cost (benchmarks/h200/exact.jsonl) beside what fewer keys give
+    quarters    half of the keys and half of the values, cut exactly (results/lab/exact)
 
 Perplexities are of WikiText-2's words, the mean of seeds ± their standard deviation.
 """
@@ -36,6 +37,7 @@ from statecut.pruning.selection import load_selection
 
 ROOT = Path(__file__).parents[1]
 RUN = ROOT / "results" / "lab" / "h200"
+NEW_RUN = ROOT / "results" / "lab" / "exact"
 EXACT = ROOT / "benchmarks" / "h200" / "exact.jsonl"
 PERPLEXITY = "wikitext_word_ppl"
 METHODS = ("fisher", "drrqr", "grad", "l1", "s_wanda", "rand")
@@ -43,7 +45,11 @@ HYBRID = "hybrid_40M"
 ROTATED = "pca_proper"
 RATIOS = (0.3, 0.4, 0.5, 0.75)
 SLICED, RECOVERED = "pre", "post"
-EPS, TRAINING = "kept", 0  # what the page shows of a run that has more
+TRAINING = 0  # what the page shows of a run that has more
+QUARTERS = {  # with the state that is left
+    "gated_deltanet_40M": ("Gated DeltaNet", "128x128"),
+    "kda_40M": ("KDA", "64x64"),
+}
 GAINS = ("state_mib", "graph_tokens_per_s_256", "largest_batch")  # of decoding
 
 
@@ -58,17 +64,20 @@ def cut(ratio: float) -> str:
 
 
 class Results:
-    """The frame of the run, by what was measured."""
+    """The frame of a run, by what was measured. Unpruned models have eps kept."""
 
-    def __init__(self) -> None:
-        frame = read_frame(RUN / "results.parquet")
-        frame = frame[(frame["eps"] == EPS) & (frame["training"] == TRAINING)]
-        columns = ["model", "conv_sharing", "method", "target", "compression", "rft", "metric"]
-        groups = frame.dropna(subset="value").groupby(columns)["value"]
+    def __init__(self, run: Path = RUN, eps: str = "kept") -> None:
+        frame = read_frame(run / "results.parquet").dropna(subset="value")
+        frame = frame[frame["eps"].eq(eps) | frame["method"].eq("baseline")]
+        frame = frame[frame["training"] == TRAINING]
+        left = frame["head_k_dim"].astype(str) + "x" + frame["head_v_dim"].astype(str)
+        frame["cut"] = frame["compression"].astype(object).where(frame["compression"].notna(), left)
+        columns = ["model", "conv_sharing", "method", "target", "cut", "rft", "metric"]
+        groups = frame.groupby(columns)["value"]
         self.values = {key: list(values) for key, values in groups}
 
     def shown(
-        self, model: str, method: str, ratio: float, stage: str, target: str = "kq",
+        self, model: str, method: str, ratio: float | str, stage: str, target: str = "kq",
         sharing: str = "none",
     ) -> str:  # fmt: skip
         values = self.values.get((model, sharing, method, target, ratio, stage, PERPLEXITY))
@@ -162,6 +171,25 @@ def filters() -> str:
     )
 
 
+def quarters() -> str:
+    results = Results(NEW_RUN, "matched")
+    return markdown(
+        "model (unpruned → trained as long), what is left of a head's state | method "
+        "| sliced | refitted | recovered | refitted, recovered",
+        (
+            (
+                f"{label} ({results.unpruned(model)} → {results.unpruned(model, RECOVERED)}), "
+                + left.replace("x", " x "),
+                names()[method],
+                *(results.shown(model, method, left, stage)
+                  for stage in (SLICED, "refit", RECOVERED, "refit_post")),
+            )
+            for model, (label, left) in QUARTERS.items()
+            for method in ("fisher", "drrqr")
+        ),
+    )  # fmt: skip
+
+
 def claims() -> str:
     with open(RUN / "verdict" / "claims.csv", newline="") as file:
         rows = list(csv.DictReader(file))
@@ -252,7 +280,7 @@ def unevenness(draws: list[Draw]) -> str:
     return f"{100 * share.mean():.0f} %"
 
 
-TABLES = {table.__name__: table for table in (methods, filters, selections, claims, readme)}
+TABLES = {table.__name__: table for table in (methods, filters, selections, claims, readme, quarters)}
 
 
 def main() -> None:
