@@ -14,6 +14,7 @@ if DOCUMENTATION:
             f"{results}/logs/text.log",
         conda:
             "../../envs/model.yaml"
+        priority: 4
         resources:
             mem_mb=2000,
             runtime=10,
@@ -35,6 +36,7 @@ rule tokenizer:
         f"{results}/logs/tokenizer/{{tokenizer}}.log",
     conda:
         "../../envs/model.yaml"
+    priority: 4
     resources:
         mem_mb=8000,
         runtime=60,
@@ -58,6 +60,7 @@ rule tokens:
         f"{results}/logs/tokens/{{corpus}}-{{tokenizer}}.log",
     conda:
         "../../envs/model.yaml"
+    priority: 4
     threads: 16
     resources:
         mem_mb=16000,
