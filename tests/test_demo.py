@@ -234,34 +234,29 @@ def test_another_seed_reruns_what_is_drawn(copy):
     assert jobs["choosing channels of delta_net: rand, kq, seed 1"] == 1
 
 
-@pytest.mark.parametrize("name", ["SIGINT", "SIGKILL"])
-def test_a_killed_run_goes_on_and_ends_with_the_same_table(copy, name):
-    """Killed while a model is recovered, and started again."""
+def test_a_killed_run_goes_on_and_ends_with_the_same_table(copy):
+    """Interrupted while a model is recovered, started again and killed, and again."""
     cut, demo = "drrqr-kq-0.75-0-matched", copy / "results/demo"
     table, log = demo / "tables/retrieval.csv", demo / f"logs/recover/delta_net/{cut}.log"
     before = table.read_bytes()
     for folder in (f"recovered/delta_net/{cut}", f"evaluations/recovered/delta_net/{cut}"):
         shutil.rmtree(demo / folder)
-    for file in (demo / "frames/retrieval.parquet", table, log):
+    for file in (demo / "frames/retrieval.parquet", table):
         file.unlink()
-    again = command("results/demo/tables/retrieval.csv", "--nocolor")
-    running = subprocess.Popen(
-        again, cwd=copy, env=environment(copy), stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL, start_new_session=True,
-    )  # fmt: skip
-    wait_until(lambda: log.is_file() and "recovery" in log.read_text())
+    again = command("results/demo/tables/retrieval.csv", "--nocolor", "--rerun-incomplete")
     # Ctrl-C reaches the whole group, a kill the one that it names.
-    if name == "SIGINT":
-        os.killpg(running.pid, signal.SIGINT)
-    else:
-        running.send_signal(getattr(signal, name))
-    running.wait(60)
-    wait_until(lambda: not survivors(copy))
-    subprocess.run(command("--unlock"), cwd=copy, env=environment(copy), capture_output=True)
-    done = subprocess.run(
-        [*again, "--rerun-incomplete"], cwd=copy, env=environment(copy),
-        capture_output=True, text=True,
-    )  # fmt: skip
+    for number, end in ((signal.SIGINT, os.killpg), (signal.SIGKILL, os.kill)):
+        log.unlink()
+        running = subprocess.Popen(
+            again, cwd=copy, env=environment(copy), stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL, start_new_session=True,
+        )  # fmt: skip
+        wait_until(lambda: log.is_file() and "recovery" in log.read_text())
+        end(running.pid, number)
+        assert running.wait(60) != 0
+        wait_until(lambda: not survivors(copy))
+        subprocess.run(command("--unlock"), cwd=copy, env=environment(copy), capture_output=True)
+    done = subprocess.run(again, cwd=copy, env=environment(copy), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert table.read_bytes() == before
 

@@ -202,7 +202,7 @@ def test_a_model_without_a_class_is_cut_by_its_weights(tmp_path):
 
 
 def test_a_class_that_transformers_lacks_is_an_error_that_says_so(monkeypatch, tmp_path):
-    monkeypatch.setattr("statecut.models.architectures.base.version", lambda _: "5.17.0")
+    monkeypatch.setattr("statecut.models.architectures.base.installed", lambda _: "5.17.0")
     config, needs = ALL["bailing_hybrid"], "bailing_hybrid needs transformers 5.23 or newer"
     with pytest.raises(InputError, match=f"{needs}, and 5.17.0 is installed"):
         create(config, seed=1)

@@ -4,6 +4,7 @@ import os
 import shutil
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cluster import Cluster, missing
@@ -33,8 +34,8 @@ def cluster(installed):
 class Prepared:
     """Checkouts whose data are ready, and what the rest of the run gives without Slurm."""
 
-    def __init__(self, folder: Path, **lengths: int) -> None:
-        self.folder = checkout(folder, small(**lengths))
+    def __init__(self, folder: Path, **sizes: Any) -> None:
+        self.folder = checkout(folder, small(**sizes))
         run_here(self.folder, *DATA)
         self.copies = 0
 
@@ -51,8 +52,8 @@ class Prepared:
 
 @pytest.fixture
 def short(cluster, tmp_path):
-    """Two steps of training."""
-    return Prepared(tmp_path / RUN, steps=2, recovery=40)
+    """Two steps of training, one method."""
+    return Prepared(tmp_path / RUN, steps=2, recovery=40, methods=("l1",))
 
 
 @pytest.fixture(scope="session")

@@ -17,7 +17,9 @@ TRAINED = f"results/{RUN}/evaluations/models/delta_net/ppl.json"
 """Training and one evaluation."""
 
 
-def small(*, steps: int, recovery: int) -> dict[str, Any]:
+def small(
+    *, steps: int, recovery: int, methods: tuple[str, ...] = ("l1", "rand")
+) -> dict[str, Any]:
     """The configuration, as it would be read from a file."""
     text = (ROOT / "config" / "demo.yaml").read_text().replace("results/demo/", f"results/{RUN}/")
     config = yaml.safe_load(text)
@@ -32,11 +34,11 @@ def small(*, steps: int, recovery: int) -> dict[str, Any]:
     config["recipes"] = {"demo": {**config["recipes"]["demo"], "steps": steps, "warmup": 1}}
     config["recovery"] |= {"steps": recovery, "warmup": 1, "control": False}
     config["models"] = {"delta_net": config["models"]["delta_net"]}
-    config["methods"] = {name: config["methods"][name] for name in ("l1", "rand")}
+    config["methods"] = {name: config["methods"][name] for name in methods}
     config["evaluation"]["suites"] = {"ppl": config["evaluation"]["suites"]["ppl"]}
     config["tables"] = {"by_ratio": config["tables"]["by_ratio"]}
     config["tables"]["by_ratio"] |= {
-        "methods": ["l1", "rand"], "ratios": [0.5], "columns": {"post": ["ppl"]}
+        "methods": [*methods], "ratios": [0.5], "columns": {"post": ["ppl"]}
     }  # fmt: skip
     config["figures"], config["benchmarks"] = {}, {}
     del config["analysis"]

@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from statecut.errors import InputError
 from statecut.files import atomic_write, digest, read_json, sha256, to_json
 from statecut.hub import model_folder
-from statecut.models.architectures import ARCHITECTURES, architecture, register
+from statecut.models.architectures import ARCHITECTURES, architecture
 from statecut.models.architectures.base import Architecture, Config, MixerShape, depth
 from statecut.models.description import INDEX, WEIGHTS, ModelFolder
 
@@ -173,13 +173,13 @@ def in_memory(tensors: Tensors, kind: Architecture) -> dict[str, torch.Tensor]:
     return kind.joined(with_current_names(tensors, kind))
 
 
-def _auto_classes() -> tuple[Any, Any]:
-    """transformers' Auto classes, with every architecture of ours registered and runnable."""
+def _auto_classes(kind: Architecture) -> tuple[Any, Any]:
+    """transformers' Auto classes, with an architecture registered and runnable."""
     from statecut.models import kernels
     from statecut.models.fixes.transformers import split_olmo_filters_by_width
 
-    kernels.prepare()
-    register()
+    kernels.prepare(kind)
+    kind.register()
     split_olmo_filters_by_width()
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.utils import logging
@@ -190,7 +190,7 @@ def _auto_classes() -> tuple[Any, Any]:
 
 def unfilled(checkpoint: Checkpoint, device: torch.device | str = "cpu") -> Any:
     """The text model of a folder's config without memory for its parameters."""
-    auto_config, _ = _auto_classes()
+    auto_config, _ = _auto_classes(checkpoint.architecture)
     whole = auto_config.from_pretrained(checkpoint.folder, trust_remote_code=False)
     config = whole.get_text_config()
     # A multimodal config may name it in one place only.
@@ -201,7 +201,7 @@ def unfilled(checkpoint: Checkpoint, device: torch.device | str = "cpu") -> Any:
 def without_parameters(config: Any, device: torch.device | str = "cpu") -> Any:
     """A model without memory for its parameters. What is computed from its config alone is on the
     device."""
-    _, auto_model = _auto_classes()
+    _, auto_model = _auto_classes(ARCHITECTURES[config.model_type])
     with torch.device("meta"):
         model = auto_model.from_config(config, trust_remote_code=False)
     for module in model.modules():
@@ -295,7 +295,7 @@ def create(config: Config, *, seed: int, dtype: torch.dtype = torch.float32) -> 
     """A new model at its random start, the same for the same seed."""
     if problem := (kind := architecture(config)).missing():
         raise InputError(problem)
-    auto_config, auto_model = _auto_classes()
+    auto_config, auto_model = _auto_classes(kind)
     kind.shape(config)  # widths that do not divide are refused here
     values = {key: value for key, value in config.items() if key != "model_type"}
     with torch.random.fork_rng(devices=[]):

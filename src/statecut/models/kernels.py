@@ -6,18 +6,20 @@ import re
 import warnings
 
 from statecut.errors import InputError
+from statecut.models.architectures.base import Architecture
 from statecut.models.fixes import fla as fla_fixes
 from statecut.models.fixes import triton as triton_fixes
 
 
-def prepare() -> None:
-    """Import fla, and apply what this machine needs of `statecut.models.fixes`. Safe to repeat."""
+def prepare(*kinds: Architecture) -> None:
+    """Import fla, and apply what this machine needs of `statecut.models.fixes` to run fla's own
+    models and those of other architectures. Safe to repeat."""
     with warnings.catch_warnings():
         # Without a GPU it warns of what is replaced here.
         warnings.filterwarnings("ignore", message="Triton is not supported on current platform")
         import fla.utils  # registers its models with transformers, too
     if fla.utils.device_platform == "cpu":  # Triton can drive no device here
-        fla_fixes.use_plain_kernels()
+        fla_fixes.use_plain_kernels(*kinds)
     else:
         triton_fixes.assemble_with_ptxas_13()
         triton_fixes.compile_on_all_cores()

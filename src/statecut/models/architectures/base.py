@@ -10,7 +10,8 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from importlib.metadata import version
+from functools import cache
+from importlib import metadata
 from typing import TYPE_CHECKING, Any, Literal
 
 from statecut.errors import InputError
@@ -203,10 +204,10 @@ class Architecture:
         """Why no model of it can be made here; nothing if one can."""
         if self.since is None:
             return f"transformers has no class for {self.model_type}"
-        if _numbers(version("transformers")) < _numbers(self.since):
+        if _numbers(installed("transformers")) < _numbers(self.since):
             return (
                 f"{self.model_type} needs transformers {self.since} or newer, and "
-                f"{version('transformers')} is installed"
+                f"{installed('transformers')} is installed"
             )
         return ""
 
@@ -221,6 +222,11 @@ class Architecture:
             for tensor in (*keys, *values):
                 tensors.setdefault(self.name(layer, tensor), (index, []))[1].append(tensor)
         return tensors
+
+
+@cache  # metadata is parsed like mail, which takes milliseconds
+def installed(package: str) -> str:
+    return metadata.version(package)
 
 
 def _numbers(release: str) -> list[int]:

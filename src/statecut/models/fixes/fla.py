@@ -14,22 +14,24 @@ from contextlib import contextmanager
 
 from statecut.models import plain_kernels
 from statecut.models.architectures import ARCHITECTURES
+from statecut.models.architectures.base import Architecture
 from statecut.models.fixes import Functions, replace_functions
 
 
-def cpu_fallbacks() -> Functions:
-    """Those of fla's models in general, and of each architecture."""
+def cpu_fallbacks(*kinds: Architecture) -> Functions:
+    """Those of fla's own models, and of other architectures, whose modules take time to import."""
     fallbacks = dict(plain_kernels.FLA)
-    for kind in (kind for kind in ARCHITECTURES.values() if not kind.missing()):
+    own = (kind for kind in ARCHITECTURES.values() if kind.library == "fla.models")
+    for kind in (*own, *kinds):
         fallbacks |= {(kind.call.module, name): f for name, f in kind.cpu_fallbacks().items()}
     return fallbacks
 
 
-def use_plain_kernels() -> None:
+def use_plain_kernels(*kinds: Architecture) -> None:
     """Where there is no GPU. Safe to repeat."""
     # torch warns with a stack trace, once per process, where a CPU has no bf16 of its own.
     warnings.filterwarnings("ignore", message="mkldnn_matmul failed")
-    replace_functions(cpu_fallbacks())
+    replace_functions(cpu_fallbacks(*kinds))
 
 
 @contextmanager
