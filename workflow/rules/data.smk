@@ -12,9 +12,9 @@ if DOCUMENTATION:
             [*DOCUMENTATION],
         log:
             f"{results}/logs/text.log",
+        priority: 4
         conda:
             "../../envs/model.yaml"
-        priority: 4
         resources:
             mem_mb=2000,
             runtime=10,
@@ -34,9 +34,9 @@ rule tokenizer:
         directory(f"{results}/tokenizers/{{tokenizer}}"),
     log:
         f"{results}/logs/tokenizer/{{tokenizer}}.log",
+    priority: 4
     conda:
         "../../envs/model.yaml"
-    priority: 4
     resources:
         mem_mb=8000,
         runtime=60,
@@ -58,9 +58,9 @@ rule tokens:
         directory(f"{results}/tokens/{{corpus}}/{{tokenizer}}"),
     log:
         f"{results}/logs/tokens/{{corpus}}-{{tokenizer}}.log",
+    priority: 4
     conda:
         "../../envs/model.yaml"
-    priority: 4
     threads: 16
     resources:
         mem_mb=16000,
