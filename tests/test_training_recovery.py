@@ -9,6 +9,7 @@ from training_runs import packed, recovery
 
 from statecut.errors import InputError
 from statecut.models import create, load, save
+from statecut.models.architectures import architecture
 from statecut.models.checkpoint import Checkpoint
 from statecut.pruning.slicing import Keep, cut_back, slice_model
 from statecut.recovery import training
@@ -63,6 +64,16 @@ def assert_same(model, other, start):
     for name in other.files:
         learned = (other.tensor(name) - start.tensor(name)).norm()
         assert (model.tensor(name) - other.tensor(name)).norm() <= 1e-3 * learned, name
+
+
+@pytest.mark.parametrize("name", ["olmo_hybrid", "kimi_linear"])
+def test_layers_with_softmax_attention_do_not_learn(name):
+    """Though they have projections of the same names."""
+    model = create(SMALL[name], seed=0)
+    config = model.config.to_dict()
+    names = [n for n, p in with_adapters(model, recovery()).named_parameters() if p.requires_grad]
+    learning = {int(re.search(r"\.layers\.(\d+)\.", name)[1]) for name in names}
+    assert learning == {*architecture(config).shape(config).layers}
 
 
 @pytest.mark.parametrize("kind", KINDS)

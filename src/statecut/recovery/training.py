@@ -125,21 +125,24 @@ def less_memory(settings: Recovery) -> str:
 def with_adapters(model: Any, settings: Recovery) -> Any:
     """The model with its adapters in place. Gradients are required by them, the convolutions and,
     if the settings say so, norms (`o_norm.weight`) and biases (`dt_bias`)."""
-    kind, lora = architecture(model.config.to_dict()), settings.lora
-    modules = lora.modules or kind.projections
+    config, lora = model.config.to_dict(), settings.lora
+    kind = architecture(config)
     known = {n.rpartition(".")[2] for n, m in model.named_modules() if isinstance(m, nn.Linear)}
-    for module in modules:
+    for module in lora.modules or ():
         if module not in known:
             raise InputError(
                 f"no projection of the model is called {module!r}{nearest(module, known)}"
             )
+    # Layers with softmax attention may have projections of the same names.
+    layers = kind.shape(config).layers
+    own = [kind.name(layer, part) for layer in layers for part in kind.projections]
     adapted = get_peft_model(
         model,
         LoraConfig(
             r=lora.rank,
             lora_alpha=lora.alpha,  # type: ignore[arg-type] # divided by r, so any number will do
             lora_dropout=0.0,
-            target_modules=list(modules),
+            target_modules=list(lora.modules or own),
         ),
     )
     # Sampled again by a generator of their own: the library samples and discards numbers for B too,
