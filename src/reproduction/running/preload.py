@@ -28,7 +28,7 @@ LIBRARIES = (
     "torch", "transformers", "transformers.modeling_utils", "transformers.models.auto",
     "fla", "fla.models", "peft", "datasets", "lm_eval.api.task", "lm_eval.evaluator",
     "safetensors.torch", "pandas", "scipy.linalg", "matplotlib.pyplot",
-    "torch._inductor.compile_fx", "torch.distributed._tensor",
+    "torch._inductor.compile_fx", "torch.distributed._tensor", "pydantic", "snakemake.script",
 )  # fmt: skip
 
 
