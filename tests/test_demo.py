@@ -15,7 +15,6 @@ import time
 from collections import Counter
 from pathlib import Path
 
-import forked
 import pandas as pd
 import psutil
 import pytest
@@ -60,10 +59,12 @@ def environment(folder):
 
 def planned(folder, *arguments):
     """What would run, as the messages of its jobs."""
-    dry = ("-n", "--profile", "profiles/demo")
-    code, said = forked.snakemake(folder, *dry, *arguments, **environment(folder))
-    assert code == 0, said
-    return Counter(re.findall(r"^Job \d+: (.+)$", said, re.M))
+    done = subprocess.run(
+        command("-n", *arguments), cwd=folder, env=environment(folder),
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return Counter(re.findall(r"^Job \d+: (.+)$", done.stdout + done.stderr, re.M))
 
 
 def summary(jobs):

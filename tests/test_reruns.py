@@ -12,7 +12,6 @@ import shutil
 import subprocess
 import sys
 
-import forked
 import pytest
 import readme
 import yaml
@@ -73,8 +72,8 @@ def run(folder, *command):
 
 
 def snakemake(folder, *arguments, targets=TARGETS):
-    command = (*targets, "--cores", "1", "--configfile", "small.yaml", *arguments)
-    code, message = forked.snakemake(folder, *command, PYTHONPATH=str(folder / "src"))
+    command = ("-m", "snakemake", *targets, "--cores", "1", "--configfile", "small.yaml")
+    code, message = run(folder, *command, *arguments)
     assert code == 0, message
     return message
 

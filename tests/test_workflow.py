@@ -8,7 +8,6 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-import forked
 import pytest
 import yaml
 
@@ -30,7 +29,11 @@ def checkout(tmp_path):
 
 
 def snakemake(folder, *arguments):
-    return forked.snakemake(folder, "-n", "--quiet", "host", "--cores", "1", *arguments)
+    done = subprocess.run(
+        [sys.executable, "-m", "snakemake", "-n", "--quiet", "host", "--cores", "1", *arguments],
+        cwd=folder, capture_output=True, text=True,
+    )  # fmt: skip
+    return done.returncode, done.stdout + done.stderr
 
 
 def counts(said):
