@@ -1,3 +1,4 @@
+import signal
 import sys
 from pathlib import Path
 
@@ -6,6 +7,9 @@ from hypothesis import settings
 
 # The same examples in every run, and no limit of time for one: other work may slow the machine.
 settings.load_profile("ci")
+
+# What a shell starts in the background ignores Ctrl-C, and hands that on to all that it starts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The modules that tests share stand beside them; benchmarks are scripts.
 TESTS = Path(__file__).parent

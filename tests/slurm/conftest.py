@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +9,6 @@ import pytest
 from cluster import Cluster, missing
 from runs import SlurmRun, checkout, results, run_here
 from small import DATA, RUN, TARGET, small
-
-# What a shell starts in the background ignores Ctrl-C, and hands that on to all that it starts.
-signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
