@@ -109,6 +109,14 @@ def test_negative_eigenvalues_double_beta(name):
     torch.testing.assert_close(twice.beta, 2 * once.beta)
 
 
+def test_of_a_hybrid_the_layers_with_a_delta_rule_are_analysed():
+    model = create(SMALL["qwen3_5_tied"], seed=2)
+    analysis = analyse_rank(model, IDS, model_digest="d", heads=[(2, 3)], skip=SKIP)
+    assert analysis.layers == (0, 2)
+    assert analysis.effective_rank.shape == (2, 4, T)  # four heads of values
+    assert analysis.spectrum(2, 3).shape == (T - SKIP, 12)
+
+
 # Effective ranks without an SVD
 
 
