@@ -297,7 +297,7 @@ def test_the_part_of_a_run_that_a_job_uses_is_enough_for_it(name):
         part = JobConfig.model_validate(inputs.pretraining_settings(model))
         assert part.models[model].fla_config() == config.models[model].fla_config()
         (recipe,) = part.recipes.values()
-        assert recipe.defining() == inputs.recipe(model).defining()
+        assert recipe.defining() == config.recipe_of(model).defining()
     for tokenizer in config.tokenizers:
         uses = JobConfig.model_validate(inputs.tokenizer_settings(tokenizer))
         assert uses.tokenizers[tokenizer] == config.tokenizers[tokenizer]

@@ -159,7 +159,7 @@ def work_of(inputs: Inputs, rule: str, wildcards: Any) -> Work:
     work, kept = Work("", model.kernel, model.parameters), WEIGHT * parameters_at(model, cut)
     match rule:
         case "pretrain":
-            recipe, disk = inputs.recipe(name), TRAINED * model.parameters + kept
+            recipe, disk = config.recipe_of(name), TRAINED * model.parameters + kept
             return replace(work, of=recipe.trainer, tokens=tokens(recipe), disk=disk)
         case "calibrate":
             return replace(work, tokens=tokens(config.calibration))
