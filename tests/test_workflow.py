@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from test_running_job import rules_on_a_gpu
 
 from reproduction.config import JobConfig, Variant, load_config
 from reproduction.rules import Inputs
@@ -166,10 +167,7 @@ def test_in_the_lab_every_rule_on_a_gpu_has_shares_and_what_is_timed_has_all():
     whole = profile["default-resources"]["gpu_slots"]
     assert profile["resources"]["gpu"] == whole
     shares = {rule: asked["gpu"] for rule, asked in profile["set-resources"].items()}
-    text = "".join(path.read_text() for path in (ROOT / "workflow/rules").glob("*.smk"))
-    rules = re.split(r"^ *rule (\w+):", text, flags=re.M)
-    on_a_gpu = {name for name, body in zip(rules[1::2], rules[2::2], strict=True) if "gpu=" in body}
-    assert {*shares} == on_a_gpu
+    assert {*shares} == {*rules_on_a_gpu()}
     assert shares["measure"] == whole
     assert all(0 < share <= whole for share in shares.values())
     # However many evaluations are ready, there is room for the recoveries, which take more.
