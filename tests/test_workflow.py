@@ -285,9 +285,11 @@ def test_the_part_of_a_run_that_a_job_uses_is_enough_for_it(name):
         part = JobConfig.model_validate(inputs.table_settings(table))
         shows = "cells" if hasattr(spec, "columns") else "timings"
         assert getattr(part, shows)(table) == getattr(config, shows)(table)
-    for figure in config.figures:
+    for figure, spec in config.figures.items():
         part = JobConfig.model_validate(inputs.table_settings(figures=[figure]))
-        assert part.variants(figure) == config.variants(figure)
+        shown = config.evaluations(*spec.tables) if hasattr(spec, "tables") else ()
+        assert {*part.evaluations()} == {*shown}
+        assert part.analyses() == config.analyses(figure)
     for cell in config.measurements():
         uses = inputs.cell_settings(cell.benchmark, Path(inputs.paths.measurement(cell)).stem)
         assert cell in JobConfig.model_validate(uses).measurements()
