@@ -87,7 +87,6 @@ def test_the_profile_says_what_there_is_and_what_jobs_ask_for(checkout, inside) 
     shared = read_graph(GPUS, configfile="config/demo.yaml", profile="profiles/shares")
     asked = {job.rule: job.gpus for job in shared.jobs}
     assert (shared.gpus, asked["evaluate"], asked["measure"], asked["score"]) == (1, 0.25, 1, 0)
-    assert {*REQUESTS} == {*TASKS}
 
 
 # Workload
