@@ -49,7 +49,7 @@ from statecut.arguments import Eps
 from statecut.data.packing import Manifest, PackedTokens
 from statecut.data.sources import Source
 from statecut.errors import InputError
-from statecut.files import atomic_write, read_json, sha256, write_json
+from statecut.files import atomic_write, sha256, write_json
 from statecut.models import create, kernels, load
 from statecut.models.checkpoint import Checkpoint
 from statecut.models.fixes.fla import plain_kernels_in_place
@@ -67,21 +67,21 @@ MODELS = ("delta_net", "gated_deltanet")
 METHODS = ("drrqr", "fisher", "grad", "s_wanda", "l1", "rand")
 KEY = ("model", "seed", "method", "width", "recover", "eps")
 OLD = {"eps": "kept"}  # rows without it are older than exact cuts
-# What defines the trained models.
-SETTINGS: dict[str, tuple[Any, str]] = {
-    "layers": (2, "of a model"),
-    "hidden": (128, "its hidden size"),
-    "heads": (2, "of a layer"),
-    "head": (64, "key channels of a head before cutting"),
-    "keys": (128, "different keys, and as many values"),
-    "length": (256, "tokens of a sequence"),
-    "pairs": ([4, 8, 16, 32, 64], "pairs in a sequence, as many sequences of each"),
-    "steps": (2000, "of training"),
-    "batch": (256, "sequences of a step"),
-    "epochs": (4, "how often training sees a sequence"),
-    "rate": (3e-3, "learning rate"),
-    "sequences": (256, "for calibration and refit"),
-    "held_out": (128, "sequences for each number of pairs"),
+# What defines the trained models, and the text.
+SETTINGS: dict[str, Any] = {
+    "layers": 2,
+    "hidden": 128,
+    "heads": 2,
+    "head": 64,  # key channels before cutting
+    "keys": 128,  # and as many values
+    "length": 256,  # tokens of a sequence
+    "pairs": [4, 8, 16, 32, 64],  # in a sequence, as many sequences of each
+    "steps": 2000,
+    "batch": 256,
+    "epochs": 4,
+    "rate": 3e-3,
+    "sequences": 256,  # for calibration and refit
+    "held_out": 128,  # sequences for each number of pairs
 }
 
 
@@ -91,13 +91,9 @@ SETTINGS: dict[str, tuple[Any, str]] = {
 def draw(pairs: int, sequences: int, length: int, keys: int, random: np.random.Generator) -> Any:
     """(sequences, length) tokens: keys are 0 .. keys - 1, values keys .. 2 keys - 1.
 
-    The keys of a sequence differ. They are asked for in rounds, all of them in each round.
+    The keys of a sequence differ. They are asked for in rounds, all of them in each round. Of keys
+    there are as many as pairs at least; the length is even, with room for an answer.
     """
-    if not pairs <= keys or length % 2 or not 2 * pairs < length:
-        raise InputError(
-            f"{pairs} pairs of {keys} keys in {length} tokens: there must be as many keys, and an "
-            "even number of tokens with room for an answer"
-        )
 
     def permutations(n: int) -> np.ndarray:
         return random.permuted(np.tile(np.arange(n), (sequences, 1)), axis=1)
@@ -121,21 +117,21 @@ def answers(ids: Tensor) -> Tensor:
     return ids.where((places % 2 == 1) & (places > 2 * pairs), IGNORED)
 
 
-def write_text(folder: Path, settings: dict[str, Any]) -> None:
+def write_text(folder: Path) -> None:
     """Packed tokens with the slices pretraining, recovery, calibration and, for each number of
     pairs, held_out_N."""
     random = np.random.default_rng(0)
-    length, keys, pairs = settings["length"], settings["keys"], settings["pairs"]
+    length, keys, pairs = SETTINGS["length"], SETTINGS["keys"], SETTINGS["pairs"]
 
     def mixed(sequences: int) -> np.ndarray:
         each = -(-sequences // len(pairs))
         return np.concatenate([draw(n, each, length, keys, random) for n in pairs])
 
     parts = {
-        "pretraining": mixed(-(-settings["steps"] * settings["batch"] // settings["epochs"])),
-        "recovery": mixed(64 * settings["batch"]),
-        "calibration": mixed(4 * settings["sequences"]),
-        **{f"held_out_{n}": draw(n, settings["held_out"], length, keys, random) for n in pairs},
+        "pretraining": mixed(-(-SETTINGS["steps"] * SETTINGS["batch"] // SETTINGS["epochs"])),
+        "recovery": mixed(64 * SETTINGS["batch"]),
+        "calibration": mixed(4 * SETTINGS["sequences"]),
+        **{f"held_out_{n}": draw(n, SETTINGS["held_out"], length, keys, random) for n in pairs},
     }
     stops = np.cumsum([len(rows) for rows in parts.values()]).tolist()
     with atomic_write(folder, folder=True) as aside:
@@ -179,7 +175,6 @@ def losses_of_answers(
 @dataclass(frozen=True)
 class Bench:
     folder: Path  # what is kept
-    settings: dict[str, Any]
     device: str
     work: Path  # what is not
 
@@ -187,20 +182,20 @@ class Bench:
         return PackedTokens(self.folder / "text", slice_name=name)
 
     def config(self, model: str) -> dict[str, Any]:
-        hidden, heads, width = (self.settings[name] for name in ("hidden", "heads", "head"))
+        hidden, heads, width = (SETTINGS[name] for name in ("hidden", "heads", "head"))
         own = {
             "delta_net": {"expand_k": heads * width / hidden, "expand_v": 1.0},
             "gated_deltanet": {"head_dim": width, "expand_v": hidden / heads / width},
         }
         return {
             "model_type": model, "hidden_size": hidden, "num_heads": heads,
-            "num_hidden_layers": self.settings["layers"], "intermediate_size": 2 * hidden,
-            "vocab_size": 2 * self.settings["keys"], **own[model],
+            "num_hidden_layers": SETTINGS["layers"], "intermediate_size": 2 * hidden,
+            "vocab_size": 2 * SETTINGS["keys"], **own[model],
         }  # fmt: skip
 
     def training(self, part: str, steps: int, rate: float, seed: int) -> dict[str, Any]:
         return {
-            "data": f"recall/{part}", "steps": steps, "batch": self.settings["batch"],
+            "data": f"recall/{part}", "steps": steps, "batch": SETTINGS["batch"],
             "learning_rate": rate, "warmup": steps // 6, "floor": 0.1, "eps": 1e-8, "clip": 1.0,
             "seed": seed, "epochs": steps,
         }  # fmt: skip
@@ -210,7 +205,7 @@ class Bench:
         folder = self.folder / f"{name}-{seed}"
         if not folder.exists():
             model = answers_only(create(self.config(name), seed=seed)).to(self.device)
-            steps, rate = self.settings["steps"], self.settings["rate"]
+            steps, rate = SETTINGS["steps"], SETTINGS["rate"]
             values = {"trainer": "builtin", **self.training("pretraining", steps, rate, seed)}
             output = Output(folder, checkpoints=self.folder / "checkpoints")
             pretrain(model, self.text("pretraining"), Recipe.model_validate(values), output)
@@ -220,14 +215,14 @@ class Bench:
         model = load(
             folder, device=self.device, dtype=Checkpoint(folder).compute_dtype(self.device)
         )
-        ids = sampled_sequences(self.text("calibration"), self.settings["sequences"], seed)
+        ids = sampled_sequences(self.text("calibration"), SETTINGS["sequences"], seed)
         return calibrate(
             answers_only(model), ids.split(32), seed=seed,
             provenance={"model_digest": Checkpoint(folder).digest()},
         )  # fmt: skip
 
     def refit(self, sliced: Path, folder: Path, seed: int) -> Path:
-        ids = sampled_sequences(self.text("calibration"), self.settings["sequences"], seed)
+        ids = sampled_sequences(self.text("calibration"), SETTINGS["sequences"], seed)
         student, out = Checkpoint(sliced), self.work / "refitted"
         result = refit(student, Checkpoint(folder), ids, device=self.device, batch=32)
         write_refitted(student, result, out, force=True)
@@ -235,7 +230,7 @@ class Bench:
 
     def recover(self, student: Path, teacher: Path, steps: int, seed: int) -> Path:
         values = {
-            **self.training("recovery", steps, self.settings["rate"], seed),
+            **self.training("recovery", steps, SETTINGS["rate"], seed),
             "lora": {"rank": 16, "alpha": 32},
             "distillation": {"temperature": 2.0, "weight": 1.0},
         }
@@ -257,7 +252,7 @@ class Bench:
         the state may be held in another type between tokens."""
         model = load(folder, device=self.device, dtype=torch.float32)
         shares = {}
-        for pairs in self.settings["pairs"]:
+        for pairs in SETTINGS["pairs"]:
             ids = torch.from_numpy(self.text(f"held_out_{pairs}")[:])
             ids = ids.to(self.device)
             with states_held_in(state) if state else nullcontext():
@@ -269,7 +264,7 @@ class Bench:
 
 def rows(bench: Bench, options: argparse.Namespace, done: set[tuple[Any, ...]]) -> Iterator[dict]:
     """One for each unpruned model, then one for each cell; those that are not done."""
-    full = bench.settings["head"]
+    full = SETTINGS["head"]
     for seed in options.seeds:
         for name in options.models:
             folder = bench.trained(name, seed)
@@ -351,19 +346,6 @@ def table(trainings: list[list[Row]]) -> str:
     )  # fmt: skip
 
 
-def prepare_folder(folder: Path, settings: dict[str, Any]) -> None:
-    """The settings and the text of a new folder; an error if it was begun with other settings."""
-    file, text = folder / "settings.json", folder / "text"
-    folder.mkdir(parents=True, exist_ok=True)
-    if file.is_file() and read_json(file) != settings:
-        raise InputError(
-            f"{folder}: made with other settings ({file.name}); give those, or another --folder"
-        )
-    write_json(file, settings)
-    if not text.exists():
-        write_text(text, settings)
-
-
 def main() -> None:
     parser = new_parser(__doc__)
     parser.add_argument("--folder", type=Path, help="keeps text and trained models")
@@ -373,28 +355,22 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--widths", type=int, nargs="+", default=[32, 16, 8, 4, 2], help="kept")
     parser.add_argument("--recover", type=int, default=100, metavar="STEPS", help="0: not")
-    for name, (default, about) in SETTINGS.items():
-        first, *several = default if isinstance(default, list) else (default,)
-        parser.add_argument(
-            f"--{name.replace('_', '-')}", type=type(first), nargs="+" if several else None,
-            default=default, help=f"{about} (default: {default})",
-        )  # fmt: skip
     options = parser.parse_args()
     if options.table:
         print(table([read_rows(file) for file in options.rows]))
         return
     device = device_of(parser, options, "folder")
-    settings = {name: getattr(options, name) for name in SETTINGS}
     for width in options.widths:
-        if not 1 <= width < settings["head"]:
-            parser.error(f"--widths {width}: must lie in 1..{settings['head'] - 1}")
+        if not 1 <= width < SETTINGS["head"]:
+            parser.error(f"--widths {width}: must lie in 1..{SETTINGS['head'] - 1}")
     for method in options.methods:
         method_named(method)
     kernels.prepare()
-    prepare_folder(options.folder, settings)
+    if not (options.folder / "text").exists():
+        write_text(options.folder / "text")
     done = {tuple((OLD | row)[key] for key in KEY) for row in read_rows(options.out)}
     with tempfile.TemporaryDirectory() as work, plain_kernels_in_place():
-        bench = Bench(options.folder, settings, device, Path(work))
+        bench = Bench(options.folder, device, Path(work))
         append_rows(options.out, rows(bench, options, done), line)
 
 

@@ -10,7 +10,7 @@ once, longer than the engine's chunk of a prefill, and the same prompts again, w
 and CUDA graphs on. Compared with Statecut's float32 model on a CPU: the log-probabilities of the
 prompts' tokens (prefill), of the greedy tokens that follow (decoding), and of those when the prompt
 comes from the cache. "right" is a median error of at most a twentieth of the effect of the delta
-layers: what it costs the log-probabilities to put out zeros there. Means are shown, too: in 16 bits
+layers: what it costs the log-probabilities to put out zeros there. Rows have means, too: in 16 bits
 some tokens are routed to other experts than in float32, in an unpruned model as well.
 """
 
@@ -254,20 +254,6 @@ def serve(engine, root, prompts, arguments, environment, cell):
     return {**row, "outcome": outcome, "medians": medians, "means": means, "effect": effect, **kept}
 
 
-def table(rows):
-    parts = ("prefill", "decoding", "cached")
-    yield f"| family | d_k x d_v | outcome | {' | '.join(parts)} | effect | tokens cached |"
-    yield "|---|---|---|---|---|---|---|---|"
-    for row in rows:
-        outcome = row["outcome"] + (", with the plugin" if row["plugin"] else "")
-        if medians := row.get("medians"):
-            numbers = [f"{medians[part]:.3f} ({row['means'][part]:.3f})" for part in parts]
-            numbers += [f"{row['effect']:.2f}", str(max(row["from_cache"]))]
-        else:
-            outcome, numbers = f"{outcome}: {row['message']}", [""] * 5
-        yield f"| {row['family']} | {row['shape']} | {outcome} | {' | '.join(numbers)} |"
-
-
 def errors_in(row):
     return f"{row['medians']['prefill']:.3f} / {row['medians']['decoding']:.3f}"
 
@@ -363,11 +349,10 @@ def main():
         rows = []
         work = partial(serve, options.engine, root, prompts, options.arguments, environment)
         for row in pool.map(work, cells):
-            print(row, file=sys.stderr, flush=True)
+            print(row, flush=True)
             rows.append(row)
             if options.out:
                 options.out.write_text(json.dumps(rows, indent=1))
-    print("\n".join(table(rows)))
 
 
 if __name__ == "__main__":

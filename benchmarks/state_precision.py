@@ -36,22 +36,17 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from exact import Bench, chosen
 from rows import Row, append_rows, device_of, existing, markdown, new_parser, read_rows
 from torch import Tensor
 
 from statecut.arguments import width as width_of
-from statecut.data.packing import PackedTokens
 from statecut.errors import InputError
 from statecut.evaluation.perplexity import perplexity
 from statecut.models import plain_kernels
 from statecut.models.checkpoint import Checkpoint
 from statecut.models.fixes.fla import plain_kernels_in_place
-from statecut.pruning.calibration import calibrate_folder, sampled_sequences
-from statecut.pruning.methods import METHODS, method_named
-from statecut.pruning.refit import refit, write_refitted
-from statecut.pruning.select import select
-from statecut.pruning.slicing import slice_model
-from statecut.pruning.statistics import ModelStatistics
+from statecut.pruning.methods import method_named
 
 TYPES = {
     "float32": torch.float32,
@@ -148,36 +143,24 @@ def cells(name: str, options: argparse.Namespace) -> Iterator[Cell]:
             yield name, method, ratio, "refitted", state
 
 
-def rows(options: argparse.Namespace, device: str, done: set[Cell], work: Path) -> Iterator[Row]:
-    text = PackedTokens(options.text, slice_name="calibration")
-    held_out = torch.from_numpy(PackedTokens(options.text, slice_name="held_out")[:])
+def rows(options: argparse.Namespace, bench: Bench, done: set[Cell]) -> Iterator[Row]:
+    held_out = bench.texts()["held_out"][: options.held_out]
     for folder in options.models:
         pending = [cell for cell in cells(folder.name, options) if cell not in done]
-        calibration = None
+        teacher, statistics = Checkpoint(folder), None
         for (method, ratio), group in itertools.groupby(pending, lambda cell: cell[1:3]):
-            folders = {"whole": folder, "sliced": work / "sliced", "refitted": work / "refitted"}
+            folders = {"whole": folder}
             if method is not None:
-                if calibration is None:
-                    gradients = any("gradients" in METHODS[name].needs for name in options.methods)
-                    calibration = calibrate_folder(
-                        folder, text, name="calibration", sequences=options.sequences, rows=5000,
-                        seed=options.seed, device=device, gradients=gradients,
-                    )  # fmt: skip
-                teacher = Checkpoint(folder)
-                statistics = ModelStatistics(teacher, calibration)
-                width = width_of(teacher.shape.width, ratio)
-                (selection,) = select(method, statistics, [width], target="kq", seed=options.seed)
-                slice_model(
-                    teacher, selection.change(), folders["sliced"], force=True,
-                    dtype=teacher.compute_dtype(device),
-                )  # fmt: skip
-                student = Checkpoint(folders["sliced"])
-                ids = sampled_sequences(text, options.sequences, options.seed)
-                result = refit(student, teacher, ids, device=device)
-                write_refitted(student, result, folders["refitted"], force=True)
+                if statistics is None:
+                    statistics = bench.statistics(folder, options.methods, values=False)
+                whole = teacher.shape.width, teacher.shape.value_width
+                split = width_of(whole[0], ratio), whole[1]
+                channels = chosen(method, statistics, split, whole, options.seed)
+                folders["sliced"] = bench.cut(teacher, channels, "exact", 1.0)
+                folders["refitted"] = bench.refit(folders["sliced"], teacher)
             for cell in group:
                 *_, stage, state = cell
-                values = measure(folders[stage], state, held_out[: options.held_out], device)
+                values = measure(folders[stage], state, held_out, bench.device)
                 yield {**dict(zip(KEY, cell, strict=True)), **values}
 
 
@@ -228,7 +211,8 @@ def main() -> None:
             parser.error(f"--models {folder}: only models of flash-linear-attention are emulated")
     done: set[Any] = {tuple(row[key] for key in KEY) for row in read_rows(options.out)}
     with tempfile.TemporaryDirectory() as work:
-        append_rows(options.out, rows(options, device, done, Path(work)), line)
+        bench = Bench(options.text, [], device, options.sequences, options.seed, None, Path(work))
+        append_rows(options.out, rows(options, bench, done), line)
 
 
 def line(row: Row) -> str:

@@ -6,7 +6,7 @@ VERSION = 1
 with job(snakemake) as run:
     import torch
 
-    from reproduction.pretraining.pretrain import pretrain_model, recipe_of
+    from reproduction.pretraining.pretrain import pretrain_model
     from reproduction.pretraining.verdicts import padding
     from statecut.data.packing import PackedTokens
     from statecut.models.checkpoint import divide
@@ -16,7 +16,7 @@ with job(snakemake) as run:
     padding(snakemake.input.preflight, may_pad=False)
     name = snakemake.wildcards.model
     fitting = {"activation_checkpoint": snakemake.resources.activation_checkpoint}
-    recipe = recipe_of(run, name).model_copy(update=fitting)
+    recipe = run.recipe_of(name).model_copy(update=fitting)
     run = run.model_copy(update={"recipes": {run.models[name].source.recipe: recipe}})
     length = PackedTokens(snakemake.input.tokens).manifest.sequence_length
     record = Record().then(

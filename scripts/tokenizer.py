@@ -13,5 +13,4 @@ with job(snakemake) as run:
         snakemake.wildcards.tokenizer,
         Path(snakemake.output[0]),
         text=Path(snakemake.input.text[0]) if snakemake.input.text else None,
-        force=True,
     )

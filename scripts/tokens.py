@@ -16,5 +16,4 @@ with job(snakemake) as run:
         Path(snakemake.output[0]),
         text=Path(snakemake.input.text[0]) if snakemake.input.text else None,
         workers=snakemake.threads,
-        force=True,
     )

@@ -41,7 +41,8 @@ def projected(w, x, n):
     return convolved(x @ w[f"attn.{n}_proj.weight"].T, filters, bias)
 
 
-def mixer(config, w, x):
+def states(config, w, x):
+    """S_t of each value head, d_v x d_k as in the paper: (T, heads, d_v, d_k); and its queries."""
     T, heads = len(x), config.num_heads
     q, k = (
         z / (z.square().sum(-1, keepdim=True) + 1e-6).sqrt() for z in queries_and_keys(config, w, x)
@@ -61,21 +62,25 @@ def mixer(config, w, x):
         bound = getattr(config, "lower_bound", None)
         decay = torch.exp(bound * torch.sigmoid(rate * a) if bound else -rate * F.softplus(a))
 
-    S = x.new_zeros(value_heads, v.shape[-1], k.shape[-1])  # d_v x d_k, as in the paper
-    outputs = []
+    S = [x.new_zeros(value_heads, v.shape[-1], k.shape[-1])]
     for t in range(T):
-        S = decay[t, :, None] * S
-        error = v[t] - torch.einsum("hvk,hk->hv", S, k[t])
-        S = S + beta[t, :, None, None] * torch.einsum("hv,hk->hvk", error, k[t])
-        outputs.append(torch.einsum("hvk,hk->hv", S, q[t]) * k.shape[-1] ** -0.5)
-    o = norm(torch.stack(outputs), w["attn.o_norm.weight"], config.norm_eps)
+        faded = decay[t, :, None] * S[-1]
+        error = v[t] - torch.einsum("hvk,hk->hv", faded, k[t])
+        S.append(faded + beta[t, :, None, None] * torch.einsum("hv,hk->hvk", error, k[t]))
+    return torch.stack(S[1:]), q
+
+
+def mixer(config, w, x):
+    S, q = states(config, w, x)
+    o = torch.einsum("thvk,thk->thv", S, q) * q.shape[-1] ** -0.5
+    o = norm(o, w["attn.o_norm.weight"], config.norm_eps)
     if "attn.g_proj.0.weight" in w:
         gate = x @ w["attn.g_proj.0.weight"].T @ w["attn.g_proj.1.weight"].T
         o = o * (gate + w["attn.g_proj.1.bias"]).sigmoid().view_as(o)
     elif config.use_gate:
         sigmoid = getattr(config, "output_gate_activation", "") == "sigmoid"
         o = o * (torch.sigmoid if sigmoid else F.silu)(x @ w["attn.g_proj.weight"].T).view_as(o)
-    return o.reshape(T, -1) @ w["attn.o_proj.weight"].T
+    return o.flatten(1) @ w["attn.o_proj.weight"].T
 
 
 def convolved(x, filters, bias):

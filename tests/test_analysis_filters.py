@@ -42,3 +42,14 @@ def test_a_model_without_filters_is_refused(tmp_path):
         save(create({**SMALL["delta_net"], "use_short_conv": False}, seed=3), tmp_path / "m")
     with pytest.raises(InputError, match=r"q_conv1d.weight: a model without filters"):
         filters(Checkpoint(tmp_path / "m"))
+
+
+def test_filters_that_are_one_tensor_are_taken_apart(folders):
+    model = Checkpoint(folders / "qwen3_5_tied")
+    found = filters(model)
+    assert found.layers == (0, 2)  # softmax attention stands between them
+    assert (found.q.shape, found.v.shape) == ((2, 2, 16, 4), (2, 4, 12, 4))
+    for place, layer in enumerate(found.layers):
+        joined = model.tensor(f"model.layers.{layer}.linear_attn.conv1d.weight")[:, 0]
+        sides = [getattr(found, side)[place].reshape(-1, 4) for side in "qkv"]
+        np.testing.assert_array_equal(np.concatenate(sides), joined)

@@ -3,10 +3,9 @@
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plain_model import plain_logits, projected, queries_and_keys
+from plain_model import plain_logits, states
 from small_models import SMALL
 
 from reproduction.analysis.rank import RankAnalysis
@@ -24,33 +23,12 @@ THREE_TOKENS = 3 * 4 * 2 * 2 * 16 * 16  # a small delta_net has 2 x 2 heads of 1
 
 def plain_states(model):
     """S_t as the paper writes it, d_v x d_k: one (T, value heads, d_v, d_k) for each layer."""
-    config, p = model.config, dict(model.named_parameters())
-    found = []
+    p, found = dict(model.named_parameters()), []
 
     def seen(layer, x, q, k):
         at = f"model.layers.{layer}."
         w = {name.removeprefix(at): tensor for name, tensor in p.items() if name.startswith(at)}
-        value_heads = getattr(config, "num_v_heads", None) or config.num_heads
-        k = queries_and_keys(config, w, x)[1]
-        k = k / (k.square().sum(-1, keepdim=True) + 1e-6).sqrt()
-        k = k.repeat_interleave(value_heads // config.num_heads, 1)
-        v = projected(w, x, "v").view(T, value_heads, -1)
-        beta = torch.sigmoid(x @ w["attn.b_proj.weight"].T)
-        alpha = torch.ones_like(beta)
-        if "attn.A_log" in w:
-            a = F.softplus(x @ w["attn.a_proj.weight"].T + w["attn.dt_bias"])
-            alpha = torch.exp(-torch.exp(w["attn.A_log"]) * a)
-        I = torch.eye(k.shape[-1]).to(k)  # noqa: E741
-        states = []
-        for h in range(value_heads):
-            S = torch.zeros(v.shape[-1], k.shape[-1]).to(k)
-            for t in range(T):
-                kk = torch.outer(k[t, h], k[t, h])
-                S = alpha[t, h] * S @ (I - beta[t, h] * kk)
-                S = S + beta[t, h] * torch.outer(v[t, h], k[t, h])
-                states.append(S)
-        states = torch.stack(states).view(value_heads, T, *S.shape)
-        found.append(states.transpose(0, 1))
+        found.append(states(model.config, w, x)[0])
 
     with torch.no_grad():
         plain_logits(model, IDS, seen)
@@ -107,6 +85,14 @@ def test_negative_eigenvalues_double_beta(name):
     once = writes(create(config, seed=2), IDS)
     twice = writes(create({**config, "allow_neg_eigval": True}, seed=2), IDS)
     torch.testing.assert_close(twice.beta, 2 * once.beta)
+
+
+def test_of_a_hybrid_the_layers_with_a_delta_rule_are_analysed():
+    model = create(SMALL["qwen3_5_tied"], seed=2)
+    analysis = analyse_rank(model, IDS, model_digest="d", heads=[(2, 3)], skip=SKIP)
+    assert analysis.layers == (0, 2)
+    assert analysis.effective_rank.shape == (2, 4, T)  # four heads of values
+    assert analysis.spectrum(2, 3).shape == (T - SKIP, 12)
 
 
 # Effective ranks without an SVD

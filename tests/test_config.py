@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 import csv
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
@@ -18,7 +16,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reproduction.config import Config, QualityTable, Variant, load_config, parse_config
+from reproduction.config import Config, QualityTable, load_config, parse_config
 from reproduction.config.__main__ import reference, schema
 from reproduction.config.evaluation import DATA_SETS
 from reproduction.config.needs import hub_sources
@@ -118,16 +116,6 @@ def test_a_rehearsal_has_all_of_a_run_and_little_work(configs: dict[str, Config]
     assert all(recipe.steps == 20 for recipe in rehearsal.recipes.values())
 
 
-def test_one_table_needs_only_its_own(paper: Config) -> None:
-    variants = paper.variants("adv_vs_non_adv")
-    assert len(variants) == 2 + 3 * 12  # unpruned; three seeds
-    assert {suite for _, suite in paper.evaluations("adv_vs_non_adv")} == {"ppl"}
-    assert {v.target for v in variants if v.method == "pca_proper"} == {"k"}
-    assert paper.variants("mixer_scaling") == ()
-    assert {v.method for v in paper.variants("histograms-main")} == {"baseline", "drrqr"}
-    assert Variant("delta_net_370M", "l1", "kq", 0.75, 0, "pre") in paper.variants("zs-dn-370M")
-
-
 def test_paper_trains_two_sizes_of_each_rule_at_five_widths(paper: Config) -> None:
     assert set(paper.trained_shapes()) == {
         *(Shape("delta_net", h, w, h, 128) for h in (8, 16) for w in (128, 89, 76, 64, 32)),
@@ -167,12 +155,14 @@ def test_a_table_with_both_eps_needs_both_and_others_the_runs_own(
     configs: dict[str, Config],
 ) -> None:
     demo = configs["demo"]
-    pruned = {(v.model, v.method, v.ratio, v.rft, v.eps) for v in demo.variants("small_eps")}
+    evaluated = (variant for variant, _ in demo.evaluations("small_eps"))
+    pruned = {(v.model, v.method, v.ratio, v.rft, v.eps) for v in evaluated}
     pruned -= {(model, "baseline", 0.0, "none", "kept") for model in demo.models}
     assert len(pruned) == 2 * 2 * 2  # models x stages x eps
     for run, eps in (("demo", "matched"), ("lab", "matched"), ("paper", "kept")):
         others = [name for name in configs[run].tables if not name.endswith("eps")]
-        shown = configs[run].variants(*others, *configs[run].figures)
+        shown = [variant for variant, _ in configs[run].evaluations(*others)]
+        shown += configs[run].analyses()
         assert {v.eps for v in shown if v.pruned} == {eps}, run
 
 
@@ -192,7 +182,7 @@ def test_lab_trains_three_times_what_its_headlines_rest_on(configs: dict[str, Co
     assert {model for name in averaged for model in lab.tables[name].models} == {
         name for name, model in lab.models.items() if not model.training
     }
-    assert not {v.model for v in lab.variants(*lab.tables.keys() - averaged)} & {
+    assert not {v.model for v, _ in lab.evaluations(*lab.tables.keys() - averaged)} & {
         name for name, model in lab.models.items() if model.training
     }
     again = [name for name in lab.models if name.startswith("kda_40M")]
@@ -322,12 +312,6 @@ def test_every_key_is_described() -> None:
     for name, section in json.loads(schema())["$defs"].items():
         for key, field in section["properties"].items():
             assert "description" in field, f"{name}.{key}"
-
-
-def test_importing_is_cheap() -> None:
-    heavy = "{'torch', 'transformers', 'fla', 'numpy', 'lm_eval'} & set(sys.modules)"
-    command = f"import sys, reproduction.config; sys.exit(str({heavy}) if {heavy} else 0)"
-    subprocess.run([sys.executable, "-c", command], check=True)
 
 
 # --- mistakes ---

@@ -46,8 +46,12 @@ def test_a_model_is_linked_with_the_tokenizer_of_the_run(there: Model, tmp_path:
     assert load(tmp_path / "out").config.hidden_size == there.hidden_size
 
 
-def test_a_rehearsal_makes_a_model_with_random_weights(there: Model, tmp_path: Path) -> None:
-    model = there.model_copy(update={"source": RandomWeights(kind="random")})
+@pytest.mark.parametrize("name", ["gated_deltanet", "hybrid"])
+def test_a_rehearsal_makes_a_model_with_random_weights(
+    there: Model, tmp_path: Path, name: str
+) -> None:
+    described = load_config(DEMO).models[name]
+    model = described.model_copy(update={"source": RandomWeights(kind="random")})
     import_model(model, tmp_path / "tokenizer", tmp_path / "out")
     check_sizes(model, tmp_path / "out")
     assert load(tmp_path / "out").num_parameters() == model.parameters

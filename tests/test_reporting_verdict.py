@@ -280,6 +280,8 @@ def test_a_run_of_another_size_compares_claims_only(small):
 def test_compare_begins_with_a_tally_and_explains_its_marks(small, tmp_path, monkeypatch, capsys):
     write_verdict(small, tmp_path / "results" / "small" / "verdict")
     monkeypatch.chdir(tmp_path)
+    assert main(["compare", "smal"]) == 2
+    assert "there is no results/smal/verdict; did you mean 'small'?" in capsys.readouterr().err
     assert main(["compare", "small"]) == 0
     tally, scope, empty, *rest = capsys.readouterr().out.splitlines()
     counts = "3 hold, 0 fail, 0 undecided, 21 not measured"

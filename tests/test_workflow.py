@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from test_running_job import rules_on_a_gpu
 
 from reproduction.config import JobConfig, Variant, load_config
 from reproduction.rules import Inputs
@@ -166,10 +167,7 @@ def test_in_the_lab_every_rule_on_a_gpu_has_shares_and_what_is_timed_has_all():
     whole = profile["default-resources"]["gpu_slots"]
     assert profile["resources"]["gpu"] == whole
     shares = {rule: asked["gpu"] for rule, asked in profile["set-resources"].items()}
-    text = "".join(path.read_text() for path in (ROOT / "workflow/rules").glob("*.smk"))
-    rules = re.split(r"^ *rule (\w+):", text, flags=re.M)
-    on_a_gpu = {name for name, body in zip(rules[1::2], rules[2::2], strict=True) if "gpu=" in body}
-    assert {*shares} == on_a_gpu
+    assert {*shares} == {*rules_on_a_gpu()}
     assert shares["measure"] == whole
     assert all(0 < share <= whole for share in shares.values())
     # However many evaluations are ready, there is room for the recoveries, which take more.
@@ -287,9 +285,11 @@ def test_the_part_of_a_run_that_a_job_uses_is_enough_for_it(name):
         part = JobConfig.model_validate(inputs.table_settings(table))
         shows = "cells" if hasattr(spec, "columns") else "timings"
         assert getattr(part, shows)(table) == getattr(config, shows)(table)
-    for figure in config.figures:
+    for figure, spec in config.figures.items():
         part = JobConfig.model_validate(inputs.table_settings(figures=[figure]))
-        assert part.variants(figure) == config.variants(figure)
+        shown = config.evaluations(*spec.tables) if hasattr(spec, "tables") else ()
+        assert {*part.evaluations()} == {*shown}
+        assert part.analyses() == config.analyses(figure)
     for cell in config.measurements():
         uses = inputs.cell_settings(cell.benchmark, Path(inputs.paths.measurement(cell)).stem)
         assert cell in JobConfig.model_validate(uses).measurements()
@@ -297,7 +297,7 @@ def test_the_part_of_a_run_that_a_job_uses_is_enough_for_it(name):
         part = JobConfig.model_validate(inputs.pretraining_settings(model))
         assert part.models[model].fla_config() == config.models[model].fla_config()
         (recipe,) = part.recipes.values()
-        assert recipe.defining() == inputs.recipe(model).defining()
+        assert recipe.defining() == config.recipe_of(model).defining()
     for tokenizer in config.tokenizers:
         uses = JobConfig.model_validate(inputs.tokenizer_settings(tokenizer))
         assert uses.tokenizers[tokenizer] == config.tokenizers[tokenizer]

@@ -70,22 +70,20 @@ def _root(corpus: HubCorpus) -> Path:
     return resolve("dataset", corpus.name, revision=corpus.revision, patterns=corpus.files)
 
 
-def make_tokenizer(
-    config: Config, name: str, out: Path, *, text: Path | None = None, force: bool = False
-) -> Tokenizer:
+def make_tokenizer(config: Config, name: str, out: Path, *, text: Path | None = None) -> Tokenizer:
     """Write a tokenizer folder: trained, converted or copied."""
     spec = config.tokenizers[name]
     if spec.kind == "train":
         texts = documents(config.corpora[spec.corpus], text=text)
-        return train_tokenizer(texts, out, vocabulary_size=spec.vocab_size, force=force)
+        return train_tokenizer(texts, out, vocabulary_size=spec.vocab_size)
     if spec.kind == "hub":
         folder = resolve("model", spec.name, revision=spec.revision)
     else:
         folder = Path(spec.path)
         if folder.is_file():
-            return convert_sentencepiece(folder, out, force=force)
+            return convert_sentencepiece(folder, out)
     load_tokenizer(folder)  # an error before the copy is made
-    with atomic_write(out, force=force, folder=True) as aside:
+    with atomic_write(out, force=True, folder=True) as aside:
         for path in tokenizer_files(folder):
             shutil.copyfile(path, aside / path.name)
     return load_tokenizer(out)
@@ -99,7 +97,6 @@ def pack_corpus(
     *,
     text: Path | None = None,
     workers: int = 1,
-    force: bool = False,
 ) -> Manifest:
     """Pack all slices of a corpus into one folder."""
     corpus = config.corpora[name]
@@ -113,5 +110,5 @@ def pack_corpus(
         source=source(corpus),
         seed=corpus.seed,
         workers=workers,
-        force=force,
+        force=True,
     )

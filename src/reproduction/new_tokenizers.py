@@ -21,7 +21,7 @@ _CHARACTERS = "".join(map(chr, [*range(1, 0xD800), *range(0xE000, 0x10000)]))
 
 
 def train_tokenizer(
-    documents: Iterable[str], out: Path | str, *, vocabulary_size: int, force: bool = False
+    documents: Iterable[str], out: Path | str, *, vocabulary_size: int
 ) -> Tokenizer:
     """Train a byte-level BPE on a stream. The same text gives the same bytes.
 
@@ -37,7 +37,7 @@ def train_tokenizer(
         special_tokens=[END_OF_TEXT],
         show_progress=False,
     )
-    with atomic_write(out, force=force, folder=True) as aside:
+    with atomic_write(out, force=True, folder=True) as aside:
         backend.train_from_iterator(_counted(documents), trainer)
         if backend.get_vocab_size() != vocabulary_size:  # never less than 257, all bytes and eos
             raise InputError(
@@ -55,7 +55,7 @@ def _counted(documents: Iterable[str]) -> Iterator[str]:
         yield text
 
 
-def convert_sentencepiece(model: Path | str, out: Path | str, *, force: bool = False) -> Tokenizer:
+def convert_sentencepiece(model: Path | str, out: Path | str) -> Tokenizer:
     """Convert a sentencepiece BPE `.model` to a tokenizer folder that gives the same ids.
 
     The result is compared with sentencepiece on texts made to find a difference, and not written
@@ -64,7 +64,7 @@ def convert_sentencepiece(model: Path | str, out: Path | str, *, force: bool = F
     """
     from sentencepiece import SentencePieceProcessor
 
-    with atomic_write(out, force=force, folder=True) as aside:
+    with atomic_write(out, force=True, folder=True) as aside:
         try:
             processor = SentencePieceProcessor(model_file=str(model))
         except (OSError, RuntimeError) as error:

@@ -17,6 +17,7 @@ import yaml
 from pydantic import Field, PositiveFloat, PositiveInt
 
 from reproduction.config import TASKS, Cut, MixerBenchmark, Model, Suite
+from reproduction.config.evaluation import REQUESTS
 from reproduction.config.models import SECTIONS, cut_shape
 from reproduction.config.section import Section
 from reproduction.dag import build_dag, parse_arguments
@@ -26,13 +27,6 @@ from statecut.models.shapes import Kernel, MixerShape
 
 WEIGHT = 4  # bytes: models are kept in float32, and those of the hub are no wider
 TRAINED = 3 * 12  # bytes: three checkpoints, each with a parameter and AdamW's two moments
-# Documents of a task, times their choices where it has some; near enough for a plan, not counted.
-REQUESTS = {
-    "wikitext": 62, "lambada_openai": 5153, "arc_easy": 9501, "arc_challenge": 4687,
-    "hellaswag": 40168, "piqa": 3676, "winogrande": 2534, "based_drop": 2090, "based_fda": 1102,
-    "based_nq": 3160, "based_squadv2": 2984, "based_swde": 1111, "based_triviaqa": 1690,
-    "demo_prose": 200, "demo_last_word": 200, "demo_choice": 800, "demo_recall": 200,
-}  # fmt: skip
 # Of an evaluation: tokens of a batch whose size is not set, and of a choice with its context. An
 # answer of 48 tokens takes as long as five calls of the model: the first token, the capture of a
 # graph, and 46 replays, 20 to a call (16 sequences of a 1.3B: benchmarks/h200/speed.json).
@@ -159,7 +153,7 @@ def work_of(inputs: Inputs, rule: str, wildcards: Any) -> Work:
     work, kept = Work("", model.kernel, model.parameters), WEIGHT * parameters_at(model, cut)
     match rule:
         case "pretrain":
-            recipe, disk = inputs.recipe(name), TRAINED * model.parameters + kept
+            recipe, disk = config.recipe_of(name), TRAINED * model.parameters + kept
             return replace(work, of=recipe.trainer, tokens=tokens(recipe), disk=disk)
         case "calibrate":
             return replace(work, tokens=tokens(config.calibration))

@@ -25,7 +25,6 @@ from reproduction.config import (
     QualityFigure,
     QualityTable,
     RankFigure,
-    Recipe,
     SpectrumFigure,
     cut_shape,
     shape_of,
@@ -108,7 +107,7 @@ class Inputs:
         spec = _changed(self.config.models[model], "label", "published_as")
         # Which of several it is says the seed.
         source = {"kind": "pretrain", "recipe": spec["source"]["recipe"]}
-        recipe = self.recipe(model).defining(exclude_defaults=True)
+        recipe = self.config.recipe_of(model).defining(exclude_defaults=True)
         recipes = {source["recipe"]: recipe}
         models = {model: {**spec, "label": model, "source": source}}
         return self.settings("device", models=models, recipes=recipes)
@@ -238,9 +237,6 @@ class Inputs:
 
     def tokenizer(self, model: str) -> str:
         return f"{self.paths.root}/tokenizers/{self.config.models[model].tokenizer}"
-
-    def recipe(self, model: str) -> Recipe:
-        return self.config.recipe_of(model)
 
     def preflight(self, model: str, ratio: Cut = 0.0) -> str:
         return self.paths.preflight(shape_of(self.config.models[model], ratio))

@@ -31,7 +31,7 @@ rule preflight:
 
 rule pretrain:
     input:
-        tokens=lambda w: paths.tokens(inputs.recipe(w.model).data, w.model),
+        tokens=lambda w: paths.tokens(run_config.recipe_of(w.model).data, w.model),
         tokenizer=lambda w: inputs.tokenizer(w.model),
         preflight=lambda w: inputs.preflight(w.model),
     output:
@@ -44,10 +44,12 @@ rule pretrain:
     conda:
         "../../envs/pretrain.yaml"
     resources:
-        gpu=lambda w: inputs.recipe(w.model).gpus,
+        gpu=lambda w: run_config.recipe_of(w.model).gpus,
         mem_mb=32000,
         runtime=1440,
-        activation_checkpoint=lambda w: inputs.recipe(w.model).activation_checkpoint,
+        activation_checkpoint=lambda w: run_config.recipe_of(
+            w.model
+        ).activation_checkpoint,
     params:
         code=code("scripts/pretrain.py"),
         settings=lambda w: inputs.pretraining_settings(w.model),

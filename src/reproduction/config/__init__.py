@@ -17,7 +17,7 @@ from reproduction.config.evaluation import (
     Suite,
     Task,
 )
-from reproduction.config.models import Model, cut_shape, shape_of, state_bytes
+from reproduction.config.models import Model, cut_shape, shape_of
 from reproduction.config.pruning import BASELINE
 from reproduction.config.reading import load_config, parse_config
 from reproduction.config.run import Config, JobConfig, Measurement, Variant

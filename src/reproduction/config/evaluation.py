@@ -21,30 +21,32 @@ from statecut.models.shapes import Kernel
 
 _TEXT, _CHOICE = ("word_perplexity", "byte_perplexity", "bits_per_byte"), ("acc", "acc_norm")
 _WORD, _ANSWER = ("perplexity", "acc"), ("contains",)
-# The tasks that can be asked for, what each reports, and where its data is on the hub: repository,
+# The tasks that can be asked for, what each reports, its documents times their choices where it has
+# some (near enough for a plan, not counted), and where its data is on the hub: repository,
 # configuration (None: it has one only), split. lm-eval would need eleven seconds to say which it
 # has; the based_ and demo_ ones are Statecut's own, and the latter made from a run's own text.
-_TASKS: dict[str, tuple[tuple[str, ...], tuple[str, str | None, str] | None]] = {
-    "wikitext": (_TEXT, ("EleutherAI/wikitext_document_level", "wikitext-2-raw-v1", "test")),
-    "lambada_openai": (_WORD, ("EleutherAI/lambada_openai", "default", "test")),
-    "arc_easy": (_CHOICE, ("allenai/ai2_arc", "ARC-Easy", "test")),
-    "arc_challenge": (_CHOICE, ("allenai/ai2_arc", "ARC-Challenge", "test")),
-    "hellaswag": (_CHOICE, ("Rowan/hellaswag", None, "validation")),
-    "piqa": (_CHOICE, ("baber/piqa", None, "validation")),
-    "winogrande": (("acc",), ("allenai/winogrande", "winogrande_xl", "validation")),
-    "based_drop": (_ANSWER, ("hazyresearch/based_drop", None, "validation")),
-    "based_fda": (_ANSWER, ("hazyresearch/based-fda", "default", "validation")),
-    "based_nq": (_ANSWER, ("hazyresearch/based_nq_2048", None, "validation")),
-    "based_squadv2": (_ANSWER, ("hazyresearch/based-squad", "default", "validation")),
-    "based_swde": (_ANSWER, ("hazyresearch/based-swde-v2", "default", "validation")),
-    "based_triviaqa": (_ANSWER, ("hazyresearch/based_triviaqa", None, "validation")),
-    "demo_prose": (_TEXT, None),
-    "demo_last_word": (_WORD, None),
-    "demo_choice": (_CHOICE, None),
-    "demo_recall": (_ANSWER, None),
+_TASKS: dict[str, tuple[tuple[str, ...], int, tuple[str, str | None, str] | None]] = {
+    "wikitext": (_TEXT, 62, ("EleutherAI/wikitext_document_level", "wikitext-2-raw-v1", "test")),
+    "lambada_openai": (_WORD, 5153, ("EleutherAI/lambada_openai", "default", "test")),
+    "arc_easy": (_CHOICE, 9501, ("allenai/ai2_arc", "ARC-Easy", "test")),
+    "arc_challenge": (_CHOICE, 4687, ("allenai/ai2_arc", "ARC-Challenge", "test")),
+    "hellaswag": (_CHOICE, 40168, ("Rowan/hellaswag", None, "validation")),
+    "piqa": (_CHOICE, 3676, ("baber/piqa", None, "validation")),
+    "winogrande": (("acc",), 2534, ("allenai/winogrande", "winogrande_xl", "validation")),
+    "based_drop": (_ANSWER, 2090, ("hazyresearch/based_drop", None, "validation")),
+    "based_fda": (_ANSWER, 1102, ("hazyresearch/based-fda", "default", "validation")),
+    "based_nq": (_ANSWER, 3160, ("hazyresearch/based_nq_2048", None, "validation")),
+    "based_squadv2": (_ANSWER, 2984, ("hazyresearch/based-squad", "default", "validation")),
+    "based_swde": (_ANSWER, 1111, ("hazyresearch/based-swde-v2", "default", "validation")),
+    "based_triviaqa": (_ANSWER, 1690, ("hazyresearch/based_triviaqa", None, "validation")),
+    "demo_prose": (_TEXT, 200, None),
+    "demo_last_word": (_WORD, 200, None),
+    "demo_choice": (_CHOICE, 800, None),
+    "demo_recall": (_ANSWER, 200, None),
 }
-TASKS = {name: metrics for name, (metrics, _) in _TASKS.items()}
-DATA_SETS = {name: place for name, (_, place) in _TASKS.items() if place}
+TASKS = {name: metrics for name, (metrics, _, _) in _TASKS.items()}
+REQUESTS = {name: requests for name, (_, requests, _) in _TASKS.items()}
+DATA_SETS = {name: place for name, (_, _, place) in _TASKS.items() if place}
 
 FRACTIONS = {"acc", "acc_norm", "contains"}
 """Metrics that tasks give from 0 to 1, and results in percent."""

@@ -189,8 +189,3 @@ def shape_of(model: Model, cut: Cut = 0.0) -> Shape:
     """What the kernels of its delta rule are compiled for."""
     mixer = cut_shape(model, cut)
     return Shape(model.kernel, mixer.heads, mixer.width, mixer.value_heads, mixer.value_width)
-
-
-def state_bytes(model: Model, cut: Cut = 0.0) -> int:
-    """The recurrent state of one sequence, in all layers."""
-    return cut_shape(model, cut).state_bytes()

@@ -35,7 +35,6 @@ from reproduction.config.tables import (
     Analysis,
     DecodingTable,
     Figure,
-    QualityFigure,
     QualityTable,
     RankFigure,
     Table,
@@ -206,16 +205,9 @@ class Config(Section):
             if variant.pruned or variant.rft == "none"
         )
 
-    def variants(self, *names: str) -> tuple[Variant, ...]:
-        """Every variant that these tables and figures need, or that the whole run needs."""
-        figures = [name for name in names if name in self.figures]
-        tables = [name for name in names if name not in figures]
-        for name in figures:
-            if isinstance(figure := self.figures[name], QualityFigure):
-                tables += figure.tables
-        from_tables = self.evaluations(*tables) if tables or not names else ()
-        from_figures = self.analyses(*figures) if figures or not names else ()
-        return _unique([*(variant for variant, _ in from_tables), *from_figures])
+    def variants(self) -> tuple[Variant, ...]:
+        """Every variant that tables and figures need."""
+        return _unique([*(variant for variant, _ in self.evaluations()), *self.analyses()])
 
     def measurements(self, *benchmarks: str) -> tuple[Measurement, ...]:
         """Every cell of these benchmarks, or of all."""

@@ -23,12 +23,6 @@ from statecut.recovery.loop import Losses, check_data, explain_out_of_memory, tr
 SMALLER_BATCHES = "halve `batch` of the recipe and double `world_size`, which starts anew"
 
 
-def recipe_of(config: Config, model: str) -> Recipe:
-    source = config.models[model].source
-    assert source.kind == "pretrain"
-    return config.recipes[source.recipe]
-
-
 def pretrain_model(
     config: Config, model: str, data: Path | str, output: Output, *, gpus: int
 ) -> None:
@@ -36,7 +30,7 @@ def pretrain_model(
 
     `gpus` is how many of this machine to use; 0 is a CPU, which only the built-in trainer knows.
     """
-    recipe = recipe_of(config, model)
+    recipe = config.recipe_of(model)
     sizes = config.models[model].fla_config()
     if recipe.trainer == "flame":
         from reproduction.pretraining.flame import pretrain_with_flame

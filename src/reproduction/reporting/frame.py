@@ -315,8 +315,6 @@ def read_sources(
     The files stand in the order of `config.evaluations(table)` or `config.timings(table)`, with
     None for one that a partial run does not have.
     """
-    if config.partial is None and None in sources:
-        raise InputError(f"table {table}: results are missing, and the run is not `partial`")
     if isinstance(config.tables[table], QualityTable):
         for (variant, suite), path in zip(config.evaluations(table), sources, strict=True):
             if path is not None:

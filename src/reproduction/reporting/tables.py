@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby, product
 from typing import Any
 
-from reproduction.config import BASELINE, Config, Cut, Stage, state_bytes
+from reproduction.config import BASELINE, Config, Cut, Stage, cut_shape
 from reproduction.reporting.frame import Result
 from reproduction.reporting.grid import (
     STAGES,
@@ -160,7 +160,7 @@ def _stages(t: TableBuilder) -> Grid:
     ]
 
     def labels(model: str, ratio: Cut) -> list[str]:
-        state = state_bytes(t.config.models[model], ratio) / 1024
+        state = cut_shape(t.config.models[model], ratio).state_bytes() / 1024
         return [t.model(model), percent(ratio), f"{state:,.10g}"]
 
     sections = [

@@ -38,7 +38,7 @@ def visible_gpus() -> list[str]:
 
 
 @contextmanager
-def gpus_taken(slots: int, *, per_gpu: int = 1, locks: Path | None = None) -> Iterator[list[str]]:
+def gpus_taken(slots: int, *, per_gpu: int = 1) -> Iterator[list[str]]:
     """Wait for slots, some of one GPU or those of whole GPUs, and hide all other GPUs from CUDA for
     the length of a block. Those of a Slurm job are its own, unless it has more than it asks for:
     then it is one of several jobs in an allocation."""
@@ -52,8 +52,7 @@ def gpus_taken(slots: int, *, per_gpu: int = 1, locks: Path | None = None) -> It
     if wanted > len(visible):
         raise InputError(f"{wanted} GPUs are asked for, this machine has {len(visible)}")
     # In another allocation of the same machine, the same names may be other GPUs.
-    name = f"reproduction-gpus-{os.getuid()}-{allocation}"
-    folder = locks or Path(tempfile.gettempdir()) / name
+    folder = Path(tempfile.gettempdir()) / f"reproduction-gpus-{os.getuid()}-{allocation}"
     taken = _wait_for(wanted, visible, min(slots, per_gpu), per_gpu, folder)
     before = os.environ.get("CUDA_VISIBLE_DEVICES")
     os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(taken)  # none: Triton sees none either

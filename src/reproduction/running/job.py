@@ -62,11 +62,14 @@ def job(snakemake: Any) -> Iterator[JobConfig]:
     os.environ.setdefault("TRITON_CACHE_DIR", os.path.abspath("results/.triton"))
     os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
     export_end_time()
-    with _report_errors(), _redirect_to_log(snakemake.log), requeue_at_time_limit(snakemake.rule):
+    with (
+        _report_errors(),
+        _redirect_to_log(snakemake.log[0]),
+        requeue_at_time_limit(snakemake.rule),
+    ):
         started = time.time()
         check_code(snakemake.rule, snakemake.params.code)
-        if snakemake.output:
-            provenance_path(snakemake.output[0]).unlink(missing_ok=True)
+        provenance_path(snakemake.output[0]).unlink(missing_ok=True)
         remove_unfinished(snakemake.output)
         config = JobConfig.model_validate(snakemake.params.get("settings", {}))
         slots, per_gpu = gpu_slots(snakemake.resources) if config.device == "cuda" else (0, 1)
@@ -74,8 +77,7 @@ def job(snakemake: Any) -> Iterator[JobConfig]:
         with gpus_taken(slots, per_gpu=per_gpu):
             require_gpus(snakemake.rule, gpus)
             yield config
-        if snakemake.output:
-            write_provenance(snakemake, started, gpus=gpus)
+        write_provenance(snakemake, started, gpus=gpus)
 
 
 def remove_unfinished(outputs: Iterable[str]) -> None:
@@ -87,13 +89,10 @@ def remove_unfinished(outputs: Iterable[str]) -> None:
 
 
 @contextmanager
-def _redirect_to_log(log: Any) -> Iterator[None]:
+def _redirect_to_log(log: str) -> Iterator[None]:
     """Send the output of this process and its children to the job's log."""
-    if not log:
-        yield
-        return
     terminal = os.dup(1), os.dup(2)
-    with open(log[0], "wb") as file:
+    with open(log, "wb") as file:
         for number in (1, 2):
             os.dup2(file.fileno(), number)
     try:

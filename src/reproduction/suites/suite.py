@@ -43,21 +43,20 @@ def evaluate(
     *,
     cache: Path | str | None = None,
     device: str = "cpu",
-    dtype: torch.dtype | None = None,
 ) -> Record:
     """Write `out`: every number of a suite for the model in a folder, and what they came from.
 
     Errors in configuration and data are found before the model is loaded. `cache` is a folder that
     keeps finished tasks, for an evaluation that was killed and for other suites with the same task.
-    It does not know the code: other code needs another folder. `dtype` is by default the model's
-    `compute_dtype`: bfloat16 on a GPU, as in the paper.
+    It does not know the code: other code needs another folder. On a GPU it is computed in bfloat16,
+    as in the paper.
     """
     spec = config.evaluation.suites[suite]
     attempted = {column: task for column, task in spec.tasks.items() if not task.not_attempted}
     for column, task in attempted.items():
         check_task_file(column, task, task_file(task.task))
     checkpoint = Checkpoint(model)
-    dtype = dtype or checkpoint.compute_dtype(device)
+    dtype = checkpoint.compute_dtype(device)
     tokenizer = load_tokenizer(model)
     check_vocabulary(tokenizer, checkpoint.text_config["vocab_size"])
     conditions = {  # what the numbers of all tasks depend on, besides the code

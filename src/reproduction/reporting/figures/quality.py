@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator
 
-from reproduction.config import BASELINE, Config, Cut, Stage, state_bytes
+from reproduction.config import BASELINE, Config, Cut, Stage, cut_shape
 from reproduction.config.models import Model
 from reproduction.reporting.frame import Cell, cells, read_results, variant_key
 from reproduction.reporting.grid import STAGES
@@ -105,7 +105,8 @@ def draw_state(config: Config, name: str, sources: Sequence[Path]) -> Figure:
 
 
 def _kib(model: Model, cut: Cut) -> float:
-    return state_bytes(model, cut) / 1024
+    """The recurrent state of one sequence, in all layers."""
+    return cut_shape(model, cut).state_bytes() / 1024
 
 
 def in_rows(panels: Iterable[Panel]) -> list[list[Panel]]:
