@@ -32,6 +32,8 @@ from torch import Tensor
 
 from reproduction.config import load_config
 from reproduction.reporting.frame import read_frame
+from statecut.arguments import width
+from statecut.pruning.selection import load_selection
 
 ROOT = Path(__file__).parents[1]
 RUN = ROOT / "results" / "lab" / "h200"
@@ -243,8 +245,12 @@ def selections() -> str:
 
 
 def of_draws(folder: Path, method: str, ratio: float) -> list[Draw]:
-    """From a file per draw and ratio, as this run has them; newer ones have one of all widths."""
-    return [load_file(path) for path in sorted(folder.glob(f"{method}-kq-{ratio}-*.safetensors"))]
+    """From a file per ratio, as this run has them, or from one of all widths, as newer runs do."""
+    if paths := sorted(folder.glob(f"{method}-kq-{ratio}-*.safetensors")):
+        return [load_file(path) for path in paths]
+    paths = sorted(folder.glob(f"{method}-kq-[0-9].safetensors"))
+    left = width(len(load_file(paths[0])["kept"]) + 1, ratio)  # of widths 1 to d_k - 1
+    return [load_selection(path, keys=left, values=0).tensors for path in paths]
 
 
 def agreement(draws: list[Draw]) -> str:

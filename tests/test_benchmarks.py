@@ -23,6 +23,7 @@ from reproduction.config import load_config
 from statecut.errors import InputError
 from statecut.models import create, save
 from statecut.models.delta_rule import l2_normalised, recurrent_delta_rule
+from statecut.pruning.selection import Selection, save_selections
 from statecut.recovery.distillation import IGNORED
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
@@ -89,6 +90,16 @@ def test_the_lab_shows_one_eps_and_one_training(monkeypatch):
     shown = lab.methods()
     monkeypatch.setattr(lab, "read_frame", lambda path: mixed)
     assert lab.methods() == shown
+
+
+def test_the_lab_reads_selections_of_all_widths(tmp_path):
+    scores = torch.rand(2, 3, 8)
+    about = {"method": "l1", "full_width": 8, "width": 1}
+    kept = [scores.topk(width).indices.sort(-1).values for width in range(1, 8)]
+    each = [Selection({"kept": channels, "scores": scores}, about) for channels in kept]
+    save_selections(each, tmp_path / "l1-kq-0.safetensors")
+    (draw,) = lab.of_draws(tmp_path, "l1", 0.75)
+    assert torch.equal(draw["kept"], kept[1])
 
 
 def test_an_invented_run_needs_the_spread_of_the_lab():
