@@ -53,6 +53,7 @@ from statecut.files import atomic_write, read_json, sha256, write_json
 from statecut.models import create, kernels, load
 from statecut.models.checkpoint import Checkpoint
 from statecut.models.fixes.fla import plain_kernels_in_place
+from statecut.models.loaded import Loaded
 from statecut.pruning.calibration import Calibration, calibrate, sampled_sequences
 from statecut.pruning.methods import method_named
 from statecut.pruning.refit import refit, write_refitted
@@ -222,7 +223,7 @@ class Bench:
         )
         ids = sampled_sequences(self.text("calibration"), self.settings["sequences"], seed)
         return calibrate(
-            answers_only(model), ids.split(32), seed=seed,
+            Loaded(answers_only(model)), ids.split(32), device=self.device, seed=seed,
             provenance={"model_digest": Checkpoint(folder).digest()},
         )  # fmt: skip
 

@@ -245,7 +245,7 @@ BAD = [
 def test_bad_values_are_named_and_nothing_is_written(
     root, tmp_path, capsys, monkeypatch, given, message
 ):
-    monkeypatch.setattr("statecut.pruning.calibration.calibrate_layerwise", None)
+    monkeypatch.setattr("statecut.pruning.calibration.calibrate", None)
     monkeypatch.chdir(tmp_path)
     Path("empty.txt").touch()
     if given in ({"model": "bare"}, {"model": "few"}):
