@@ -292,22 +292,6 @@ def slice_in_memory(
     return sliced.eval()
 
 
-def sliced_sizes(
-    checkpoint: Checkpoint, cut: MixerShape, dtype: torch.dtype | None
-) -> tuple[int, int]:
-    """How many numbers the smaller model will have, and how many bytes they will take on a disk."""
-    kind, shape = checkpoint.architecture, checkpoint.shape
-    headers = with_current_names(checkpoint.headers(), kind)
-    cuts_values = cut.value_width < shape.value_width
-    values = cut_back(shape, cut.value_width, "value") if cuts_values else None
-    slicer = Slicer(kind, shape, cut_back(shape, cut.width), values, headers.__getitem__)
-    # Headers have shapes and no numbers, and so has what becomes of them.
-    sizes = {name: slicer(name, header).numel() for name, header in headers.items()}
-    prefixes = checkpoint.passthrough_prefixes
-    types = {name: sliced_dtype(name, header, prefixes, dtype) for name, header in headers.items()}
-    return sum(sizes.values()), sum(sizes[name] * types[name].itemsize for name in sizes)
-
-
 def sliced_dtype(
     name: str, tensor: Tensor, passthrough: tuple[str, ...], dtype: torch.dtype | None
 ) -> torch.dtype:
