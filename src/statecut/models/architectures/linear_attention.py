@@ -108,6 +108,12 @@ def queries_keys_values(name: str, role: base.Role) -> tuple[ChannelTensor, ...]
     )
 
 
+JOINT = queries_keys_values("conv1d.weight", "filter")
+# Where files have them apart: theirs, and the one in memory.
+KEY_FILTERS = (*(ChannelTensor(f"{side}_conv1d.weight", "filter") for side in "qk"), *JOINT[:2])
+VALUE_FILTERS = (ChannelTensor("v_conv1d.weight", "filter", "value"), JOINT[2])
+
+
 def join_filters(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """The filters of a layer's queries, keys and values in one tensor: files have them apart."""
     import torch
