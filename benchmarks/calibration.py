@@ -27,7 +27,7 @@ CASES = {
 def measure(case: str, sequences: int, length: int, batch: int, device: str) -> dict[str, object]:
     import torch
 
-    from statecut.models import create
+    from statecut.models.checkpoint import create
     from statecut.models.loaded import Loaded
     from statecut.pruning.calibration import calibrate
 

@@ -50,8 +50,8 @@ from statecut.data.packing import Manifest, PackedTokens
 from statecut.data.sources import Source
 from statecut.errors import InputError
 from statecut.files import atomic_write, read_json, sha256, write_json
-from statecut.models import create, kernels, load
-from statecut.models.checkpoint import Checkpoint
+from statecut.models import kernels
+from statecut.models.checkpoint import Checkpoint, create, load
 from statecut.models.fixes.fla import plain_kernels_in_place
 from statecut.models.loaded import Loaded
 from statecut.pruning.calibration import Calibration, calibrate, sampled_sequences

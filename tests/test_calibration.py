@@ -11,9 +11,8 @@ from plain_model import plain_logits
 from small_models import HYBRIDS, SMALL
 
 from statecut.errors import InputError
-from statecut.models import create, load, save
 from statecut.models.capture import mixers
-from statecut.models.checkpoint import Checkpoint
+from statecut.models.checkpoint import Checkpoint, create, load, save
 from statecut.models.kernels import check_gradients
 from statecut.models.loaded import Loaded
 from statecut.pruning.calibration import Calibration, calibrate, sampled_positions

@@ -22,8 +22,7 @@ from statecut.cli import main
 from statecut.data.progress import Progress
 from statecut.errors import InputError
 from statecut.files import atomic_write
-from statecut.models import create, load, save
-from statecut.models.checkpoint import Checkpoint
+from statecut.models.checkpoint import Checkpoint, create, load, save
 from statecut.pruning.request import Request
 
 

@@ -13,8 +13,7 @@ from reproduction.analysis.filters import filters
 from reproduction.analysis.states import analyse_rank
 from reproduction.config import parse_config
 from reproduction.pretraining.pretrain import pretrain
-from statecut.models import create, load
-from statecut.models.checkpoint import Checkpoint
+from statecut.models.checkpoint import Checkpoint, create, load
 from statecut.pruning.calibration import Calibration, calibrate_folder, sampled_sequences
 from statecut.pruning.refit import refit, write_refitted
 from statecut.pruning.select import select

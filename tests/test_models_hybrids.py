@@ -22,10 +22,9 @@ from small_models import (
 from training_runs import packed, recovery
 
 from statecut.errors import InputError
-from statecut.models import create, load, save
 from statecut.models.architectures import REFUSED, architecture
 from statecut.models.capture import capture_rule_inputs, mixers
-from statecut.models.checkpoint import Checkpoint, check_parameters
+from statecut.models.checkpoint import Checkpoint, check_parameters, create, load, save
 from statecut.pruning.refit import refit, write_refitted
 from statecut.pruning.slicing import slice_model
 from statecut.recovery import training

@@ -12,8 +12,7 @@ from slow_rrqr import strong_rrqr_slow
 from small_models import SMALL
 
 from statecut.errors import InputError
-from statecut.models import create, save
-from statecut.models.checkpoint import Checkpoint
+from statecut.models.checkpoint import Checkpoint, create, save
 from statecut.pruning.calibration import calibrate
 from statecut.pruning.methods import METHODS
 from statecut.pruning.select import select, top

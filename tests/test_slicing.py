@@ -17,10 +17,9 @@ from safetensors.torch import save_file
 from small_models import SMALL, WITH_EXPERTS, logits, relative, rewritten, some, widths
 
 from statecut.errors import InputError
-from statecut.models import load, save
 from statecut.models.architectures import ARCHITECTURES
 from statecut.models.capture import mixers
-from statecut.models.checkpoint import Checkpoint, open_safetensors
+from statecut.models.checkpoint import Checkpoint, load, open_safetensors, save
 from statecut.pruning.select import select
 from statecut.pruning.slicing import (
     Pad,
@@ -83,7 +82,7 @@ for folder in folders:
     if "shared" not in folder and "glm5_next" not in folder:  # whose class is statecut's
         _, report = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
         assert not any(report.values()), report
-from statecut.models import load
+from statecut.models.checkpoint import load
 torch.set_num_threads(1)
 torch.save({folder: load(folder)(torch.load(ids)).logits.detach() for folder in folders}, out)
 """
