@@ -126,6 +126,12 @@ def cut_back(shape: MixerShape, width: int, channels: Channels = "key") -> Keep:
     return Keep(torch.arange(width).expand(len(shape.layers), heads, width))
 
 
+def narrowed(shape: MixerShape, keys: Change | None, values: Keep | None) -> MixerShape:
+    """The shape of a model with these channels."""
+    width = keys.width if keys else shape.width
+    return replace(shape, width=width, value_width=values.width if values else shape.value_width)
+
+
 @dataclass(frozen=True)
 class Slicer:
     """What becomes of each tensor of a model, in its own type or, where it is computed, in float64.
@@ -143,9 +149,7 @@ class Slicer:
 
     @property
     def narrow(self) -> MixerShape:
-        width = self.keys.width if self.keys else self.shape.width
-        value_width = self.values.width if self.values else self.shape.value_width
-        return replace(self.shape, width=width, value_width=value_width)
+        return narrowed(self.shape, self.keys, self.values)
 
     @cached_property
     def _tensors(self) -> dict[str, tuple[int, list[ChannelTensor]]]:
