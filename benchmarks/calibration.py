@@ -27,29 +27,30 @@ CASES = {
 def measure(case: str, sequences: int, length: int, batch: int, device: str) -> dict[str, object]:
     import torch
 
-    from statecut.models import create
+    from statecut.models.checkpoint import create
+    from statecut.models.loaded import Loaded
     from statecut.pruning.calibration import calibrate
 
     torch.manual_seed(0)
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
-    model = create(CASES[case], seed=0, dtype=dtype).to(device)
+    model = Loaded(create(CASES[case], seed=0, dtype=dtype).to(device))
 
     def batches(count):
         vocabulary = CASES[case]["vocab_size"]
-        return (torch.randint(0, vocabulary, (batch, length)) for _ in range(count // batch))
+        return [torch.randint(0, vocabulary, (batch, length)) for _ in range(count // batch)]
 
     if device == "cuda":
-        calibrate(model, batches(batch))
+        calibrate(model, batches(batch), device=device)
         torch.cuda.reset_peak_memory_stats()
     started = time.monotonic()
-    calibrate(model, batches(sequences))
+    calibrate(model, batches(sequences), device=device)
     seconds = time.monotonic() - started
     if device == "cuda":
         peak = torch.cuda.max_memory_allocated() / 2**20
     else:
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     return {
-        "case": case, "parameters": sum(p.numel() for p in model.parameters()),
+        "case": case, "parameters": sum(p.numel() for p in model.model.parameters()),
         "tokens": sequences * length, "batch": batch, "seconds": round(seconds, 2),
         "tokens_per_second": round(sequences * length / seconds), "peak_MiB": round(peak),
     }  # fmt: skip

@@ -54,8 +54,7 @@ from statecut.data.packing import PackedTokens
 from statecut.errors import InputError
 from statecut.evaluation.perplexity import perplexity
 from statecut.files import write_json
-from statecut.models import load
-from statecut.models.checkpoint import Checkpoint
+from statecut.models.checkpoint import Checkpoint, load
 from statecut.pruning.calibration import calibrate_folder, sampled_sequences
 from statecut.pruning.methods import METHODS, method_named
 from statecut.pruning.refit import refit, write_refitted

@@ -50,9 +50,10 @@ from statecut.data.packing import Manifest, PackedTokens
 from statecut.data.sources import Source
 from statecut.errors import InputError
 from statecut.files import atomic_write, sha256, write_json
-from statecut.models import create, kernels, load
-from statecut.models.checkpoint import Checkpoint
+from statecut.models import kernels
+from statecut.models.checkpoint import Checkpoint, create, load
 from statecut.models.fixes.fla import plain_kernels_in_place
+from statecut.models.loaded import Loaded
 from statecut.pruning.calibration import Calibration, calibrate, sampled_sequences
 from statecut.pruning.methods import method_named
 from statecut.pruning.refit import refit, write_refitted
@@ -217,7 +218,7 @@ class Bench:
         )
         ids = sampled_sequences(self.text("calibration"), SETTINGS["sequences"], seed)
         return calibrate(
-            answers_only(model), ids.split(32), seed=seed,
+            Loaded(answers_only(model)), ids.split(32), device=self.device, seed=seed,
             provenance={"model_digest": Checkpoint(folder).digest()},
         )  # fmt: skip
 

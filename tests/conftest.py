@@ -39,7 +39,7 @@ def folders(tmp_path_factory):
     """Each small model, saved; tests change copies alone."""
     from small_models import SMALL, small_model
 
-    from statecut.models import save
+    from statecut.models.checkpoint import save
 
     root = tmp_path_factory.mktemp("models")
     for name, config in SMALL.items():

@@ -8,7 +8,7 @@ from small_models import COMMON, SMALL
 
 from reproduction.config import parse_config
 from reproduction.new_tokenizers import train_tokenizer
-from statecut.models import create, save
+from statecut.models.checkpoint import create, save
 
 SENTENCE = """
 the state of a linear model keeps what it reads and forgets some keys when values

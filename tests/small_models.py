@@ -7,9 +7,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from reproduction.new_tokenizers import train_tokenizer
-from statecut.models import create, save
 from statecut.models.architectures import ARCHITECTURES
 from statecut.models.capture import mixers
+from statecut.models.checkpoint import create, save
 from statecut.pruning.slicing import Keep
 
 COMMON = {

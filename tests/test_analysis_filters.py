@@ -7,8 +7,7 @@ from small_models import SMALL
 
 from reproduction.analysis.filters import filters
 from statecut.errors import InputError
-from statecut.models import create, save
-from statecut.models.checkpoint import Checkpoint
+from statecut.models.checkpoint import Checkpoint, create, save
 
 SHAPES = {  # (heads, channels) of q and k, and of v
     "delta_net": ((2, 16), (2, 16)),

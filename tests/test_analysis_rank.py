@@ -12,7 +12,7 @@ from reproduction.analysis.rank import RankAnalysis
 from reproduction.analysis.spectra import effective_ranks, largest_eigenvalues
 from reproduction.analysis.states import analyse_rank, states_in_blocks, writes
 from statecut.errors import InputError
-from statecut.models import create
+from statecut.models.checkpoint import create
 
 NAMES = ["delta_net", "shared_head", "gated", "gated_value_heads"]
 T, SKIP = 90, 7

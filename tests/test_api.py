@@ -13,8 +13,7 @@ from small_models import SMALL, logits, workplace
 
 import statecut
 from statecut.data.tokenizer import load_tokenizer
-from statecut.models import save
-from statecut.models.checkpoint import Checkpoint
+from statecut.models.checkpoint import Checkpoint, save
 from statecut.pruning.slicing import slice_model
 
 FUNCTIONS = [name for name in statecut.__all__ if introspection.isfunction(getattr(statecut, name))]

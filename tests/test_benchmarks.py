@@ -21,7 +21,7 @@ from training_runs import packed
 
 from reproduction.config import load_config
 from statecut.errors import InputError
-from statecut.models import create, save
+from statecut.models.checkpoint import create, save
 from statecut.models.delta_rule import l2_normalised, recurrent_delta_rule
 from statecut.pruning.selection import Selection, save_selections
 from statecut.recovery.distillation import IGNORED

@@ -11,16 +11,11 @@ from plain_model import plain_logits
 from small_models import HYBRIDS, SMALL
 
 from statecut.errors import InputError
-from statecut.models import create, load, save
 from statecut.models.capture import mixers
-from statecut.models.checkpoint import Checkpoint
+from statecut.models.checkpoint import Checkpoint, create, load, save
 from statecut.models.kernels import check_gradients
-from statecut.pruning.calibration import (
-    Calibration,
-    calibrate,
-    calibrate_layerwise,
-    sampled_positions,
-)
+from statecut.models.loaded import Loaded
+from statecut.pruning.calibration import Calibration, calibrate, sampled_positions
 
 NAMES = ["delta_net", "shared_head", "gated", "gated_value_heads", "kda_value_heads"]
 ROWS, SEED = 50, 11
@@ -39,7 +34,7 @@ def batches():
 def both(request):
     """A model's calibration and the slow obvious one."""
     model = create(SMALL[request.param], seed=2)
-    found = calibrate(model, batches(), sample_rows=ROWS, seed=SEED)
+    found = calibrate(Loaded(model), batches(), sample_rows=ROWS, seed=SEED)
     return model, found, slow(model)
 
 
@@ -131,7 +126,8 @@ def test_fisher_is_the_squared_effect_of_each_token(folders, name):
     """And values are what enters the output projection."""
     model = load(folders / name)
     shape = mixers(model)[1]
-    found = calibrate(model, batches(), sample_rows=ROWS, seed=SEED, values=True).tensors
+    given = {"sample_rows": ROWS, "seed": SEED, "values": True}
+    found = calibrate(Loaded(model), batches(), **given).tensors
     for (side, layer), (x, effects) in slow_effects(model, batches()).items():
         if side == "v":
             x, effects = (part.unflatten(1, shape.size("value")) for part in (x, effects))
@@ -146,15 +142,19 @@ def test_fisher_is_the_squared_effect_of_each_token(folders, name):
     ("name", "dtype"),
     [*((name, None) for name in SMALL), ("gated", torch.bfloat16), ("qwen3_5", torch.bfloat16)],
 )
-def test_layer_by_layer_is_the_same(folders, name, dtype):
+def test_layer_by_layer_is_the_same(folders, name, dtype, monkeypatch):
     given = {"sample_rows": ROWS, "seed": SEED, "values": True}
-    expected = calibrate(load(folders / name, dtype=dtype), batches(), **given)
-    found = calibrate_layerwise(Checkpoint(folders / name), batches(), dtype=dtype, **given)
+    model = load(folders / name, dtype=dtype)
+    monkeypatch.setattr(Checkpoint, "compute_dtype", lambda *_: model.dtype)
+    expected = calibrate(Loaded(model), batches(), **given)
+    found = calibrate(Checkpoint(folders / name), batches(), gradients=False, **given)
     gradients = {"saliency.k", "saliency.q", "fisher.k", "fisher.q", "fisher.v"}
     assert {*expected.tensors} - {*found.tensors} == gradients
     for key, tensor in found.tensors.items():
         assert torch.equal(expected.tensors[key], tensor), key
-    assert found.manifest == {k: v for k, v in expected.manifest.items() if k != "loss"}
+    differ = ("loss", "model_digest")
+    assert found.manifest.keys() == expected.manifest.keys() - {"loss"}
+    assert all(found.manifest[k] == v for k, v in expected.manifest.items() if k not in differ)
 
 
 def test_the_model_is_left_as_it_was_and_the_result_survives_the_disk(both, tmp_path):
@@ -198,17 +198,18 @@ def test_a_bad_number_is_named_where_it_comes_up_not_where_it_goes(case, bad, tm
     with torch.no_grad():
         model.get_submodule(f"model.{part}").weight[20, 0] = bad  # head 1 of two
     with pytest.raises(InputError, match=message):
-        calibrate(model, batches())
+        calibrate(Loaded(model), batches())
     if case != "the last layer":  # without gradients nothing is computed of what leaves it
         save(model, tmp_path / "model")
         with pytest.raises(InputError, match=message):
-            calibrate_layerwise(Checkpoint(tmp_path / "model"), batches())
+            calibrate(Checkpoint(tmp_path / "model"), batches(), gradients=False)
 
 
-def test_gradients_that_would_be_wrong_are_refused_before_the_model_is_loaded(monkeypatch):
-    monkeypatch.setattr("torch.cuda.get_device_capability", lambda: (9, 0))
-    check_gradients("cuda")
+@pytest.mark.parametrize("device", ["cuda", "cuda:0"])  # a model in memory names its GPU
+def test_gradients_that_would_be_wrong_are_refused_before_the_model_is_loaded(monkeypatch, device):
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (9, 0))
+    check_gradients(device)
     monkeypatch.setattr("triton.__version__", "3.6.0")
     check_gradients("cpu")
     with pytest.raises(InputError, match=r"Triton 3\.6\.0 .*: install .* or give --method drrqr"):
-        check_gradients("cuda")
+        check_gradients(device)

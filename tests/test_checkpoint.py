@@ -11,15 +11,17 @@ from transformers import AutoModelForCausalLM
 
 from statecut.errors import InputError
 from statecut.hub import HubItem, fetch
-from statecut.models import create, load, save
 from statecut.models.architectures import ARCHITECTURES
 from statecut.models.checkpoint import (
     Checkpoint,
+    create,
     current_name,
     divide,
     link,
+    load,
     read_tensors,
     rewrite,
+    save,
     trained,
 )
 from statecut.pruning.slicing import cut_back, slice_model

@@ -22,8 +22,7 @@ from statecut.cli import main
 from statecut.data.progress import Progress
 from statecut.errors import InputError
 from statecut.files import atomic_write
-from statecut.models import create, load, save
-from statecut.models.checkpoint import Checkpoint
+from statecut.models.checkpoint import Checkpoint, create, load, save
 from statecut.pruning.request import Request
 
 
@@ -245,7 +244,7 @@ BAD = [
 def test_bad_values_are_named_and_nothing_is_written(
     root, tmp_path, capsys, monkeypatch, given, message
 ):
-    monkeypatch.setattr("statecut.pruning.calibration.calibrate_layerwise", None)
+    monkeypatch.setattr("statecut.pruning.calibration.calibrate", None)
     monkeypatch.chdir(tmp_path)
     Path("empty.txt").touch()
     if given in ({"model": "bare"}, {"model": "few"}):

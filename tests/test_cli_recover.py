@@ -15,8 +15,7 @@ from small_models import SMALL, rewritten, some, workplace
 from reproduction.config import load_config
 from statecut.cli import main
 from statecut.errors import InputError
-from statecut.models import create, save
-from statecut.models.checkpoint import Checkpoint
+from statecut.models.checkpoint import Checkpoint, create, save
 from statecut.preflight import ShapeVerdict
 from statecut.pruning.slicing import cut_back, slice_model
 from statecut.record import Record

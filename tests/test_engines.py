@@ -11,9 +11,8 @@ from small_models import SMALL
 import statecut
 from statecut.arguments import width as width_of
 from statecut.errors import InputError
-from statecut.models import create, save
 from statecut.models.architectures import ARCHITECTURES
-from statecut.models.checkpoint import Checkpoint
+from statecut.models.checkpoint import Checkpoint, create, save
 from statecut.models.shapes import MixerShape
 from statecut.pruning.request import Request
 from statecut.serving.engines import ENGINES, H200, READ, TESTS, table

@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 from small_models import SMALL, WITH_EXPERTS, logits, relative, rewritten, small_model, some
 
 from statecut.errors import InputError
-from statecut.models import create, load, save
 from statecut.models.architectures import ARCHITECTURES
 from statecut.models.capture import mixers
-from statecut.models.checkpoint import Checkpoint
+from statecut.models.checkpoint import Checkpoint, create, load, save
 from statecut.pruning.slicing import slice_model
 from statecut.recovery.training import scale_eps
 

@@ -16,7 +16,7 @@ from reproduction.import_model import check_sizes, import_model, model_files
 from reproduction.rules import files_of
 from statecut.errors import InputError
 from statecut.files import read_json, write_json
-from statecut.models import create, load, save
+from statecut.models.checkpoint import create, load, save
 
 ROOT = Path(__file__).parents[1]
 DEMO = ROOT / "config" / "demo.yaml"

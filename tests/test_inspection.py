@@ -18,8 +18,8 @@ import statecut
 from statecut.cli import main
 from statecut.errors import InputError
 from statecut.files import read_json
-from statecut.models import create, load, save
 from statecut.models.architectures import ARCHITECTURES
+from statecut.models.checkpoint import create, load, save
 from statecut.models.shapes import Cache, MixerShape, SoftmaxLayers
 from statecut.serving import memory
 

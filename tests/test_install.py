@@ -16,7 +16,7 @@ from packaging.requirements import Requirement
 from small_models import workplace
 
 from statecut import __version__
-from statecut.models import load
+from statecut.models.checkpoint import load
 
 ROOT = Path(__file__).parents[1]
 PINS = runpy.run_path(str(ROOT / "envs" / "pins.py"))

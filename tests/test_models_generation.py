@@ -19,7 +19,7 @@ from reproduction import generation
 from reproduction.generation import GenerationGraph, GreedyGeneration, generate
 from reproduction.suites import language_model
 from reproduction.suites.language_model import LanguageModel
-from statecut.models import create
+from statecut.models.checkpoint import create
 
 
 def tensors(values):

@@ -11,9 +11,9 @@ from small_models import ALL, SMALL, SQUARE, VISION, logits, relative, rewritten
 
 import statecut
 from statecut.errors import InputError
-from statecut.models import create, load, plain_kernels
+from statecut.models import plain_kernels
 from statecut.models.architectures import architecture
-from statecut.models.checkpoint import Checkpoint
+from statecut.models.checkpoint import Checkpoint, create, load
 from statecut.pruning.refit import check_refit, refit, write_refitted
 from statecut.pruning.slicing import slice_model
 

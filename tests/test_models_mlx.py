@@ -8,8 +8,7 @@ import pytest
 import torch
 from small_models import EXPERTS, LINEAR, VISION, change_config, save_stock, some
 
-from statecut.models import load
-from statecut.models.checkpoint import Checkpoint
+from statecut.models.checkpoint import Checkpoint, load
 from statecut.pruning.slicing import slice_model
 
 # mlx-lm takes the last of every four layers for softmax attention.

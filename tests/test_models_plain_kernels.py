@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from plain_model import plain_logits
 from small_models import HYBRIDS, SMALL, logits, relative
 
-from statecut.models import create
+from statecut.models.checkpoint import create
 from statecut.models.delta_rule import chunked_delta_rule, recurrent_delta_rule
 
 FLA = [name for name in SMALL if name not in HYBRIDS]

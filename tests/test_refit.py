@@ -12,8 +12,7 @@ from small_models import SMALL, WITH_EXPERTS, logits, some, widths
 
 from statecut.errors import InputError
 from statecut.evaluation.perplexity import perplexity
-from statecut.models import create, load, save
-from statecut.models.checkpoint import Checkpoint
+from statecut.models.checkpoint import Checkpoint, create, load, save
 from statecut.models.layerwise import LayerwiseModel
 from statecut.pruning.refit import RIDGES, _Sums, refit, write_refitted
 from statecut.pruning.slicing import slice_model

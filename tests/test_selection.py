@@ -12,8 +12,7 @@ from slow_rrqr import strong_rrqr_slow
 from small_models import SMALL
 
 from statecut.errors import InputError
-from statecut.models import create, load, save
-from statecut.models.checkpoint import Checkpoint
+from statecut.models.checkpoint import Checkpoint, create, save
 from statecut.pruning.calibration import calibrate
 from statecut.pruning.methods import METHODS
 from statecut.pruning.select import select, top
@@ -29,8 +28,7 @@ def made(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("selection") / "model"
     save(create(SMALL[request.param], seed=6), folder)
     checkpoint = Checkpoint(folder)
-    digest = {"model_digest": checkpoint.digest()}
-    calibration = calibrate(load(folder), [IDS], sample_rows=200, values=True, provenance=digest)
+    calibration = calibrate(checkpoint, [IDS], sample_rows=200, values=True)
     return ModelStatistics(checkpoint, calibration)
 
 

@@ -17,10 +17,9 @@ from safetensors.torch import save_file
 from small_models import SMALL, WITH_EXPERTS, logits, relative, rewritten, some, widths
 
 from statecut.errors import InputError
-from statecut.models import load, save
 from statecut.models.architectures import ARCHITECTURES
 from statecut.models.capture import mixers
-from statecut.models.checkpoint import Checkpoint, open_safetensors
+from statecut.models.checkpoint import Checkpoint, load, open_safetensors, save
 from statecut.pruning.select import select
 from statecut.pruning.slicing import (
     Pad,
@@ -28,7 +27,6 @@ from statecut.pruning.slicing import (
     check_sliceable,
     cut_back,
     slice_model,
-    sliced_sizes,
 )
 from statecut.pruning.statistics import ModelStatistics
 from statecut.recovery.training import scale_eps
@@ -84,7 +82,7 @@ for folder in folders:
     if "shared" not in folder and "glm5_next" not in folder:  # whose class is statecut's
         _, report = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
         assert not any(report.values()), report
-from statecut.models import load
+from statecut.models.checkpoint import load
 torch.set_num_threads(1)
 torch.save({folder: load(folder)(torch.load(ids)).logits.detach() for folder in folders}, out)
 """
@@ -125,7 +123,6 @@ def test_shards_are_sliced_as_one_file_is_and_stay_shards(folders, tmp_path, nam
     width, value_width = widths(name, 5, 6)
     keys, values = some(one.shape, width, "key"), cut_back(one.shape, value_width, "value")
     changes = {"keys": keys, "values": values}
-    cut = replace(one.shape, width=width, value_width=value_width)
     for dtype in (None, torch.bfloat16):
         for model, out in ((one, tmp_path / "one"), (many, tmp_path / "many")):
             slice_model(model, **changes, out=out, dtype=dtype, force=True)
@@ -138,7 +135,6 @@ def test_shards_are_sliced_as_one_file_is_and_stay_shards(folders, tmp_path, nam
         index = json.loads((tmp_path / "many" / "model.safetensors.index.json").read_text())
         size = sum(tensor.nbytes for tensor in tensors.values())
         numbers = sum(tensor.numel() for tensor in tensors.values())
-        assert sliced_sizes(one, cut, dtype) == (numbers, size)
         assert index["metadata"] == {"total_size": size, "total_parameters": numbers}
         for file in found.shards():
             with open_safetensors(found.folder / file) as opened:

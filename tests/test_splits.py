@@ -256,7 +256,6 @@ def test_a_comparison_needs_room_for_three_models(prune, tmp_path, monkeypatch):
         with pytest.raises(InputError, match=r"out needs [\d,]+ bytes") as error:
             prune(**options)
         sizes.append(int(re.search(r"needs ([\d,]+)", str(error.value))[1].replace(",", "")))
-    # 4 x 24 is the largest of the splits, too.
     assert sizes == [sizes[0], 2 * sizes[0], 3 * sizes[0]]
 
 

@@ -23,7 +23,7 @@ from reproduction.pretraining import flame
 from reproduction.pretraining.flame_entry import GO_ON, LEAVE, SAVE, PackedBatches, agree
 from statecut.data.packing import PackedTokens
 from statecut.errors import InputError
-from statecut.models import create, load
+from statecut.models.checkpoint import create, load
 from statecut.recovery.checkpoints import Checkpoints, Output
 from statecut.recovery.loop import COLUMNS, EXIT_UNFINISHED, PATIENCE
 

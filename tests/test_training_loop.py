@@ -13,7 +13,7 @@ from training_runs import LENGTH, packed, recipe
 
 from reproduction.pretraining.pretrain import pretrain
 from statecut.errors import InputError
-from statecut.models import create, load
+from statecut.models.checkpoint import create, load
 from statecut.recovery.checkpoints import CURVE, Checkpoints, Output
 from statecut.recovery.loop import PATIENCE, Losses, learning_rate, train
 

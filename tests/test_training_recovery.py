@@ -8,9 +8,8 @@ from small_models import SMALL
 from training_runs import packed, recovery
 
 from statecut.errors import InputError
-from statecut.models import create, load, save
 from statecut.models.architectures import architecture
-from statecut.models.checkpoint import Checkpoint
+from statecut.models.checkpoint import Checkpoint, create, load, save
 from statecut.pruning.slicing import Keep, cut_back, slice_model
 from statecut.recovery import training
 from statecut.recovery.checkpoints import CURVE, Output

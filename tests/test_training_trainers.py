@@ -8,7 +8,7 @@ from reproduction.config import load_config
 from reproduction.new_tokenizers import train_tokenizer
 from reproduction.pretraining.pretrain import pretrain_model
 from statecut.errors import InputError
-from statecut.models import load
+from statecut.models.checkpoint import load
 from statecut.recovery.checkpoints import Checkpoints, Output
 
 

@@ -11,8 +11,7 @@ from reproduction.config.training import Recipe
 from reproduction.pretraining.pretrain import pretrain
 from statecut.data.packing import PackedTokens
 from statecut.files import sha256, write_json
-from statecut.models import create, save
-from statecut.models.checkpoint import Checkpoint
+from statecut.models.checkpoint import Checkpoint, create, save
 from statecut.pruning.slicing import cut_back, slice_model
 from statecut.recovery.checkpoints import Output
 from statecut.recovery.settings import Lora, Recovery

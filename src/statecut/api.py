@@ -228,12 +228,12 @@ def calibrate(
     >>> calibration = statecut.calibrate(model, tokens)
     >>> calibration.gram("k", "all", "raw").shape  # (layers, heads, d_k, d_k)
     """
-    from statecut.pruning.calibration import calibrate_source
+    from statecut.pruning import calibration
 
     check_counts(rows=rows)
     check_seed(seed)
     source = _opened(model)
-    return calibrate_source(
+    return calibration.calibrate(
         source,
         _checked(tokens, source, batch).split(batch),
         gradients=gradients,

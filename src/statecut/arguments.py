@@ -34,12 +34,6 @@ def check_counts(**options: int | None) -> None:
             raise InputError(f"--{name.replace('_', '-')} {value}: must be 1 or more")
 
 
-def check_device(device: str | None) -> None:
-    """Whether there is a GPU is not known without torch."""
-    if device not in (None, "cpu", "cuda"):
-        raise InputError(f"--device {device}: give cpu or cuda")
-
-
 def check_word(name: str, value: Any, hint: Any) -> None:
     """Of an option whose type is a few words, or these and None; others are not looked at."""
     kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
@@ -53,6 +47,14 @@ def check_length(length: int) -> None:
         raise InputError(
             f"--length {length}: must be 2 or more, as a token is predicted from those before it"
         )
+
+
+def check_run(length: int, seed: int, device: str | None) -> None:
+    """Of a command that runs a model on text. Whether there is a GPU is not known without torch."""
+    check_length(length)
+    check_seed(seed)
+    if device not in (None, "cpu", "cuda"):
+        raise InputError(f"--device {device}: give cpu or cuda")
 
 
 def width(d_k: int, ratio: float | str | Decimal | Fraction) -> int:

@@ -12,8 +12,7 @@ import pytest
 import torch
 from small_models import EXPERTS, LINEAR, VISION, save_stock, some
 
-from statecut.models import load
-from statecut.models.checkpoint import Checkpoint
+from statecut.models.checkpoint import Checkpoint, load
 from statecut.pruning.slicing import slice_model
 from statecut.serving.engines import ENGINES
 

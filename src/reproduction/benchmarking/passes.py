@@ -11,8 +11,8 @@ from torch import Tensor
 from reproduction.benchmarking.record import Reading
 from reproduction.benchmarking.timing import Clock, memory_for, peak_bytes
 from reproduction.config import Measurement, MixerBenchmark, Model, ModelBenchmark, cut_shape
-from statecut.models import create
 from statecut.models.architectures import architecture
+from statecut.models.checkpoint import create
 from statecut.models.shapes import Shape
 from statecut.preflight import random_layer, relative_error, used_dtype
 from statecut.process import NotMeasured

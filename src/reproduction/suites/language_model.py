@@ -22,7 +22,7 @@ from reproduction.generation import generate
 from statecut.data.progress import Progress
 from statecut.data.tokenizer import load_tokenizer
 from statecut.errors import InputError
-from statecut.models import load
+from statecut.models.checkpoint import load
 
 # Tokens of a batch whose size is not given. A CPU gains nothing beyond this; a GPU starts here
 # and halves them until they fit into its memory.

@@ -251,8 +251,6 @@ def _read_manifest(folder: Path) -> Manifest:
     if not file.is_file():
         raise InputError(f"{folder}: not a folder of packed tokens, it has no manifest.json")
     values = read_json(file)
-    if "keycut" in values:  # what this library was called before
-        values["statecut"] = values.pop("keycut")
     names = {field.name for field in fields(Manifest)}
     if values.keys() != names:
         raise InputError(f"{file}: not a manifest of packed tokens; expected {sorted(names)}")

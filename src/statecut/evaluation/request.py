@@ -5,15 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from statecut.arguments import (
-    DEVICE,
-    TEXT,
-    check_counts,
-    check_device,
-    check_length,
-    check_seed,
-    option,
-)
+from statecut.arguments import DEVICE, TEXT, check_counts, check_run, option
 from statecut.data.sources import text_files
 from statecut.errors import InputError
 from statecut.hub import model_folder
@@ -40,9 +32,7 @@ class EvaluationRequest:
         if self.text is None and self.tasks is None:
             raise InputError("what to evaluate is missing: give --text FILE, --tasks NAMES or both")
         check_counts(sequences=self.sequences, batch=self.batch, limit=self.limit)
-        check_length(self.length)
-        check_seed(self.seed)
-        check_device(self.device)
+        check_run(self.length, self.seed, self.device)
         if self.text is not None:
             text_files(Path(self.text))
         if self.include_path is not None and not Path(self.include_path).is_dir():

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from statecut.errors import InputError
@@ -22,7 +21,7 @@ from statecut.files import atomic_write, digest, read_json, sha256, to_json
 from statecut.hub import model_folder
 from statecut.models.architectures import ARCHITECTURES, architecture
 from statecut.models.architectures.base import Architecture, Config, MixerShape, depth
-from statecut.models.description import INDEX, WEIGHTS, ModelFolder
+from statecut.models.description import INDEX, WEIGHTS, ModelFolder, open_safetensors
 
 logger = logging.getLogger(__name__)
 
@@ -38,16 +37,6 @@ WRAPPERS, COMPILED = r"^(module\.|base_model\.model\.)+", "_orig_mod."
 OLDER_NORMS = r"^(model\.layers\.\d+\.)(attn|mlp)\.norm\.weight$", r"\1\2_norm.weight"
 
 Tensors = Iterator[tuple[str, torch.Tensor]]
-
-
-def open_safetensors(path: Path) -> Any:
-    """A safetensors file, or an error that says what is wrong with it."""
-    if not path.is_file():
-        raise InputError(f"{path} is missing")
-    try:
-        return safe_open(path, framework="pt")
-    except SafetensorError as error:
-        raise InputError(f"{path} is cut off or damaged: {error}") from None
 
 
 def read_tensors(path: Path, names: Container[str] | None = None) -> Tensors:

@@ -44,7 +44,8 @@ def check_gradients(device: str) -> None:
     import triton
 
     version = tuple(map(int, re.findall(r"\d+", triton.__version__)[:3]))
-    if device == "cuda" and torch.cuda.get_device_capability()[0] == 9 and version < (3, 7, 1):
+    on_hopper = device.startswith("cuda") and torch.cuda.get_device_capability(device)[0] == 9
+    if on_hopper and version < (3, 7, 1):
         raise InputError(
             f"Triton {triton.__version__} computes the delta rule's gradients wrong on a Hopper: "
             "install triton 3.7.1 in an environment of its own, or give --method drrqr, which "

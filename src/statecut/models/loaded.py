@@ -17,8 +17,6 @@ from statecut.models.description import Description
 class Loaded(Description):
     """Its tensors have the names of its parameters."""
 
-    passthrough: tuple[str, ...] = ()
-
     def __init__(self, model: Any) -> None:
         super().__init__(model.config.to_dict(), model.name_or_path or type(model).__name__)
         self.model = model

@@ -18,8 +18,8 @@ and with `values`, of what enters the output projection, after norm and gate:
 factor a Cholesky factor of one: so nothing larger than d_k x d_k per head is kept, however long
 the text. Sums are float64; gradients are added up in float32 under bf16 weights.
 
-Saliency and fisher need gradients, and so all of a model at once. For the rest
-`calibrate_layerwise` holds one layer of it in memory, and the hidden states of the text.
+Saliency and fisher need gradients, and so all of a model at once. For the rest one layer of it is
+held in memory, and the hidden states of the text.
 """
 
 from __future__ import annotations
@@ -221,73 +221,79 @@ def _gradients_only_for(model: Any, parameters: list[Tensor]) -> Iterator[None]:
 
 
 def calibrate(
-    model: Any,
+    source: Checkpoint | Loaded,
     batches: Sequence[Tensor],
     *,
+    gradients: bool = True,
+    device: str = "cpu",
     sample_rows: int = 5000,
     seed: int = 0,
     values: bool = False,
     provenance: dict[str, Any] | None = None,
 ) -> Calibration:
-    """One pass of `model` over `batches` of token ids (B, T), forward and backward.
+    """One pass of a model over `batches` of token ids (B, T), forward and backward.
 
+    Without gradients there is no loss, and one layer of a model on disk is in memory at a time.
     With `values` there is what it takes to choose value channels, too. `provenance` goes into the
-    manifest: the model's digest, where the text is from.
+    manifest: where the text is from.
     """
-    device = next(model.parameters()).device
+    about = {"model_digest": source.digest(), **(provenance or {})}
+    dtype = source.compute_dtype(device)
+    if gradients:
+        check_gradients(device)
+        if isinstance(source, Loaded):
+            model = source.model
+        else:
+            model = load(source.folder, device=device, dtype=dtype)
+    else:
+        source.check_runs()
+        stream = LayerwiseModel(source, batches, device, dtype)
+        model = stream.model
     sums = _Sums(model, batches, device, sample_rows=sample_rows, seed=seed, values=values)
-    saliency = _Saliency(*mixers(model))
-    progress = Progress("calibrating", tokens=sums.tokens)
     on_output = sums.add_output if values else None
     capture = capture_rule_inputs(
         model, sums.add_rule, sums.add_inputs, sums.add_gradient, on_output
     )
+    with capture:
+        if not gradients:
+            _run_layers(stream, sums)
+            return sums.calibration({}, about)
+        tensors, loss = _run_backward(model, batches, sums)
+    return sums.calibration(tensors, {"loss": loss, **about})
+
+
+def _run_backward(
+    model: Any, batches: Sequence[Tensor], sums: _Sums
+) -> tuple[dict[str, Tensor], float]:
+    """What is known of gradients, and the loss."""
+    saliency = _Saliency(*mixers(model))
+    progress = Progress("calibrating", tokens=sums.tokens)
     loss_sum = 0.0
-    with _gradients_only_for(model, saliency.parameters), capture:
+    with _gradients_only_for(model, saliency.parameters):
         for number, batch in enumerate(batches):
-            ids = batch.to(device)
+            ids = batch.to(sums.device)
             sums.start_batch(number)
             loss = model(ids, labels=ids, use_cache=False).loss
             loss.backward()
             saliency.add(ids.numel())
             loss_sum += loss.item() * ids.numel()
             progress.add(tokens=ids.numel())
-    gradients = {f"saliency.{s}": saliency.scores(s, sums.tokens) for s in saliency.projections}
-    gradients |= {f"fisher.{s}": total / sums.tokens for s, total in sums.fisher.items()}
-    return sums.calibration(gradients, {"loss": loss_sum / sums.tokens, **(provenance or {})})
+    tensors = {f"saliency.{s}": saliency.scores(s, sums.tokens) for s in saliency.projections}
+    tensors |= {f"fisher.{s}": total / sums.tokens for s, total in sums.fisher.items()}
+    return tensors, loss_sum / sums.tokens
 
 
-def calibrate_layerwise(
-    checkpoint: Checkpoint | Loaded,
-    batches: Sequence[Tensor],
-    *,
-    sample_rows: int = 5000,
-    seed: int = 0,
-    device: str = "cpu",
-    dtype: torch.dtype | None = None,
-    values: bool = False,
-    provenance: dict[str, Any] | None = None,
-) -> Calibration:
-    """The same without gradients and without the loss, with one layer of the model in memory.
-
-    `dtype` is what it computes in, by default the one that its config names.
-    """
-    checkpoint.check_runs()
-    stream = LayerwiseModel(checkpoint, batches, device, dtype)
-    sums = _Sums(stream.model, batches, device, sample_rows=sample_rows, seed=seed, values=values)
-    on_output = sums.add_output if values else None
-    capture = capture_rule_inputs(stream.model, sums.add_rule, sums.add_inputs, on_output=on_output)
-    with torch.no_grad(), capture:
-        layers = len(stream.layers)
-        progress = Progress("calibrating", tokens=sums.tokens * layers)
-        for index in range(layers):
-            with stream.filled(index):
-                for number, batch in enumerate(batches):
-                    sums.start_batch(number)
-                    stream.run(index, number)
-                    progress.add(tokens=batch.numel(), note=f"layer {index + 1} of {layers}")
-            stream.step()
-    return sums.calibration({}, provenance or {})
+@torch.no_grad()
+def _run_layers(stream: LayerwiseModel, sums: _Sums) -> None:
+    layers = len(stream.layers)
+    progress = Progress("calibrating", tokens=sums.tokens * layers)
+    for index in range(layers):
+        with stream.filled(index):
+            for number, batch in enumerate(stream.batches):
+                sums.start_batch(number)
+                stream.run(index, number)
+                progress.add(tokens=batch.numel(), note=f"layer {index + 1} of {layers}")
+        stream.step()
 
 
 def check_finite(tensors: dict[str, Tensor], shape: MixerShape) -> None:
@@ -317,30 +323,6 @@ def sampled_sequences(data: PackedTokens, sequences: int, seed: int) -> Tensor:
     return torch.from_numpy(np.stack([data[i] for i in positions]))
 
 
-def calibrate_source(
-    source: Checkpoint | Loaded,
-    batches: Sequence[Tensor],
-    *,
-    gradients: bool = True,
-    device: str = "cpu",
-    provenance: dict[str, Any] | None = None,
-    **options: Any,
-) -> Calibration:
-    """The calibration of a model on disk or in memory; `options` as for `calibrate`. Without
-    gradients one layer of a model on disk is in memory at a time."""
-    about = {"model_digest": source.digest(), **(provenance or {})}
-    dtype = source.compute_dtype(device)
-    if not gradients:
-        given = {**options, "device": device, "dtype": dtype, "provenance": about}
-        return calibrate_layerwise(source, batches, **given)
-    check_gradients(device)
-    if isinstance(source, Loaded):
-        model = source.model
-    else:
-        model = load(source.folder, device=device, dtype=dtype)
-    return calibrate(model, batches, **options, provenance=about)
-
-
 def calibrate_folder(
     folder: Path | str,
     data: PackedTokens,
@@ -361,7 +343,7 @@ def calibrate_folder(
     if sequences > len(data):
         raise InputError(f"{name}: has {len(data)} sequences, {sequences} are needed")
     source = data.manifest.source
-    return calibrate_source(
+    return calibrate(
         Checkpoint(folder),
         sampled_sequences(data, sequences, seed).split(batch),
         gradients=gradients,

@@ -19,7 +19,7 @@ from statecut.errors import InputError
 from statecut.evaluation.perplexity import held_out_sequences, measure, pack_text
 from statecut.files import atomic_write, check_disk_space, existing_parent, explain_full_disk
 from statecut.hub import model_name
-from statecut.models.checkpoint import Checkpoint, check_parameters
+from statecut.models.checkpoint import Checkpoint, check_parameters, with_current_names
 from statecut.models.kernels import checked_device
 from statecut.models.shapes import Channels, MixerShape
 from statecut.pruning.budget import in_words
@@ -28,7 +28,7 @@ from statecut.pruning.refit import check_refit, refit, write_refitted
 from statecut.pruning.request import Plan, Request
 from statecut.pruning.select import select
 from statecut.pruning.selection import Selection
-from statecut.pruning.slicing import check_sliceable, slice_model, sliced_sizes
+from statecut.pruning.slicing import check_sliceable, slice_model, sliced_dtype
 from statecut.pruning.statistics import ModelStatistics
 from statecut.record import Record
 
@@ -91,7 +91,11 @@ def run(request: Request, plan: Plan) -> Pruned:
     check_sliceable(model, values=plan.cuts_values)
     # The cut model is written beside OUT, refitted in another folder; the best until then is kept.
     copies = (2 if len(plan.shapes) == 1 else 3) if plan.refits else 1
-    size = max(sliced_sizes(model, shape, dtype)[1] for shape in plan.shapes)
+    # Counted as if nothing was cut: keys and values are a small part of most models.
+    size = sum(
+        tensor.numel() * sliced_dtype(name, tensor, model.passthrough_prefixes, dtype).itemsize
+        for name, tensor in with_current_names(model.headers(), model.architecture).items()
+    )
     check_disk_space(out, copies * size)
     if plan.refits:
         check_refit(model, request.sequences, request.length)

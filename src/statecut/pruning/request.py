@@ -16,9 +16,7 @@ from statecut.arguments import (
     Eps,
     Target,
     check_counts,
-    check_device,
-    check_length,
-    check_seed,
+    check_run,
     command_line,
     option,
     rounded_width,
@@ -138,9 +136,7 @@ class Request:
             )
         names = ("keys", "values", "sequences", "rows", "batch", "round_to")
         check_counts(**{name: getattr(self, name) for name in names})
-        check_length(self.length)
-        check_seed(self.seed)
-        check_device(self.device)
+        check_run(self.length, self.seed, self.device)
         engine = engine_named(self.engine) if self.engine else None
         if self.method:
             method_named(self.method)

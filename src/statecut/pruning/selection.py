@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,7 @@ from statecut.files import atomic_write, canonical_json
 from statecut.models.checkpoint import Checkpoint, open_safetensors, read_tensors
 from statecut.models.description import Description
 from statecut.models.loaded import Loaded
-from statecut.models.shapes import MixerShape
-from statecut.pruning.slicing import Change, Keep, Rotate
+from statecut.pruning.slicing import Change, Keep, Rotate, narrowed
 
 CALIBRATION = ("text", "tokens", "seed", "sample_rows", "device")  # of its manifest, in a record
 
@@ -58,15 +57,6 @@ class Selection:
         """Both, as `slice_model` takes them."""
         return {"keys": self.change(), "values": self.value_change()}
 
-    def cut(self, shape: MixerShape) -> MixerShape:
-        """The shape of a model with the channels that stay."""
-        keys, values = self.change(), self.value_change()
-        return replace(
-            shape,
-            width=keys.width if keys else shape.width,
-            value_width=values.width if values else shape.value_width,
-        )
-
     def with_values(self, values: Selection) -> Selection:
         """This choice of key channels and another one's of value channels, of the same model."""
         about = {**self.about, "values": values.about["values"]}
@@ -74,7 +64,8 @@ class Selection:
 
     def entry(self, model: Description, eps: Eps) -> dict[str, Any]:
         """What a record says of a cut: its `cut`."""
-        full, cut, kind = model.shape, self.cut(model.shape), model.architecture
+        full, kind = model.shape, model.architecture
+        cut = narrowed(full, **self.changes())
         about = self.about.get("values", {}) | self.about
         known = ("method", "target", "model_digest", "calibration", "statecut", "values", "width",
                  "full_width")  # fmt: skip

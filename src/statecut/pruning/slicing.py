@@ -126,6 +126,12 @@ def cut_back(shape: MixerShape, width: int, channels: Channels = "key") -> Keep:
     return Keep(torch.arange(width).expand(len(shape.layers), heads, width))
 
 
+def narrowed(shape: MixerShape, keys: Change | None, values: Keep | None) -> MixerShape:
+    """The shape of a model with these channels."""
+    width = keys.width if keys else shape.width
+    return replace(shape, width=width, value_width=values.width if values else shape.value_width)
+
+
 @dataclass(frozen=True)
 class Slicer:
     """What becomes of each tensor of a model, in its own type or, where it is computed, in float64.
@@ -143,9 +149,7 @@ class Slicer:
 
     @property
     def narrow(self) -> MixerShape:
-        width = self.keys.width if self.keys else self.shape.width
-        value_width = self.values.width if self.values else self.shape.value_width
-        return replace(self.shape, width=width, value_width=value_width)
+        return narrowed(self.shape, self.keys, self.values)
 
     @cached_property
     def _tensors(self) -> dict[str, tuple[int, list[ChannelTensor]]]:
@@ -290,22 +294,6 @@ def slice_in_memory(
     fill(sliced, tensors, source.place)
     sliced.tie_weights()
     return sliced.eval()
-
-
-def sliced_sizes(
-    checkpoint: Checkpoint, cut: MixerShape, dtype: torch.dtype | None
-) -> tuple[int, int]:
-    """How many numbers the smaller model will have, and how many bytes they will take on a disk."""
-    kind, shape = checkpoint.architecture, checkpoint.shape
-    headers = with_current_names(checkpoint.headers(), kind)
-    cuts_values = cut.value_width < shape.value_width
-    values = cut_back(shape, cut.value_width, "value") if cuts_values else None
-    slicer = Slicer(kind, shape, cut_back(shape, cut.width), values, headers.__getitem__)
-    # Headers have shapes and no numbers, and so has what becomes of them.
-    sizes = {name: slicer(name, header).numel() for name, header in headers.items()}
-    prefixes = checkpoint.passthrough_prefixes
-    types = {name: sliced_dtype(name, header, prefixes, dtype) for name, header in headers.items()}
-    return sum(sizes.values()), sum(sizes[name] * types[name].itemsize for name in sizes)
 
 
 def sliced_dtype(

@@ -38,8 +38,10 @@ def distillation_losses(
     T^2 KL(teacher || student) with both distributions at temperature T.
 
     hidden: (batch, length, d), head: (vocabulary, d), likewise the teacher's, whose d may differ;
-    targets: (batch, length). T^2 keeps the gradient's size the same at every temperature.
+    targets: (batch, length). T^2 keeps the gradient's size the same at every temperature. Only what
+    enters the head gets a gradient: heads are frozen.
     """
+    assert not head.requires_grad
     rows = hidden.flatten(0, 1), head, teacher_hidden.flatten(0, 1), teacher_head, targets.flatten()
     losses: Any = _Distillation.apply(*rows, temperature, weight, tokens_at_once)
     return losses[0], losses[1], losses[2]
@@ -52,10 +54,7 @@ class _Distillation(torch.autograd.Function):
         known = (targets != IGNORED).sum()
         scales = 1 / known, weight / len(targets)
         ce = kd = hidden.new_zeros((), dtype=torch.float32)
-        of_hidden, of_head = (
-            torch.zeros_like(x) if needed else None
-            for x, needed in zip((hidden, head), ctx.needs_input_grad, strict=False)
-        )
+        of_hidden = torch.zeros_like(hidden)
         for start in range(0, len(targets), tokens_at_once):
             rows = slice(start, start + tokens_at_once)
             logits = F.linear(hidden[rows], head)
@@ -64,19 +63,16 @@ class _Distillation(torch.autograd.Function):
             more_ce, more_kd, gradient = losses_and_gradient(*given)
             del logits, teacher_logits
             ce, kd = ce + more_ce, kd + more_kd
-            if of_hidden is not None:
-                of_hidden[rows] = gradient @ head
-            if of_head is not None:
-                of_head += gradient.T @ hidden[rows]
-        ctx.save_for_backward(of_hidden, of_head)
+            of_hidden[rows] = gradient @ head
+        ctx.save_for_backward(of_hidden)
         ce, kd = ce / known, kd / len(targets)
         ctx.mark_non_differentiable(ce, kd)
         return ce + weight * kd, ce, kd
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
-        own = (None if x is None else x * upstream.to(x.dtype) for x in ctx.saved_tensors)
-        return *own, *[None] * 6
+        (of_hidden,) = ctx.saved_tensors
+        return of_hidden * upstream.to(of_hidden.dtype), *[None] * 7
 
 
 def losses_and_gradient(

@@ -6,15 +6,7 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from statecut.arguments import (
-    DEVICE,
-    TEXT,
-    check_counts,
-    check_device,
-    check_length,
-    check_seed,
-    option,
-)
+from statecut.arguments import DEVICE, TEXT, check_counts, check_run, option
 from statecut.data.sources import text_files
 from statecut.errors import InputError
 from statecut.files import check_writable
@@ -71,9 +63,7 @@ class RecoveryRequest:
             )
         if not 0 < self.learning_rate < math.inf:
             raise InputError(f"--learning-rate {self.learning_rate}: must be a number above 0")
-        check_length(self.length)
-        check_seed(self.seed)
-        check_device(self.device)
+        check_run(self.length, self.seed, self.device)
         if self.text is None:
             raise InputError(f"the text to train on is missing: give --text FILE ({TEXT})")
         text_files(Path(self.text))

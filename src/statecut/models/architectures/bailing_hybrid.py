@@ -46,12 +46,12 @@ ARCHITECTURE = base.Architecture(
         *kimi_linear.forget_gate("f_proj", "dt_bias", "A_log"),
     ),
     filters=(
-        *kimi_linear.KEY_FILTERS,
+        *hybrid.KEY_FILTERS,
         base.ChannelTensor("forget_gate.f_proj.weight", "filter"),
         kimi_linear.DT_BIAS,
     ),
     value_tensors=(
-        *kimi_linear.VALUE_FILTERS,
+        *hybrid.VALUE_FILTERS,
         base.ChannelTensor("g_proj.weight", "projection", "value"),
     ),
 )

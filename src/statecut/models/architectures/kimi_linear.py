@@ -92,13 +92,6 @@ def options(name: str) -> dict[str, Any]:
     }
 
 
-JOINT = hybrid.queries_keys_values("conv1d.weight", "filter")
-# Those of files, and the one in memory.
-KEY_FILTERS = (
-    *(base.ChannelTensor(f"{side}_conv1d.weight", "filter") for side in "qk"),
-    *JOINT[:2],
-)
-VALUE_FILTERS = (base.ChannelTensor("v_conv1d.weight", "filter", "value"), JOINT[2])
 DT_BIAS = base.ChannelTensor("forget_gate.dt_bias", "filter")
 F_A, F_B = (f"forget_gate.f_{side}_proj.weight" for side in "ab")
 G_A, G_B = (f"g_{side}_proj.weight" for side in "ab")
@@ -113,8 +106,8 @@ ARCHITECTURE = base.Architecture(
         *((rf"\.experts\.(\d+)\.w{n}\.", rf".experts.\1.{part}_proj.")
           for n, part in ((1, "gate"), (2, "down"), (3, "up"))),
     ),
-    filters=(*KEY_FILTERS, base.ChannelTensor(F_B, "filter"), DT_BIAS),
-    value_tensors=(*VALUE_FILTERS, base.ChannelTensor(G_B, "projection", "value")),
+    filters=(*hybrid.KEY_FILTERS, base.ChannelTensor(F_B, "filter"), DT_BIAS),
+    value_tensors=(*hybrid.VALUE_FILTERS, base.ChannelTensor(G_B, "projection", "value")),
     bottlenecks=((F_A, F_B), (G_A, G_B)),
     default_eps=1e-5,
 )  # fmt: skip

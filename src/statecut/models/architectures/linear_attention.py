@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -67,22 +68,22 @@ def resized(config: base.Config, width: int, value_width: int | None = None) -> 
     return base.with_text(config, {"linear_key_head_dim": width, **values})
 
 
+def in_pytorch(module: str, names: Iterable[str]) -> dict[str, Callable[..., Any]]:
+    """transformers' own functions in PyTorch, around which it may have put faster kernels."""
+    functions = {name: getattr(import_module(module), name) for name in names}
+    return {name: inspect.unwrap(function) for name, function in functions.items()}
+
+
 def options(name: str, rules: tuple[str, ...] = RULES) -> dict[str, Any]:
     """Of an Architecture: what follows from the name of transformers' module."""
     module = f"transformers.models.{name}.modeling_{name}"
-
-    def cpu_fallbacks() -> dict[str, Callable[..., Any]]:
-        """transformers' own functions in PyTorch, around which it may have put fla's kernels."""
-        functions = {name: getattr(import_module(module), name) for name in (*rules, *CONVOLUTIONS)}
-        return {name: inspect.unwrap(function) for name, function in functions.items()}
-
     return {
         "call": base.Call(module, rules, by_position=("q", "k", "v")),
         "shape": shape,
         "resized": resized,
         "softmax": softmax,
         "taps": taps,
-        "cpu_fallbacks": cpu_fallbacks,
+        "cpu_fallbacks": partial(in_pytorch, module, (*rules, *CONVOLUTIONS)),
         "options": ("layer_types", "linear_conv_kernel_dim", "num_attention_heads",
                     "num_key_value_heads", "head_dim"),
         "library": "transformers",
@@ -105,6 +106,12 @@ def queries_keys_values(name: str, role: base.Role) -> tuple[ChannelTensor, ...]
         ChannelTensor(name, role, layout=_behind(1)),
         ChannelTensor(name, role, "value", layout=_behind(2)),
     )
+
+
+JOINT = queries_keys_values("conv1d.weight", "filter")
+# Where files have them apart: theirs, and the one in memory.
+KEY_FILTERS = (*(ChannelTensor(f"{side}_conv1d.weight", "filter") for side in "qk"), *JOINT[:2])
+VALUE_FILTERS = (ChannelTensor("v_conv1d.weight", "filter", "value"), JOINT[2])
 
 
 def join_filters(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -6,10 +6,8 @@ heads share B and C. These have no L2 norm, and no d_k^-1/2 scales the output.
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING
 
 from statecut.errors import InputError
 from statecut.models.architectures import base
@@ -21,6 +19,7 @@ if TYPE_CHECKING:
 
 FUNCTIONS = ("causal_conv1d_fn", "causal_conv1d_update", "mamba2_chunk_scan",
              "mamba2_selective_state_update", "mamba2_split_conv1d_scan_combined")  # fmt: skip
+MODULE = "transformers.models.nemotron_h.modeling_nemotron_h"
 LETTERS = {"M": "mamba", "*": "attention"}  # of the pattern in nemotron_h's older configs
 KINDS = {"linear_attention": "mamba", "full_attention": "attention"}
 
@@ -55,42 +54,6 @@ def _filters(name: str, role: base.Role) -> tuple[ChannelTensor, ...]:
         _part(name, role, "key", 1, 0),
         _part(name, role, "value", 0, 0),
     )
-
-
-def _options(name: str) -> dict[str, Any]:
-    """What follows from the name of transformers' module."""
-    module = f"transformers.models.{name}.modeling_{name}"
-
-    def cpu_fallbacks() -> dict[str, Callable[..., Any]]:
-        """transformers' own functions in PyTorch, around which it may have put mamba_ssm's."""
-        functions = {name: getattr(import_module(module), name) for name in FUNCTIONS}
-        return {name: inspect.unwrap(function) for name, function in functions.items()}
-
-    C, B, x, *rest = _projection("in_proj.weight", "projection")
-    tensors = [
-        *_projection("in_proj.bias", "bias"),
-        *_filters("conv1d.weight", "filter"),
-        *_filters("conv1d.bias", "bias"),
-    ]
-    return {
-        "rule": None,
-        "call": base.Call(
-            module, ("mamba2_chunk_scan",), by_position=("v", "dt", "A", "k", "q"), scaled=False
-        ),
-        "cpu_fallbacks": cpu_fallbacks,
-        "library": "transformers",
-        "layer_output": lambda hidden: hidden,
-        "q_proj": C,
-        "k_proj": B,
-        "v_proj": x,
-        "filters": tuple(tensor for tensor in tensors if tensor.channels == "key"),
-        "value_tensors": (*rest, *(tensor for tensor in tensors if tensor.channels != "key")),
-        "o_proj": "out_proj.weight",
-        "norm_eps": "norm.variance_epsilon",
-        "own_norms": True,
-        "projections": ("in_proj",),
-        "convolutions": ("conv1d",),
-    }
 
 
 def _layers(config: base.Config, kind: str) -> tuple[int, ...]:
@@ -131,18 +94,40 @@ def _nemotron_softmax(
     return (kind,) if layers else ()
 
 
+C, B, X, *OTHERS = _projection("in_proj.weight", "projection")
+TENSORS = (
+    *_projection("in_proj.bias", "bias"),
+    *_filters("conv1d.weight", "filter"),
+    *_filters("conv1d.bias", "bias"),
+)
 NEMOTRON_H = base.Architecture(
     "nemotron_h",
-    **_options("nemotron_h"),
+    rule=None,
+    call=base.Call(
+        MODULE, ("mamba2_chunk_scan",), by_position=("v", "dt", "A", "k", "q"), scaled=False
+    ),
     shape=_nemotron_shape,
     resized=_nemotron_resized,
+    cpu_fallbacks=partial(hybrid.in_pytorch, MODULE, FUNCTIONS),
     softmax=_nemotron_softmax,
     taps=lambda config: config.get("conv_kernel", 4),
     options=(),
+    library="transformers",
     text_model="backbone.",
     passthrough=("mtp.",),
     joined=hybrid.stack_experts,
     mixer="model.layers.{layer}.mixer.",
+    q_proj=C,
+    k_proj=B,
+    filters=tuple(tensor for tensor in TENSORS if tensor.channels == "key"),
+    v_proj=X,
+    value_tensors=(*OTHERS, *(tensor for tensor in TENSORS if tensor.channels != "key")),
+    o_proj="out_proj.weight",
+    layer_output=lambda hidden: hidden,
+    norm_eps="norm.variance_epsilon",
     eps_key="layer_norm_epsilon",
     default_eps=1e-5,
+    own_norms=True,
+    projections=("in_proj",),
+    convolutions=("conv1d",),
 )

@@ -5,7 +5,6 @@ from __future__ import annotations
 from statecut.models.architectures import base, gated_deltanet
 from statecut.models.architectures import linear_attention as hybrid
 
-FILTERS = tuple(f"{side}_conv1d.weight" for side in "qkv")
 NORMS = (  # of the layers with a delta rule
     (r"\.attention_layer_norm\.", ".input_layernorm."),
     (r"\.feedforward_layer_norm\.", ".post_attention_layernorm."),
@@ -35,8 +34,6 @@ def resized(config: base.Config, width: int, value_width: int | None = None) -> 
     return hybrid.resized(config | _with_defaults(config), width, value_width)
 
 
-JOINT = hybrid.queries_keys_values("conv1d.weight", "filter")
-
 # transformers' code has 1e-5 for the output norm: the config's rms_norm_eps is of the others.
 ARCHITECTURE = base.Architecture(
     "olmo_hybrid",
@@ -46,11 +43,9 @@ ARCHITECTURE = base.Architecture(
     joined=hybrid.join_filters,
     repair="transformers saves the filters of this model in thirds, whatever their widths: "
     "`statecut.save(statecut.load(FOLDER), OUT)` writes them right",
-    # Those of files, and the one in memory.
-    filters=(*(base.ChannelTensor(name, "filter") for name in FILTERS[:2]), *JOINT[:2]),
+    filters=hybrid.KEY_FILTERS,
     value_tensors=(
-        base.ChannelTensor(FILTERS[2], "filter", "value"),
-        JOINT[2],
+        *hybrid.VALUE_FILTERS,
         base.ChannelTensor("g_proj.weight", "projection", "value"),
     ),
     norm_eps="o_norm.variance_epsilon",

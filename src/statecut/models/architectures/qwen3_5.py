@@ -43,7 +43,6 @@ def _softmax_parameters(config: base.Config) -> int:
 
 
 Q, K, V = hybrid.queries_keys_values("in_proj_qkv.weight", "projection")
-FILTERS = hybrid.queries_keys_values("conv1d.weight", "filter")
 
 EVERY = "the last of so many layers has softmax attention instead of a delta rule"
 SECTION = base.Section(
@@ -69,9 +68,9 @@ QWEN3_5_TEXT = base.Architecture(
     **hybrid.options("qwen3_5"),
     q_proj=Q,
     k_proj=K,
-    filters=FILTERS[:2],
+    filters=hybrid.JOINT[:2],
     v_proj=V,
-    value_tensors=(FILTERS[2], base.ChannelTensor("in_proj_z.weight", "projection", "value")),
+    value_tensors=(hybrid.JOINT[2], base.ChannelTensor("in_proj_z.weight", "projection", "value")),
     o_proj="out_proj.weight",
     norm_eps="norm.variance_epsilon",
     projections=("in_proj_qkv",),

@@ -27,7 +27,6 @@ def _part(channels: base.Channels, start: Callable[[int, int], int]) -> base.Cha
     return base.ChannelTensor("in_proj_qkvz.weight", "projection", channels, layout=layout)
 
 
-FILTERS = hybrid.queries_keys_values("conv1d.weight", "filter")
 ARCHITECTURE = base.Architecture(
     "qwen3_next",
     rule=gated_deltanet.RULE,
@@ -35,9 +34,9 @@ ARCHITECTURE = base.Architecture(
     joined=hybrid.stack_experts,
     q_proj=_part("key", lambda width, values: 0),
     k_proj=_part("key", lambda width, values: width),
-    filters=FILTERS[:2],
+    filters=hybrid.JOINT[:2],
     v_proj=_part("value", lambda width, values: 2 * width),
-    value_tensors=(_part("value", lambda width, values: 2 * width + values), FILTERS[2]),
+    value_tensors=(_part("value", lambda width, values: 2 * width + values), hybrid.JOINT[2]),
     o_proj="out_proj.weight",
     norm_eps="norm.variance_epsilon",
     projections=("in_proj_qkvz",),
