@@ -397,7 +397,7 @@ WRONG = [
     ("benchmarks/model/models", ["x"], "benchmarks.model.models: there is no 'x'"),
     ("benchmarks/decoding/models", ["hybrid"], "decoding.models: hybrid: decoding is timed of"),
     ("benchmarks", 3, "benchmarks: 3: Input should be a valid dictionary"),
-    ("figures/spectrum/tokens", 4096, "figures.spectrum.tokens: 4096: must lie above 16, up to"),
+    ("figures/spectrum/tokens", 4096, "tokens: 4096: must lie above analysis.skip (16), up to"),
     ("figures/spectrum/layer", 2, "layer: 2: those with a delta rule are [0, 1]"),
     ("figures/spectrum/head", 2, "figures.spectrum.head: 2: there are 2 from 0 on"),
     ("figures/sweep/benchmark", "model", "figures.sweep.benchmark: there is no 'model'"),

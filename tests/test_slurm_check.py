@@ -78,7 +78,7 @@ def test_limits_of_a_partition_and_what_slurm_keeps_of_a_node():
         ("-p gpu -t 1441", "runtime", "asks for 24 h, partition gpu allows 24 h"),
         ("-p gpu --mem 600000", "mem_mb", "asks for 600 GB, a node of partition gpu has 500 GB"),
         ("-p gpu --cpus-per-task=5 --mem-per-cpu 120000", "mem_mb", "asks for 600 GB"),
-        ("-p gpu --cpus-per-task=65", "threads", "asks for 65 cores, a node of partition gpu"),
+        ("-p gpu --cpus-per-task=65", "set-threads", "asks for 65 cores, a node of partition gpu"),
         ("-p gpu --cpus-per-gpu=18 --gpus=4", "cpus_per_gpu", "asks for 72 cores"),
         ("-p gpu --gpus=5", "gpu", "asks for 5 GPUs, a node of partition gpu has 4"),
         # Four GPUs bring no more cores than there are.
@@ -116,6 +116,35 @@ def test_a_partition_that_does_not_start_jobs(state):
     assert judge(asked("-p gpu"), down) == [("slurm_partition", f"partition gpu is {state}")]
     empty = CLUSTER["gpu"]._replace(nodes=())
     assert judge(asked("-p gpu"), {"gpu": empty})[0][1] == "partition gpu has no nodes"
+
+
+@pytest.mark.parametrize(
+    ("limit", "command", "taken"),
+    [
+        ("AllowAccounts=ALL", "", True),
+        ("AllowAccounts=paid,toy", "-A toy", True),
+        ("AllowAccounts=toy", "-A mine", False),
+        ("AllowAccounts=toy", "", False),
+        ("DenyAccounts=mine", "", False),
+        ("DenyAccounts=mine", "-A toy", True),
+    ],
+)
+def test_an_account_that_a_partition_does_not_take(monkeypatch, limit, command, taken):
+    monkeypatch.setattr(slurm_check, "default_account", lambda: "mine")
+    cluster = parse_cluster(PARTITIONS.replace("AllowAccounts=ALL", limit), NODES)
+    problem = ("slurm_account", "partition gpu takes no jobs of account mine")
+    assert judge(asked(f"-p gpu {command}"), cluster) == [problem] * (not taken)
+
+
+def test_the_default_account_is_asked_of_slurm(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    slurm_check.default_account.cache_clear()
+    assert slurm_check.default_account() == ""
+    (tmp_path / "sacctmgr").write_text("#!/bin/sh\necho mine\n")
+    (tmp_path / "sacctmgr").chmod(0o755)
+    slurm_check.default_account.cache_clear()
+    assert slurm_check.default_account() == "mine"
+    slurm_check.default_account.cache_clear()
 
 
 def test_rules_resource_and_first_attempt_that_asks_too_much_are_named(no_refusals):
@@ -157,6 +186,12 @@ def test_without_slurm_it_says_so(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(InputError, match=r"no scontrol here: check .* on the cluster's login node"):
         read_cluster()
+
+
+def test_a_rule_that_is_mistyped_in_a_profile_is_named(tmp_path, capsys):
+    (tmp_path / "config.yaml").write_text("set-resources:\n  recovery: {mem_mb: 1000}\n")
+    assert main(["plan", "--profile", str(tmp_path)]) == 2
+    assert "no rule 'recovery'; did you mean 'recover'?" in capsys.readouterr().err
 
 
 def test_a_profile_that_is_not_there_is_named(capsys):

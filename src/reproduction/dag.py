@@ -89,6 +89,13 @@ def build_dag(arguments: Any, targets: Sequence[str] = (), executor: Any = None)
             workflow.iocache.exists_local.update(dict.fromkeys(missing, True))
             workflow.iocache.mtime.update(dict.fromkeys(missing, Mtime(local=0, local_target=0)))
             workflow._build_dag()
+            # Snakemake ignores them.
+            rules = [rule.name for rule in workflow.rules]
+            for name in {**arguments.set_resources, **arguments.set_threads}:
+                if name not in rules:
+                    raise InputError(
+                        f"set-resources or set-threads: no rule {name!r}{nearest(name, rules)}"
+                    )
         except (RuleException, WorkflowError) as error:
             raise InputError(f"Snakemake: {error}") from None
         yield Dag(inputs, workflow.dag, missing)

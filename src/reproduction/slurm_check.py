@@ -13,6 +13,7 @@ import shlex
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
+from getpass import getuser
 from logging import CRITICAL, Logger
 from math import ceil, inf
 from pathlib import Path
@@ -46,6 +47,12 @@ class Partition(NamedTuple):
     state: str
     minutes: float
     nodes: tuple[Node, ...]
+    accounts: str = "ALL"  # that may use it
+    not_accounts: str = ""
+
+    def takes(self, account: str) -> bool:
+        allowed = self.accounts == "ALL" or account in self.accounts.split(",")
+        return allowed and account not in self.not_accounts.split(",")
 
 
 class Request(NamedTuple):
@@ -86,6 +93,7 @@ def parse_cluster(partitions: str, nodes: str) -> dict[str, Partition]:
         cluster[name] = Partition(
             name, fields["Default"] == "YES", fields["State"], to_minutes(fields["MaxTime"]),
             tuple(_node(node, fields) for node in members),
+            fields.get("AllowAccounts", "ALL"), fields.get("DenyAccounts", ""),
         )  # fmt: skip
     return cluster
 
@@ -105,6 +113,19 @@ def _node(node: dict[str, str], partition: dict[str, str]) -> Node:
     cpus = int(node.get("CPUEfctv", node["CPUTot"]))
     memory = int(node["RealMemory"]) - int(node.get("MemSpecLimit", 0))
     return Node(min(cpus, limit("MaxCPUsPerNode")), min(memory, limit("MaxMemPerNode")), gpus)
+
+
+@cache
+def default_account() -> str:
+    """This user's; "" where Slurm keeps no accounts."""
+    show = ["sacctmgr", "--noheader", "--parsable2", "show", "user", getuser()]
+    try:
+        shown = subprocess.run(
+            [*show, "format=defaultaccount"], capture_output=True, text=True, check=True
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    return shown.stdout.strip()
 
 
 def to_minutes(time: str) -> float:
@@ -132,6 +153,11 @@ def problems(request: Request, partition: Partition) -> Iterator[Problem]:
     if partition.state != "UP" or not nodes:
         yield "slurm_partition", f"{where} {f'is {partition.state}' if nodes else 'has no nodes'}"
         return
+    # Where partitions' limits are not enforced, Slurm takes such a job and never starts it.
+    if (partition.accounts, partition.not_accounts) != ("ALL", ""):
+        account = request.option("A", "") or default_account()
+        if account and not partition.takes(account):
+            yield "slurm_account", f"{where} takes no jobs of account {account}"
     kind, _, count = request.option("gpus").rpartition(":")
     # Slurm spreads a job that does not say how many nodes it takes.
     gpus = ceil(int(count) / int(request.option("nodes", str(max(1, int(count))))))
@@ -157,7 +183,7 @@ def problems(request: Request, partition: Partition) -> Iterator[Problem]:
         if gpus > has:
             yield "gpu", f"asks for {asked}, a node of {where} has {has}"
         if cores > node.cpus:
-            key = "cpus_per_gpu" if per_gpu and gpus else "threads"
+            key = "cpus_per_gpu" if per_gpu and gpus else "set-threads"
             yield key, f"asks for {cores} cores, a node of {where} has {node.cpus}"
         if memory > node.memory_mb:
             text = f"asks for {memory / 1000:.4g} GB, a node of {where} has"

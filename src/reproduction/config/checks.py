@@ -232,7 +232,8 @@ def _figures(config: Config) -> Iterator[str]:
         elif isinstance(figure, RankFigure) and config.analysis:
             length = config.corpora[config.analysis.data.split("/")[0]].length
             if not (skip := config.analysis.skip) < figure.tokens <= length:
-                yield f"{path}.tokens: {figure.tokens}: must lie above {skip}, up to {length}"
+                limits = f"above analysis.skip ({skip}), up to the corpus's length ({length})"
+                yield f"{path}.tokens: {figure.tokens}: must lie {limits}"
         if isinstance(figure, SpectrumFigure):
             model = config.models[figure.model]
             if figure.layer not in (layers := model.mixer_shape.layers):
