@@ -15,13 +15,13 @@ help:  ## what there is
 
 setup: .venv/installed  ## make .venv and install everything the demo and the tests need
 
-# pip would compile on one core.
+# pip would compile on one core. Left out are tests, and a file of torch that 3.11 cannot read.
 .venv/installed: envs/constraints.txt pyproject.toml src/reproduction/pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit("%d.%d" % sys.version_info[:2] not in "$(VERSIONS)".split())' \
 	  || { echo "Statecut needs one of Python $(VERSIONS); say where it is: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)"; exit 1; }
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-compile -c envs/constraints.txt -e '.[recovery,dev]' -e src/reproduction
-	$(BIN)/python -m compileall -q -j 0 -x '/tests?/|py312_' .venv/lib
+	$(BIN)/python -W ignore -m compileall -q -j 0 -x '/tests?/|py312_' .venv/lib
 	@touch $@
 
 # Libraries are loaded once for all jobs; without that the same jobs take longer.

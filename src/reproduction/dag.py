@@ -82,6 +82,11 @@ def build_dag(arguments: Any, targets: Sequence[str] = (), executor: Any = None)
         # The API prints DAGs and returns none; this is how it builds those that it prints.
         workflow = workflow_api._workflow
         workflow._executor_plugin = executor
+        rules = [rule.name for rule in workflow.rules]
+        for name in {**arguments.set_resources, **arguments.set_threads}:
+            if name not in rules:  # Snakemake ignores it
+                hint = nearest(name, rules)
+                raise InputError(f"set-resources or set-threads: no rule {name!r}{hint}")
         inputs = Inputs(parse_config(workflow.globals["config"], "the configuration"))
         missing = inputs.missing()
         try:
@@ -89,13 +94,6 @@ def build_dag(arguments: Any, targets: Sequence[str] = (), executor: Any = None)
             workflow.iocache.exists_local.update(dict.fromkeys(missing, True))
             workflow.iocache.mtime.update(dict.fromkeys(missing, Mtime(local=0, local_target=0)))
             workflow._build_dag()
-            # Snakemake ignores them.
-            rules = [rule.name for rule in workflow.rules]
-            for name in {**arguments.set_resources, **arguments.set_threads}:
-                if name not in rules:
-                    raise InputError(
-                        f"set-resources or set-threads: no rule {name!r}{nearest(name, rules)}"
-                    )
         except (RuleException, WorkflowError) as error:
             raise InputError(f"Snakemake: {error}") from None
         yield Dag(inputs, workflow.dag, missing)
