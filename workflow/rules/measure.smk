@@ -14,8 +14,8 @@ rule evaluate:
         "../../envs/model.yaml"
     resources:
         gpu=1,
-        mem_mb=32000,
-        runtime=240,
+        mem_mb=24000,
+        runtime=120,
     params:
         code=code("scripts/evaluate.py"),
         settings=lambda w: inputs.suite_settings(w.suite),
@@ -37,7 +37,7 @@ rule measure:
         "../../envs/model.yaml"
     resources:
         gpu=1,
-        mem_mb=32000,
+        mem_mb=24000,
         runtime=60,
     params:
         code=lambda w: code(
@@ -67,7 +67,7 @@ rule analyze:
         "../../envs/model.yaml"
     resources:
         gpu=1,
-        mem_mb=32000,
+        mem_mb=24000,
         runtime=60,
     params:
         code=code("scripts/analyze.py", "src/reproduction/analysis"),

@@ -12,7 +12,7 @@ rule preflight_shape:
         "../../envs/model.yaml"
     resources:
         gpu=1,
-        mem_mb=16000,
+        mem_mb=8000,
         runtime=60,
     params:
         code=code("scripts/preflight_shape.py"),

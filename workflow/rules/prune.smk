@@ -21,7 +21,7 @@ rule calibrate:
         "../../envs/model.yaml"
     resources:
         gpu=1,
-        mem_mb=32000,
+        mem_mb=24000,
         runtime=60,
     params:
         code=code("scripts/calibrate.py"),
@@ -45,7 +45,7 @@ rule score:
     conda:
         "../../envs/model.yaml"
     resources:
-        mem_mb=16000,
+        mem_mb=8000,
         runtime=30,
     params:
         code=lambda w: code(
@@ -75,7 +75,7 @@ rule slice:
     conda:
         "../../envs/model.yaml"
     resources:
-        mem_mb=16000,
+        mem_mb=10000,
         runtime=30,
     params:
         code=lambda w: code(
@@ -105,7 +105,7 @@ rule refit:
         "../../envs/model.yaml"
     resources:
         gpu=1,
-        mem_mb=32000,
+        mem_mb=24000,
         runtime=60,
     params:
         code=code("scripts/refit.py", "src/statecut/pruning/refit.py"),

@@ -16,8 +16,8 @@ rule recover:
         "../../envs/model.yaml"
     resources:
         gpu=1,
-        mem_mb=48000,
-        runtime=480,
+        mem_mb=24000,
+        runtime=240,
         gradient_accumulation_steps=lambda w: run_config.recovery.gradient_accumulation_steps,
     params:
         code=code("scripts/recover.py"),
