@@ -20,6 +20,7 @@ from small_models import SMALL
 from training_runs import packed
 
 from reproduction.config import load_config
+from statecut import prune
 from statecut.errors import InputError
 from statecut.models.checkpoint import create, save
 from statecut.models.delta_rule import l2_normalised, recurrent_delta_rule
@@ -190,17 +191,17 @@ def test_in_eight_bits_each_head_has_a_scale_and_nothing_is_rounded_twice(dtype,
 
 @pytest.mark.parametrize("small", ["delta_net", "gated_value_heads"])
 def test_states_in_fewer_bits_from_a_model_to_the_table(small, run):
-    arguments = [*a_model_and_its_text(small), "--sequences", 16, "--methods", "drrqr", "--ratios",
-                 0.5, "--states", "float32", "float8_e4m3"]  # fmt: skip
+    arguments = [*a_model_and_its_text(small), "--states", "float32", "float8_e4m3"]
+    prune("model", "cut", method="l1", ratio=0.5, round_to=1, refit=False)
+    arguments[1:2] = "model", "cut"
     run(state_precision, *arguments)
     own, emulated, coarse, *_ = before = rows()
     assert emulated["perplexity"] == pytest.approx(own["perplexity"], rel=1e-5)
     assert coarse["perplexity"] != pytest.approx(own["perplexity"], rel=1e-5)
-    shares = [(row["stage"], row["state"], row["bytes"] / own["bytes"]) for row in before]
+    shares = [(row["folder"], row["state"], row["bytes"] / own["bytes"]) for row in before]
     assert shares == [
-        ("whole", "own kernels", 1), ("whole", "float32", 1), ("whole", "float8_e4m3", 1 / 4),
-        ("sliced", "float32", 1 / 2), ("refitted", "float32", 1 / 2),
-        ("refitted", "float8_e4m3", 1 / 8),
+        ("model", "own kernels", 1), ("model", "float32", 1), ("model", "float8_e4m3", 1 / 4),
+        ("cut", "own kernels", 1 / 2), ("cut", "float32", 1 / 2), ("cut", "float8_e4m3", 1 / 8),
     ]  # fmt: skip
     # What was lost is computed again, the same, and nothing else.
     Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in before[:-1]))

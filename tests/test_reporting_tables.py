@@ -19,7 +19,14 @@ from reproduction.reporting.frame import table_results
 from reproduction.reporting.grid import marks
 from reproduction.reporting.tables import LAYOUTS, lay_out
 from reproduction.reporting.verdict import read_errata
-from reproduction.reporting.writing import compile_document, escape_tex, to_html, to_rows, to_tex
+from reproduction.reporting.writing import (
+    compile_document,
+    escape_tex,
+    to_html,
+    to_markdown,
+    to_rows,
+    to_tex,
+)
 from reproduction.reporting.writing import write_document as document_of
 from statecut.errors import InputError
 
@@ -203,6 +210,25 @@ def test_tables_are_whole_in_every_language(grids):
         ):
             assert written.count(command) == len(list(root.iter(tag))) == marked[mark]
         assert written.isascii()
+        shown = [line for line in to_markdown(grid).splitlines() if line.startswith("|")]
+        assert {line.count("|") for line in shown} == {wide + 1}
+        assert len(shown) == 2 + len(grid.rows)
+        assert sum(line.count("**") for line in shown) == 2 * marked["best"]
+
+
+def test_ratios_stand_across_and_several_models_down():
+    data = yaml.safe_load((ROOT / "config" / "demo.yaml").read_text())
+    data["tables"]["by_ratio"] |= {"models": ["delta_net", "gated_deltanet"], "methods": ["l1"]}
+    run = parse_config(data, "a test")
+    head, one, baseline, recovered, other, *_ = to_rows(
+        lay_out(run, "by_ratio", invented(run, "by_ratio"))
+    )
+    labels = [run.models[name].label for name in ("delta_net", "gated_deltanet")]
+    assert [one[0], other[0]] == labels
+    assert [row[1] for row in (one, baseline, recovered)] == [
+        "L1", "Baseline", "Baseline, recovered",
+    ]  # fmt: skip
+    assert [text.split()[0] for text in head[2:]] == ["75%"] * 3 + ["50%"] * 3
 
 
 def test_latex_takes_no_text_for_a_command():
@@ -278,7 +304,7 @@ def test_a_table_says_of_how_many_trainings_draws_and_recoveries_it_is():
 @pytest.mark.parametrize(
     ("table", "part", "content", "says"),
     [
-        ("by_ratio", "models", ["delta_net", "gated_deltanet"], "one of models, not 2"),
+        ("by_ratio", "columns", {"pre": ["ppl"], "post": ["ppl"]}, "one of columns, not 2"),
         ("by_model", "ratios", [0.5, 0.75], "one of ratios, not 2"),
         ("targets", "columns", {"pre": ["ppl"], "post": ["ppl"]}, "one of columns, not 2"),
         ("breakdown", "kind", "sharing", "sharing has no methods"),

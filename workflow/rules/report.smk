@@ -4,7 +4,7 @@ REPORTING = code("src/reproduction/reporting", "workflow/templates")
 FRAMES = [paths.frame(table) for table in run_config.tables]
 TABLES = {
     ending: [paths.table(table, ending) for table in run_config.tables]
-    for ending in ("tex", "csv", "html")
+    for ending in ("tex", "csv", "html", "md")
 }
 FIGURES = {
     ending: [paths.figure(figure, ending) for figure in inputs.figures()]
@@ -25,6 +25,7 @@ rule table:
         tex=f"{results}/tables/{{table}}.tex",
         csv=f"{results}/tables/{{table}}.csv",
         html=report(f"{results}/tables/{{table}}.html", category="Tables"),
+        md=f"{results}/tables/{{table}}.md",
         frame=f"{results}/frames/{{table}}.parquet",
     log:
         f"{results}/logs/table/{{table}}.log",

@@ -23,7 +23,7 @@ from statecut.arguments import Eps, Target
 
 # What a kind of table has no second place for.
 SINGLE: dict[str, tuple[str, ...]] = {
-    "by_ratio": ("models", "columns", "eps"),
+    "by_ratio": ("columns", "eps"),
     "by_model": ("ratios", "columns", "eps"),
     "sharing": ("eps",),
     "rotation": ("columns", "eps"),

@@ -88,17 +88,33 @@ def _baseline(
             yield t.number(key, form, len(list(same)))
 
 
-def _by_ratio_or_model(t: TableBuilder) -> Grid:
-    """Ratios of one model or models at one ratio across."""
+def _by_ratio(t: TableBuilder) -> Grid:
+    """Ratios across; models down, where there are several."""
     [stage] = t.stages
     groups = [
         (
-            f"{percent(ratio)} compression" if t.table.kind == "by_ratio" else t.model(model),
-            [{"model": model, "ratio": ratio, "metric": column} for column in t.columns(stage)],
+            f"{percent(ratio)} compression",
+            [{"ratio": ratio, "metric": column} for column in t.columns(stage)],
         )
-        for model, ratio in product(t.table.models, t.table.ratios)
+        for ratio in t.table.ratios
     ]
-    return _methods(t, [], groups, [([], {"rft": stage}, [])])
+    models = t.table.models
+    labels = ["Model"] if len(models) > 1 else []
+    sections = [
+        ([t.model(model)] if labels else [], {"model": model, "rft": stage}, [""] * len(labels))
+        for model in models
+    ]
+    return _methods(t, labels, groups, sections)
+
+
+def _by_model(t: TableBuilder) -> Grid:
+    """Models at one ratio across."""
+    [stage], [ratio] = t.stages, t.table.ratios
+    groups = [
+        (t.model(model), [{"model": model, "metric": column} for column in t.columns(stage)])
+        for model in t.table.models
+    ]
+    return _methods(t, [], groups, [([], {"ratio": ratio, "rft": stage}, [])])
 
 
 def _rotation(t: TableBuilder) -> Grid:
@@ -278,8 +294,8 @@ def _with_last(ratios: Sequence[Cut]) -> list[tuple[Cut, bool]]:
 
 
 LAYOUTS: dict[str, Callable[[TableBuilder], Grid]] = {
-    "by_ratio": _by_ratio_or_model,
-    "by_model": _by_ratio_or_model,
+    "by_ratio": _by_ratio,
+    "by_model": _by_model,
     "sharing": _sharing,
     "rotation": _rotation,
     "targets": _targets,

@@ -1,4 +1,4 @@
-"""A table as LaTeX, CSV and HTML, and all tables and figures as one document.
+"""A table as LaTeX, CSV, HTML and Markdown, and all tables and figures as one document.
 
 How tables look is in the templates: table.tex.j2, table.html.j2 and document.tex.j2.
 """
@@ -10,7 +10,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -98,21 +98,39 @@ def to_rows(grid: Grid) -> list[list[str]]:
     def text(box: Box) -> str:
         return " ".join([box.text, *(f"({notes[letter]})" for letter in box.notes)]).strip()
 
+    return [*_flat(grid, text), *([note, *[""] * (sum(grid.groups) - 1)] for note in general)]
+
+
+def to_markdown(grid: Grid) -> str:
+    """Caption, table and notes, the best numbers bold, as a page shows them."""
+
+    def text(box: Box) -> str:
+        shown = f"**{box.text}**" if box.mark == "best" else box.text
+        return shown + "".join(f"<sup>{letter}</sup>" for letter in box.notes)
+
+    head, *rows = _flat(grid, text)
+    labels = grid.groups[0]
+    sides = ["---"] * labels + ["---:"] * (len(head) - labels)
+    lines = ([cell.replace("|", r"\|") for cell in cells] for cells in (head, sides, *rows))
+    table = (f"| {' | '.join(cells)} |" for cells in lines)
+    notes = (f"<sup>{letter}</sup> {note}" if letter else note for letter, note in grid.notes)
+    parts = [grid.caption, "\n".join(table), "; ".join(notes)]
+    return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def _flat(grid: Grid, text: Callable[[Box], str]) -> Iterator[list[str]]:
+    """One line of headings, then the rows, a cell per column."""
     heads = ([box.text for box in row.boxes for _ in range(box.span)] for row in grid.heads)
-    return [
-        [" ".join(filter(None, column)) for column in zip(*heads, strict=True)],
-        *(
-            [cell for box in row.boxes for cell in (text(box), *[""] * (box.span - 1))]
-            for row in grid.rows
-        ),
-        *([note, *[""] * (sum(grid.groups) - 1)] for note in general),
-    ]
+    yield [" ".join(filter(None, column)) for column in zip(*heads, strict=True)]
+    for row in grid.rows:
+        yield [cell for box in row.boxes for cell in (text(box), *[""] * (box.span - 1))]
 
 
 def write_table(config: Config, name: str, frame: Path | str, folder: Path | str) -> None:
-    """NAME.tex, NAME.csv and NAME.html in a folder, from the frame of the table."""
+    """NAME.tex, .csv, .html and .md in a folder, from the frame of the table."""
     grid = lay_out(config, name, read_results(frame))
-    for ending, text in (("tex", to_tex(grid)), ("html", to_html(grid))):
+    texts = {"tex": to_tex(grid), "html": to_html(grid), "md": to_markdown(grid)}
+    for ending, text in texts.items():
         with atomic_write(Path(folder) / f"{name}.{ending}", force=True) as aside:
             aside.write_text(text)
     with (
