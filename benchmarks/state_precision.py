@@ -1,17 +1,16 @@
 """Fewer key channels, or the whole state in fewer bits? Perplexity at equal bytes of state.
 
-    python benchmarks/state_precision.py --gpu --models M1 M2 --text T --out rows.jsonl
-    python benchmarks/state_precision.py --models M --text T --out rows.jsonl           on a CPU
+    python benchmarks/state_precision.py --gpu --models M HALF QUARTER --text T --out rows.jsonl
     python benchmarks/state_precision.py --rows rows.jsonl --table                   as Markdown
 
-Models are folders of flash-linear-attention's: unpruned ones, and what was cut from them, as the
-workflow makes them. Text is a folder of packed tokens (`statecut pack`) with the slice `held_out`,
-whose perplexity is computed. Engines hold the state in float32; half or a quarter of its bytes is
-also the whole state in 16 or 8 bits. That is emulated as an engine decodes: the recurrence, token
-by token, is computed in float32 and gives its output, and what it leaves for the next token is
-rounded to the nearest number of the type. In 8 bits each head has a scale, the smallest power of
-two with which its largest number fits; that is exact, so a number that does not change is not
-rounded again. The scale's byte per head is not counted.
+Models are folders of flash-linear-attention's: an unpruned one and what was cut from it, as the
+workflow makes them. Without --gpu it runs on a CPU. Text is a folder of packed tokens (`statecut
+pack`) with the slice `held_out`, whose perplexity is computed. Engines hold the state in float32;
+half or a quarter of its bytes is also the whole state in 16 or 8 bits. That is emulated as an
+engine decodes: the recurrence, token by token, is computed in float32 and gives its output, and
+what it leaves for the next token is rounded to the nearest number of the type. In 8 bits each head
+has a scale, the smallest power of two with which its largest number fits; that is exact, so a
+number that does not change is not rounded again. The scale's byte per head is not counted.
 
 Each model is evaluated by its own kernels, with which the emulation in float32 must agree, and in
 each type. A row of JSON per model and type is written as soon as it is known; those that are in the
@@ -143,16 +142,16 @@ SHOWN = ("float32", "bfloat16", "float8_e4m3")
 
 def table(rows: list[Row]) -> str:
     """Perplexity (the share of the bytes of the unpruned model's state in float32)."""
-    whole: dict[str, Row] = {}
-    for row in rows:
-        if row["state"] == OWN_KERNELS:
-            whole[row["model"]] = max(whole.get(row["model"], row), row, key=lambda r: r["bytes"])
+    by_size = sorted(rows, key=lambda row: row["bytes"])  # the last of each model is unpruned
+    whole = {row["model"]: row for row in by_size if row["state"] == OWN_KERNELS}
     lines: dict[tuple[str, str], dict[float, str]] = {}
     for row in rows:
         kept = row["d_k"] / whole[row["model"]]["d_k"]
         parts = whole[row["model"]]["bytes"] // row["bytes"]
         share = f"1/{parts}" if parts > 1 else "all"
         line = lines.setdefault((row["model"], row["state"]), {})
+        if kept in line:
+            raise InputError(f"{row['folder']}: the rows have another {row['model']} of this width")
         line[kept] = f"{row['perplexity']:,.2f} ({share})"
     columns = sorted({kept for line in lines.values() for kept in line}, reverse=True)
     return markdown(

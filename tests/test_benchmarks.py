@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 import runpy
 import sys
 from collections import Counter
@@ -207,3 +208,9 @@ def test_states_in_fewer_bits_from_a_model_to_the_table(small, run):
     Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in before[:-1]))
     assert len(run(state_precision, *arguments).splitlines()) == 1
     assert rows()[-1]["perplexity"] == before[-1]["perplexity"]
+    head, _, *lines = state_precision.table(before).splitlines()
+    assert head.endswith("| 100% of the keys | 50% of the keys |")
+    assert [re.findall(r"\((.+?)\)", line) for line in lines] == [["all", "1/2"], ["1/4", "1/8"]]
+    other = [{**row, "folder": "other"} for row in before]
+    with pytest.raises(InputError, match="other: the rows have another"):
+        state_precision.table([*before, *other])

@@ -5,6 +5,7 @@ import random
 import re
 import shutil
 from collections import Counter
+from dataclasses import replace
 from itertools import product
 from xml.etree import ElementTree
 
@@ -16,7 +17,7 @@ from reporting_runs import DEMO, PAPERS_RUN, PRINTED, PUBLISHED, ROOT, in_print
 
 from reproduction.config import parse_config
 from reproduction.reporting.frame import table_results
-from reproduction.reporting.grid import marks
+from reproduction.reporting.grid import Box, Row, marks
 from reproduction.reporting.tables import LAYOUTS, lay_out
 from reproduction.reporting.verdict import read_errata
 from reproduction.reporting.writing import (
@@ -214,6 +215,12 @@ def test_tables_are_whole_in_every_language(grids):
         assert {line.count("|") for line in shown} == {wide + 1}
         assert len(shown) == 2 + len(grid.rows)
         assert sum(line.count("**") for line in shown) == 2 * marked["best"]
+
+
+def test_a_bar_in_a_label_ends_no_cell_of_markdown(grids):
+    head, line = Row((Box("x"),)), Row((Box("a|b"),))
+    grid = replace(next(iter(grids.values())), groups=(1,), heads=(head,), rows=(line,))
+    assert r"| a\|b |" in to_markdown(grid)
 
 
 def test_ratios_stand_across_and_several_models_down():

@@ -98,13 +98,12 @@ def _by_ratio(t: TableBuilder) -> Grid:
         )
         for ratio in t.table.ratios
     ]
-    models = t.table.models
-    labels = ["Model"] if len(models) > 1 else []
+    several = len(t.table.models) > 1
     sections = [
-        ([t.model(model)] if labels else [], {"model": model, "rft": stage}, [""] * len(labels))
-        for model in models
+        ([t.model(model)] * several, {"model": model, "rft": stage}, [""] * several)
+        for model in t.table.models
     ]
-    return _methods(t, labels, groups, sections)
+    return _methods(t, ["Model"] * several, groups, sections)
 
 
 def _by_model(t: TableBuilder) -> Grid:
