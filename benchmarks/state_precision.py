@@ -27,7 +27,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from unittest.mock import patch
 
 import torch
@@ -103,9 +102,8 @@ def states_held_in(dtype: torch.dtype) -> Iterator[None]:
         yield
 
 
-def measure(folder: Path, state: str, ids: Tensor, device: str) -> Row:
+def measure(checkpoint: Checkpoint, state: str, ids: Tensor, device: str) -> Row:
     """The perplexity of a model whose states are held in a type, and their bytes a sequence."""
-    checkpoint = Checkpoint(folder)
     start = time.perf_counter()
     if state == OWN_KERNELS:
         value = perplexity(checkpoint, ids, device=device)
@@ -133,7 +131,7 @@ def rows(options: argparse.Namespace, device: str) -> Iterator[Row]:
         for state in (OWN_KERNELS, *options.states):
             if (str(folder), state) not in done:
                 about = {"folder": str(folder), "model": name, "d_k": shape.width, "state": state}
-                yield {**about, **measure(folder, state, ids, device)}
+                yield {**about, **measure(checkpoint, state, ids, device)}
 
 
 LABELS = {"delta_net": "DeltaNet", "gated_deltanet": "Gated DeltaNet"}
