@@ -1,13 +1,15 @@
 """Killed, told to stop, or out of disk: a run goes on, and ends as if nothing had happened."""
 
 import errno
+import itertools
 import multiprocessing
 import os
 import random
 import resource
 import signal
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -105,6 +107,17 @@ def test_a_run_that_is_told_to_stop_saves_and_goes_on_later(root, unbroken):
     assert load_file(saved)["run.steps"][0] >= 3
     finished(work, root, out)
     assert {name: sha256(root / out / name) for name in DONE} == expected
+
+
+@pytest.mark.parametrize("answers", range(4))
+def test_a_run_saves_at_whatever_moment_the_signal_comes(root, answers, monkeypatch):
+    asked = itertools.count()
+    stop = SimpleNamespace(is_set=lambda: next(asked) >= answers)
+    monkeypatch.setattr("statecut.recovery.loop.stop_on_signals", lambda: nullcontext(stop))
+    out = f"asked_{answers}"
+    with pytest.raises(SystemExit, match=str(EXIT_UNFINISHED)):
+        training_runs.pretraining(root, out)
+    assert list((root / "running" / out).glob("*/last.safetensors"))
 
 
 @pytest.fixture

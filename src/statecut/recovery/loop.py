@@ -139,10 +139,11 @@ def train(
             if now + (now - began) > last_moment():  # the next step takes as long as this one
                 stop.set()
             late = time.monotonic() - saved_at >= save_seconds
-            if stop.is_set() or step == settings.steps or late:
+            leave = stop.is_set()  # asked once: who leaves has saved
+            if leave or step == settings.steps or late:
                 checkpoints.save(_tensors(optimizer, trained, step, failed))
                 saved_at = time.monotonic()
-            if stop.is_set() and step < settings.steps:
+            if leave and step < settings.steps:
                 logger.info(f"{work}: saved at step {step}, to be resumed")
                 raise SystemExit(EXIT_UNFINISHED)
     model.eval()
