@@ -3,14 +3,13 @@
     python benchmarks/kills.py                  three runs, six kills each, at random moments
     python benchmarks/kills.py --folder FOLDER  keep the runs and their logs there
 
-A small run (one model, two methods, recovery, one suite, one table) is made undisturbed. Then it is
-made again from nothing, while `kill -9` ends at random moments one of its processes: snakemake, a
-job, or the process that has the libraries loaded. Whenever the command has ended it is started
-again as the README says. At the end all results have to be those of the undisturbed run, byte for
-byte, with no process, no temporary file and no unknown file left.
+The demo's table `refit_recovered` is rehearsed undisturbed. Then it is made again from nothing,
+while `kill -9` ends at random moments one of its processes: snakemake, a job, or the process that
+has the libraries loaded. Whenever the command has ended it is started again as the README says. At
+the end all results have to be those of the undisturbed run, byte for byte, with no process, no
+temporary file and no unknown file left.
 
-Not compared: logs/, timings/ and report.html, which hold times; of provenance and preflight the
-entries in TIMES.
+Not compared: logs/, and in provenance and preflight the entries in TIMES.
 """
 
 import argparse
@@ -24,56 +23,25 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from pydoc_data.topics import topics
 from tempfile import TemporaryDirectory
 from typing import Any, NoReturn
 
 import psutil
-import yaml
 
 from reproduction.running.provenance import PROVENANCE
 
 ROOT = Path(__file__).parents[1]
-RUN = "small"
-RESULTS = f"results/{RUN}"
+RESULTS = "results/rehearsal"
+TABLE = f"{RESULTS}/tables/refit_recovered.tex"
+REHEARSAL = ("--configfile", "config/demo.yaml", "--config", "rehearsal=true", "--cores", "2")
 PARTS = ("config", "envs", "profiles", "scripts", "src", "workflow")
-STEPS, RECOVERY_STEPS = 24, 10
-METHODS = ("l1", "grad")
 
 RUNS, KILLS = 3, 6
 LIMIT = 1800  # seconds until a run counts as hanging
 TIMES = {"started", "seconds", "peak_mib"}
-NOT_COMPARED = ("logs", "timings", "report.html")
 # Empty temporary folders that are not Statecut's: torch makes one for each user, and leaves it;
 # Snakemake makes one that it removes at its end, unless that is `kill -9`.
 FOREIGN_FOLDERS = ("torchinductor_", "snakemake")
-
-
-def configuration() -> dict[str, Any]:
-    text = (ROOT / "config" / "demo.yaml").read_text().replace("results/demo/", f"{RESULTS}/")
-    config: dict[str, Any] = yaml.safe_load(text)
-    config["run"] = RUN
-    slices = {
-        "documentation": {"recovery": 8 * RECOVERY_STEPS, "pretraining": 8 * STEPS},
-        "calibration": {"sequences": 16},
-        "held_out": {"tasks": 32},
-    }
-    config["corpora"] = {
-        name: {"kind": "local", "files": ["text.jsonl"], "length": 128, "seed": 0, "slices": sizes}
-        for name, sizes in slices.items()
-    }
-    config["recipes"] = {"demo": config["recipes"]["demo"] | {"steps": STEPS, "warmup": 1}}
-    config["recovery"] |= {"steps": RECOVERY_STEPS, "warmup": 1, "control": False}
-    config["models"] = {"delta_net": config["models"]["delta_net"]}
-    config["methods"] = {name: config["methods"][name] for name in METHODS}
-    config["evaluation"]["suites"] = {"ppl": config["evaluation"]["suites"]["ppl"]}
-    table = config["tables"]["zero_shot"]
-    changes = {"methods": [*METHODS], "ratios": [0.5], "columns": {"pre": ["ppl"], "post": ["ppl"]}}
-    config["tables"] = {"quality": table | changes}
-    config["figures"], config["benchmarks"] = {}, {}
-    config["tokenizers"] = {"demo": config["tokenizers"]["demo"]}
-    del config["analysis"]
-    return config
 
 
 @dataclass
@@ -87,10 +55,6 @@ class Run:
         for name in PARTS:
             ignored = shutil.ignore_patterns("__pycache__")
             shutil.copytree(ROOT / name, self.folder / name, ignore=ignored)
-        text = yaml.safe_dump(configuration(), sort_keys=False)
-        (self.folder / "run.yaml").write_text(text)
-        with (self.folder / "text.jsonl").open("w") as file:  # prose that every Python has
-            file.writelines(f"{json.dumps({'text': topics[name]})}\n" for name in sorted(topics))
         self.temporary.mkdir()
 
     @property
@@ -102,13 +66,13 @@ class Run:
         return self.folder / "commands.log"
 
     def start(self, *options: str, server: bool = True) -> None:
-        command = [sys.executable, "-m", "snakemake", "--configfile=run.yaml", "--cores=2"]
+        command = [sys.executable, "-m", "snakemake", *REHEARSAL]
         if server:
             command = [sys.executable, "-m", "reproduction.running.preload", *command]
         changes = {"PYTHONPATH": str(self.folder / "src"), "TMPDIR": str(self.temporary)}
         with self.log.open("a") as log:
             self.command = psutil.Popen(
-                [*command, *options], cwd=self.folder, env=os.environ | changes,
+                [*command, *options, "--", TABLE], cwd=self.folder, env=os.environ | changes,
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log,
             )  # fmt: skip
 
@@ -183,7 +147,7 @@ def contents(run: Run) -> dict[str, Any]:
     entries: dict[str, Any] = {}
     for path in root.rglob("*"):
         name = path.relative_to(root).as_posix()
-        if name.split("/")[0] in NOT_COMPARED:
+        if name.split("/")[0] == "logs":
             continue
         entries[name] = None if path.is_dir() else path.read_bytes()
         if path.is_file() and (name.endswith(PROVENANCE) or name.startswith("preflight/")):

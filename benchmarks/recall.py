@@ -11,7 +11,7 @@ give the answers, and are cut by each method to each width; in percent of answer
     sliced      as it is cut
     refitted    by statecut.pruning.refit
     recovered   sliced, and trained for --recover steps by statecut.recovery.training
-    unpruned    and with its whole state held in fewer bits (benchmarks/state_precision.py)
+    unpruned    before any cut
 
 The loss is of the answers alone, since all other tokens are random: in training, in the gradients
 of calibration, and in recovery its divergence from the unpruned model too. Refit is as ever.
@@ -29,7 +29,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
@@ -39,7 +38,6 @@ from unittest.mock import patch
 import numpy as np
 import torch
 from rows import Row, append_rows, device_of, markdown, new_parser, read_rows
-from state_precision import TYPES, states_held_in
 from torch import Tensor
 
 from reproduction.config.training import Recipe, Recovery
@@ -248,16 +246,13 @@ class Bench:
         return self.work / "recovered"
 
     @torch.no_grad()
-    def accuracy(self, folder: Path, state: torch.dtype | None = None) -> dict[int, float]:
-        """The share of answers that are right, by the number of pairs. All is computed in float32;
-        the state may be held in another type between tokens."""
+    def accuracy(self, folder: Path) -> dict[int, float]:
+        """The share of answers that are right, by the number of pairs; computed in float32."""
         model = load(folder, device=self.device, dtype=torch.float32)
         shares = {}
         for pairs in SETTINGS["pairs"]:
-            ids = torch.from_numpy(self.text(f"held_out_{pairs}")[:])
-            ids = ids.to(self.device)
-            with states_held_in(state) if state else nullcontext():
-                logits = model(ids, use_cache=False).logits
+            ids = torch.from_numpy(self.text(f"held_out_{pairs}")[:]).to(self.device)
+            logits = model(ids, use_cache=False).logits
             right = logits[:, 2 * pairs : -1 : 2].argmax(-1) == ids[:, 2 * pairs + 1 :: 2]
             shares[pairs] = right.double().mean().item()
         return shares
@@ -271,10 +266,7 @@ def rows(bench: Bench, options: argparse.Namespace, done: set[tuple[Any, ...]]) 
             folder = bench.trained(name, seed)
             if (name, seed, None, full, None, None) not in done:
                 start = time.monotonic()
-                values = {"unpruned": bench.accuracy(folder)} | {
-                    f"unpruned, {state}": bench.accuracy(folder, dtype)
-                    for state, dtype in TYPES.items()
-                }
+                values = {"unpruned": bench.accuracy(folder)}
                 yield row((name, seed, None, full, None, None), values, start)
             pending = [
                 (width, method, eps)

@@ -74,6 +74,20 @@ KNOWN = {
     "sglang": ["qwen3_next", "qwen3_5_text"],
 }
 
+SHOWN = (  # what was installed and the family, by the heading of its column
+    {
+        "vLLM alone: Qwen3.5": ("vllm", "qwen3_5"),
+        "with Statecut: Qwen3.5": ("vllm and statecut", "qwen3_5"),
+        "with Statecut: Qwen3-Next": ("vllm and statecut", "qwen3_next"),
+        "SGLang: Qwen3.5": ("sglang", "qwen3_5_text"),
+        "SGLang: Qwen3-Next": ("sglang", "qwen3_next"),
+    },
+    {
+        "vLLM alone: Kimi Linear": ("vllm", "kimi_linear"),
+        "with Statecut: Kimi Linear": ("vllm and statecut", "kimi_linear"),
+    },
+)
+
 
 def make_whole(family, folder):
     """The unpruned model, in bfloat16 so that engine and reference have the same weights."""
@@ -254,52 +268,21 @@ def serve(engine, root, prompts, arguments, environment, cell):
     return {**row, "outcome": outcome, "medians": medians, "means": means, "effect": effect, **kept}
 
 
-def errors_in(row):
-    return f"{row['medians']['prefill']:.3f} / {row['medians']['decoding']:.3f}"
-
-
-def summary(rows):
-    """Median errors of log-probabilities, prompt / generated, of a dense model and of experts."""
-    rows = [row for row in rows if row["family"] != "kimi_linear"]
-    alone = {row["shape"]: row["outcome"] for row in rows if row["installed"] == "vllm"}
-    found = {}
-    for row in sorted(rows, key=lambda row: "statecut" in row["installed"]):
-        cell = row["engine"], row["family"], row["shape"]
+def tables(rows):
+    """Median errors of log-probabilities, prompt / generated, by shape; or what happened."""
+    cells = {}
+    for row in rows:
+        outcome = "" if row["outcome"] == "right" else f"{row['outcome']} "
         if "medians" in row:
-            found[cell] = errors_in(row)
-        else:
-            found.setdefault(cell, row["outcome"])
-    columns = [("vllm", "qwen3_5"), ("vllm", "qwen3_next"),
-               ("sglang", "qwen3_5_text"), ("sglang", "qwen3_next")]  # fmt: skip
-    return markdown(
-        "d_k x d_v | vLLM alone | vLLM and Statecut: Qwen3.5 | Qwen3-Next | SGLang: Qwen3.5 "
-        "| Qwen3-Next",
-        (
-            (shape, alone[shape].replace("right", "runs"), *(found[*c, shape] for c in columns))
-            for shape in SHAPES
-        ),
-    )
-
-
-def kimi(rows):
-    """The same of Kimi Linear, without the plugin and with it, and what the delta layers do."""
-    rows = [row for row in rows if row["family"] == "kimi_linear"]
-    found = {
-        (row["installed"], row["shape"]): f"{row['outcome']}: {errors_in(row)}" for row in rows
-    }
-    effects = {row["shape"]: row["effect"] for row in rows}
-    return markdown(
-        "d_k = d_v | vLLM alone | vLLM and Statecut | without the delta layers",
-        (
-            (
-                shape.split("x")[0],
-                found.get(("vllm", shape), "not run"),
-                found["vllm and statecut", shape],
-                f"{effect:.2f}",
-            )
-            for shape, effect in effects.items()
-        ),
-    )
+            outcome += f"{row['medians']['prefill']:.3f} / {row['medians']['decoding']:.3f}"
+        cells[row["shape"], row["installed"], row["family"]] = outcome.strip()
+    shapes = sorted({shape for shape, *_ in cells}, key=lambda s: [-int(n) for n in s.split("x")])
+    for columns in SHOWN:
+        table = {s: [cells.get((s, *c), "not run") for c in columns.values()] for s in shapes}
+        yield markdown(
+            " | ".join(["d_k x d_v", *columns]),
+            ((shape, *row) for shape, row in table.items() if {*row} != {"not run"}),
+        )
 
 
 def main():
@@ -320,7 +303,7 @@ def main():
     options = parser.parse_args()
     if options.table:
         rows = json.loads(options.table.read_text())
-        print(summary(rows), kimi(rows), sep="\n\n")
+        print(*tables(rows), sep="\n\n")
         return
     if not options.engine:
         parser.error(f"name an engine: {', '.join(ENGINES)}")

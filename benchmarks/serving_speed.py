@@ -13,8 +13,7 @@ What vLLM itself logs about its cache is kept with the figures. vLLM records CUD
 512 requests unless told otherwise; with narrow states more run at once, so they are recorded for
 all that vLLM lets in here (`--most`).
 
-`--preparation` compares the plugin's preparation of queries, keys and values with vLLM's, instead.
-`--table` prints what a file of either holds, and `--figure` draws the first:
+`--table` prints what a file holds, and `--figure` draws it:
 
     python benchmarks/serving_speed.py --table benchmarks/h200/serving_speed.json \
         --figure docs/results/serving.svg
@@ -204,32 +203,6 @@ def result(process, folder):
     return {**json.loads((folder / "figures.json").read_text()), "vllm_logs": numbers}
 
 
-def preparation(widths):
-    """Milliseconds that queries, keys and values of a prompt take to prepare, in one layer."""
-    import torch
-    from triton.compiler.errors import CompilationError
-    from triton.testing import do_bench
-    from vllm.third_party.flash_linear_attention.ops import fused_gdn_prefill_post_conv as vllm
-
-    from statecut.serving.vllm_kernels import prepare_on_gpu
-
-    heads, value_heads = TEXT["linear_num_key_heads"], TEXT["linear_num_value_heads"]
-    for width, tokens in product(widths, (64, 1024, 8192)):
-        keys, values = map(int, width.split("x"))
-        channels = 2 * heads * keys + value_heads * values
-        sizes = {"dtype": torch.bfloat16, "device": "cuda"}
-        mixed, a, b = (torch.randn(tokens, n, **sizes) for n in (channels, *[value_heads] * 2))
-        rates = torch.rand(2, value_heads, device="cuda")
-        given = (mixed, a, b, *rates, heads, keys, values)
-        row = {"width": width, "tokens": tokens}
-        for name, function in (("vllm", vllm.fused_post_conv_prep), ("statecut", prepare_on_gpu)):
-            try:
-                row[name] = do_bench(lambda function=function, given=given: function(*given))
-            except CompilationError:
-                row[name] = None
-        yield row
-
-
 def state_mib(row):
     """Of one request, all layers."""
     keys, values = map(int, row["width"].split("x"))
@@ -302,18 +275,6 @@ def draw(rows, out):
         save_for_page(figure, out)
 
 
-def prepared(rows):
-    """Milliseconds, vLLM's / Statecut's."""
-    cells = {}
-    for row in rows:
-        vllm = "not compiled" if row["vllm"] is None else f"{row['vllm']:.3f}"
-        cells.setdefault(row["width"], []).append(f"{vllm} / {row['statecut']:.3f}")
-    return markdown(
-        "d_k x d_v | 64 tokens | 1,024 tokens | 8,192 tokens",
-        ((width, *times) for width, times in cells.items()),
-    )
-
-
 def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -330,14 +291,13 @@ def main():
     parser.add_argument("--arguments", type=json.loads, default={}, help="of vLLM, as JSON")
     parser.add_argument("--logs", type=Path, help="logs stay there (default: nowhere)")
     parser.add_argument("--out", type=Path, help="write the figures there, as JSON")
-    parser.add_argument("--preparation", action="store_true")
     parser.add_argument("--table", type=existing, metavar="FILE", help="print what it holds")
     parser.add_argument("--figure", type=Path, help="draw what the file of --table holds: .svg")
     parser.add_argument("--serve", type=json.loads, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.table:
         found = json.loads(options.table.read_text())
-        print(*(tables(found) if "step_ms" in found[0] else [prepared(found)]), sep="\n\n")
+        print(*tables(found), sep="\n\n")
         if options.figure:
             draw(found, options.figure)
         return
@@ -353,10 +313,6 @@ def main():
         if options.out:
             options.out.write_text(json.dumps(rows, indent=1))
 
-    if options.preparation:
-        for row in preparation(options.widths):
-            keep(row)
-        return
     same = {"loads": options.loads, "cache_gb": options.cache_gb, "most": options.most}
     chosen = product(options.prefix_cache, options.states, options.widths)
     cells = [

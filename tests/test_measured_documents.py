@@ -48,9 +48,7 @@ def test_speed():
 
 def test_serving():
     ran = read_json(DATA / "serving.json")
-    shown = [serving.summary(ran), serving.kimi(ran)]
-    shown += serving_speed.tables(read_json(DATA / "serving_speed.json"))
-    shown += [serving_speed.prepared(read_json(DATA / "preparation.json"))]
+    shown = [*serving.tables(ran), *serving_speed.tables(read_json(DATA / "serving_speed.json"))]
     assert [table for table in shown if f"\n\n{table}\n\n" not in page("serving.md")] == []
 
 

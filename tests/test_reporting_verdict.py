@@ -494,6 +494,15 @@ def test_a_claim_that_rests_on_few_draws_says_so_wherever_it_stands(tmp_path):
     assert list(written["few_draws"]) == ["by fewer than 3 draws", ""]
 
 
+def test_a_comparison_of_two_trained_models_rests_on_few_draws():
+    separate, shared = (
+        BASE._replace(model="delta_net_370M", conv_sharing=s) for s in ("none", "head")
+    )
+    ours = {separate: CELL, shared: CELL}
+    compared = answer(PAPERS_RUN, CLAIMS["shared_filters_compete"], ours)
+    assert (compared.answer, compared.few_draws) == ("holds", "by fewer than 3 draws")
+
+
 def test_what_was_measured_answers_a_claim():
     rand = L1._replace(method="rand")
     ours = {GRAD: CELL, L1: replace(CELL, value=18.0), rand: replace(CELL, value=None)}

@@ -138,7 +138,7 @@ class Comparison:
     numbers: str
     outcome: bool | None
     missing: bool
-    few_draws: bool  # it depends on seeds, and there are fewer than SEEDS
+    few_draws: bool  # it depends on seeds or trainings, and there are fewer than SEEDS
 
 
 @dataclass(frozen=True)
@@ -279,6 +279,8 @@ def _compare(
             outcome = _decide(surplus, uncertain, strict=claim.kind in ("better", "above"))
         numbers = " against ".join(_describe(k, cells[k]) for k in pair)
         few = any(has_few_seeds(config, k, cells[k].seeds) for k in pair)
+        # Two models differ by chance, too, and each is trained once.
+        few |= key.head_k_dim is None and len({(k.model, k.conv_sharing) for k in pair}) > 1
         yield Comparison(key, numbers, outcome, missing, few)
 
 
