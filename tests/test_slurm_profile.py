@@ -26,20 +26,6 @@ def jobs():
     return {rule: [*members] for rule, members in rules}
 
 
-def test_the_documentation_says_what_is_asked_of_slurm(jobs):
-    lines = [
-        "| rule | jobs | GPUs | cores | memory, GB | time, hours |",
-        "|---|---|---|---|---|---|",
-    ]
-    for rule, (job, *others) in sorted(jobs.items(), key=lambda one: -gpus(one[1][0])):
-        if rule != "document":  # made where Snakemake runs
-            asked = [gpus(job), gpus(job) * job.resources["cpus_per_gpu"] or job.threads,
-                     job.resources["mem_mb"] / 1000, job.resources["runtime"] / 60]  # fmt: skip
-            cells = " | ".join(f"{number:.3g}" for number in (1 + len(others), *asked))
-            lines.append(f"| {rule} | {cells} |")
-    assert "\n".join(lines) + "\n" in GUIDE
-
-
 def gpus(job):
     return job.resources.get("gpu", 0)
 
