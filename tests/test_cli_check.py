@@ -51,7 +51,7 @@ def test_check_names_what_is_not_in_the_lock(check):
     lock([first])
     code, lines = check(PAPER)
     assert code == 1
-    missing = [f"{item} is not in config/revisions.lock" for item in others]
+    missing = [f"{item} was not downloaded here" for item in others]
     assert [line.split(": ")[0] for line in lines] == missing
 
 

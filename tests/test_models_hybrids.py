@@ -6,6 +6,8 @@ import re
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors.torch import load_file
 from small_models import (
     EXPERTS,
@@ -23,6 +25,7 @@ from training_runs import packed, recovery
 
 from statecut.errors import InputError
 from statecut.models.architectures import REFUSED, architecture
+from statecut.models.architectures import linear_attention as hybrid
 from statecut.models.capture import capture_rule_inputs, mixers
 from statecut.models.checkpoint import Checkpoint, check_parameters, create, load, save
 from statecut.pruning.refit import refit, write_refitted
@@ -73,6 +76,7 @@ def test_a_pruned_model_is_read_by_plain_transformers(visual, tmp_path, name):
     assert out.config["text_config"] == {
         **checkpoint.config["text_config"], "linear_key_head_dim": 5, "linear_value_head_dim": 7,
         "rms_norm_eps": 1e-6 * (16 * 12 / (5 * 7)), "dtype": "bfloat16",
+        **({} if name == "qwen4_exp" else {"full_attention_interval": 2}),
     }  # fmt: skip
     assert out.config["vision_config"] == checkpoint.config["vision_config"]
     assert (out.folder / "preprocessor_config.json").read_text() == "{}"
@@ -178,6 +182,23 @@ def test_filters_of_olmo_in_thirds_are_refused_with_what_mends_them(folders, tmp
         slice_model(Checkpoint(folder), keys, tmp_path / "cut")
     save(load(folder), tmp_path / "mended")  # as the message says
     slice_model(Checkpoint(tmp_path / "mended"), keys, tmp_path / "cut")
+
+
+@given(every=st.integers(1, 5), layers=st.integers(1, 12), moved=st.booleans())
+def test_a_cut_config_says_how_often_softmax_attention_comes(every, layers, moved):
+    kinds = ["linear_attention" if (i + 1) % every else "full_attention" for i in range(layers)]
+    if moved:
+        kinds.append("full_attention")
+    config = {**SMALL["qwen3_5"], "num_hidden_layers": len(kinds), "layer_types": kinds}
+    cut = architecture(config).resized(config, 8)
+    assert (cut["layer_types"], cut["linear_key_head_dim"]) == (kinds, 8)
+    if interval := cut.get("full_attention_interval"):
+        del cut["layer_types"]
+        again = hybrid.delta_layers(cut) if "linear_attention" in kinds else ()
+        assert again == tuple(i for i, kind in enumerate(kinds) if kind == "linear_attention")
+        assert kinds[interval - 1] == "full_attention"
+    else:
+        assert "full_attention" not in kinds or (moved and (layers + 1) % every)
 
 
 def test_what_a_config_leaves_out_is_as_in_transformers():

@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from statecut.errors import InputError
 from statecut.files import sha256
 from statecut.recovery.checkpoints import CURVE, Checkpoints
-from statecut.recovery.loop import EXIT_UNFINISHED
+from statecut.recovery.loop import EXIT_UNFINISHED, stop_on_signals
 
 OFTEN = 0.02  # seconds: every few steps
 DONE = (CURVE, "model.safetensors")
@@ -95,7 +95,7 @@ def test_a_run_that_is_killed_ends_with_the_same_bits(root, unbroken):
 
 def test_a_run_that_is_told_to_stop_saves_and_goes_on_later(root, unbroken):
     work, expected = unbroken
-    number = {"pretraining": signal.SIGTERM, "recovering": signal.SIGUSR1}[work]
+    number = {"pretraining": signal.SIGTERM, "recovering": signal.SIGINT}[work]
     out = f"{work}_{number.name}"
     # Every ten minutes, so what is there was saved for the signal.
     with started(work, root, out) as process:
@@ -118,6 +118,16 @@ def test_a_run_saves_at_whatever_moment_the_signal_comes(root, answers, monkeypa
     with pytest.raises(SystemExit, match=str(EXIT_UNFINISHED)):
         training_runs.pretraining(root, out)
     assert list((root / "running" / out).glob("*/last.safetensors"))
+
+
+def test_the_second_ctrl_c_does_not_wait():
+    with stop_on_signals() as stop:
+        for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGTERM, signal.SIGINT):
+            stop.clear()
+            signal.raise_signal(number)
+            assert stop.is_set()
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
 
 
 @pytest.fixture

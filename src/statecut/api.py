@@ -50,7 +50,10 @@ def _takes(request: Callable[P, R]) -> Callable[[Callable[[R], T]], Callable[P, 
                 check_word(name, getattr(made, name), hint)
             return function(made)
 
-        call.__signature__ = signature(request)  # type: ignore[attr-defined]
+        returned = signature(function).return_annotation
+        call.__signature__ = signature(request).replace(  # type: ignore[attr-defined]
+            return_annotation=returned
+        )
         return call
 
     return decorate

@@ -26,7 +26,8 @@ from statecut.recovery.request import RecoveryRequest
 from statecut.version import __version__
 
 ARGUMENTS = {
-    "model": "a model folder (of recover: the pruned model), or a downloaded hub name",
+    "model": "a model folder, or a downloaded hub name",
+    "recover model": "the folder of the pruned model",
     "teacher": "the model that it was cut from",
     "out": "folder to write",
 }
@@ -111,7 +112,8 @@ def add_request(
         if one.name == "options":  # a method's own: `_prune` adds them
             continue
         if not one.metadata:
-            command.add_argument(one.name, metavar=one.name.upper(), help=ARGUMENTS[one.name])
+            about = ARGUMENTS.get(f"{name} {one.name}") or ARGUMENTS[one.name]
+            command.add_argument(one.name, metavar=one.name.upper(), help=about)
             continue
         title, given = one.metadata["group"], dict(one.metadata["argparse"])
         if title not in groups:
@@ -125,8 +127,8 @@ def add_request(
             given["choices"] = get_args(kind)
         else:
             given["type"] = kind
-        about = {"dest": one.name, "default": one.default, "help": one.metadata["help"]}
-        groups[title].add_argument(flag, **about, **given)
+        given |= {"dest": one.name, "default": one.default, "help": one.metadata["help"]}
+        groups[title].add_argument(flag, **given)
 
     def call(options: argparse.Namespace) -> None:
         named = {field.name for field in fields(request)}

@@ -95,7 +95,7 @@ def resolve(
     remedy = f"run `{command}` on a machine with a network"
     pin = read_lock()[f"{kind}s"].get(name)
     if pin is None:
-        raise InputError(f"{item} is not in {LOCK}: {remedy}")
+        raise InputError(f"{item} was not downloaded here: {remedy}")
     if revision is not None:
         _check_revision(item, pin)
     if patterns is not None and (new := sorted({*item.patterns} - {*pin["patterns"]})):

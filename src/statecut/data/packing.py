@@ -111,7 +111,7 @@ def pack(
         if written < needed * sequence_length:
             raise InputError(
                 f"{source.name}: holds {written // sequence_length} sequences of {sequence_length} "
-                f"tokens, {needed} are needed; give more text or ask for less"
+                f"tokens, {needed} are needed; give more text, or ask for fewer sequences"
             )
         manifest = Manifest(
             sha256=hashed.hexdigest(),

@@ -180,7 +180,7 @@ def _write(
                 shutil.rmtree(left)
         best = min(candidates, key=lambda candidate: candidate.best)
         warnings = tuple(_warnings(best, candidates))
-        entry = {**best.entry, "notes": _notes(plan, model, best.shape, warnings)}
+        entry = {**best.entry, "notes": _notes(plan, model, best.shape, out.name, warnings)}
         if request.state is not None:
             rows = [c.row() + ("  written" if c is best else "") for c in candidates]
             entry["compared"] = [HEAD, *rows]
@@ -245,11 +245,11 @@ def _asked(request: Request, model: Checkpoint) -> dict[str, int]:
 
 
 def _notes(
-    plan: Plan, model: Checkpoint, shape: MixerShape, warnings: Sequence[str]
+    plan: Plan, model: Checkpoint, shape: MixerShape, out: str, warnings: Sequence[str]
 ) -> dict[str, str]:
     notes = {}
     if plan.engine:
-        notes["engine"] = plan.engine.advice(model.architecture.model_type, shape)
+        notes["engine"] = plan.engine.advice(model.architecture.model_type, shape, out)
     if model.passthrough:
         prefixes = ", ".join(model.passthrough_prefixes)
         notes["copied as they are"] = f"{len(model.passthrough)} tensors ({prefixes})"

@@ -141,8 +141,8 @@ def check_refit(
     unknown = f"the {unknowns:,} unknowns that each output of {name} has"
     if tokens < unknowns:
         raise InputError(
-            f"refit: {tokens:,} tokens of text for {unknown}; give at least as many, better ten "
-            "times that"
+            f"refit: {tokens:,} tokens of text (one sequence of {HELD_OUT} is held out) for "
+            f"{unknown}; give at least as many, better ten times that, by --sequences or --length"
         )
     if ids is not None:
         stretches = ids.unfold(1, min(CONTEXT, length), 1).flatten(0, 1)

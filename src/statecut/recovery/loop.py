@@ -94,8 +94,8 @@ def train(
 ) -> None:
     """Train those parameters of the model that require gradients, from the last checkpoint on.
 
-    `loss` takes tokens, (sequences, length). SIGTERM, SIGUSR1 and the end of a Slurm job save and
-    leave with EXIT_UNFINISHED.
+    `loss` takes tokens, (sequences, length). Ctrl-C, SIGTERM, SIGUSR1 and the end of a Slurm job
+    save and leave with EXIT_UNFINISHED.
     """
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     optimizer = AdamW(
@@ -230,14 +230,20 @@ def first_sentences(text: str) -> str:
 
 @contextmanager
 def stop_on_signals() -> Iterator[threading.Event]:
-    """An event that SIGTERM or SIGUSR1 sets, so that the current step is finished first."""
+    """An event that SIGTERM, SIGUSR1 or the first Ctrl-C sets, so that the step is finished."""
     stop = threading.Event()
-    before = {}
+    before: dict[int, Any] = {}
+
+    def handle(number: int, _: object) -> None:
+        stop.set()
+        if number == signal.SIGINT:  # the second one does not wait
+            signal.signal(number, before[number])
+
     if threading.current_thread() is threading.main_thread():  # no other may have handlers
-        for number in (signal.SIGTERM, signal.SIGUSR1):
-            before[number] = signal.signal(number, lambda *_: stop.set())
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+            before[number] = signal.signal(number, handle)
     try:
         yield stop
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for caught, handler in before.items():
+            signal.signal(caught, handler)

@@ -31,6 +31,7 @@ class Engine:
     models: tuple[str, ...] = QWEN  # the model types this holds for; all that Statecut has if empty
     lacks: tuple[str, ...] = ()  # but for these
     also: Mapping[str, tuple[Widths, ...]] = field(default_factory=dict)  # others, and what was run
+    command: str = ""  # that starts it with the model in OUT
     setting: str = ""  # that it needs,
     unless: Widths | None = None  # except at these
     note: str = ""
@@ -62,10 +63,12 @@ class Engine:
         unless = f" unless d_k is {self.unless[0]} and d_v {self.unless[1]}" if self.unless else ""
         return f"`{self.setting}`{unless}" if self.setting else ""
 
-    def advice(self, model_type: str, shape: MixerShape) -> str:
-        """What to know before a model of that d_k and d_v is served."""
+    def advice(self, model_type: str, shape: MixerShape, folder: str) -> str:
+        """How a model of that d_k and d_v is served, and how that is known."""
         needed = self.setting and (shape.width, shape.value_width) != self.unless
-        start = f"start it with `{self.setting}`; " if needed else ""
+        words = [self.command.replace("OUT", folder), self.setting if needed else ""]
+        start = " ".join(filter(None, words))
+        start = f"start it with `{start}`; " if start else ""
         evidence = self.evidence if self.ran_with(model_type, shape) else "expected to run, not run"
         return f"{self.label}: {start}{evidence} ({self.version})"
 
@@ -133,6 +136,7 @@ ENGINES = {
             widths="d_k and d_v that round up to the same power of two",
             evidence=H200,
             ran=((128, 128), (96, 128), (64, 64)),
+            command="vllm serve OUT",
             setting="--gdn-prefill-backend triton",
             unless=(128, 128),
             note="at others it does not start: a Triton kernel does not compile; the setting is "
@@ -151,6 +155,7 @@ ENGINES = {
                 *((width, 64) for width in (128, 64, 32)),
             ),
             also={"kimi_linear": ((128, 128), (64, 64), (32, 32))},
+            command="vllm serve OUT",
             note="vLLM finds Statecut's plugin by itself and logs one line where it takes over",
         ),
         Engine(
@@ -166,8 +171,8 @@ ENGINES = {
                 *((width, 128) for width in (128, 64, 32)),
                 *((width, 64) for width in (128, 64, 32)),
             ),
-            note="at others it does not start: a Triton kernel does not compile; config.json must "
-            "have `full_attention_interval`",
+            command="python -m sglang.launch_server --model-path OUT",
+            note="at others it does not start: a Triton kernel does not compile",
         ),
         Engine(
             "tensorrt-llm",
@@ -188,6 +193,7 @@ ENGINES = {
             widths="any d_k and d_v",
             evidence=f"its CPU path is {TESTS}, its kernel for a Mac's GPU was {READ}",
             ran=None,
+            command='mlx_lm.generate --model OUT --prompt "..."',
             note="on a Mac's GPU multiples of 32 have a kernel, others a slower path; before "
             "0.32 the others were computed wrong there",
         ),
@@ -199,6 +205,7 @@ ENGINES = {
             widths="only d_k = d_v of 16, 32, 64, 128",
             evidence=f"its CPU path is {TESTS} (`make test-llama`), its CUDA kernel was {READ}",
             ran=None,
+            command="convert_hf_to_gguf.py OUT --outfile OUT.gguf; llama-server -m OUT.gguf",
             note="on a CPU any square; CUDA ends the program at others, and a model that is not "
             "square is not loaded",
         ),

@@ -106,6 +106,8 @@ class Inspection:
                 whole, block = self.cuts[0].room, room.block or "-"
                 fits = whole and whole.requests
                 more = f"  ({room.requests / fits:.2f} times)" if fits else ""
+                runs = self.engine in (*cut.runs_in, *cut.expected_in)
+                more += "" if runs else "  does not run there"
                 yield f"{cut.width:5}{state:>20}{block:>8}{room.requests:10,}{more}"
 
 

@@ -65,7 +65,18 @@ def taps(config: base.Config) -> int:
 
 def resized(config: base.Config, width: int, value_width: int | None = None) -> base.Config:
     values = {"linear_value_head_dim": value_width} if value_width else {}
-    return base.with_text(config, {"linear_key_head_dim": width, **values})
+    every = _softmax_every(base.text_config(config).get("layer_types") or [])
+    return base.with_text(config, {"linear_key_head_dim": width, **values, **every})
+
+
+def _softmax_every(kinds: list[str]) -> base.Config:
+    """What SGLang reads instead of layer_types; transformers 5 does not save it."""
+    if "full_attention" not in kinds:
+        return {}
+    every = kinds.index("full_attention") + 1
+    softmax = [(layer + 1) % every == 0 for layer in range(len(kinds))]
+    same = [kind == "full_attention" for kind in kinds] == softmax
+    return {"full_attention_interval": every} if same else {}
 
 
 def in_pytorch(module: str, names: Iterable[str]) -> dict[str, Callable[..., Any]]:
