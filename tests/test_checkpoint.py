@@ -111,7 +111,7 @@ def test_a_downloaded_hub_model_loads_by_its_name(folder, hub):
     hub.push("model", "owner/net", folder)
     assert fetch([HubItem("model", "owner/net")]) == {}
     assert torch.equal(logits(load("owner/net"), IDS), logits(load(folder), IDS))
-    with pytest.raises(InputError, match="model owner/other is not in"):
+    with pytest.raises(InputError, match="model owner/other was not downloaded"):
         load("owner/other")
 
 
