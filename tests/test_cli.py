@@ -232,7 +232,10 @@ BAD = [
     (["--sequences", "0"], "--sequences 0: must be 1 or more"),
     (["--device", "cuda"], "--device cuda: give cpu, there is no GPU"),
     (["--seed", "-1"], "--seed -1: must lie between 0 and 92233"),
-    (["--refit", "--length", "5"], "25 tokens of text (one sequence of 8 is held out) for"),
+    (
+        ["--refit", "--length", "5"],
+        "25 tokens of text (one sequence of 8 is held out) for the 48 unknowns that each output",
+    ),
     (["--text", "empty.txt"], "empty.txt: the file is empty"),
     ({"model": "nowhere"}, "no such folder"),
     ({"model": "bare"}, "bare: no tokenizer.json: copy it and tokenizer_config.json from"),

@@ -96,12 +96,13 @@ def test_prune_for_an_engine_rounds_up_and_says_what_to_do(model, tmp_path, capl
     assert caplog.text.count("--for vllm: 33 channels per head, as vLLM takes d_k and") == 1
     facts = pruned.record.facts()
     assert facts["key channels per head"] == "33 of 48 (24 asked, rounded up for vllm)"
-    advice = "vLLM: start it with `vllm serve stock --gdn-prefill-backend triton`; expected to run"
+    advice = "vLLM: start it with `vllm serve stock --gdn-prefill-backend triton`; "
+    advice += "expected to run, not run (vLLM 0"
     assert facts["engine"].startswith(advice)
     prune(model, tmp_path / "served", ratio=0.5, engine="vllm+statecut")
     assert "--for vllm+statecut:" not in caplog.text  # it takes the multiple of 16
     card = (tmp_path / "served" / "README.md").read_text()
-    assert " Statecut installed beside it: start it with `vllm serve served`; expected" in card
+    assert "- engine: vLLM with Statecut installed beside it: start it with `vllm serve ser" in card
     assert " --for vllm+statecut" in card
     assert Checkpoint(tmp_path / "served").shape.width == 32
 

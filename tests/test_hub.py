@@ -185,7 +185,7 @@ def test_one_failing_item_leaves_the_others_complete(hub):
     assert "RevisionNotFoundError: 404" in failures[branch.key]
     assert len(failures) == 3
     resolve(*MODEL.key, verify=True)
-    with pytest.raises(InputError, match="nowhere was not downloaded here: run `statecut"):
+    with pytest.raises(InputError, match="nowhere was not downloaded here: run `statecut download"):
         resolve(*missing.key)
 
 

@@ -93,9 +93,9 @@ def test_a_run_that_is_killed_ends_with_the_same_bits(root, unbroken):
     assert not list((root / "running" / out).iterdir())  # checkpoints have done their work
 
 
-def test_a_run_that_is_told_to_stop_saves_and_goes_on_later(root, unbroken):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
+def test_a_run_that_is_told_to_stop_saves_and_goes_on_later(root, unbroken, number):
     work, expected = unbroken
-    number = {"pretraining": signal.SIGTERM, "recovering": signal.SIGINT}[work]
     out = f"{work}_{number.name}"
     # Every ten minutes, so what is there was saved for the signal.
     with started(work, root, out) as process:

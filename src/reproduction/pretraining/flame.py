@@ -66,8 +66,8 @@ def pretrain_with_flame(
 ) -> None:
     """Train a new model of the given config with flame and write it to a folder.
 
-    `data` is a packed folder that has the recipe's slice. SIGTERM, SIGUSR1 and a deadline save and
-    leave with EXIT_UNFINISHED.
+    `data` is a packed folder that has the recipe's slice. Ctrl-C, SIGTERM, SIGUSR1 and a deadline
+    save and leave with EXIT_UNFINISHED.
     """
     share(recipe, gpus)  # refuses what cannot be shared
     output.check()

@@ -38,8 +38,7 @@ def shape(config: base.Config) -> base.MixerShape:
 def delta_layers(text: base.Config) -> tuple[int, ...]:
     count, kinds = base.need(text, "num_hidden_layers"), text.get("layer_types")
     if kinds is None:  # transformers' default: the last of every few layers is softmax attention
-        interval = text.get("full_attention_interval", 4)
-        kinds = ["linear_attention" if (i + 1) % interval else "" for i in range(count)]
+        kinds = layer_types(count, text.get("full_attention_interval", 4))
     layers = tuple(layer for layer, kind in enumerate(kinds) if kind == "linear_attention")
     if len(kinds) != count or not layers:
         raise InputError(
@@ -47,6 +46,11 @@ def delta_layers(text: base.Config) -> tuple[int, ...]:
             f"it must have {count}, and at least one of these"
         )
     return layers
+
+
+def layer_types(count: int, every: int) -> list[str]:
+    """With softmax attention in the last of every few layers."""
+    return ["full_attention" if i % every == 0 else "linear_attention" for i in range(1, count + 1)]
 
 
 def softmax(config: base.Config, shape: base.MixerShape) -> tuple[base.SoftmaxLayers, ...]:
@@ -65,18 +69,13 @@ def taps(config: base.Config) -> int:
 
 def resized(config: base.Config, width: int, value_width: int | None = None) -> base.Config:
     values = {"linear_value_head_dim": value_width} if value_width else {}
-    every = _softmax_every(base.text_config(config).get("layer_types") or [])
-    return base.with_text(config, {"linear_key_head_dim": width, **values, **every})
-
-
-def _softmax_every(kinds: list[str]) -> base.Config:
-    """What SGLang reads instead of layer_types; transformers 5 does not save it."""
-    if "full_attention" not in kinds:
-        return {}
-    every = kinds.index("full_attention") + 1
-    softmax = [(layer + 1) % every == 0 for layer in range(len(kinds))]
-    same = [kind == "full_attention" for kind in kinds] == softmax
-    return {"full_attention_interval": every} if same else {}
+    kinds, interval = base.text_config(config).get("layer_types") or [], {}
+    if "full_attention" in kinds:
+        every = kinds.index("full_attention") + 1
+        if kinds == layer_types(len(kinds), every):
+            # SGLang reads this instead of layer_types; transformers 5 does not save it.
+            interval = {"full_attention_interval": every}
+    return base.with_text(config, {"linear_key_head_dim": width, **values, **interval})
 
 
 def in_pytorch(module: str, names: Iterable[str]) -> dict[str, Callable[..., Any]]:

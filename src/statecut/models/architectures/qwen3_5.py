@@ -12,8 +12,7 @@ from statecut.models.architectures import linear_attention as hybrid
 def _config(sizes: base.Config) -> base.Config:
     common = ("model_type", "vocab_size", "hidden_size", "num_hidden_layers", "intermediate_size",
               "tie_word_embeddings")  # fmt: skip
-    shape, every = gated_deltanet.shape(sizes), sizes["softmax_every"]
-    layers = range(1, sizes["num_hidden_layers"] + 1)
+    shape = gated_deltanet.shape(sizes)
     return {
         **{name: sizes[name] for name in common},
         "linear_num_key_heads": shape.heads,
@@ -24,9 +23,7 @@ def _config(sizes: base.Config) -> base.Config:
         "num_attention_heads": sizes["softmax_heads"],
         "num_key_value_heads": sizes["softmax_kv_heads"],
         "head_dim": sizes["softmax_head_dim"],
-        "layer_types": [
-            "linear_attention" if layer % every else "full_attention" for layer in layers
-        ],
+        "layer_types": hybrid.layer_types(sizes["num_hidden_layers"], sizes["softmax_every"]),
     }
 
 
