@@ -5,11 +5,10 @@
 
 The cells are those of config/paper.yaml, and two odd widths of the largest Gated DeltaNet.
 
-First the kernels are tuned, many processes side by side, since that is compiling on the CPU: the
-preflight's shapes, then every distinct shape once, with one layer. Then every cell is timed in a
-process of its own with nothing else running. What is found goes to FOLDER/speed.json after every
-cell, so nothing is lost if time runs out, and a later call with the same FOLDER goes on from there:
-with what is missing, took too long or crashed. Set TRITON_CACHE_DIR to keep the tuning. A copy of
+The preflight's shapes are checked side by side; then every cell is tuned and timed in a process of
+its own with nothing else running. What is found goes to FOLDER/speed.json after every cell, so
+nothing is lost if time runs out, and a later call with the same FOLDER goes on from there: with
+what is missing, took too long or crashed. Set TRITON_CACHE_DIR to keep the tuning. A copy of
 benchmarks/h200/speed.json in FOLDER goes on from what was found on one H200.
 """
 
@@ -18,17 +17,14 @@ from __future__ import annotations
 import argparse
 import csv
 import math
-import tempfile
 import time
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from rows import existing, markdown
 
-from reproduction.benchmarking import decoding
 from reproduction.benchmarking.cell import measure
 from reproduction.benchmarking.record import CellRecord, from_json
 from reproduction.config import (
@@ -44,7 +40,6 @@ from reproduction.pretraining import verdicts
 from statecut import preflight
 from statecut.files import read_json, write_json
 from statecut.models.shapes import Shape
-from statecut.process import run_work
 
 ROOT = Path(__file__).parent.parent
 TRAINING = ("model_training", "model_training_370M")
@@ -68,8 +63,8 @@ TWICE = (
 ODD_RATIOS, ODD_MODEL = (0.3, 0.4), "gated_deltanet_1.3B"
 NARROW = 16
 AGAIN = "again "
-# Sooner or later a kernel hangs: no cell may take the rest of the time with it.
-CELL_LIMIT_S, TUNING_LIMIT_S = 180.0, 480.0
+# Sooner or later a kernel hangs: no cell may take the rest of the time with it. Tuning is inside.
+LIMIT_S = 480.0
 UNFINISHED = ("no result within", "illegal memory access")  # reasons to measure again
 DECODING = {"tokens": 32, "prompt": 64, "batches": (1, 16, 256)}  # no chunked kernel
 
@@ -134,42 +129,6 @@ def shapes_to_check(config: Config) -> tuple[Shape, ...]:
 # --- measuring ---
 
 
-def tune(config: Config, cells: Iterable[Measurement], jobs: int) -> None:
-    """Run each shape once, with one layer. Training covers the forward pass."""
-    models = {
-        title: model.model_copy(update={"num_hidden_layers": 1})
-        for title, model in config.models.items()
-    }
-    once = {"warmup": 1, "repeats": 1}
-    benchmarks = {
-        title: benchmark.model_copy(
-            update=once | ({"tokens": 2} if isinstance(benchmark, DecodingBenchmark) else {})
-        )
-        for title, benchmark in config.benchmarks.items()
-    }
-    small = config.model_copy(update={"models": models, "benchmarks": benchmarks})
-
-    def run_once(cell: Measurement) -> str:
-        benchmark = small.benchmarks[cell.benchmark]
-        if isinstance(benchmark, DecodingBenchmark):
-            work = decoding.tune, benchmark, small.models[cell.subject], cell
-            outcome = run_work(*work, limit_s=TUNING_LIMIT_S, own_process=True)
-            return f"tuned {name(cell)}: {outcome.seconds:.0f} s {outcome.reason}"
-        with tempfile.TemporaryDirectory() as folder:
-            found = measure(small, cell, Path(folder) / "cell.json", limit_s=TUNING_LIMIT_S)
-        reasons = {f.reason for f in found.results.values() if f.reason}
-        return f"tuned {name(cell)}: {found.seconds:.0f} s {'; '.join(sorted(reasons))}"
-
-    shapes: dict[tuple[str, int, bool], Measurement] = {}
-    for cell in cells:
-        key = (cell.subject, cell.width, cell.mode == "decoding")
-        if key not in shapes or cell.mode == "training":
-            shapes[key] = cell
-    with ThreadPoolExecutor(jobs) as pool:
-        for future in as_completed([pool.submit(run_once, cell) for cell in shapes.values()]):
-            say(future.result())
-
-
 class Results:
     """All that was found, written after every addition."""
 
@@ -206,7 +165,7 @@ def time_cells(config: Config, todo: Wanted, results: Results, seconds: float) -
     for at, (key, cell) in enumerate(todo):
         results.cells[key] = measure(
             config, cell, results.path.parent / "cells" / f"{key.replace(' ', '-')}.json",
-            limit_s=CELL_LIMIT_S, seconds=seconds,
+            limit_s=LIMIT_S, seconds=seconds,
         )  # fmt: skip
         results.write()
         found = results.cells[key].results.items()
@@ -225,12 +184,11 @@ def run(options: argparse.Namespace) -> None:
     say(f"{len(wanted)} cells, {len(todo)} of them to do; {len(unchecked)} shapes to check")
     settings = given.preflight.model_dump()
     for verdict in preflight.check_shapes(
-        unchecked, **settings, limit_s=TUNING_LIMIT_S, jobs=options.jobs
+        unchecked, **settings, limit_s=LIMIT_S, jobs=options.jobs
     ):
         say(preflight.table_row(verdict))
         results.verdicts[verdict.shape] = verdict
         results.write()
-    tune(config, [cell for _, cell in todo], options.jobs)
     time_cells(config, todo, results, options.seconds)
 
 
@@ -394,7 +352,7 @@ def main() -> None:
     parser.add_argument("--table", type=existing, metavar="FILE", help="print what it holds")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="for what is found")
     parser.add_argument("--only", default=",".join(PARTS), help="some of %(default)s")
-    parser.add_argument("--jobs", type=int, default=12, help="processes that tune side by side")
+    parser.add_argument("--jobs", type=int, default=12, help="shapes checked side by side")
     parser.add_argument("--seconds", type=float, default=3.0, help="timed runs of one figure take "
                         "about this long, but never fewer than three runs")  # fmt: skip
     options = parser.parse_args()

@@ -18,7 +18,7 @@ from reproduction.benchmarking.timing import (
 )
 from reproduction.config import DecodingBenchmark, Measurement, Model
 from reproduction.generation import GenerationGraph, GreedyGeneration, put, state_tensors
-from statecut.preflight import default_device, relative_error
+from statecut.preflight import relative_error
 from statecut.process import NotMeasured, in_one_line
 
 MIB = 2**20
@@ -36,14 +36,6 @@ def readings(
     yield "state_mib", state_size(model)
     if device == "cuda":
         yield "largest_batch", _largest_batch(model, max(benchmark.batches))
-
-
-def tune(benchmark: DecodingBenchmark, spec: Model, cell: Measurement) -> Iterator[int]:
-    """Tune and compile the kernels of a step, for one sequence and for many."""
-    model = cut_model(spec, cell, default_device()).eval()
-    for batch in many_first({1, max(benchmark.batches)}):
-        Generation(model, batch, benchmark.prompt).run(2)
-        yield batch
 
 
 def many_first(batches: Iterable[int]) -> list[int]:
