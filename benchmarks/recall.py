@@ -65,7 +65,6 @@ from statecut.recovery.distillation import IGNORED, distillation_losses, next_to
 MODELS = ("delta_net", "gated_deltanet")
 METHODS = ("drrqr", "fisher", "grad", "s_wanda", "l1", "rand")
 KEY = ("model", "seed", "method", "width", "recover", "eps")
-OLD = {"eps": "kept"}  # rows without it are older than exact cuts
 # What defines the trained models, and the text.
 SETTINGS: dict[str, Any] = {
     "layers": 2,
@@ -316,7 +315,7 @@ CUTS, PAIRS = (32, 16), ("16", "64")
 def table(trainings: list[list[Row]]) -> str:
     """Percent right, sliced → refitted → recovered; each file has a training of its own."""
     found = {
-        (number, row["model"], row["method"], row["width"], (OLD | row)["eps"]): row["accuracy"]
+        (number, row["model"], row["method"], row["width"], row["eps"]): row["accuracy"]
         for number, rows in enumerate(trainings, start=1)
         for row in rows
     }
@@ -361,7 +360,7 @@ def main() -> None:
     kernels.prepare()
     if not (options.folder / "text").exists():
         write_text(options.folder / "text")
-    done = {tuple((OLD | row)[key] for key in KEY) for row in read_rows(options.out)}
+    done = {tuple(row[key] for key in KEY) for row in read_rows(options.out)}
     with tempfile.TemporaryDirectory() as work, plain_kernels_in_place():
         bench = Bench(options.folder, device, Path(work))
         append_rows(options.out, rows(bench, options, done), line)
