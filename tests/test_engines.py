@@ -1,6 +1,9 @@
 """Widths that engines take: the table, and `statecut prune --for`."""
 
+import importlib.util
+import json
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -15,7 +18,7 @@ from statecut.models.architectures import ARCHITECTURES
 from statecut.models.checkpoint import Checkpoint, create, save
 from statecut.models.shapes import MixerShape
 from statecut.pruning.request import Request
-from statecut.serving.engines import ENGINES, H200, READ, TESTS, table
+from statecut.serving.engines import ENGINES, H200, READ, TESTS, TEXT_ONLY, table
 
 ROOT = Path(__file__).parents[1]
 
@@ -50,15 +53,40 @@ def test_every_entry_says_where_it_is_from_and_names_models_that_statecut_has():
     for name, engine in ENGINES.items():
         assert name == engine.name
         assert any(words in engine.evidence for words in (READ, TESTS, H200))
-        assert all(engine.takes(*widths) for widths in engine.ran or ())
-        assert (engine.evidence == READ) == (engine.ran == ())
-        assert {*engine.models, *engine.also} <= {*ARCHITECTURES}
+        runs = engine.models.values()
+        assert all(engine.takes(*widths) for ran in runs for widths in ran or ())
+        assert (engine.evidence == READ) == ({*runs} == {()})
+        assert {*engine.models, *engine.lacks} <= {*ARCHITECTURES}
     with pytest.raises(
         InputError, match=r"no kimi_linear .* in vLLM; .*: transformers, vllm.state"
     ):
         ENGINES["vllm"].check_model("kimi_linear")
     page = (ROOT / "docs/reference/engines.md").read_text()
     assert table() in page, "put there what `python -m statecut.serving.engines` prints"
+
+
+@pytest.mark.parametrize("name", [n for n, e in ENGINES.items() if e.evidence == H200])
+def test_what_was_run_on_a_gpu_is_what_benchmarks_have_of_it(name):
+    engine, right = ENGINES[name], {}
+    for row in json.loads((ROOT / "benchmarks/h200/serving.json").read_text()):
+        if row["installed"].replace(" and ", "+") == name and row["outcome"] == "right":
+            right.setdefault(row["family"], set()).add(tuple(map(int, row["shape"].split("x"))))
+    if name == "vllm":
+        del right["kimi_linear"]  # its cuts are computed wrong
+    assert {model: {*ran} for model, ran in engine.models.items() if ran} == right
+
+
+def test_mlx_knows_the_models_that_are_said_to_run_there():
+    def known(name):
+        return importlib.util.find_spec(f"mlx_lm.models.{name}") is not None
+
+    models = ENGINES["mlx"].models
+    assert [*filter(known, models)] == [*models]
+    assert not any(map(known, TEXT_ONLY))
+
+
+def test_what_is_run_by_hand_in_llama_cpp_imports_what_is_there():
+    runpy.run_path(str(ROOT / "tests/llama/check_llama.py"))
 
 
 def test_vllm_starts_where_keys_and_values_round_up_alike_and_anywhere_with_the_plugin():

@@ -14,7 +14,7 @@ from small_models import EXPERTS, LINEAR, VISION, save_stock, some
 
 from statecut.models.checkpoint import Checkpoint, load
 from statecut.pruning.slicing import slice_model
-from statecut.serving.engines import ENGINES
+from statecut.serving.engines import SQUARES
 
 # Qwen3.5's own sections fill a head of 256 channels. Text has one position in all of them.
 ROPE = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25,
@@ -24,14 +24,15 @@ TEXT_CONFIGS = {
     "qwen3_5": {**LINEAR, "rope_parameters": ROPE},
     "qwen3_5_moe": {**LINEAR, **EXPERTS, "rope_parameters": ROPE},
 }
-CUDA = ENGINES["llama.cpp"].only  # llama.cpp's CUDA kernel has no others
+TEXT_CONFIGS |= {f"{kind}_text": TEXT_CONFIGS[kind] for kind in ("qwen3_5", "qwen3_5_moe")}
+CUDA = SQUARES  # llama.cpp's CUDA kernel has no others
 WIDTHS = (7, 20, 24, 48, 96, 192, *CUDA)
 IDS = torch.randint(1, 97, (70,), generator=torch.Generator().manual_seed(2)).tolist()
 
 
 def tiny_model(kind, d_k, d_v, folder):
     config = {**TEXT_CONFIGS[kind], "linear_key_head_dim": d_k, "linear_value_head_dim": d_v}
-    if kind != "qwen3_next":
+    if kind in ("qwen3_5", "qwen3_5_moe"):
         config = {"text_config": config, "vision_config": VISION}
     return save_stock(folder, kind, config)
 

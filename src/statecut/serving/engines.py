@@ -11,12 +11,13 @@ from dataclasses import dataclass, field
 from statecut.errors import InputError, nearest
 from statecut.models.shapes import WIDEST, MixerShape
 
-QWEN = ("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text")
 READ = "read in its source, not run"
 TESTS = "run in Statecut's tests"
 H200 = "run on an H200 (`benchmarks/serving.py`)"
 
 Widths = tuple[int, int]  # d_k and d_v
+# The model types that an engine knows, and what was run of each; None: any widths that it takes.
+Models = Mapping[str, tuple[Widths, ...] | None]
 
 
 @dataclass(frozen=True)
@@ -27,10 +28,8 @@ class Engine:
     takes: Callable[[int, int], bool]  # whether it computes d_k and d_v
     widths: str  # those, in words
     evidence: str = READ
-    ran: tuple[Widths, ...] | None = ()  # those that were run in it; None: any that it takes
-    models: tuple[str, ...] = QWEN  # the model types this holds for; all that Statecut has if empty
+    models: Models = field(default_factory=dict)  # empty: all that Statecut has,
     lacks: tuple[str, ...] = ()  # but for these
-    also: Mapping[str, tuple[Widths, ...]] = field(default_factory=dict)  # others, and what was run
     command: str = ""  # that starts it with the model in OUT
     setting: str = ""  # that it needs,
     unless: Widths | None = None  # except at these
@@ -42,12 +41,10 @@ class Engine:
         return self.knows(model_type) and self.takes(shape.width, shape.value_width)
 
     def knows(self, model_type: str) -> bool:
-        if not self.models:
-            return model_type not in self.lacks
-        return model_type in (*self.models, *self.also)
+        return model_type in self.models if self.models else model_type not in self.lacks
 
     def ran_with(self, model_type: str, shape: MixerShape) -> bool:
-        ran = self.also.get(model_type, self.ran)
+        ran = self.models.get(model_type)
         return ran is None or (shape.width, shape.value_width) in ran
 
     def check_model(self, model_type: str) -> None:
@@ -113,6 +110,15 @@ def _rounded(width: int) -> int:
 
 
 SQUARES = (16, 32, 64, 128)  # of llama.cpp's CUDA kernel
+IN_VLLM = ((128, 128), (96, 128), (64, 64))
+IN_PLUGIN = (
+    *((width, 128) for width in (96, 64, 32, 20)),
+    *((width, 64) for width in (128, 64, 32)),
+)
+IN_SGLANG = tuple((width, values) for values in (128, 64) for width in (128, 64, 32))
+# Qwen3.5 without its vision tower, as transformers saves a language model by itself.
+TEXT_ONLY: Models = {"qwen3_5_text": (), "qwen3_5_moe_text": ()}
+HYBRIDS: Models = {"qwen3_next": (), "qwen3_5": (), "qwen3_5_moe": ()}
 ENGINES = {
     engine.name: engine
     for engine in (
@@ -123,8 +129,6 @@ ENGINES = {
             takes=lambda width, values: True,
             widths="any d_k and d_v",
             evidence=TESTS,
-            ran=None,
-            models=(),
             lacks=("kimi_k3",),
             note="multiples of 16 run fastest on a GPU",
         ),
@@ -135,7 +139,7 @@ ENGINES = {
             takes=lambda width, values: width <= WIDEST and _rounded(width) == _rounded(values),
             widths="d_k and d_v that round up to the same power of two",
             evidence=H200,
-            ran=((128, 128), (96, 128), (64, 64)),
+            models={**HYBRIDS, "qwen3_next": IN_VLLM, "qwen3_5": IN_VLLM},
             command="vllm serve OUT",
             setting="--gdn-prefill-backend triton",
             unless=(128, 128),
@@ -150,11 +154,12 @@ ENGINES = {
             takes=lambda width, values: width <= WIDEST,
             widths="d_k up to 256, any d_v",
             evidence=H200,
-            ran=(
-                *((width, 128) for width in (96, 64, 32, 20)),
-                *((width, 64) for width in (128, 64, 32)),
-            ),
-            also={"kimi_linear": ((128, 128), (64, 64), (32, 32))},
+            models={
+                "qwen3_next": IN_PLUGIN,
+                "qwen3_5": IN_PLUGIN,
+                "qwen3_5_moe": ((64, 128), (64, 64)),
+                "kimi_linear": ((128, 128), (64, 64), (32, 32)),
+            },
             command="vllm serve OUT",
             note="vLLM finds Statecut's plugin by itself and logs one line where it takes over",
         ),
@@ -167,10 +172,7 @@ ENGINES = {
             ),
             widths="d_k and d_v that are powers of two",
             evidence=H200,
-            ran=(
-                *((width, 128) for width in (128, 64, 32)),
-                *((width, 64) for width in (128, 64, 32)),
-            ),
+            models={**HYBRIDS, **TEXT_ONLY, "qwen3_next": IN_SGLANG, "qwen3_5_text": IN_SGLANG},
             command="python -m sglang.launch_server --model-path OUT",
             note="at others it does not start: a Triton kernel does not compile",
         ),
@@ -180,6 +182,7 @@ ENGINES = {
             version="August 2026",
             takes=lambda width, values: width <= WIDEST and values == 128,
             widths="d_k up to 256 with d_v 128",
+            models={**HYBRIDS, **TEXT_ONLY},
             setting="TLLM_USE_FLASHINFER_GDN_PREFILL=0",
             unless=(128, 128),
             note="the setting is an environment variable; on Hopper its default prefill kernel "
@@ -192,7 +195,7 @@ ENGINES = {
             takes=lambda width, values: True,
             widths="any d_k and d_v",
             evidence=f"its CPU path is {TESTS}, its kernel for a Mac's GPU was {READ}",
-            ran=None,
+            models=dict.fromkeys(HYBRIDS),
             command='mlx_lm.generate --model OUT --prompt "..."',
             note="on a Mac's GPU multiples of 32 have a kernel, others a slower path; before "
             "0.32 the others were computed wrong there",
@@ -204,7 +207,7 @@ ENGINES = {
             takes=lambda width, values: width == values and width in SQUARES,
             widths="only d_k = d_v of 16, 32, 64, 128",
             evidence=f"its CPU path is {TESTS} (`make test-llama`), its CUDA kernel was {READ}",
-            ran=None,
+            models=dict.fromkeys((*HYBRIDS, *TEXT_ONLY)),
             command="convert_hf_to_gguf.py OUT --outfile OUT.gguf; llama-server -m OUT.gguf",
             note="on a CPU any square; CUDA ends the program at others, and a model that is not "
             "square is not loaded",
@@ -221,14 +224,22 @@ def engine_named(name: str) -> Engine:
 
 def table() -> str:
     """All of it, in Markdown."""
-    rows = ["| `--for` | widths | setting | how it is known | version |", "|---|---|---|---|---|"]
+    columns = ("`--for`", "models", "widths", "setting", "how it is known", "version")
+    rows = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     for e in ENGINES.values():
-        evidence = e.evidence
-        for model, ran in {"": e.ran or (), **e.also}.items():
-            words = ", ".join(f"{width} x {values}" for width, values in ran)
-            evidence += f"{f'; `{model}`' if model else ''}: {words}" if ran else ""
-        widths = f"{e.widths}; {e.note}"
-        rows.append(f"| `{e.name}` | {widths} | {e.start()} | {evidence} | {e.version} |")
+        models = ", ".join(f"`{name}`" for name in e.models) or "all"
+        models += "".join(f" but `{name}`" for name in e.lacks)
+        by_widths: dict[tuple[Widths, ...], list[str]] = {}
+        for name, ran in e.models.items():
+            if ran:
+                by_widths.setdefault(ran, []).append(f"`{name}`")
+        evidence = "; ".join(
+            [e.evidence, *(f"{', '.join(names)}: {', '.join(f'{k} x {v}' for k, v in ran)}"
+                           for ran, names in by_widths.items())]
+        )  # fmt: skip
+        widths = f"{e.widths}; {e.note}" if e.note else e.widths
+        cells = (f"`{e.name}`", models, widths, e.start(), evidence, e.version)
+        rows.append(f"| {' | '.join(cells)} |")
     return "\n".join(rows) + "\n"
 
 
