@@ -4,6 +4,8 @@ from reproduction.running.job import job
 VERSION = 1
 
 with job(snakemake) as run:
+    from contextlib import suppress
+
     import torch
 
     from reproduction.pretraining.pretrain import pretrain_model
@@ -11,7 +13,7 @@ with job(snakemake) as run:
     from statecut.data.packing import PackedTokens
     from statecut.models.checkpoint import divide
     from statecut.record import Record
-    from statecut.recovery.checkpoints import Output
+    from statecut.recovery.checkpoints import Finished, Output
 
     padding(snakemake.input.preflight, may_pad=False)
     name = snakemake.wildcards.model
@@ -29,14 +31,20 @@ with job(snakemake) as run:
         },
         command=f"snakemake {snakemake.output[0]}",
     )
+
+    def files(folder):
+        divide(folder)  # before it gets its name, when other jobs read it
+        return record.files(name, run.models[name].fla_config())
+
     output = Output(
         snakemake.output[0],
         checkpoints=snakemake.params.checkpoints,
         tokenizer=snakemake.input.tokenizer,
-        files=lambda _: record.files(name, run.models[name].fla_config()),
+        files=files,
         force=True,
         version=VERSION,
+        wait=True,
     )
     gpus = torch.cuda.device_count() if run.device == "cuda" else 0
-    pretrain_model(run, name, snakemake.input.tokens, output, gpus=gpus)
-    divide(output.folder)
+    with suppress(Finished):  # by a job that Slurm or Snakemake had lost sight of
+        pretrain_model(run, name, snakemake.input.tokens, output, gpus=gpus)

@@ -4,11 +4,13 @@ from reproduction.running.job import job
 VERSION = 1
 
 with job(snakemake) as run:
+    from contextlib import suppress
+
     from reproduction.pretraining.verdicts import padding
     from statecut.data.packing import PackedTokens
     from statecut.models.checkpoint import Checkpoint
     from statecut.record import Record
-    from statecut.recovery.checkpoints import Output
+    from statecut.recovery.checkpoints import Finished, Output
     from statecut.recovery.training import recover, recovered_facts
 
     out, name, cut = snakemake.output[0], snakemake.wildcards.model, snakemake.wildcards.cut
@@ -28,13 +30,15 @@ with job(snakemake) as run:
         force=True,
         links=True,
         version=VERSION,
+        wait=True,
     )
-    recover(
-        student.folder,
-        teacher.folder,
-        data,
-        settings,
-        output,
-        device=run.device,
-        padded_to=padding(snakemake.input.preflight),
-    )
+    with suppress(Finished):  # by a job that Slurm or Snakemake had lost sight of
+        recover(
+            student.folder,
+            teacher.folder,
+            data,
+            settings,
+            output,
+            device=run.device,
+            padded_to=padding(snakemake.input.preflight),
+        )

@@ -5,10 +5,12 @@ import itertools
 import multiprocessing
 import os
 import random
+import re
 import resource
 import signal
 import time
 from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -107,6 +109,32 @@ def test_a_run_that_is_told_to_stop_saves_and_goes_on_later(root, unbroken, numb
     assert load_file(saved)["run.steps"][0] >= 3
     finished(work, root, out)
     assert {name: sha256(root / out / name) for name in DONE} == expected
+
+
+@pytest.mark.parametrize("fate", [signal.SIGKILL, signal.SIGCONT])
+def test_a_second_job_waits_for_the_first_and_takes_over_from_one_that_is_killed(
+    root, unbroken, fate
+):
+    work, expected = unbroken
+    out = f"{work}_second_{fate.name}"
+    with started(work, root, out, OFTEN) as first:
+        wait_for(root, out, 3, first)
+        os.kill(first.pid, signal.SIGSTOP)
+        with started("waiting", work, root, out) as second:
+            limit = time.monotonic() + LIMIT
+            while not re.search(rf"-> FLOCK +ADVISORY +WRITE +{second.pid} ", locks()):
+                assert second.is_alive()
+                assert time.monotonic() < limit
+                time.sleep(0.01)
+            os.kill(first.pid, fate)
+    assert second.exitcode == 0
+    assert {name: sha256(root / out / name) for name in DONE} == expected
+    assert (root / out / "trained-by").exists() == (fate == signal.SIGKILL)
+    assert not list((root / "running" / out).iterdir())
+
+
+def locks():
+    return Path("/proc/locks").read_text()
 
 
 @pytest.mark.parametrize("answers", range(4))

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from statecut.data.packing import PackedTokens
 from statecut.files import sha256, write_json
 from statecut.models.checkpoint import Checkpoint, create, save
 from statecut.pruning.slicing import cut_back, slice_model
-from statecut.recovery.checkpoints import Output
+from statecut.recovery.checkpoints import Finished, Output
 from statecut.recovery.settings import Lora, Recovery
 
 LENGTH = 24
@@ -65,19 +66,31 @@ def making(root: Path) -> None:
     slice_model(teacher, cut_back(teacher.shape, 8), root / "student", dtype=None)
 
 
-def pretraining(root: Path, out: str, save_seconds: float = 600) -> None:
+def output_of(root: Path, out: str, save_seconds: float, wait: bool) -> Output:
+    running = root / "running" / out
+    return Output(root / out, checkpoints=running, save_seconds=save_seconds, force=True, wait=wait)
+
+
+def pretraining(root: Path, out: str, save_seconds: float = 600, wait: bool = False) -> None:
     """What a process does that pretrains: started again, it goes on."""
     model = create(SMALL["delta_net"], seed=1)
-    output = Output(root / out, checkpoints=root / "running" / out, save_seconds=save_seconds)
+    output = output_of(root, out, save_seconds, wait)
     pretrain(model, packed(root / "tokens"), recipe(), output)
 
 
-def recovering(root: Path, out: str, save_seconds: float = 600) -> None:
+def recovering(root: Path, out: str, save_seconds: float = 600, wait: bool = False) -> None:
     """Likewise for recovery, of the model in `student`, taught by the one in `teacher`."""
     from statecut.recovery.training import recover
 
-    output = Output(root / out, checkpoints=root / "running" / out, save_seconds=save_seconds)
+    output = output_of(root, out, save_seconds, wait)
     recover(root / "student", root / "teacher", packed(root / "tokens"), recovery(), output)
+
+
+def waiting(work: str, root: Path, out: str) -> None:
+    """Likewise for either, as the workflow's jobs do, of which there may be two by mistake."""
+    with suppress(Finished):
+        {"pretraining": pretraining, "recovering": recovering}[work](root, out, wait=True)
+        (root / out / "trained-by").write_text(str(os.getpid()))
 
 
 FLAMED = {**SMALL["shared_head"], "vocab_size": 257}  # as many as the tokenizer has

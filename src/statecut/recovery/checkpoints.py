@@ -40,13 +40,18 @@ logger = logging.getLogger(__name__)
 CURVE = "loss.csv"
 
 
+class Finished(Exception):
+    """Another process, for which this one has waited, wrote the result of the same run."""
+
+
 class Checkpoints:
     """The folder of one run. A context: inside it no other process can use the same one."""
 
-    def __init__(self, root: Path | str, run: Mapping[str, Any]) -> None:
-        self.run = dict(run)
+    def __init__(self, root: Path | str, run: Mapping[str, Any], *, wait: bool = False) -> None:
+        self.run, self.wait = dict(run), wait
         self.folder = Path(root) / digest(self.run)[:16]
         self.curve, self.file = self.folder / CURVE, self.folder / "last.safetensors"
+        self.about = self.folder / "run.json"
         check_writable(self.file)
         self.done = False  # the result is written: the folder is removed
 
@@ -56,10 +61,7 @@ class Checkpoints:
         try:
             fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            os.close(self.lock)
-            raise InputError(
-                f"{self.folder}: another process trains this run; wait for it or end it"
-            ) from None
+            self._blocked()
         except OSError as error:  # some cluster file systems have no locks
             logger.warning(
                 f"{self.folder} cannot be locked ({error.strerror}): start the run only once"
@@ -68,10 +70,25 @@ class Checkpoints:
         for left in self.folder.glob(".*"):
             if left.is_dir():  # and not a file that NFS keeps for whoever has it open
                 shutil.rmtree(left)
-        write_json(self.folder / "run.json", self.run)
+        write_json(self.about, self.run)
         return self
 
+    def _blocked(self) -> None:
+        """Until the process that trains this run ends: then it is ours, or finished."""
+        if not self.wait:
+            os.close(self.lock)
+            raise InputError(
+                f"{self.folder}: another process trains this run; wait for it or end it"
+            )
+        logger.info(f"{self.folder}: another process trains this run, and this one waits for it")
+        fcntl.flock(self.lock, fcntl.LOCK_EX)
+        if not self.about.exists():
+            os.close(self.lock)
+            raise Finished
+
     def __exit__(self, *error: object) -> None:
+        if self.done:
+            self.about.unlink()  # tells a process that waits
         os.close(self.lock)  # first: NFS keeps a file that is open, and with it the folder
         if self.done:
             shutil.rmtree(self.folder)
@@ -114,6 +131,7 @@ class Output:
     force: bool = False  # replace the folder if it exists
     links: bool = False  # a file in which nothing is trained is a hard link to the one before
     version: int = 1  # of the code: with another one a run begins anew
+    wait: bool = False  # for a process that trains the same, which is an error otherwise
 
     def check(self) -> None:
         check_output_path(self.folder, force=self.force, folder=True)
@@ -122,7 +140,8 @@ class Output:
         """Those of one run, which is identified by all that defines it."""
         text = {"sha256": data.manifest.sha256, "sequences": len(data)}
         run = {"work": work, **defining, "data": text, "version": self.version}
-        return Checkpoints(self.checkpoints, {**run, "statecut": __version__})
+        defined = {**run, "statecut": __version__}
+        return Checkpoints(self.checkpoints, defined, wait=self.wait)
 
     def write(self, model: Any, checkpoints: Checkpoints, files: Iterable[Path] = ()) -> None:
         """The model with the loss curve and other files beside it."""
