@@ -80,13 +80,20 @@ def test_torch_leaves_nothing_in_the_temporary_folder(planned, around):
     assert done.stdout == "False\n", done.stderr
 
 
+def log_lines():
+    """Behind the first, which is there whatever happens."""
+    first, *lines = Path("work.log").read_text().splitlines()
+    assert first == f"process {os.getpid()} on {platform.node()}"
+    return lines
+
+
 def test_output_goes_to_the_log_even_from_other_processes(planned, around):
     with around(planned()) as run:
         print("said")
         print("warned", file=sys.stderr)
         os.system("echo from outside")
     assert run.run == "demo"
-    assert {*Path("work.log").read_text().split("\n")} == {"said", "warned", "from outside", ""}
+    assert {*log_lines()} == {"said", "warned", "from outside"}
 
 
 def test_a_fault_is_in_the_log_with_its_traceback_and_bad_input_without(planned, around):
@@ -95,7 +102,7 @@ def test_a_fault_is_in_the_log_with_its_traceback_and_bad_input_without(planned,
     assert "Traceback" in Path("work.log").read_text()
     with pytest.raises(SystemExit, match=r"reproduction: ratio 2: must lie in"), around(planned()):
         raise InputError("ratio 2: must lie in (0, 1)")
-    assert Path("work.log").read_text() == "reproduction: ratio 2: must lie in (0, 1)\n"
+    assert log_lines() == ["reproduction: ratio 2: must lie in (0, 1)"]
     assert not Path("out.json.provenance.json").exists()
 
 
@@ -156,7 +163,7 @@ def test_a_job_that_asks_for_a_gpu_ends_at_once_where_torch_can_use_none(
     snakemake.rule, snakemake.resources = rule, {"gpu": 1}
     with pytest.raises(SystemExit), capfd.disabled():
         runpy.run_path(str(ROOT / f"scripts/{rule}.py"), {"snakemake": snakemake})
-    lines = Path("work.log").read_text().splitlines()
+    lines = log_lines()
     assert lines[:2] == [
         f"reproduction: rule {rule} asks for 1 GPU: The NVIDIA driver on your system is too old.",
         f"  on {platform.node()}: torch {torch.__version__}, built for CUDA 13.0; driver "

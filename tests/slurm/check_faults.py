@@ -78,7 +78,10 @@ def test_a_lost_node_runs_nothing_twice_at_once(cluster, run, ends_as_ever):
     log = run.folder / f"results/{RUN}/logs/pretrain/delta_net.log"
     cluster.kill_node(node)  # its jobs live on, unseen
     with run.held(lost):  # it must not be ready before the controller gives its node up
-        run.until(lambda: "this one waits for it" in log.read_text(), "a second job to wait")
+        run.until(
+            lambda: log.exists() and "this one waits for it" in log.read_text(),
+            "a second job to wait",
+        )
         assert cluster.run("squeue", "-h", f"--jobs={lost}", "-o", "%N") != node
     ends_as_ever()
     assert states_of(cluster, lost)[-1] == "COMPLETED"

@@ -90,9 +90,12 @@ def remove_unfinished(outputs: Iterable[str]) -> None:
 
 @contextmanager
 def _redirect_to_log(log: str) -> Iterator[None]:
-    """Send the output of this process and its children to the job's log."""
+    """Send the output of this process and its children to the job's log. It is never empty: behind
+    an empty one Snakemake shows no other log, such as Slurm's."""
     terminal = os.dup(1), os.dup(2)
     with open(log, "wb") as file:
+        file.write(f"process {os.getpid()} on {os.uname().nodename}\n".encode())
+        file.flush()
         for number in (1, 2):
             os.dup2(file.fileno(), number)
     try:
