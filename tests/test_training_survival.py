@@ -1,6 +1,7 @@
 """Killed, told to stop, or out of disk: a run goes on, and ends as if nothing had happened."""
 
 import errno
+import fcntl
 import itertools
 import multiprocessing
 import os
@@ -8,6 +9,7 @@ import random
 import re
 import resource
 import signal
+import threading
 import time
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -122,7 +124,8 @@ def test_a_second_job_waits_for_the_first_and_takes_over_from_one_that_is_killed
         os.kill(first.pid, signal.SIGSTOP)
         with started("waiting", work, root, out) as second:
             limit = time.monotonic() + LIMIT
-            while not re.search(rf"-> FLOCK +ADVISORY +WRITE +{second.pid} ", locks()):
+            blocked = re.compile(rf"-> FLOCK +ADVISORY +WRITE +{second.pid} ")
+            while not blocked.search(Path("/proc/locks").read_text()):
                 assert second.is_alive()
                 assert time.monotonic() < limit
                 time.sleep(0.01)
@@ -131,10 +134,6 @@ def test_a_second_job_waits_for_the_first_and_takes_over_from_one_that_is_killed
     assert {name: sha256(root / out / name) for name in DONE} == expected
     assert (root / out / "trained-by").exists() == (fate == signal.SIGKILL)
     assert not list((root / "running" / out).iterdir())
-
-
-def locks():
-    return Path("/proc/locks").read_text()
 
 
 @pytest.mark.parametrize("answers", range(4))
@@ -199,6 +198,16 @@ def test_a_run_belongs_to_one_process(checkpoints, tmp_path):
         pass  # another run is another folder
 
 
+def test_one_that_ends_before_it_has_written_anything_is_not_finished(tmp_path):
+    waits = Checkpoints(tmp_path, {"run": 1}, wait=True)
+    waits.folder.mkdir()
+    first = os.open(waits.lock_file, os.O_RDWR | os.O_CREAT)
+    fcntl.flock(first, fcntl.LOCK_EX)
+    threading.Timer(0.1, os.close, [first]).start()
+    with waits:
+        assert (waits.folder / "run.json").exists()
+
+
 def test_a_finished_run_goes_away_also_where_open_files_stay(tmp_path, monkeypatch):
     """As on NFS: a file that is deleted while it is open gets another name, and is still there."""
     unlink = os.unlink
@@ -207,7 +216,8 @@ def test_a_finished_run_goes_away_also_where_open_files_stay(tmp_path, monkeypat
         there = {os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")}
         folder = "" if dir_fd is None else os.path.realpath(f"/proc/self/fd/{dir_fd}")
         if os.path.join(folder, path) in there:
-            os.rename(path, ".nfs0001", src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
+            other = os.path.join(os.path.dirname(path), ".nfs0001")
+            os.rename(path, other, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
         else:
             unlink(path, dir_fd=dir_fd)
 

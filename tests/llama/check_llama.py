@@ -25,8 +25,7 @@ TEXT_CONFIGS = {
     "qwen3_5_moe": {**LINEAR, **EXPERTS, "rope_parameters": ROPE},
 }
 TEXT_CONFIGS |= {f"{kind}_text": TEXT_CONFIGS[kind] for kind in ("qwen3_5", "qwen3_5_moe")}
-CUDA = SQUARES  # llama.cpp's CUDA kernel has no others
-WIDTHS = (7, 20, 24, 48, 96, 192, *CUDA)
+WIDTHS = (7, 20, 24, 48, 96, 192, *SQUARES)
 IDS = torch.randint(1, 97, (70,), generator=torch.Generator().manual_seed(2)).tolist()
 
 

@@ -51,13 +51,13 @@ class Checkpoints:
         self.run, self.wait = dict(run), wait
         self.folder = Path(root) / digest(self.run)[:16]
         self.curve, self.file = self.folder / CURVE, self.folder / "last.safetensors"
-        self.about = self.folder / "run.json"
+        self.lock_file = self.folder / "lock"
         check_writable(self.file)
         self.done = False  # the result is written: the folder is removed
 
     def __enter__(self) -> Self:
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT)
+        self.lock = os.open(self.lock_file, os.O_RDWR | os.O_CREAT)
         try:
             fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -70,7 +70,7 @@ class Checkpoints:
         for left in self.folder.glob(".*"):
             if left.is_dir():  # and not a file that NFS keeps for whoever has it open
                 shutil.rmtree(left)
-        write_json(self.about, self.run)
+        write_json(self.folder / "run.json", self.run)
         return self
 
     def _blocked(self) -> None:
@@ -82,13 +82,13 @@ class Checkpoints:
             )
         logger.info(f"{self.folder}: another process trains this run, and this one waits for it")
         fcntl.flock(self.lock, fcntl.LOCK_EX)
-        if not self.about.exists():
+        if not self.lock_file.exists():
             os.close(self.lock)
             raise Finished
 
     def __exit__(self, *error: object) -> None:
         if self.done:
-            self.about.unlink()  # tells a process that waits
+            self.lock_file.unlink()  # tells a process that waits
         os.close(self.lock)  # first: NFS keeps a file that is open, and with it the folder
         if self.done:
             shutil.rmtree(self.folder)
@@ -140,8 +140,7 @@ class Output:
         """Those of one run, which is identified by all that defines it."""
         text = {"sha256": data.manifest.sha256, "sequences": len(data)}
         run = {"work": work, **defining, "data": text, "version": self.version}
-        defined = {**run, "statecut": __version__}
-        return Checkpoints(self.checkpoints, defined, wait=self.wait)
+        return Checkpoints(self.checkpoints, {**run, "statecut": __version__}, wait=self.wait)
 
     def write(self, model: Any, checkpoints: Checkpoints, files: Iterable[Path] = ()) -> None:
         """The model with the loss curve and other files beside it."""

@@ -233,10 +233,10 @@ def table() -> str:
         for name, ran in e.models.items():
             if ran:
                 by_widths.setdefault(ran, []).append(f"`{name}`")
-        evidence = "; ".join(
-            [e.evidence, *(f"{', '.join(names)}: {', '.join(f'{k} x {v}' for k, v in ran)}"
-                           for ran, names in by_widths.items())]
-        )  # fmt: skip
+        evidence = e.evidence
+        for ran, names in by_widths.items():
+            words = ", ".join(f"{width} x {values}" for width, values in ran)
+            evidence += f"; {', '.join(names)}: {words}"
         widths = f"{e.widths}; {e.note}" if e.note else e.widths
         cells = (f"`{e.name}`", models, widths, e.start(), evidence, e.version)
         rows.append(f"| {' | '.join(cells)} |")
