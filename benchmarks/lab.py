@@ -1,15 +1,22 @@
-"""What the documents show of the runs in results/lab, as Markdown.
+"""What the documents show of the lab's run (results/lab/exact), as Markdown.
 
-    python benchmarks/lab.py [methods filters selections claims readme quarters]
+    python benchmarks/lab.py [TABLE ...]
+    python benchmarks/lab.py --figure FILE
 
-    methods     perplexity by each method, sliced → recovered
-    filters     the same methods with one convolution filter per head, and rotations
-    selections  how far draws agree, swaps, how uneven scores are; from the archive
-    claims      the paper's claims, as `reproduction compare lab/h200` answers them
-    readme      what exact cuts cost (benchmarks/h200/exact.jsonl) beside what fewer keys give
-    quarters    half of the keys and half of the values, cut exactly (results/lab/exact)
+    models      unpruned
+    costs       what exact cuts of keys cost, repaired or not; WikiText-2
+    words       the same of the last words of LAMBADA
+    eps         the same cuts with eps kept, as the paper's code cuts
+    sides       keys, values or both
+    quarters    half of the keys and half of the values
+    methods     all methods
+    selections  how far draws agree, swaps, how uneven scores are; from the archives
+    claims      the paper's claims, as `reproduction compare lab/exact` answers them
+    readme      the costs in short
 
-Perplexities are of WikiText-2's words, the mean of seeds ± their standard deviation.
+Perplexities are per word, in percent above the unpruned model of the same training. `models`,
+`costs`, `words` and `readme` have the mean of all trainings ± their standard deviation; the others
+the first training, with the mean of its draws ± theirs.
 """
 
 from __future__ import annotations
@@ -19,175 +26,274 @@ import csv
 import itertools
 import tarfile
 import tempfile
+from collections import defaultdict
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from statistics import fmean, stdev
+from typing import Any, NamedTuple
 
 import torch
-from exact import LABELS, Cells
-from rows import markdown, read_rows
-from safetensors.torch import load_file
+from matplotlib.lines import Line2D
+from rows import markdown, save_for_page
 from torch import Tensor
 
-from reproduction.config import load_config
+from reproduction.config import Config, cut_shape, load_config
 from reproduction.reporting.frame import read_frame
+from reproduction.reporting.style import PAGE, drawing, new_figure
 from statecut.arguments import width
 from statecut.pruning.selection import load_selection
 
 ROOT = Path(__file__).parents[1]
-RUN = ROOT / "results" / "lab" / "h200"
-NEW_RUN = ROOT / "results" / "lab" / "exact"
-EXACT = ROOT / "benchmarks" / "h200" / "exact.jsonl"
-PERPLEXITY = "wikitext_word_ppl"
-METHODS = ("fisher", "drrqr", "grad", "l1", "s_wanda", "rand")
+RUN = ROOT / "results" / "lab" / "exact"
+WIKITEXT, LAMBADA = "wikitext_word_ppl", "lambada_ppl"
 HYBRID = "hybrid_40M"
+KEPT, EXACT = "kept", "matched"
+SLICED, REFITTED, RECOVERED, BOTH = STAGES = ("pre", "refit", "post", "refit_post")
+METHODS = ("fisher", "drrqr", "grad", "l1", "s_wanda", "rand", "pca_proper")
 ROTATED = "pca_proper"
-RATIOS = (0.3, 0.4, 0.5, 0.75)
-SLICED, RECOVERED = "pre", "post"
-TRAINING = 0  # what the page shows of a run that has more
-QUARTERS = {  # with the state that is left
-    "gated_deltanet_40M": ("Gated DeltaNet", "128x128"),
-    "kda_40M": ("KDA", "64x64"),
+
+
+class Lab(NamedTuple):
+    """A model of the run, as its results name it."""
+
+    name: str
+    sharing: str = "none"
+
+    def state_kib(self, cut: float | str = 0.0) -> int:
+        return cut_shape(lab_config().models[self.name], cut).state_bytes() // 1024
+
+
+MODELS = {
+    "DeltaNet": Lab("delta_net_40M"),
+    "DeltaNet, one filter per head": Lab("delta_net_40M", "head"),
+    "Gated DeltaNet": Lab("gated_deltanet_40M"),
+    "Hybrid": Lab(HYBRID),
 }
-GAINS = ("state_mib", "graph_tokens_per_s_256", "largest_batch")  # of decoding
+KDA = Lab("kda_40M")
+CUTS = (0.5, 0.75)  # of the keys
+SPLITS = {  # d_k x d_v of a half, a quarter, an eighth of the state: keys alone, values alone, both
+    "DeltaNet": (
+        ("64x128", "128x64", "96x80"),
+        ("32x128", "128x32", "64x64"),
+        ("16x128", "128x16", "32x64"),
+    ),
+    "Gated DeltaNet": (
+        ("128x256", "256x128", "176x176"),
+        ("64x256", "256x64", "128x128"),
+        ("32x256", "256x32", "64x128"),
+    ),
+    "Hybrid": (
+        ("64x128", "128x64", "80x96"),
+        ("32x128", "128x32", "64x64"),
+        ("16x128", "128x16", "32x64"),
+    ),
+}
 
 
 @cache
-def names() -> dict[str, str]:
-    config = load_config(ROOT / "config" / "lab.yaml")
-    return {method: spec.label for method, spec in config.methods.items()}
+def lab_config() -> Config:
+    return load_config(ROOT / "config" / "lab.yaml")
 
 
-def cut(ratio: float) -> str:
-    return f"{100 * ratio:.0f} %"
+def label(method: str) -> str:
+    return lab_config().methods[method].label
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:g} %"
 
 
 class Results:
-    """The frame of a run, by what was measured. Unpruned models have eps kept."""
+    """Numbers of the run: by training, and in each by draw."""
 
-    def __init__(self, run: Path = RUN, eps: str = "kept") -> None:
+    def __init__(self, run: Path = RUN) -> None:
         frame = read_frame(run / "results.parquet").dropna(subset="value")
-        meant = frame["method"].map(lambda method: "kept" if method == "baseline" else eps)
-        frame = frame[frame["eps"].eq(meant) & frame["training"].eq(TRAINING)]
-        left = frame["head_k_dim"].astype(str) + "x" + frame["head_v_dim"].astype(str)
-        frame["cut"] = frame["compression"].astype(object).where(frame["compression"].notna(), left)
-        columns = ["model", "conv_sharing", "method", "target", "cut", "rft", "metric"]
-        groups = frame.groupby(columns)["value"]
-        self.values = {key: list(values) for key, values in groups}
+        self.values: dict[tuple[Any, ...], dict[int, list[float]]] = defaultdict(dict)
+        widths = frame["head_k_dim"].astype(str) + "x" + frame["head_v_dim"].astype(str)
+        frame["cut"] = frame["compression"].astype(object).where(frame["head_v_dim"].isna(), widths)
+        columns = ["model", "conv_sharing", "method", "target", "cut", "rft", "eps", "metric"]
+        for key, values in frame.groupby([*columns, "training"])["value"]:
+            *cell, training = key
+            self.values[tuple(cell)][training] = list(values)
 
-    def shown(
-        self, model: str, method: str, ratio: float | str, stage: str, target: str = "kq",
-        sharing: str = "none",
-    ) -> str:  # fmt: skip
-        values = self.values.get((model, sharing, method, target, ratio, stage, PERPLEXITY))
-        if values is None:
-            return ""
-        spread = f" ± {stdev(values):,.1f}" if len(values) > 1 else ""
-        return f"{fmean(values):,.1f}{spread}"
+    def unpruned(self, model: Lab, metric: str = WIKITEXT, stage: str = "none") -> dict[int, float]:
+        """Of each training."""
+        key = (*model, "baseline", "", 0.0, stage, KEPT, metric)
+        return {training: fmean(values) for training, values in self.values[key].items()}
 
-    def unpruned(self, model: str, stage: str = "none", sharing: str = "none") -> str:
-        return self.shown(model, "baseline", 0.0, stage, "", sharing)
+    def rises(
+        self, model: Lab, method: str, cut: float | str, stage: str, metric: str = WIKITEXT,
+        eps: str = EXACT,
+    ) -> dict[int, list[float]]:  # fmt: skip
+        """In percent above unpruned, by training and draw."""
+        target = "k" if method == ROTATED else "kq"
+        trained = self.values[*model, method, target, cut, stage, eps, metric]
+        base = self.unpruned(model, metric)
+        return {
+            number: [100 * (value / base[number] - 1) for value in values]
+            for number, values in trained.items()
+        }
 
-    def gain(self, model: str, ratio: float, metric: str) -> float | None:
-        method = "" if ratio else "baseline"
-        found = self.values.get((model, "none", method, "", ratio, "none", metric))
-        return found[0] if found else None
+    def over_trainings(self, *args: Any) -> str:
+        return with_spread([fmean(values) for values in self.rises(*args).values()])
 
-
-def gains_of(results: Results, model: str, ratio: float) -> Iterator[str]:
-    """Cache, decoding and requests, as cells."""
-    for metric in GAINS:
-        value, whole = (results.gain(model, part, f"decoding_{metric}") for part in (ratio, 0.0))
-        if value is None or whole is None:
-            yield "not timed"
-        elif metric.endswith("mib"):
-            yield f"{value:.2f} MiB"
-        else:
-            yield f"{value:,.0f}" + (f" ({value / whole:.2f} times)" if ratio else "")
+    def over_draws(self, *args: Any) -> str:
+        """Of the first training."""
+        return with_spread(self.rises(*args).get(0, []))
 
 
-def readme() -> str:
-    results, cells = Results(), Cells(read_rows(EXACT))
+def with_spread(values: list[float]) -> str:
+    spread = f" ± {stdev(values):,.1f}" if len(values) > 1 else ""
+    return f"{fmean(values):,.1f}{spread}" if values else ""
 
-    def perplexities(model: str, parts: int) -> Iterator[str]:
-        """Of both texts, and how much more than unpruned."""
-        whole = cells.unpruned[model]
-        found = cells.keys(model, "fisher", parts)["refitted"] if parts > 1 else whole
-        for text, value in found.items():
-            more = f" (+{100 * (value / whole[text] - 1):.1f} %)" if parts > 1 else ""
-            yield f"{value:.1f}{more}"
+
+def models() -> str:
+    """Unpruned, and with the training that others are recovered with."""
+    results = Results()
+
+    def rows() -> Iterator[tuple[object, ...]]:
+        for name, model in {**MODELS, "KDA": KDA}.items():
+            base, longer = results.unpruned(model), results.unpruned(model, stage=RECOVERED)
+            more = [100 * (longer[training] / base[training] - 1) for training in base]
+            words = [*results.unpruned(model, LAMBADA).values()]
+            yield (
+                name, len(base), f"{model.state_kib():,}", with_spread([*base.values()]),
+                with_spread(more), with_spread(words),
+            )  # fmt: skip
 
     return markdown(
-        "model, keys cut | perplexity, text held out | WikiText-2 | cache per request "
-        "| decoding, tokens/s | requests that fit",
+        "model | trainings | recurrent state, KiB | WikiText-2 | 200 steps more, % | LAMBADA",
+        rows(),
+    )
+
+
+def costs(metric: str = WIKITEXT) -> str:
+    results = Results()
+    return markdown(
+        "model (trainings), keys cut | method | sliced | refitted | recovered "
+        "| refitted, recovered",
         (
-            (f"{label}, {cut(1 - 1 / parts) if parts > 1 else 'none'}",
-             *perplexities(model, parts), *gains_of(results, model, 1 - 1 / parts))
-            for model, label in LABELS.items()
-            for parts in (1, 2, 4)
+            (
+                f"{name} ({len(results.unpruned(model))}), {percent(cut)}",
+                label(method),
+                *(results.over_trainings(model, method, cut, stage, metric) for stage in STAGES),
+            )
+            for name, model in MODELS.items()
+            for cut in CUTS
+            for method in ("fisher", "drrqr")
         ),
-    )  # fmt: skip
+    )
+
+
+def words() -> str:
+    return costs(LAMBADA)
+
+
+def eps() -> str:
+    """The first training alone was cut in both ways."""
+    results = Results()
+
+    def both(model: Lab, method: str, cut: float, stage: str, metric: str) -> str:
+        ways = (KEPT, EXACT)
+        return " → ".join(results.over_draws(model, method, cut, stage, metric, w) for w in ways)
+
+    return markdown(
+        "model, keys cut | method | WikiText-2, sliced | recovered | LAMBADA, sliced | recovered",
+        (
+            (
+                f"{name}, {percent(cut)}",
+                label(method),
+                *(
+                    both(MODELS[name], method, cut, stage, metric)
+                    for metric in (WIKITEXT, LAMBADA)
+                    for stage in (SLICED, RECOVERED)
+                ),
+            )
+            for name in SPLITS
+            for cut in CUTS
+            for method in ("fisher", "drrqr")
+        ),
+    )
+
+
+def sides() -> str:
+    """Chosen by Fisher and refitted."""
+    results = Results()
+
+    def cell(model: Lab, split: str) -> str:
+        rise = results.over_draws(model, "fisher", split, REFITTED)
+        return f"{rise} ({split.replace('x', ' x ')})"
+
+    return markdown(
+        "model | state left | keys alone | values alone | both",
+        (
+            (name, left, *(cell(MODELS[name], split) for split in splits))
+            for name, sizes in SPLITS.items()
+            for left, splits in zip(("1/2", "1/4", "1/8"), sizes, strict=True)
+        ),
+    )
+
+
+def quarters() -> str:
+    results = Results()
+    return markdown(
+        "model, what is left | method | sliced | refitted | recovered | refitted, recovered",
+        (
+            (
+                f"{name}, {left.replace('x', ' x ')}",
+                label(method),
+                *(results.over_draws(model, method, left, stage) for stage in STAGES),
+            )
+            for name, model, left in (
+                ("Gated DeltaNet", MODELS["Gated DeltaNet"], "128x128"),
+                ("KDA", KDA, "64x64"),
+            )
+            for method in ("fisher", "drrqr")
+        ),
+    )
 
 
 def methods() -> str:
+    """Sliced → recovered."""
     results = Results()
 
-    def cell(model: str, method: str, ratio: float) -> str:
-        stages = (results.shown(model, method, ratio, stage) for stage in (SLICED, RECOVERED))
+    def cell(model: Lab, method: str, cut: float) -> str:
+        stages = (results.over_draws(model, method, cut, stage) for stage in (SLICED, RECOVERED))
         return " → ".join(filter(None, stages))
 
     return markdown(
-        f"model (unpruned → trained as long) | method | {' | '.join(f'{cut(r)}' for r in RATIOS)}",
+        f"keys cut, method | {' | '.join(MODELS)}",
         (
             (
-                f"{label} ({results.unpruned(model)} → {results.unpruned(model, RECOVERED)})",
-                names()[method],
-                *(cell(model, method, ratio) for ratio in RATIOS),
+                f"{percent(cut)}, {label(method)}",
+                *(cell(model, method, cut) for model in MODELS.values()),
             )
-            for model, label in LABELS.items()
+            for cut in CUTS
             for method in METHODS
         ),
     )
 
 
-def filters() -> str:
-    results, model = Results(), "delta_net_40M"
-    columns = [(sharing, ratio) for sharing in ("none", "head") for ratio in (0.5, 0.75)]
-    labels = {"none": "separate", "head": "one per head"}
-    heads = (
-        f"{labels[sharing]} ({results.unpruned(model, sharing=sharing)}), {cut(ratio)}"
-        for sharing, ratio in columns
-    )
-
-    def cells(method: str) -> Iterator[str]:
-        target = "k" if method == ROTATED else "kq"
-        for sharing, ratio in columns:
-            yield results.shown(model, method, ratio, SLICED, target, sharing)
-
+def readme() -> str:
+    """Chosen by Fisher."""
+    results = Results()
     return markdown(
-        f"method | {' | '.join(heads)}",
-        ((names()[method], *cells(method)) for method in (*METHODS, ROTATED)),
-    )
-
-
-def quarters() -> str:
-    results = Results(NEW_RUN, "matched")
-    return markdown(
-        "model (unpruned → trained as long), what is left of a head's state | method "
-        "| sliced | refitted | recovered | refitted, recovered",
+        "model (trainings), keys cut | recurrent state, KiB | sliced | refitted "
+        "| refitted, recovered",
         (
             (
-                f"{label} ({results.unpruned(model)} → {results.unpruned(model, RECOVERED)}), "
-                + left.replace("x", " x "),
-                names()[method],
-                *(results.shown(model, method, left, stage)
-                  for stage in (SLICED, "refit", RECOVERED, "refit_post")),
+                f"{name} ({len(results.unpruned(model))}), {percent(cut)}",
+                f"{model.state_kib():,} → {model.state_kib(cut):,}",
+                *(
+                    results.over_trainings(model, "fisher", cut, s)
+                    for s in (SLICED, REFITTED, BOTH)
+                ),
             )
-            for model, (label, left) in QUARTERS.items()
-            for method in ("fisher", "drrqr")
+            for name, model in MODELS.items()
+            for cut in CUTS
         ),
-    )  # fmt: skip
+    )
 
 
 def claims() -> str:
@@ -197,7 +303,7 @@ def claims() -> str:
 
     def answer(claim: str, model: str) -> str:
         row = next((r for r in rows if (r["id"], r["model"]) == (claim, model)), None)
-        if row is None:
+        if row is None or row["answer"] == "not measured":
             return ""
         parts = row["numbers"].partition(";")[0].split(", ")
         counts = [part for part in parts if part.endswith(("true", "tell"))]
@@ -220,37 +326,33 @@ Draw = dict[str, Tensor]  # the channels of all heads that one draw of text chos
 
 
 def selections() -> str:
-    """The models whose channels were kept; of those that were trained several times, the first."""
+    """Of the first training of each model."""
 
     def rows(folder: Path) -> Iterator[tuple[str, ...]]:
-        for path in sorted(folder.glob("results/lab/selections/*")):
-            if (model := path.name.removesuffix("_head")) not in LABELS:
-                continue
-            label = LABELS[model] + ", one filter per head" * (model != path.name)
+        for name, model in MODELS.items():
+            path = folder / (model.name + "_head" * (model.sharing == "head"))
+            full = lab_config().models[model.name].head_k_dim
             for method in ("fisher", "drrqr"):
-                halves, quarters = (of_draws(path, method, ratio) for ratio in (0.5, 0.75))
+                half, most = (
+                    [load_selection(file, keys=width(full, cut), values=0).tensors
+                     for file in sorted(path.glob(f"{method}-kq-[0-9].safetensors"))]
+                    for cut in CUTS
+                )  # fmt: skip
                 yield (
-                    label, names()[method], agreement(halves), agreement(quarters),
-                    largest_gain([*halves, *quarters]), unevenness(halves),
+                    name, label(method), agreement(half), agreement(most),
+                    largest_gain([*half, *most]), unevenness(half),
                 )  # fmt: skip
 
-    with tempfile.TemporaryDirectory() as folder, tarfile.open(RUN / "results.tar.xz") as archive:
-        members = [m for m in archive if m.name.startswith("results/lab/selections/")]
-        archive.extractall(folder, members, filter="data")
+    with tempfile.TemporaryDirectory() as folder:
+        for file in RUN.glob("*.tar.xz"):
+            with tarfile.open(file) as archive:
+                members = [m for m in archive if m.name.startswith("results/lab/selections/")]
+                archive.extractall(folder, members, filter="data")
         return markdown(
             "model | method | same channels in two draws, 50 % | 75 % "
             "| swaps; largest gain left | score in the better half of a head",
-            rows(Path(folder)),
+            rows(Path(folder) / "results/lab/selections"),
         )
-
-
-def of_draws(folder: Path, method: str, ratio: float) -> list[Draw]:
-    """From a file per ratio, as this run has them, or from one of all widths, as newer runs do."""
-    if paths := sorted(folder.glob(f"{method}-kq-{ratio}-*.safetensors")):
-        return [load_file(path) for path in paths]
-    paths = sorted(folder.glob(f"{method}-kq-[0-9].safetensors"))
-    left = width(len(load_file(paths[0])["kept"]) + 1, ratio)  # of widths 1 to d_k - 1
-    return [load_selection(path, keys=left, values=0).tensors for path in paths]
 
 
 def agreement(draws: list[Draw]) -> str:
@@ -280,8 +382,51 @@ def unevenness(draws: list[Draw]) -> str:
     return f"{100 * share.mean():.0f} %"
 
 
-SHOWN = (methods, filters, selections, claims, readme, quarters)
-TABLES = {table.__name__: table for table in SHOWN}
+TABLES = {
+    table.__name__: table
+    for table in (
+        models, costs, words, eps, sides, quarters, methods, selections, claims, readme,
+    )
+}  # fmt: skip
+
+
+# --- the figure ---
+
+CURVES = {  # method, eps, stage: name, colour, dash
+    ("drrqr", KEPT, SLICED): ("DRRQR, eps kept: the paper's way", "#d1495b", (0, (3, 1.5))),
+    ("drrqr", KEPT, RECOVERED): ("… recovered", "#d1495b", "solid"),
+    ("fisher", EXACT, SLICED): ("Fisher, exact", "#3d7dd8", (0, (3, 1.5))),
+    ("fisher", EXACT, REFITTED): ("… refitted", "#3d7dd8", "solid"),
+    ("fisher", EXACT, BOTH): ("… and recovered", "#2c9a5b", "solid"),
+}
+TICKS = (0, 5, 10, 20, 50, 100)
+
+
+def draw(out: Path) -> None:
+    """WikiText-2 against the bytes of the recurrent state, the first training of each model."""
+    results = Results()
+    with drawing():
+        figure = new_figure(PAGE, 2.6)
+        panels = figure.subplots(1, len(SPLITS), sharey=True)
+        for panel, name in zip(panels, SPLITS, strict=True):
+            model = MODELS[name]
+            for (method, way, stage), (_, colour, dash) in CURVES.items():
+                rises = (results.rises(model, method, cut, stage, WIKITEXT, way) for cut in CUTS)
+                times = [1 + fmean(rise[0]) / 100 for rise in rises]
+                panel.plot(range(3), [1, *times], color=colour, linestyle=dash, marker="o", ms=3)
+            panel.set_title(name)
+            panel.set_yscale("log")
+            panel.set_yticks([1 + tick / 100 for tick in TICKS], [f"+{tick}" for tick in TICKS])
+            panel.minorticks_off()
+            panel.set_xticks(range(3), [f"{model.state_kib(cut):,}" for cut in (0.0, *CUTS)])
+        panels[0].set_ylabel("perplexity, % above unpruned")
+        panels[1].set_xlabel("recurrent state of a sequence, KiB")
+        lines = [
+            Line2D([], [], color=colour, linestyle=dash, marker="o", ms=3, label=name)
+            for name, colour, dash in CURVES.values()
+        ]
+        figure.legend(handles=lines, loc="outside lower center", ncols=5, frameon=False, fontsize=7)
+        save_for_page(figure, out)
 
 
 def main() -> None:
@@ -289,8 +434,13 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("tables", nargs="*", choices=[*TABLES, []], help="(default: all)")
-    for table in parser.parse_args().tables or TABLES:
-        print(TABLES[table](), end="\n\n")
+    parser.add_argument("--figure", type=Path, metavar="FILE", help="draw: .svg or .png")
+    options = parser.parse_args()
+    if options.figure:
+        draw(options.figure)
+    else:
+        for table in options.tables or TABLES:
+            print(TABLES[table](), end="\n\n")
 
 
 if __name__ == "__main__":

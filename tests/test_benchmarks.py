@@ -8,7 +8,6 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-import exact
 import lab
 import numpy as np
 import pandas as pd
@@ -21,11 +20,11 @@ from small_models import SMALL
 from training_runs import packed
 
 from reproduction.config import load_config
+from reproduction.reporting.frame import COLUMNS
 from statecut import prune
 from statecut.errors import InputError
 from statecut.models.checkpoint import create, save
 from statecut.models.delta_rule import l2_normalised, recurrent_delta_rule
-from statecut.pruning.selection import Selection, save_selections
 from statecut.recovery.distillation import IGNORED
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
@@ -66,42 +65,24 @@ def a_model_and_its_text(name):
     return ["--models", "model", "--text", "text", "--out", "rows.jsonl"]
 
 
-def test_exact_ways_differ_by_eps(run, monkeypatch):
-    cells = [*a_model_and_its_text("gated"), "--sequences", 12, "--methods", "l1"]
-    run(exact, *cells, "--splits", "8x12", "--factors", 1, 2)
-    eps = {(row["way"], row["factor"]): row["eps"] for row in rows()}
-    expected = {("kept", 1): 1e-6, ("kept", 2): 2e-6, ("exact", 1): 4e-6, ("exact", 2): 8e-6}
-    assert eps == pytest.approx(expected)
-    sliced = {row["perplexity"]["sliced"]["held_out"] for row in rows()}
-    assert len(sliced) == len(expected)
-    run(exact, *cells, "--splits", "8x12", "--factors", 1, 2)
-    assert len(rows()) == len(expected)  # what is there is not computed again
-    # The output norm is not among the other norms.
-    monkeypatch.setattr(
-        exact, "in_memory",
-        lambda m, _: {"ratio": m.model.norm.eps / m.model.layers[0].attn.o_norm.eps},
-    )  # fmt: skip
-    run(exact, *cells, "--other-norms", "--factors", 8)
-    assert rows()[-1]["perplexity"]["sliced"] == {"ratio": pytest.approx(8)}
-
-
-def test_the_lab_shows_one_eps_and_one_training(monkeypatch):
-    frame = lab.read_frame(lab.RUN / "results.parquet")
-    others = [frame.assign(eps="matched"), frame.assign(training=1)]
-    mixed = pd.concat([frame, *(other.assign(value=1.0) for other in others)])
-    shown = lab.methods()
-    monkeypatch.setattr(lab, "read_frame", lambda path: mixed)
-    assert lab.methods() == shown
-
-
-def test_the_lab_reads_selections_of_all_widths(tmp_path):
-    scores = torch.rand(2, 3, 8)
-    about = {"method": "l1", "full_width": 8, "width": 1}
-    kept = [scores.topk(width).indices.sort(-1).values for width in range(1, 8)]
-    each = [Selection({"kept": channels, "scores": scores}, about) for channels in kept]
-    save_selections(each, tmp_path / "l1-kq-0.safetensors")
-    (draw,) = lab.of_draws(tmp_path, "l1", 0.75)
-    assert torch.equal(draw["kept"], kept[1])
+def test_the_lab_compares_a_cut_with_the_unpruned_model_of_its_own_training(tmp_path):
+    cut = {"method": "fisher", "target": "kq", "compression": 0.5, "rft": "pre", "eps": "matched"}
+    whole = {"method": "baseline", "target": "", "compression": 0.0, "rft": "none", "eps": "kept"}
+    rows = [
+        {**cut, "training": 0, "seed": 0, "value": 110.0},
+        {**cut, "training": 0, "seed": 1, "value": 130.0},
+        {**cut, "training": 1, "value": 220.0},
+        {**cut, "eps": "kept", "training": 0, "value": 900.0},
+        {**whole, "training": 0, "value": 100.0},
+        {**whole, "training": 1, "value": 200.0},
+    ]
+    same = {"model": "m", "conv_sharing": "none", "metric": lab.WIKITEXT, "seed": 0}
+    frame = pd.DataFrame([same | row for row in rows], columns=[*COLUMNS])
+    frame.astype(COLUMNS).to_parquet(tmp_path / "results.parquet")
+    results, cell = lab.Results(tmp_path), (lab.Lab("m"), "fisher", 0.5, "pre")
+    assert results.over_trainings(*cell) == "15.0 ± 7.1"  # 20 and 10
+    assert results.over_draws(*cell) == "20.0 ± 14.1"
+    assert results.over_draws(*cell, lab.WIKITEXT, "kept") == "800.0"
 
 
 def test_an_invented_run_needs_the_spread_of_the_lab():

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import exact
 import lab
 import published_states
 import pytest
@@ -22,11 +21,6 @@ PAGE = {"claims": "claims.md", "readme": "../../README.md"}  # others: lab.md
 
 def page(name):
     return (ROOT / "docs" / "results" / name).read_text()
-
-
-@pytest.mark.parametrize("table", exact.TABLES)
-def test_exact_cuts(table):
-    assert f"\n\n{table(read_rows(DATA / 'exact.jsonl'))}\n\n" in page("lab.md")
 
 
 @pytest.mark.parametrize("table", lab.TABLES)
@@ -58,7 +52,7 @@ def test_the_states_of_published_models():
 
 
 def test_the_figures_are_drawn_from_the_data(tmp_path):
-    exact.draw(read_rows(DATA / "exact.jsonl"), tmp_path / "exact.svg")
+    lab.draw(tmp_path / "lab.svg")
     serving_speed.draw(read_json(DATA / "serving_speed.json"), tmp_path / "serving.svg")
     for drawn in tmp_path.iterdir():
         assert drawn.read_text() == page(drawn.name)

@@ -3,7 +3,6 @@
 import math
 from statistics import stdev
 
-import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -26,13 +25,6 @@ from statecut.errors import InputError
 
 KEY = Key("m", "none", "grad", "kq", 0.5, None, "pre", "wikitext_word_ppl")
 RESULT = Result(KEY, 0, 31.7, 0.2, "paper", "results/m.json", "")
-
-
-def test_what_does_not_say_its_eps_kept_it_and_was_trained_once():
-    before = ROOT / "results/lab/h200/results.parquet"
-    assert not {"eps", "training"} & {*pd.read_parquet(before)}
-    assert {(result.key.eps, result.training) for result in read_results(before)} == {("kept", 0)}
-    assert {printed.key.eps for printed in PRINTED} == {"kept"}
 
 
 def test_a_result_with_eps_kept_does_not_stand_in_for_one_with_eps_matched():

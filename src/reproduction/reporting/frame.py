@@ -148,14 +148,7 @@ def write_results(path: Path | str, results: Iterable[Result]) -> None:
 
 
 def read_frame(path: Path | str) -> pd.DataFrame:
-    frame = pd.read_parquet(path)
-    if "eps" not in frame:  # from before cuts could match it
-        frame["eps"] = "kept"
-    if "head_v_dim" not in frame:  # from before values could be cut
-        frame["head_v_dim"] = pd.Series(pd.NA, frame.index, "Int64")
-    if "training" not in frame:  # from before a model could have several
-        frame["training"] = 0
-    return frame[[*COLUMNS]]
+    return pd.read_parquet(path)[[*COLUMNS]]
 
 
 def read_results(path: Path | str) -> list[Result]:

@@ -36,8 +36,8 @@ from statecut.serving.engines import ENGINES, Engine, engine_named
 logger = logging.getLogger(__name__)
 
 FISHER_UP_TO = 3_000_000_000
-"""Parameters. Fisher with refit is best wherever it was measured (docs/results/lab.md), and needs
-the whole model and gradients on one device; above this the default is DRRQR, which needs
+"""Parameters. Refitted, Fisher is best in nearly all that was measured (docs/results/lab.md), and
+needs the whole model and gradients on one device; above this the default is DRRQR, which needs
 neither."""
 CUT, CHOOSE, READ, OUTPUT = "what to cut", "how to choose", "text", "output"
 FORCE = "replace OUT if it is a model"
