@@ -307,13 +307,17 @@ def percent(share: float) -> str:
 
 # --- what the documents show ---
 
-SHOWN = {"drrqr": "DRRQR", "fisher": "Fisher", "rand": "Rand"}
+SHOWN = {
+    "fisher": "Fisher", "drrqr": "DRRQR", "grad": "Grad", "l1": "L1", "s_wanda": "S-Wanda",
+    "rand": "Rand",
+}  # fmt: skip
+EPS = {"kept": "kept", "matched": "exact"}
 LABELS = {"delta_net": "DeltaNet", "gated_deltanet": "Gated DeltaNet"}
 CUTS, PAIRS = (32, 16), ("16", "64")
 
 
 def table(trainings: list[list[Row]]) -> str:
-    """Percent right, sliced → refitted → recovered; each file has a training of its own."""
+    """Percent right, sliced / refitted / sliced and recovered; a training for each file."""
     found = {
         (number, row["model"], row["method"], row["width"], row["eps"]): row["accuracy"]
         for number, rows in enumerate(trainings, start=1)
@@ -323,14 +327,14 @@ def table(trainings: list[list[Row]]) -> str:
     def cells(number: int, model: str, method: str, eps: str) -> Iterator[str]:
         for width, pairs in product(CUTS, PAIRS):
             stages = found[number, model, method, width, eps].values()
-            yield " → ".join(percent(shares[pairs]) for shares in stages)
+            yield " / ".join(percent(shares[pairs]) for shares in stages)
 
     numbers = range(1, len(trainings) + 1)
     return markdown(
         "model, training | method, eps | "
         + " | ".join(f"{width} kept, {pairs} pairs" for width in CUTS for pairs in PAIRS),
         (
-            (f"{LABELS[model]}, {number}", f"{SHOWN[method]}, {eps}",
+            (f"{LABELS[model]}, {number}", f"{SHOWN[method]}, {EPS[eps]}",
              *cells(number, model, method, eps))
             for model, number, method, eps in product(MODELS, numbers, SHOWN, get_args(Eps))
             if all((number, model, method, width, eps) in found for width in CUTS)

@@ -1,7 +1,7 @@
 """A plugin for vLLM: with Statecut installed beside it, models of any d_k and d_v start in it.
 
 vLLM prepares queries, keys and values of a prompt in a Triton kernel that compiles only where d_k
-and d_v round up to the same power of two (docs/upstream/vllm.md), and on a Hopper GPU it prefers a
+and d_v round up to the same power of two (docs/reference/vllm.md), and on a Hopper GPU it prefers a
 prefill kernel that takes 128 alone. Where its own preparation does not compile, this one takes its
 place; where no prefill kernel is given and a width is not 128, Triton's is chosen. And the output
 norm of Kimi Delta Attention gets the eps of the config, which a cut changes, where vLLM has 1e-5.

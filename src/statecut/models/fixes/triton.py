@@ -22,7 +22,7 @@ def assemble_with_ptxas_13() -> None:
     """For a Hopper, take the ptxas 13.1 that Triton's wheel has for a Blackwell. Safe to repeat.
 
     Its ptxas 12.8 miscompiles some delta rules with 32 channels and fewer: the backward pass reads
-    outside of its memory at d_k 16 and 32 (docs/upstream/hopper-backward.md), the forward pass of
+    outside of its memory at d_k 16 and 32 (docs/reference/hopper-backward.md), the forward pass of
     DeltaNet at d_k 32 and d_v 64 is wrong without an error. A TRITON_PTXAS_PATH of the user's is
     respected. A driver of CUDA 12 loads nothing that ptxas 13 makes: there the old one stays, with
     a warning, and it is the preflight that finds the shapes which it gets wrong.
