@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import recall
+import repeated
 import state_precision
 import torch
 import verdict
@@ -168,6 +169,27 @@ def test_in_eight_bits_each_head_has_a_scale_and_nothing_is_rounded_twice(dtype,
     step = torch.finfo(dtype).eps / 2  # the largest relative error of the largest numbers
     assert ((held - state).abs() <= step * largest).all()
     assert torch.equal(state_precision.rounded(held, dtype), held)
+
+
+def test_a_token_is_repeated_if_its_sequence_has_had_it_and_rare_by_all_of_the_text(monkeypatch):
+    monkeypatch.setattr(repeated, "RARE", 4)  # at most 3 of these 12
+    marked = repeated.kinds(torch.tensor([[1, 2, 1, 2, 3, 3], [1, 4, 4, 4, 4, 1]]))
+    places = {kind: marks.nonzero().tolist() for kind, marks in marked.items()}
+    assert places == {
+        "rare, repeated": [[0, 2], [0, 4]],
+        "rare, new": [[0, 0], [0, 3]],
+        "common": [[0, 1], [1, 0], [1, 1], [1, 2], [1, 3], [1, 4]],
+    }
+
+
+def test_repeated_words_from_models_to_the_table(run):
+    _, _, *arguments = a_model_and_its_text("gated")
+    prune("model", "cut", method="l1", ratio=0.5, round_to=1, refit=False)
+    run(repeated, "--models", "model", "cut", "model", *arguments, "--sequences", 8)
+    cut, unpruned = rows()
+    assert {unpruned[kind]["rise"] for kind in repeated.KINDS if unpruned[kind]["tokens"]} == {0.0}
+    assert any(cut[kind]["rise"] for kind in repeated.KINDS)
+    assert " ± " in run(repeated, "--rows", "rows.jsonl", "--table")
 
 
 @pytest.mark.parametrize("small", ["delta_net", "gated_value_heads"])

@@ -6,6 +6,7 @@ import lab
 import published_states
 import pytest
 import recall
+import repeated
 import serving
 import serving_speed
 import speed
@@ -31,7 +32,9 @@ def test_the_lab(table):
 def test_bits_and_recall():
     bits = state_precision.table(read_rows(DATA / "state_precision.jsonl"))
     trainings = [read_rows(DATA / name) for name in ("recall.jsonl", "recall_eps.jsonl")]
+    words = repeated.table(read_rows(DATA.parent / "cpu" / "repeated.jsonl"))
     assert f"\n\n{bits}\n\n" in page("lab.md")
+    assert f"\n\n{words}\n\n" in page("lab.md")
     assert f"\n\n{recall.table(trainings)}\n\n" in page("lab.md")
 
 
