@@ -6,7 +6,7 @@ It runs on Linux and macOS alike; where it cannot be imported these tests fail.
 import numpy as np
 import pytest
 import torch
-from small_models import EXPERTS, LINEAR, VISION, change_config, save_stock, some
+from small_models import EXPERTS, LINEAR, VISION, save_stock, some
 
 from statecut.models.checkpoint import Checkpoint, load
 from statecut.pruning.slicing import slice_model
@@ -14,8 +14,6 @@ from statecut.pruning.slicing import slice_model
 # mlx-lm takes the last of every four layers for softmax attention.
 SIZES = {**LINEAR, "num_hidden_layers": 4, "linear_key_head_dim": 32}
 del SIZES["layer_types"]
-# Where hub configs have them beside rope_parameters, which are transformers' own.
-ROPE = {"rope_theta": 10000.0, "partial_rotary_factor": 0.25}
 CONFIGS = {
     "qwen3_next": {**SIZES, **EXPERTS},
     "qwen3_5": {"text_config": SIZES, "vision_config": VISION},
@@ -30,7 +28,6 @@ def pruned(request, tmp_path):
     # Hub files have the experts of Qwen3.5 in one tensor, and those of Qwen3-Next apart.
     apart = {"save_original_format": request.param == "qwen3_next"}
     folder = save_stock(tmp_path / "whole", request.param, CONFIGS[request.param], **apart)
-    change_config(folder, **ROPE)
     checkpoint = Checkpoint(folder)
     keys = some(checkpoint.shape, 20, "key", seed=5)
     for eps in ("kept", "matched"):

@@ -177,6 +177,7 @@ def test_text_held_out_decides_and_nothing_else(root, prune, tmp_path, monkeypat
     values |= {(8, 12): (4.0, 5.0), (4, 24): (9.0, 4.05), (12, 8): (7.0, 4.1)}
     pruned = prune(state=0.25, out="again")
     assert not pruned.record.last["refit"]["written"]
+    assert pruned.record.numbers()[0] == ["", "unpruned", "cut", "refitted, left out"]
     worse, near = pruned.warnings
     assert worse.startswith("the refit did not lower the perplexity of the text held out")
     assert near.startswith("within 2% of the best: 4 x 24. Other text may choose otherwise")

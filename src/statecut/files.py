@@ -79,7 +79,9 @@ def check_output_path(path: Path | str, *, force: bool, folder: bool = False) ->
     if folder and path.exists() and (path.samefile(".") or path.is_mount()):
         raise InputError(f"{path} is the working folder or a mount point: give a folder in it")
     if path.exists() and not force and not _is_empty_folder(path):
-        raise InputError(f"{path} exists already; give --force to replace it")
+        raise InputError(
+            f"{path} exists already; give --force to replace it (from Python: force=True)"
+        )
     return path
 
 

@@ -88,7 +88,9 @@ class Record:
             for name, form in NUMBERS.items()
             if all(name in model for model in models.values())
         ]
-        return [["", *models], *rows] if models else []
+        left_out = not self.last.get("refit", {}).get("written", True)
+        heads = [name + ", left out" * (left_out and name == "refitted") for name in models]
+        return [["", *heads], *rows] if models else []
 
     def files(self, name: str, config: dict[str, Any]) -> dict[str, str]:
         """statecut.json and README.md of a model of that name, whose config.json is `config`."""

@@ -111,7 +111,8 @@ def pack(
         if written < needed * sequence_length:
             raise InputError(
                 f"{source.name}: holds {written // sequence_length} sequences of {sequence_length} "
-                f"tokens, {needed} are needed; give more text, or ask for fewer sequences"
+                f"tokens, {needed} are needed; give more text, or ask for fewer or shorter ones "
+                "(of a training: fewer steps)"
             )
         manifest = Manifest(
             sha256=hashed.hexdigest(),

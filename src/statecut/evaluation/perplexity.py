@@ -65,7 +65,7 @@ def read_tokens(
 ) -> Tensor:
     """Token ids (sequences, length) of a text, by a model's own tokenizer."""
     with TemporaryDirectory() as folder:
-        packed, slices = Path(folder) / "text", {"use": sequences}
+        packed, slices = Path(folder) / "text", {"evaluation": sequences}
         pack_text(Path(text), model, packed, slices=slices, length=length, seed=seed)
         return torch.from_numpy(PackedTokens(packed)[:])
 

@@ -251,7 +251,10 @@ def _notes(
     if plan.engine:
         notes["engine"] = plan.engine.advice(model.architecture.model_type, shape, out)
     if model.passthrough:
-        prefixes = ", ".join(model.passthrough_prefixes)
+        names = (
+            n for n in model.passthrough_prefixes if any(t.startswith(n) for t in model.passthrough)
+        )
+        prefixes = ", ".join(names)
         notes["copied as they are"] = f"{len(model.passthrough)} tensors ({prefixes})"
     if warnings:
         notes["warning"] = "; ".join(warnings)

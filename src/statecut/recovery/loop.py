@@ -144,7 +144,7 @@ def train(
                 checkpoints.save(_tensors(optimizer, trained, step, failed))
                 saved_at = time.monotonic()
             if leave and step < settings.steps:
-                logger.info(f"{work}: saved at step {step}, to be resumed")
+                logger.info(f"{work}: saved at step {step}; the same command goes on from there")
                 raise SystemExit(EXIT_UNFINISHED)
     model.eval()
 

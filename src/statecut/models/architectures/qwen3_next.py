@@ -11,6 +11,8 @@ from statecut.models.architectures import linear_attention as hybrid
 if TYPE_CHECKING:
     import numpy as np
 
+ROPE = ("rope_theta", "partial_rotary_factor")
+
 
 def _part(channels: base.Channels, start: Callable[[int, int], int]) -> base.ChannelTensor:
     """Of the blocks of key heads: its query, its key, the values and the gates of its value heads.
@@ -27,10 +29,16 @@ def _part(channels: base.Channels, start: Callable[[int, int], int]) -> base.Cha
     return base.ChannelTensor("in_proj_qkvz.weight", "projection", channels, layout=layout)
 
 
+def _resized(config: base.Config, width: int, value_width: int | None = None) -> base.Config:
+    """With what mlx-lm reads at the top, as hub models have it; transformers 5 does not save it."""
+    rope = {k: v for k, v in (config.get("rope_parameters") or {}).items() if k in ROPE}
+    return {**rope, **hybrid.resized(config, width, value_width)}
+
+
 ARCHITECTURE = base.Architecture(
     "qwen3_next",
     rule=gated_deltanet.RULE,
-    **hybrid.options("qwen3_next"),
+    **hybrid.options("qwen3_next") | {"resized": _resized},
     joined=hybrid.stack_experts,
     q_proj=_part("key", lambda width, values: 0),
     k_proj=_part("key", lambda width, values: width),
