@@ -149,6 +149,11 @@ class Results:
         return " / ".join(f"{fmean(map(fmean, rises.values())):,.1f}" for rises in texts)
 
 
+@cache
+def read_run() -> Results:
+    return Results()
+
+
 def with_spread(values: list[float]) -> str:
     spread = f" ± {stdev(values):,.1f}" if len(values) > 1 else ""
     return f"{fmean(values):,.1f}{spread}" if values else ""
@@ -156,7 +161,7 @@ def with_spread(values: list[float]) -> str:
 
 def models() -> str:
     """Unpruned, and what the training changes that others are recovered with."""
-    results = Results()
+    results = read_run()
 
     def perplexity(model: Lab, text: str) -> str:
         base, longer = (results.unpruned(model, text, stage) for stage in ("none", RECOVERED))
@@ -179,7 +184,7 @@ def models() -> str:
 
 
 def costs(metric: str = WIKITEXT) -> str:
-    results = Results()
+    results = read_run()
     return markdown(
         "model (trainings), keys cut | method | sliced | refitted | recovered "
         "| refitted, recovered",
@@ -202,7 +207,7 @@ def words() -> str:
 
 def eps() -> str:
     """The first training alone was cut in both ways."""
-    results = Results()
+    results = read_run()
 
     def both(model: Lab, method: str, cut: float, stage: str, metric: str) -> str:
         ways = (KEPT, EXACT)
@@ -229,7 +234,7 @@ def eps() -> str:
 
 def sides() -> str:
     """Chosen by Fisher and refitted."""
-    results = Results()
+    results = read_run()
 
     def cell(model: Lab, split: str) -> str:
         rises = results.on_both_texts(model, "fisher", split, REFITTED)
@@ -246,7 +251,7 @@ def sides() -> str:
 
 
 def quarters() -> str:
-    results = Results()
+    results = read_run()
     return markdown(
         "model, what is left | method | sliced | refitted | recovered | refitted, recovered",
         (
@@ -266,7 +271,7 @@ def quarters() -> str:
 
 def methods() -> str:
     """Sliced → recovered."""
-    results = Results()
+    results = read_run()
 
     def cell(model: Lab, method: str, cut: float) -> str:
         stages = (results.over_draws(model, method, cut, stage) for stage in (SLICED, RECOVERED))
@@ -287,7 +292,7 @@ def methods() -> str:
 
 def readme() -> str:
     """Chosen by Fisher."""
-    results = Results()
+    results = read_run()
     return markdown(
         "model (trainings), keys cut | recurrent state, KiB | sliced | refitted "
         "| refitted, recovered",
@@ -411,7 +416,7 @@ TICKS = (0, 10, 20, 50, 100)
 
 def draw(out: Path) -> None:
     """WikiText-2 against the bytes of the recurrent state, the first training of each model."""
-    results = Results()
+    results = read_run()
     with drawing():
         figure = new_figure(PAGE, 2.6)
         panels = figure.subplots(1, len(SPLITS), sharey=True)

@@ -37,7 +37,7 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
-from rows import Row, append_rows, device_of, markdown, new_parser, read_rows
+from rows import LABELS, Row, append_rows, device_of, markdown, new_parser, read_rows
 from torch import Tensor
 
 from reproduction.config.training import Recipe, Recovery
@@ -63,7 +63,7 @@ from statecut.recovery.checkpoints import Output
 from statecut.recovery.distillation import IGNORED, distillation_losses, next_tokens
 
 MODELS = ("delta_net", "gated_deltanet")
-METHODS = ("drrqr", "fisher", "grad", "s_wanda", "l1", "rand")
+METHODS = ("fisher", "drrqr", "grad", "l1", "s_wanda", "rand")
 KEY = ("model", "seed", "method", "width", "recover", "eps")
 # What defines the trained models, and the text.
 SETTINGS: dict[str, Any] = {
@@ -307,12 +307,7 @@ def percent(share: float) -> str:
 
 # --- what the documents show ---
 
-SHOWN = {
-    "fisher": "Fisher", "drrqr": "DRRQR", "grad": "Grad", "l1": "L1", "s_wanda": "S-Wanda",
-    "rand": "Rand",
-}  # fmt: skip
 EPS = {"kept": "kept", "matched": "exact"}
-LABELS = {"delta_net": "DeltaNet", "gated_deltanet": "Gated DeltaNet"}
 CUTS, PAIRS = (32, 16), ("16", "64")
 
 
@@ -334,9 +329,9 @@ def table(trainings: list[list[Row]]) -> str:
         "model, training | method, eps | "
         + " | ".join(f"{width} kept, {pairs} pairs" for width in CUTS for pairs in PAIRS),
         (
-            (f"{LABELS[model]}, {number}", f"{SHOWN[method]}, {EPS[eps]}",
+            (f"{LABELS[model]}, {number}", f"{method_named(method).label}, {EPS[eps]}",
              *cells(number, model, method, eps))
-            for model, number, method, eps in product(MODELS, numbers, SHOWN, get_args(Eps))
+            for model, number, method, eps in product(MODELS, numbers, METHODS, get_args(Eps))
             if all((number, model, method, width, eps) in found for width in CUTS)
         ),
     )  # fmt: skip

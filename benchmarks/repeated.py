@@ -5,9 +5,10 @@
 
 Models are folders: an unpruned one first, then what was cut from it. Text is a folder of packed
 tokens (`statecut pack`). Without --gpu it runs on a CPU. A token is rare if the text has it at most
-once in 1,000 tokens, and repeated if its sequence has had it. A row of JSON per model is written as
-soon as it is known: of each kind of token, by how much its loss is above the unpruned model's (in
-nats, with its standard error over sequences).
+once in 1,000 tokens, and repeated if its sequence has had it. A row of JSON per cut model is
+written as soon as it is known: of each kind of token, by how much its loss is above the unpruned
+model's (in nats, with its standard error over sequences). Models that are in the file already are
+not measured again.
 """
 
 from __future__ import annotations
@@ -17,17 +18,17 @@ import sys
 from collections.abc import Iterator
 
 import torch
-from rows import Row, append_rows, device_of, existing, markdown, new_parser, read_rows
+from rows import LABELS, Row, append_rows, device_of, existing, markdown, new_parser, read_rows
 from torch import Tensor
 
 from statecut.data.packing import PackedTokens
 from statecut.errors import InputError
 from statecut.models.checkpoint import Checkpoint, load
+from statecut.record import Record
 
 RARE = 1000
 KINDS = ("rare, repeated", "rare, new", "common")
 BATCH = 4
-LABELS = {"delta_net": "DeltaNet", "gated_deltanet": "Gated DeltaNet", "qwen3_5_text": "Hybrid"}
 
 
 def kinds(ids: Tensor) -> dict[str, Tensor]:
@@ -62,19 +63,30 @@ def rows(options: argparse.Namespace, device: str) -> Iterator[Row]:
     text = PackedTokens(options.text)
     ids = torch.from_numpy(text[: options.sequences]).long()
     marked = kinds(ids)
+    if missing := [kind for kind, marks in marked.items() if not marks.any()]:
+        raise InputError(f"{options.text}: no token is {missing[0]}; give more sequences")
+    done = {row["folder"] for row in read_rows(options.out)}
     whole, *cut = options.models
     unpruned = losses(whole, ids, device)
     for folder in cut:
+        if str(folder) in done:
+            continue
         checkpoint = Checkpoint(folder)
         rise = losses(folder, ids, device) - unpruned
         row: Row = {"folder": str(folder), "model": checkpoint.architecture.model_type}
-        row |= {"d_k": checkpoint.shape.width, "sequences": len(ids)}
+        row |= {"d_k": checkpoint.shape.width, "refitted": is_refitted(folder)}
+        row["sequences"] = len(ids)
         for kind, marks in marked.items():
             by_sequence = (rise * marks).sum(1)
             mean = by_sequence.sum() / marks.sum()
             spread = (by_sequence - mean * marks.sum(1)).norm() / marks.sum()
             row[kind] = {"rise": mean.item(), "error": spread.item(), "tokens": int(marks.sum())}
         yield row
+
+
+def is_refitted(folder: str) -> bool:
+    refits = (entry.get("refit", {}) for entry in Record.read(folder).entries)
+    return any(refit.get("written", True) for refit in refits if refit)
 
 
 def table(rows: list[Row]) -> str:
@@ -85,7 +97,7 @@ def table(rows: list[Row]) -> str:
         (
             (
                 f"{LABELS.get(row['model'], row['model'])}, {row['d_k']}"
-                + ", refitted" * ("refitted" in row["folder"]),
+                + ", refitted" * row["refitted"],
                 *(shown(**row[kind]) for kind in KINDS),
             )
             for row in rows
@@ -112,6 +124,8 @@ def main() -> None:
         print(table(read_rows(*options.rows)))
         return
     device = device_of(parser, options, "models", "text")
+    if len(options.models) < 2:
+        parser.error("--models: give the unpruned model and what was cut from it")
     append_rows(options.out, rows(options, device), line)
 
 

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 Row = dict[str, Any]
+LABELS = {"delta_net": "DeltaNet", "gated_deltanet": "Gated DeltaNet", "qwen3_5_text": "Hybrid"}
+"""Of models in the documents, by their model_type."""
 
 
 def existing(text: str) -> Path:

@@ -30,7 +30,7 @@ from contextlib import contextmanager
 from unittest.mock import patch
 
 import torch
-from rows import Row, append_rows, device_of, existing, markdown, new_parser, read_rows
+from rows import LABELS, Row, append_rows, device_of, existing, markdown, new_parser, read_rows
 from torch import Tensor
 
 from statecut.data.packing import PackedTokens
@@ -134,7 +134,6 @@ def rows(options: argparse.Namespace, device: str) -> Iterator[Row]:
                 yield {**about, **measure(checkpoint, state, ids, device)}
 
 
-LABELS = {"delta_net": "DeltaNet", "gated_deltanet": "Gated DeltaNet"}
 SHOWN = ("float32", "bfloat16", "float8_e4m3")
 
 

@@ -182,14 +182,21 @@ def test_a_token_is_repeated_if_its_sequence_has_had_it_and_rare_by_all_of_the_t
     }
 
 
-def test_repeated_words_from_models_to_the_table(run):
+def test_repeated_words_from_models_to_the_table(run, monkeypatch):
     _, _, *arguments = a_model_and_its_text("gated")
     prune("model", "cut", method="l1", ratio=0.5, round_to=1, refit=False)
-    run(repeated, "--models", "model", "cut", "model", *arguments, "--sequences", 8)
-    cut, unpruned = rows()
-    assert {unpruned[kind]["rise"] for kind in repeated.KINDS if unpruned[kind]["tokens"]} == {0.0}
-    assert any(cut[kind]["rise"] for kind in repeated.KINDS)
-    assert " ± " in run(repeated, "--rows", "rows.jsonl", "--table")
+    arguments = "--models", "model", "cut", "model", *arguments, "--sequences", 8
+    with pytest.raises(InputError, match="text: no token is rare, repeated; give more sequences"):
+        run(repeated, *arguments)
+    monkeypatch.setattr(repeated, "RARE", 50)  # as the text is short
+    run(repeated, *arguments)
+    cut, unpruned = before = rows()
+    assert [unpruned[kind]["rise"] for kind in repeated.KINDS] == [0.0] * 3
+    assert all(cut[kind]["rise"] for kind in repeated.KINDS)
+    assert (cut["refitted"], unpruned["refitted"]) == (False, False)
+    run(repeated, *arguments)
+    assert rows() == before  # what is there is not measured again
+    assert run(repeated, "--rows", "rows.jsonl", "--table").count(" ± ") == 2 * 3
 
 
 @pytest.mark.parametrize("small", ["delta_net", "gated_value_heads"])

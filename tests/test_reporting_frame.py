@@ -27,6 +27,10 @@ KEY = Key("m", "none", "grad", "kq", 0.5, None, "pre", "wikitext_word_ppl")
 RESULT = Result(KEY, 0, 31.7, 0.2, "paper", "results/m.json", "")
 
 
+def test_the_papers_numbers_kept_eps():
+    assert {printed.key.eps for printed in PRINTED} == {"kept"}
+
+
 def test_a_result_with_eps_kept_does_not_stand_in_for_one_with_eps_matched():
     keys = cells(table_results(DEMO, "small_eps", []))
     results = [RESULT._replace(key=key) for key in keys if key.eps == "kept"]
